@@ -1,0 +1,21 @@
+"""AutoKernel: profile a model, optimise its costly operations under a strict gate, put the winners back.
+
+Read in this order:
+
+    spec.py         what a kernel type is; kernels/<type>/spec.py are found by their folder
+    target.py       Target and Plan: what the loop works on
+    device.py       peaks of GPUs and CPUs
+    workload.py     a model and its example inputs
+    capture.py      model -> graphs -> sites
+    profiler.py     device time per site
+    extraction.py   hotspots -> plan, starters
+    gate/           the judge: correctness, timing, workers, verdict
+    experiments.py  one row per experiment: results.tsv
+    ledger.py       git: commits, refs, the worktree of a run
+    scheduler.py    which target next, and when to move on
+    loop.py         propose -> commit -> gate -> keep or reset -> log
+    agents/         who proposes edits, one file each
+    build.py        C++ and CUDA sources -> callables
+    apply.py        kept kernels into a model
+    report.py       the plot and the report
+"""

@@ -1,0 +1,160 @@
+"""C++ and CUDA C++ sources -> callables: compiled behind a plain C ABI, cached by everything that the binary depends on."""
+
+import contextvars
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+
+import torch
+
+INCLUDE = Path(__file__).resolve().parent / "include"
+DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp
+CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
+
+
+class CompileError(RuntimeError):
+    """The compiler refused a kernel's source; the message is the compiler's, with lines of that source."""
+
+
+class MissingCompiler(RuntimeError):
+    """No compiler for this language is installed; the message says what to install."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """One source to be compiled: language "cpp" or "cuda", and the macros (the tunables) that it is compiled with."""
+
+    language: str
+    source: str
+    defines: tuple[tuple[str, str], ...] = ()
+
+
+def default_cache() -> Path:
+    """Where binaries are kept: $AUTOKERNEL_CACHE, else ~/.cache/autokernel."""
+    home_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("AUTOKERNEL_CACHE") or home_cache / "autokernel")
+
+
+@cache
+def _compiler(language: str) -> str:
+    names = {"cpp": (os.environ.get("CXX"), "g++", "clang++", "c++"), "cuda": ("nvcc", "/usr/local/cuda/bin/nvcc")}
+    found = next((path for name in names[language] if name and (path := shutil.which(name))), None)
+    if found is None:
+        advice = "a C++ compiler (Debian/Ubuntu: apt install g++; macOS: xcode-select --install)"
+        raise MissingCompiler(f"{language} kernels need {advice if language == 'cpp' else 'the CUDA toolkit (nvcc)'}")
+    return found
+
+
+@cache
+def _compiler_identity(path: str) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _cpu_identity() -> str:
+    """The CPU's model and features: -march=native makes a binary that only such a CPU can run."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    return "".join(re.findall(r"^(?:model name|flags|Features).*$", text, re.M)[:2])
+
+
+@cache
+def _openmp_flags(compiler: str) -> tuple[str, ...]:
+    """OpenMP where the compiler has it; without it kernels run on one thread."""
+    with tempfile.TemporaryDirectory() as folder:
+        probe = subprocess.run(
+            [compiler, "-fopenmp", "-shared", "-fPIC", "-x", "c++", "-", "-o", f"{folder}/probe.so"],
+            input="#include <omp.h>\nint f() { return omp_get_max_threads(); }",
+            text=True,
+            capture_output=True,
+        )
+    return ("-fopenmp",) if probe.returncode == 0 else ()
+
+
+def _command(library: Library) -> list[str]:
+    compiler = _compiler(library.language)
+    defines = [f"-D{name}={value}" for name, value in library.defines]
+    if library.language == "cuda":
+        major, minor = torch.cuda.get_device_capability()
+        arch = f"{major}{minor}" + ("a" if major >= 9 else "")
+        target = [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+        return [compiler, "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", *target, *defines]
+    # No -ffast-math: it assumes that NaN and Inf do not occur and sets flush-to-zero for the whole process.
+    arithmetic = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
+    native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
+    if "-march=native" in native and "avx512f" in _cpu_identity():
+        native.append("-mprefer-vector-width=512")
+    threads = _openmp_flags(compiler)
+    return [compiler, "-O3", "-std=c++17", "-shared", "-fPIC", *native, *arithmetic, *threads, f"-I{INCLUDE}", *defines]
+
+
+def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: float = 120) -> Path:
+    """Compile, or find the binary of an earlier run; safe against concurrent builds and a kill in the middle.
+
+    Raises CompileError with the compiler's diagnostics, MissingCompiler if there is none.
+    """
+    command = _command(library)
+    headers = "".join(p.read_text() for p in sorted(INCLUDE.iterdir()))
+    identity = "\0".join((*command, _compiler_identity(command[0]), _cpu_identity(), headers, library.source))
+    folder = cache_dir or default_cache()
+    binary = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.so"
+    if binary.exists():
+        return binary
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
+        source = Path(scratch) / ("kernel.cu" if library.language == "cuda" else "kernel.cpp")
+        source.write_text(library.source)
+        output = Path(scratch) / "kernel.so"
+        try:
+            run = subprocess.run(
+                [*command, str(source), "-o", str(output)], capture_output=True, text=True, timeout=timeout_s, cwd=scratch
+            )
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"the compiler did not finish within {timeout_s:.0f} s") from None
+        if run.returncode != 0:
+            raise CompileError(run.stderr.replace(f"{scratch}/", "")[:4000])
+        os.replace(output, binary)  # atomic: a reader sees a whole binary or none
+    return binary
+
+
+# Who compiles. A worker of the gate sets this to ask the judge, which alone may build what a candidate runs.
+builder: contextvars.ContextVar[Callable[[Library], Path]] = contextvars.ContextVar("builder", default=compile_library)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A C function of a library, compiled at the first call. `signature` has a letter per parameter, see CTYPES."""
+
+    library: Library
+    name: str
+    signature: str = field(default="")
+
+    @cached_property
+    def _symbol(self) -> Callable[..., int]:
+        symbol = getattr(ctypes.CDLL(str(builder.get()(self.library))), self.name)
+        symbol.argtypes = [CTYPES[letter] for letter in self.signature.replace(" ", "")]
+        symbol.restype = ctypes.c_int
+        return symbol
+
+    def __call__(self, *arguments: float) -> int:
+        return self._symbol(*arguments)
+
+
+def cpp_function(source: str, name: str, signature: str, **defines: object) -> Function:
+    """The function `name` of C++ `source`, which may `#include <autokernel.hpp>`.
+
+    signature: one letter per parameter: p pointer, i int32, l int64, f float, d double. defines: macros, one per tunable.
+    The function must be `extern "C"`; its return value is passed on (`void` reads as an arbitrary int: ignore it).
+    """
+    return Function(Library("cpp", source, tuple((k, str(v)) for k, v in defines.items())), name, signature)

@@ -1,0 +1,132 @@
+"""What a kernel type is: its oracle, inputs, shapes and costs; found by looking into `kernels/*/spec.py`."""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ROOT / "kernels"
+BACKENDS = ("triton", "cuda", "cpp")
+
+Dims = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, dtype and layout of one tensor; `stride` and `offset` count elements, None means contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...] | None = None
+    offset: int = 0
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        if self.stride is not None:
+            return self.stride
+        return tuple(torch.empty(self.shape, device="meta").stride())
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, each counted once (gaps between them are not read)."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def storage_numel(self) -> int:
+        """Elements that a storage needs in order to hold this tensor, its offset and its gaps."""
+        if self.numel == 0:
+            return self.offset
+        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
+
+
+Args = Mapping[str, Any]  # parameter name -> TensorSpec, or a plain value (float, int, bool, str, None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a kernel: every argument as a TensorSpec or a plain value."""
+
+    name: str
+    args: Args
+
+    @property
+    def tensors(self) -> dict[str, TensorSpec]:
+        return {k: v for k, v in self.args.items() if isinstance(v, TensorSpec)}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the first floating-point tensor: the one that the tolerance is chosen by."""
+        return next(t.dtype for t in self.tensors.values() if t.dtype.is_floating_point)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """A kernel type. A new one is an oracle and a `kernels/<name>/spec.py` that defines `SPEC`; nothing else changes.
+
+    arguments(dtype, **dims) describes one call. `sweep`, `edges` and `timing` list dims for it; `timing` has the sizes
+    measured by default on "cpu" and "cuda" (the first is the headline). `flops` and `bytes_moved` take the arguments of
+    a case and count the least that the operation must compute and move (each input read once, each output written once).
+    `fill` makes the contents of arguments that are not free floating-point numbers: (tensor spec, args, generator) ->
+    tensor. `adversarial` maps a name to a function that makes filled inputs hard: inputs -> inputs.
+    """
+
+    name: str
+    oracle: Callable[..., Tensor]
+    eager: Callable[..., Tensor]  # the form in which PyTorch programs write it: the baseline of every speedup
+    eager_form: str  # that form in words, printed beside the speedup
+    arguments: Callable[..., Args]
+    smoke: Dims
+    sweep: tuple[Dims, ...]
+    edges: tuple[Dims, ...]
+    timing: Mapping[str, tuple[Dims, ...]]
+    flops: Callable[[Args], int]
+    bytes_moved: Callable[[Args], int]
+    headline: str  # "throughput_tflops" or "bandwidth_gb_s"
+    static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
+    fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
+    adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs)
+
+    def case(self, dims: Dims, dtype: torch.dtype) -> Case:
+        label = ",".join(f"{k}={v}" for k, v in dims.items())
+        return Case(f"{label} {str(dtype).removeprefix('torch.')}", self.arguments(dtype, **dims))
+
+    @property
+    def folder(self) -> Path:
+        return KERNELS / self.name
+
+    def starters(self, backend: str) -> dict[str, Path]:
+        """Structural variants by name, the main starter first: {'cpp_kernel': …, 'cpp_twopass': …}."""
+        files = sorted(self.folder.glob(f"{backend}_*.py"), key=lambda p: (p.stem != f"{backend}_kernel", p.stem))
+        return {p.stem: p for p in files}
+
+
+@cache
+def load_spec(name: str) -> KernelSpec:
+    """The spec of kernel type `name`. Raises KeyError, naming those that exist, if there is none."""
+    path = KERNELS / name / "spec.py"
+    if not path.is_file():
+        raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
+    return import_file(path, f"autokernel_spec_{name}").SPEC
+
+
+def kernel_types() -> list[str]:
+    return sorted(p.parent.name for p in KERNELS.glob("*/spec.py"))
+
+
+def import_file(path: Path, name: str) -> Any:
+    """Import a Python file that is not in a package (`kernels/` has no `__init__.py`) under a name of its own."""
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    return module

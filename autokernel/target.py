@@ -1,0 +1,117 @@
+"""What the loop works on: a Target is one kernel type with the shapes that a model runs; a Plan is a model's targets."""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autokernel.spec import Case, TensorSpec, load_spec
+
+
+@dataclass(frozen=True)
+class WeightedCase:
+    """A case and how often the model calls it in one pass."""
+
+    case: Case
+    calls: float = 1.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kernel type × shape family × dtype on one device, to be made faster as a whole."""
+
+    name: str  # "rmsnorm_512x768_float32"
+    kernel_type: str
+    backend: str  # "triton" | "cuda" | "cpp"
+    device: str  # "cpu", "cuda", "cuda:1"
+    cases: tuple[WeightedCase, ...]
+    share: float = 0.0  # of the model's device time, 0..1
+    model_time_us: float = 0.0  # time that the model spends here in one pass
+    starter: str = ""  # stem of the file that the run starts from: "cpp_kernel"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.cases[0].case.dtype
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The targets of one model in the order in which they were found worth most, and what they were found on."""
+
+    model: str  # "models/llama.py:CompactLlama 1,512 float32", for people
+    workload: dict[str, Any]  # what workload.load() needs to build the model again
+    device: str
+    model_latency_us: float  # one pass, eager
+    targets: tuple[Target, ...] = field(default_factory=tuple)
+
+    def target(self, name: str) -> Target:
+        return next(t for t in self.targets if t.name == name)
+
+    def write(self, path: Path) -> None:
+        write_json(path, _encode(asdict_shallow(self)))
+
+    @staticmethod
+    def read(path: Path) -> "Plan":
+        data = json.loads(path.read_text())
+        return Plan(**{**data, "targets": tuple(decode_target(t) for t in data["targets"])})
+
+
+def default_target(kernel_type: str, backend: str, device: str, dtype: torch.dtype, sizes: bool = False) -> Target:
+    """The spec's own sizes as a target, for a kernel that was not extracted from a model (all of them with `sizes`)."""
+    spec = load_spec(kernel_type)
+    timing = spec.timing[torch.device(device).type]
+    cases = tuple(WeightedCase(spec.case(dims, dtype)) for dims in (timing if sizes else timing[:1]))
+    return Target(f"{kernel_type}_default", kernel_type, backend, device, cases)
+
+
+def asdict_shallow(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def _encode(value: Any) -> Any:
+    """Dataclasses, dtypes and tuples as JSON has them."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if hasattr(value, "__dataclass_fields__"):
+        return {k: _encode(v) for k, v in asdict_shallow(value).items()}
+    if isinstance(value, dict):
+        return {k: _encode(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_encode(v) for v in value]
+    return value
+
+
+def encode_target(target: Target) -> dict[str, Any]:
+    return _encode(target)
+
+
+def _decode_argument(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    stride = None if value["stride"] is None else tuple(value["stride"])
+    return TensorSpec(tuple(value["shape"]), getattr(torch, value["dtype"]), stride, value["offset"])
+
+
+def decode_target(data: dict[str, Any]) -> Target:
+    cases = tuple(
+        WeightedCase(
+            Case(c["case"]["name"], {k: _decode_argument(v) for k, v in c["case"]["args"].items()}),
+            c["calls"],
+        )
+        for c in data["cases"]
+    )
+    return Target(**{**data, "cases": cases})
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a whole JSON file or nothing: to a temporary name, synced, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(scratch, "w") as file:
+        json.dump(data, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -1,0 +1,100 @@
+"""The nine oracles: what each kernel type computes, in plain PyTorch, exact when given fp64 inputs.
+
+Nothing here is fast on purpose: each function is the textbook formula, so that a reader can check it at a glance.
+`kernel_fn` of a kernel file takes the same parameters, in the same names, as the oracle of its type.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+ACTIVATIONS = {
+    "silu": lambda x: x * torch.sigmoid(x),
+    "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
+    "relu2": lambda x: torch.relu(x) ** 2,
+}
+
+
+def matmul(A: Tensor, B: Tensor) -> Tensor:
+    """A [M, K] @ B [K, N] -> [M, N]."""
+    return A @ B
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """exp(x - max) / sum(exp(x - max)) along `dim`; same shape as x."""
+    e = torch.exp(x - x.amax(dim, keepdim=True))
+    return e / e.sum(dim, keepdim=True)
+
+
+def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """x [..., N] normalised to zero mean and unit (biased) variance over N, then scaled and shifted by weight, bias [N]."""
+    centred = x - x.mean(-1, keepdim=True)
+    variance = (centred**2).mean(-1, keepdim=True)
+    return centred / torch.sqrt(variance + eps) * weight + bias
+
+
+def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    """x [..., N] over its root mean square along N, scaled by weight [N]."""
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + eps) * weight
+
+
+def flash_attention(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    attn_mask: Tensor | None = None,
+) -> Tensor:
+    """softmax(Q Kᵀ · sm_scale + mask) V, for Q [batch, heads, seq_q, head_dim] -> the shape of Q.
+
+    K, V [batch, kv_heads, seq_k, head_dim]: each KV head serves heads / kv_heads consecutive query heads.
+    `causal` lets query i see keys 0..i (aligned top-left, as in PyTorch). `sm_scale` defaults to head_dim ** -0.5.
+    `attn_mask` broadcasts to [batch, heads, seq_q, seq_k]: bool (True: attend) or float (added to the scores).
+    """
+    heads, seq_q, head_dim = Q.shape[1:]
+    kv_heads, seq_k = K.shape[1:3]
+    K, V = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (K, V))
+    scores = Q @ K.transpose(-2, -1) * (head_dim**-0.5 if sm_scale is None else sm_scale)
+    if causal:
+        future = torch.ones(seq_q, seq_k, dtype=torch.bool, device=Q.device).triu(1)
+        scores = scores.masked_fill(future, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return softmax(scores) @ V
+
+
+def fused_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, activation: str = "silu") -> Tensor:
+    """(act(x w_gateᵀ) · x w_upᵀ) w_downᵀ for x [..., dim], w_gate and w_up [hidden, dim], w_down [dim, hidden]."""
+    return (ACTIVATIONS[activation](x @ w_gate.T) * (x @ w_up.T)) @ w_down.T
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """Mean over the rows not ignored of log Σ exp(logits) - logits[target]: logits [M, V], targets [M] int64 -> scalar."""
+    counted = targets != ignore_index
+    logits, targets = logits[counted], targets[counted]
+    peak = logits.amax(-1, keepdim=True)
+    log_sum = (logits - peak).exp().sum(-1).log() + peak.squeeze(-1)
+    return (log_sum - logits.gather(-1, targets[:, None]).squeeze(-1)).mean()
+
+
+def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = True) -> Tensor:
+    """Rotate pairs of x [batch, heads, seq, head_dim] by the angles whose cos, sin [seq, rotary_dim / 2] are given.
+
+    Pairs are (2i, 2i + 1) if interleaved, else (i, i + rotary_dim / 2), as in Llama by Hugging Face.
+    Channels from rotary_dim (<= head_dim) on pass unchanged.
+    """
+    half = cos.shape[-1]
+    rotated, passed = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else (rotated[..., :half], rotated[..., half:])
+    pair = (a * cos - b * sin, b * cos + a * sin)
+    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat((rotated, passed), -1)
+
+
+def reduce(x: Tensor, dim: int = -1, op: str = "sum") -> Tensor:
+    """Sum or max of x along `dim`, which disappears from the shape."""
+    return x.sum(dim) if op == "sum" else x.amax(dim)

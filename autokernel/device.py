@@ -62,6 +62,8 @@ GPUS = (
 class Device:
     """A device and its peaks. `measured`: by us on this machine, rather than the vendor's figures.
 
+    A measured peak is what PyTorch's copy and matmul attain here: near the machine's limit, but no law of physics.
+
     Sources of the table: the vendors' data sheets and architecture white papers (NVIDIA: Hopper, Blackwell, Ampere and
     Ada; AMD: CDNA 3 and CDNA 4). A part that is not in it exactly, an "A10G" or a MIG slice, is measured, never guessed.
     """
@@ -146,10 +148,9 @@ def _copy_gb_s(device: torch.device) -> float:
 
 
 def _matmul_tflops(device: torch.device, dtype: torch.dtype) -> float:
-    if device.type == "cpu":
-        N = 512 if dtype == torch.float16 else 1024  # where the CPU has no fp16, 1024³ takes 2 s instead of 10 ms
-    else:
-        N = 8192 if dtype.itemsize == 2 else 4096
+    cpu_N = 512 if dtype == torch.float16 else 1024  # where the CPU has no fp16, 1024³ takes 2 s instead of 10 ms
+    cuda_N = 8192 if dtype.itemsize == 2 else 4096
+    N = cpu_N if device.type == "cpu" else cuda_N
     A, B = (torch.randn(N, N, device=device).to(dtype) for _ in range(2))
     C = torch.empty_like(A)
     precision = torch.backends.cuda.matmul.fp32_precision

@@ -17,5 +17,18 @@ Read in this order:
     agents/         who proposes edits, one file each
     build.py        C++ and CUDA sources -> callables
     apply.py        kept kernels into a model
+    verification.py the model with and without its kernels, end to end
     report.py       the plot and the report
+    cli.py          what the scripts share
+    preflight.py    what must be installed before anything starts
 """
+
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036 said here, before any newer syntax is met
+    print(
+        "error: AutoKernel needs Python 3.10 or newer, this is {}.{}: install one and start again with it "
+        "(Debian/Ubuntu: apt install python3.11 python3.11-venv)".format(*sys.version_info),
+        file=sys.stderr,
+    )
+    raise SystemExit(2)

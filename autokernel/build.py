@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -16,6 +15,9 @@ from pathlib import Path
 
 import torch
 
+from autokernel.preflight import MissingCompiler as MissingCompiler
+from autokernel.preflight import find_compiler
+
 INCLUDE = Path(__file__).resolve().parent / "include"
 DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp
 CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
@@ -23,10 +25,6 @@ CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": c
 
 class CompileError(RuntimeError):
     """The compiler refused a kernel's source; the message is the compiler's, with lines of that source."""
-
-
-class MissingCompiler(RuntimeError):
-    """No compiler for this language is installed; the message says what to install."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +40,6 @@ def default_cache() -> Path:
     """Where binaries are kept: $AUTOKERNEL_CACHE, else ~/.cache/autokernel."""
     home_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("AUTOKERNEL_CACHE") or home_cache / "autokernel")
-
-
-@cache
-def _compiler(language: str) -> str:
-    names = {"cpp": (os.environ.get("CXX"), "g++", "clang++", "c++"), "cuda": ("nvcc", "/usr/local/cuda/bin/nvcc")}
-    found = next((path for name in names[language] if name and (path := shutil.which(name))), None)
-    if found is None:
-        advice = "a C++ compiler (Debian/Ubuntu: apt install g++; macOS: xcode-select --install)"
-        raise MissingCompiler(f"{language} kernels need {advice if language == 'cpp' else 'the CUDA toolkit (nvcc)'}")
-    return found
 
 
 @cache
@@ -83,7 +71,7 @@ def _openmp_flags(compiler: str) -> tuple[str, ...]:
 
 
 def _command(library: Library) -> list[str]:
-    compiler = _compiler(library.language)
+    compiler = find_compiler(library.language)
     defines = [f"-D{name}={value}" for name, value in library.defines]
     if library.language == "cuda":
         major, minor = torch.cuda.get_device_capability()

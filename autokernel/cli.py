@@ -1,0 +1,63 @@
+"""What the scripts share: one line of error and exit status 2, the console, progress, --device, the check at the start."""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from autokernel.preflight import ROOT, check, fail
+
+if importlib.util.find_spec("torch") is None:
+    fail(f"AutoKernel is not installed in {sys.executable}: paste the first line of README.md, then use .venv/bin/python")
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from autokernel.build import default_cache
+
+__all__ = ["add_device_argument", "console", "default_device", "fail", "preflight", "progress"]
+
+
+def console() -> Console:
+    """For what people read while they wait: stderr, so that stdout has results alone."""
+    return Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
+    """A function to call with a line of text at every step: a bar on a terminal, plain lines elsewhere."""
+    if not sys.stderr.isatty():
+        print(what, file=sys.stderr, flush=True)
+        yield lambda text: print(f"  {text}", file=sys.stderr, flush=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda text: bar.update(task, advance=1, description=f"{what}: {text}")
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", type=_device, default=default_device(), help="cpu, cuda or cuda:1 (default here: %(default)s)"
+    )
+
+
+def _device(text: str) -> str:
+    kind, _, index = text.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or text == "cuda:":
+        raise argparse.ArgumentTypeError(f"{text!r} is none of cpu, cuda, cuda:1")
+    available = torch.cuda.device_count() if kind == "cuda" else 1
+    if int(index or 0) >= available:
+        raise argparse.ArgumentTypeError(f"there is no {text} here (devices of this kind that PyTorch sees: {available})")
+    return text
+
+
+def preflight(language: str) -> None:
+    """End with one clear line if what experiments with kernels in `language` (cpp, triton, cuda) need is missing."""
+    check(language, (ROOT / "workspace", default_cache()))

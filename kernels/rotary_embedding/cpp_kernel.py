@@ -1,0 +1,71 @@
+"""Rotary embedding in C++: one pass over the rows of x, where they lie; cos and sin stay in cache across heads."""
+
+import torch
+
+from autokernel.build import DTYPE_CODE, cpp_function
+
+KERNEL_TYPE = "rotary_embedding"
+BACKEND = "cpp"
+TUNABLES = {"CHUNK_ROWS": [16, 64, 256, 1024]}
+
+CHUNK_ROWS = 256  # rows (one head at one position) that a thread takes at a time
+
+SOURCE = r"""
+#include <autokernel.hpp>
+
+template <class T>
+void rotate_interleaved(const T* x, const float* cos, const float* sin, T* y, int64_t half) {
+#pragma omp simd
+    for (int64_t i = 0; i < half; ++i) {
+        const float a = x[2 * i], b = x[2 * i + 1], c = cos[i], s = sin[i];
+        y[2 * i] = T(a * c - b * s);
+        y[2 * i + 1] = T(b * c + a * s);
+    }
+}
+
+template <class T>
+void rotate_halves(const T* x, const float* cos, const float* sin, T* y, int64_t half) {
+#pragma omp simd
+    for (int64_t i = 0; i < half; ++i) {
+        const float a = x[i], b = x[half + i], c = cos[i], s = sin[i];
+        y[i] = T(a * c - b * s);
+        y[half + i] = T(b * c + a * s);
+    }
+}
+
+template <class T>
+void rotary(const T* x, const float* cos, const float* sin, T* y, int64_t B, int64_t H, int64_t S, int64_t D,
+            int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, bool interleaved) {
+#pragma omp parallel for collapse(3) schedule(static, CHUNK_ROWS)
+    for (int64_t b = 0; b < B; ++b)
+        for (int64_t h = 0; h < H; ++h)
+            for (int64_t s = 0; s < S; ++s) {
+                const T* row = x + b * stride_b + h * stride_h + s * stride_s;
+                T* out = y + ((b * H + h) * S + s) * D;
+                if (interleaved)
+                    rotate_interleaved(row, cos + s * half, sin + s * half, out, half);
+                else
+                    rotate_halves(row, cos + s * half, sin + s * half, out, half);
+                for (int64_t d = 2 * half; d < D; ++d) out[d] = row[d];
+            }
+}
+
+extern "C" int run(int dtype, const void* x, const float* cos, const float* sin, void* y, int64_t B, int64_t H, int64_t S,
+                   int64_t D, int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int interleaved) {
+    AK_DISPATCH(dtype, rotary((const T*)x, cos, sin, (T*)y, B, H, S, D, half, stride_b, stride_h, stride_s, interleaved));
+    return 0;
+}
+"""
+
+_run = cpp_function(SOURCE, "run", "i pppp lllll lll i", CHUNK_ROWS=CHUNK_ROWS)
+
+
+def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = True) -> torch.Tensor:
+    """x [batch, heads, seq, head_dim], cos and sin [seq, rotary_dim / 2] -> a contiguous tensor of x's shape and dtype."""
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    cos, sin = cos.float().contiguous(), sin.float().contiguous()
+    pointers = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr()
+    _run(DTYPE_CODE[x.dtype], *pointers, *x.shape, cos.shape[-1], *x.stride()[:3], interleaved)
+    return y

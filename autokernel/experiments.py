@@ -1,0 +1,135 @@
+"""One experiment is one row: the fields of Experiment are the columns of results.tsv, in their order."""
+
+import fcntl
+import os
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from autokernel.gate.verdict import Correctness, Verdict
+
+STARTER = "starter"  # the agent of a target's first row: the starter itself, judged before anything is tried on it
+
+
+class Status(str, Enum):
+    KEPT = "kept"
+    RESET = "reset"  # correct, but not faster beyond doubt
+    FAILED = "failed"  # a wrong answer, or refused
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+
+    __str__ = str.__str__
+
+
+REFUSED = {Correctness.FAIL: Status.FAILED, Correctness.CRASH: Status.CRASH, Correctness.TIMEOUT: Status.TIMEOUT}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A row of results.tsv. None is an empty cell: not measured, or it does not apply."""
+
+    experiment: int
+    tag: str
+    kernel_type: str
+    throughput_tflops: float | None
+    latency_us: float | None
+    pct_peak: float | None
+    speedup_vs_pytorch: float | None
+    correctness: str
+    peak_vram_mb: float | None
+    description: str  # the hypothesis
+    target: str
+    status: str
+    commit: str
+    speedup_vs_incumbent: float | None
+    speedup_low: float | None
+    speedup_high: float | None
+    seconds: float
+    seed: int
+    device: str
+    agent: str
+    tokens: int
+    cost_usd: float
+
+    def row(self) -> str:
+        return "\t".join(cell(getattr(self, name)) for name in COLUMNS)
+
+    @staticmethod
+    def from_cells(cells: dict[str, str]) -> "Experiment":
+        return Experiment(**{name: _parse(kind, cells[name]) for name, kind in COLUMNS.items()})
+
+
+COLUMNS = typing.get_type_hints(Experiment)  # name -> type, in the order of the columns
+
+
+def cell(value: object) -> str:
+    """One line without tabs; numbers to six digits, which is more than any measurement here has."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return " ".join(str(value).split())
+
+
+def _parse(kind: object, text: str) -> object:
+    options = typing.get_args(kind) or (kind,)
+    if text == "" and type(None) in options:
+        return None
+    return options[0](text)
+
+
+def experiment_from(verdict: Verdict, **known: object) -> Experiment:
+    """The row of a verdict; `known` has what the verdict does not: number, tag, target, description, agent and cost."""
+    status = REFUSED.get(verdict.correctness) or (Status.KEPT if verdict.keep else Status.RESET)
+    speedup = verdict.speedup_vs_incumbent
+    measured = {
+        "kernel_type": verdict.kernel_type,
+        "throughput_tflops": verdict.throughput_tflops,
+        "latency_us": verdict.latency_us,
+        "pct_peak": verdict.pct_peak,
+        "speedup_vs_pytorch": verdict.speedup_vs_pytorch and verdict.speedup_vs_pytorch.value,
+        "correctness": str(verdict.correctness),
+        "peak_vram_mb": verdict.peak_vram_mb,
+        "status": str(status),
+        "commit": "",
+        "speedup_vs_incumbent": speedup and speedup.value,
+        "speedup_low": speedup and speedup.low,
+        "speedup_high": speedup and speedup.high,
+        "seconds": verdict.bench_time_seconds,
+        "seed": verdict.seed,
+        "device": verdict.device,
+    }
+    return Experiment(**measured, **known)
+
+
+class ExperimentLog:
+    """results.tsv: appended row by row, each synced to disk. A line that a crash tore off is dropped; git still has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> list[Experiment]:
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text().split("\n")[:-1]  # what follows the last newline is torn, or empty
+        if not lines:
+            return []
+        header = lines[0].split("\t")
+        if header != list(COLUMNS):
+            raise ValueError(f"{self.path} has other columns than this version writes: move it away and run again")
+        return [Experiment.from_cells(dict(zip(header, line.split("\t")))) for line in lines[1:]]
+
+    def append(self, experiments: Iterable[Experiment]) -> None:
+        """Runs of several tags share the file: the lock keeps their rows whole."""
+        with open(self.path, "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)
+            lines = [] if whole else ["\t".join(COLUMNS)]
+            lines += [e.row() for e in experiments]
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())

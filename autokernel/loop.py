@@ -1,0 +1,237 @@
+"""The loop: propose -> intent -> gate -> commit and ref -> row -> reset. The gate decides; nothing is judged here.
+
+A kill at any point loses nothing: the intent says what was being judged, the ref says that it was, and rows that git has
+and results.tsv lacks are written when the run goes on.
+"""
+
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Protocol
+
+from autokernel.agents import Agent, Context, OutOfBudget, Proposal, Trial
+from autokernel.experiments import STARTER, Experiment, Status, experiment_from
+from autokernel.gate.verdict import Correctness, Verdict
+from autokernel.ledger import Entry
+from autokernel.scheduler import Rules, incumbent, move_on, next_target, rows_of, tried
+from autokernel.spec import load_spec
+from autokernel.target import Plan, Target
+from autokernel.workspace import Intent, Workspace
+
+MAX_ATTEMPTS = 2  # at judging one experiment: one that ends the whole run twice is logged as a crash
+DETAIL_LINES = 30  # of a failure's detail in its commit
+
+
+class Judge(Protocol):
+    """What the loop needs of autokernel.gate.Judge."""
+
+    def examine(self, source: str, target: Target, incumbent: str | None = None, *, seed: int | None = None) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What this call may spend; None is unlimited."""
+
+    seconds: float | None = None
+    experiments: int | None = None
+
+
+def notes(verdict: Verdict) -> str:
+    """The gate's words, for the commit: why, and for a refusal where, and the end of what it printed."""
+    lines = [verdict.why]
+    if verdict.failure:
+        lines += [str(verdict.failure), *verdict.failure.detail.strip().splitlines()[-DETAIL_LINES:]]
+    if verdict.speedup_vs_incumbent:
+        lines += [f"{c.case}: {c.latency_us:.4g} us, vs incumbent {c.speedup_vs_incumbent}" for c in verdict.cases]
+    return "\n".join(lines)
+
+
+def starter_source(target: Target) -> str:
+    starters = load_spec(target.kernel_type).starters(target.backend)
+    return starters[target.starter or f"{target.backend}_kernel"].read_text()
+
+
+class Loop:
+    """One run's experiments. Use inside `workspace.locked()`."""
+
+    def __init__(
+        self, workspace: Workspace, plan: Plan, judge: Judge, say: Callable[[str], None], worktree: bool = True
+    ) -> None:
+        self.workspace = workspace
+        self.plan = plan
+        self.judge = judge
+        self.say = say
+        self.ledger = workspace.ledger
+        self.ledger.open(worktree)
+        self.entries = self.ledger.entries()
+        self.stopping = ""
+        self._sources: dict[str, str] = {}
+        self._recover_rows()
+
+    @property
+    def rows(self) -> list[Experiment]:
+        return [entry.row for entry in self.entries]
+
+    def _recover_rows(self) -> None:
+        """Write the rows that git has and results.tsv lacks."""
+        written = {row.experiment for row in self.workspace.log.read() if row.tag == self.workspace.tag}
+        missing = [row for row in self.rows if row.experiment not in written]
+        if self.entries:
+            last = self.rows[-1]
+            kept = sum(row.status == Status.KEPT for row in tried(self.rows))
+            self.say(
+                f"resuming {self.workspace.tag}: {len(tried(self.rows))} experiments, {kept} kept; last {subject(last)}"
+            )
+        if missing:
+            self.workspace.log.append(missing)
+            self.say(f"wrote {len(missing)} rows again that were only in git: {[row.experiment for row in missing]}")
+
+    def _finish_intent(self) -> None:
+        """Judge the experiment that a kill interrupted."""
+        intent = self.workspace.read_intent()
+        if intent is None or intent.experiment in {row.experiment for row in self.rows}:
+            self.workspace.clear_intent()
+            return
+        target = self.plan.target(intent.target)
+        self.say(f"#{intent.experiment} was interrupted while it was judged; judging it again")
+        self._judge(target, intent.proposal, attempts=intent.attempts + 1)
+
+    def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
+        """Experiments until the budget is used, nothing is left to try, or a signal; returns the reason in words."""
+        self._finish_intent()
+        deadline = time.monotonic() + budget.seconds if budget.seconds is not None else float("inf")
+        first, exhausted, previous = len(tried(self.rows)), set(), None
+        with self._signals():
+            while not self.stopping:
+                if time.monotonic() >= deadline:
+                    return f"the {budget.seconds / 60:.3g} minutes are used up"
+                if budget.experiments is not None and len(tried(self.rows)) - first >= budget.experiments:
+                    return f"{budget.experiments} experiments were made"
+                choice = next_target(self.plan, self.rows, rules, exhausted)
+                if choice is None:
+                    return "nothing is left to try on any target"
+                target = choice.target
+                if previous is not target:
+                    self._announce(previous, choice.reason, target, rules, exhausted)
+                    previous = target
+                if not rows_of(target, self.rows):
+                    self.start(target)
+                    continue
+                try:
+                    proposal = agent.propose(self.context(target))
+                except OutOfBudget as reason:
+                    return str(reason)
+                if proposal is None:
+                    exhausted.add(target.name)
+                    continue
+                self.attempt(target, proposal)
+        return self.stopping
+
+    def _announce(self, previous: Target | None, reason: str, target: Target, rules: Rules, exhausted: set[str]) -> None:
+        if previous:
+            left = "the agent has nothing left to try" if previous.name in exhausted else None
+            self.say(f"leaving {previous.name}: {left or move_on(rows_of(previous, self.rows), rules)}")
+        self.say(f"target {target.name}: {reason}")
+
+    def start(self, target: Target) -> Experiment:
+        """A target's first row: its starter, judged."""
+        return self._judge(target, Proposal(starter_source(target), f"starter {target.starter}".strip(), STARTER))
+
+    def attempt(self, target: Target, proposal: Proposal) -> Experiment:
+        """One experiment against the target's incumbent; its starter is judged first if it has none."""
+        if not rows_of(target, self.rows):
+            self.start(target)
+        return self._judge(target, proposal)
+
+    def context(self, target: Target) -> Context:
+        entries = [entry for entry in self.entries if entry.row.target == target.name]
+        trials = tuple(Trial(entry.row, self._source(entry.row.commit), entry.notes) for entry in entries)
+        self._take_up(target)
+        best = self.incumbent_source(target)
+        assert best is not None, f"{target.name} has no incumbent: the scheduler leaves a target whose starter fails"
+        return Context(target, load_spec(target.kernel_type), best, trials, self.ledger.tree)
+
+    def incumbent_source(self, target: Target) -> str | None:
+        """The target's best kernel, read from git."""
+        best = incumbent(rows_of(target, self.rows))
+        return best and self._source(best.commit)
+
+    def _source(self, commit: str) -> str:
+        if commit not in self._sources:
+            self._sources[commit] = self.ledger.source(commit)
+        return self._sources[commit]
+
+    def _take_up(self, target: Target) -> None:
+        """Let the branch's kernel.py be this target's incumbent, or its starter: a change of target is its own commit."""
+        best = self.incumbent_source(target)
+        wanted = starter_source(target) if best is None else best
+        if self.ledger.source(self.ledger.head) != wanted:
+            self.ledger.start_target(
+                target.name, wanted, "put in its starter" if best is None else "put back its best kernel"
+            )
+            if self.ledger.has_tree:
+                self.ledger.reset()
+
+    def _judge(self, target: Target, proposal: Proposal, attempts: int = 1) -> Experiment:
+        self._take_up(target)
+        number = max((row.experiment for row in self.rows), default=0) + 1
+        self.workspace.write_intent(Intent(number, target.name, proposal, attempts))
+        if self.ledger.has_tree:
+            self.ledger.write(proposal.source)
+        if attempts <= MAX_ATTEMPTS:
+            best = self.incumbent_source(target)
+            verdict = self.judge.examine(proposal.source, target, incumbent=best, seed=secrets.randbelow(2**31))
+        else:
+            verdict = _gave_up(target)
+        row = experiment_from(
+            verdict,
+            experiment=number,
+            tag=self.workspace.tag,
+            description=proposal.hypothesis,
+            target=target.name,
+            agent=proposal.agent,
+            tokens=proposal.tokens,
+            cost_usd=proposal.cost_usd,
+        )
+        row = self.ledger.record(row, proposal.source, notes(verdict))
+        self.entries.append(Entry(row, notes(verdict)))
+        self.workspace.log.append([row])
+        if self.ledger.has_tree:
+            self.ledger.reset()
+        self.workspace.clear_intent()
+        self.say(f"{subject(row)}{'' if row.status == Status.KEPT else f' ({verdict.why})'}")
+        return row
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM lets the experiment in hand be finished; the second stops at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = f"stopped by {signal.Signals(number).name}"
+            self.say("stopping after the experiment in hand (once more: stop now)")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def subject(row: Experiment) -> str:
+    """An experiment in one line: `#7 rmsnorm_512x768_float32 kept 1.083x [1.051, 1.116]: CHUNK_ROWS 16 -> 4`."""
+    gain = ""
+    if row.speedup_vs_incumbent is not None:
+        gain = f" {row.speedup_vs_incumbent:.3f}x [{row.speedup_low:.3f}, {row.speedup_high:.3f}]"
+    return f"#{row.experiment} {row.target} {row.status}{gain}: {row.description}"
+
+
+def _gave_up(target: Target) -> Verdict:
+    why = f"the run ended {MAX_ATTEMPTS} times while this was judged: it is not judged again"
+    return Verdict(target.kernel_type, target.backend, target.device, Correctness.CRASH, False, why, seed=0)

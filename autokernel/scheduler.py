@@ -1,0 +1,125 @@
+"""Which target next, and when to move on: pure functions of the plan and the rows, so that a resumed run decides alike."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from autokernel.experiments import STARTER, Experiment, Status
+from autokernel.target import Plan, Target
+
+UNSEEN_PCT_PEAK = 50.0  # of a target that was not measured yet: half of its time is taken to be removable
+HEADROOM_FLOOR = 0.02  # a percentage of peak is an estimate: nobody is held to be perfectly done
+MAX_PATIENCE = 4  # rounds over all targets before a run is held to be out of ideas; each doubles what a target may use up
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When to leave a target. None switches a rule off."""
+
+    reverts: int | None = 5  # experiments in a row that were not kept
+    pct_peak: float | None = 90.0  # of the limit that bounds the kernel
+    hours: float | None = 2.0
+    speedup: float | None = 2.0  # over the target's starter
+
+    def patient(self, rounds: int) -> "Rules":
+        """The rules of a later round: effort and gain may double each time; a kernel at its limit stays there."""
+        grow = 2**rounds
+        stretched = {
+            n: v and v * grow for n, v in (("reverts", self.reverts), ("hours", self.hours), ("speedup", self.speedup))
+        }
+        return replace(self, **stretched)
+
+
+@dataclass(frozen=True)
+class Choice:
+    target: Target
+    reason: str
+
+
+def rows_of(target: Target, rows: Sequence[Experiment]) -> list[Experiment]:
+    return [row for row in rows if row.target == target.name]
+
+
+def tried(rows: Sequence[Experiment]) -> list[Experiment]:
+    """The experiments proper: without the rows that judge a starter."""
+    return [row for row in rows if row.agent != STARTER]
+
+
+def incumbent(rows: Sequence[Experiment]) -> Experiment | None:
+    """The last row kept; of one target's rows: its best kernel."""
+    return next((row for row in reversed(rows) if row.status == Status.KEPT), None)
+
+
+def reverts(rows: Sequence[Experiment]) -> int:
+    """How many experiments at the end of `rows` were not kept, one after the other."""
+    count = 0
+    for row in reversed(tried(rows)):
+        if row.status == Status.KEPT:
+            break
+        count += 1
+    return count
+
+
+def loop_gain(rows: Sequence[Experiment]) -> float:
+    """Speedup over the starter, as the steps multiply: good enough to decide by; the re-proof measures what is reported."""
+    return math.prod(row.speedup_vs_incumbent or 1.0 for row in rows if row.status == Status.KEPT)
+
+
+def reasons_to_move_on(rows: Sequence[Experiment], rules: Rules) -> Iterator[str]:
+    """Each rule that says to leave the target of `rows`, in words."""
+    if rows and not incumbent(rows):
+        yield "its starter did not pass the gate"
+    best = incumbent(rows)
+    if rules.pct_peak is not None and best and (best.pct_peak or 0) >= rules.pct_peak:
+        yield f"at {best.pct_peak:.0f} % of the peak that bounds it"
+    if rules.reverts is not None and reverts(rows) >= rules.reverts:
+        yield f"{reverts(rows)} experiments in a row were not kept"
+    hours = sum(row.seconds for row in rows) / 3600
+    if rules.hours is not None and hours >= rules.hours:
+        yield f"{hours:.1f} hours spent on it"
+    if rules.speedup is not None and loop_gain(rows) >= rules.speedup:
+        yield f"{loop_gain(rows):.2f}x over its starter"
+
+
+def move_on(rows: Sequence[Experiment], rules: Rules) -> str | None:
+    return next(reasons_to_move_on(rows, rules), None)
+
+
+def expected_gain(target: Target, rows: Sequence[Experiment]) -> float:
+    """Fraction of the model's time that the next experiment on `target` may be hoped to save.
+
+    Share of the model's time that is left here (Amdahl) × the part of it above the limit × how often experiments here
+    were kept (with one success and one failure assumed, so that the untried are neither sure nor hopeless).
+    """
+    best = incumbent(rows)
+    left = target.share / max((best and best.speedup_vs_pytorch) or 1.0, 1.0)
+    headroom = max(1 - ((best and best.pct_peak) or UNSEEN_PCT_PEAK) / 100, HEADROOM_FLOOR)
+    experiments = tried(rows)
+    kept = sum(row.status == Status.KEPT for row in experiments)
+    return left * headroom * (kept + 1) / (len(experiments) + 2)
+
+
+def next_target(plan: Plan, rows: Sequence[Experiment], rules: Rules, exhausted: Collection[str] = ()) -> Choice | None:
+    """The target to work on: the current one until a rule ends it, then the one with the largest expected gain.
+
+    `exhausted` names targets for which the agent has nothing left. When every target has been left, those not at their
+    limit are returned to with more patience. None: there is nothing more to do.
+    """
+    open_targets = [t for t in plan.targets if t.name not in exhausted]
+    current = rows[-1].target if rows else None
+    for patience in range(MAX_PATIENCE):
+        allowed = rules.patient(patience)
+        candidates = [t for t in open_targets if not move_on(rows_of(t, rows), allowed)]
+        if not candidates:
+            continue
+        stay = next((t for t in candidates if t.name == current), None)
+        target = stay or max(candidates, key=lambda t: expected_gain(t, rows_of(t, rows)))
+        gain = expected_gain(target, rows_of(target, rows))
+        again = f"; round {patience + 1}" if patience else ""
+        return Choice(target, f"{target.share:.1%} of the model's time, expected gain {gain:.2%} an experiment{again}")
+    return None
+
+
+def amdahl(share: float, speedup: float) -> float:
+    """End-to-end speedup when the part that takes `share` of the time gets `speedup` times faster."""
+    return 1 / (1 - share + share / speedup)

@@ -1,0 +1,92 @@
+"""The folder of a run, workspace/<tag>: what is written once (profile, plan), the run's tree, and its lock."""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from autokernel.agents import Proposal
+from autokernel.experiments import ExperimentLog
+from autokernel.ledger import GitLedger
+from autokernel.target import Plan, asdict_shallow, write_json
+
+
+class RunInProgress(RuntimeError):
+    """Another process works on this tag; the message says so."""
+
+
+@dataclass(frozen=True)
+class Intent:
+    """An experiment that is about to be judged: what a resumed run needs in order to judge it again."""
+
+    experiment: int
+    target: str
+    proposal: Proposal
+    attempts: int = 1  # how often its judging was begun
+
+
+@dataclass(frozen=True)
+class Workspace:
+    root: Path  # of the clone
+    tag: str
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "workspace" / self.tag
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.read(self / "plan.json")
+
+    @property
+    def ledger(self) -> GitLedger:
+        return GitLedger(self.root, self.tag, self.folder)
+
+    @property
+    def log(self) -> ExperimentLog:
+        return ExperimentLog(self.root / "results.tsv")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone on this tag, until the process ends in whatever way. Raises RunInProgress."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunInProgress(
+                    f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
+                ) from None
+            yield
+
+    def write_intent(self, intent: Intent) -> None:
+        write_json(self / "intent.json", asdict_shallow(intent) | {"proposal": asdict_shallow(intent.proposal)})
+
+    def read_intent(self) -> Intent | None:
+        path = self / "intent.json"
+        if not path.exists():
+            return None
+        data = json.loads(path.read_text())
+        return Intent(**data | {"proposal": Proposal(**data["proposal"])})
+
+    def clear_intent(self) -> None:
+        (self / "intent.json").unlink(missing_ok=True)
+
+    def remove(self) -> int:
+        """Delete the run: refs, tree and folder. Returns the bytes that the folder held. results.tsv keeps its rows."""
+        size = sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
+        self.ledger.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return size
+
+
+def runs(root: Path) -> list[Workspace]:
+    """The runs of this clone, the latest first."""
+    folders = sorted(root.glob("workspace/*/plan.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [Workspace(root, path.parent.name) for path in folders]

@@ -1,0 +1,110 @@
+"""results.tsv: what is written is read back, a torn line is dropped, rows of many writers stay whole."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from autokernel.experiments import COLUMNS, Experiment, ExperimentLog, Status, experiment_from
+from autokernel.gate.verdict import Correctness, Interval, Verdict
+from autokernel.spec import ROOT
+
+ROW = Experiment(
+    experiment=1,
+    tag="night",
+    kernel_type="rmsnorm",
+    throughput_tflops=0.0123456,
+    latency_us=98.5,
+    pct_peak=None,
+    speedup_vs_pytorch=2.5,
+    correctness="PASS",
+    peak_vram_mb=None,
+    description="CHUNK_ROWS 16 -> 4",
+    target="rmsnorm_512x768_float32",
+    status="kept",
+    commit="0" * 40,
+    speedup_vs_incumbent=1.083,
+    speedup_low=1.051,
+    speedup_high=1.116,
+    seconds=4.5,
+    seed=7,
+    device="cpu",
+    agent="tuner",
+    tokens=0,
+    cost_usd=0.0,
+)
+
+
+def test_columns_begin_with_the_public_ones():
+    public = "experiment tag kernel_type throughput_tflops latency_us pct_peak speedup_vs_pytorch correctness peak_vram_mb"
+    assert list(COLUMNS)[:10] == [*public.split(), "description"]
+
+
+def test_rows_are_read_back_as_written(tmp_path):
+    log = ExperimentLog(tmp_path / "results.tsv")
+    assert log.read() == []
+    rows = [replace(ROW, experiment=n) for n in (1, 2, 3)]
+    log.append(rows[:2])
+    log.append(rows[2:])
+    assert log.read() == rows
+    assert log.path.read_text().count("experiment\t") == 1
+
+
+def test_text_cannot_break_the_table(tmp_path):
+    log = ExperimentLog(tmp_path / "results.tsv")
+    log.append([replace(ROW, description="a\tb\nc\r\n  d")])
+    assert log.read()[0].description == "a b c d"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 40])
+def test_a_torn_last_line_is_dropped_and_written_over(tmp_path, cut):
+    log = ExperimentLog(tmp_path / "results.tsv")
+    log.append([ROW, replace(ROW, experiment=2)])
+    os.truncate(log.path, log.path.stat().st_size - cut)
+    assert [row.experiment for row in log.read()] == [1]
+    log.append([replace(ROW, experiment=3)])
+    assert [row.experiment for row in log.read()] == [1, 3]
+
+
+def test_other_columns_are_refused(tmp_path):
+    log = ExperimentLog(tmp_path / "results.tsv")
+    log.path.write_text("experiment\tsomething\n1\t2\n")
+    with pytest.raises(ValueError, match="other columns"):
+        log.read()
+
+
+def test_many_writers_keep_rows_whole(tmp_path):
+    path = tmp_path / "results.tsv"
+    code = (
+        "import sys; from dataclasses import replace; from pathlib import Path;"
+        "from tests.test_experiments import ROW; from autokernel.experiments import ExperimentLog;"
+        "log = ExperimentLog(Path(sys.argv[1]));"
+        "[log.append([replace(ROW, experiment=n, tag=sys.argv[2])]) for n in range(20)]"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, path, tag], cwd=ROOT) for tag in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    rows = ExperimentLog(path).read()
+    for tag in "ab":
+        assert [row.experiment for row in rows if row.tag == tag] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("correctness", "keep", "status"),
+    [
+        (Correctness.PASS, True, Status.KEPT),
+        (Correctness.PASS, False, Status.RESET),
+        (Correctness.FAIL, False, Status.FAILED),
+        (Correctness.CRASH, False, Status.CRASH),
+        (Correctness.TIMEOUT, False, Status.TIMEOUT),
+    ],
+)
+def test_a_verdict_becomes_a_row(correctness, keep, status):
+    verdict = Verdict(
+        "rmsnorm", "cpp", "cpu", correctness, keep, "why", seed=3, speedup_vs_incumbent=Interval(0.9, 1.0, 1.1)
+    )
+    known = {n: getattr(ROW, n) for n in ("experiment", "tag", "description", "target", "agent", "tokens", "cost_usd")}
+    row = experiment_from(verdict, **known)
+    assert (row.status, row.correctness, row.seed) == (status, correctness, 3)
+    assert (row.speedup_low, row.speedup_vs_incumbent, row.speedup_high) == (0.9, 1.0, 1.1)

@@ -1,0 +1,181 @@
+"""Git: what is kept and what is not, the user's checkout untouched, rows rebuilt from commits, kills between two refs."""
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import git
+import pytest
+
+from autokernel.ledger import GitLedger, message, parse
+from tests.test_experiments import ROW
+
+
+def sh(*command: str, cwd: Path) -> str:
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch) -> Path:
+    """A repository of a user without identity, with hooks that fail, forced signing, and uncommitted and staged edits."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in [n for n in os.environ if n.startswith(("GIT_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    root = tmp_path / "clone"
+    root.mkdir()
+    sh("git", "init", "-q", "-b", "main", cwd=root)
+    (root / "kernel.py").write_text("original\n")
+    (root / "other.py").write_text("other\n")
+    (root / ".gitignore").write_text("/workspace/\n")
+    sh("git", "add", ".", cwd=root)
+    sh("git", "-c", "user.name=u", "-c", "user.email=u@x", "commit", "-qm", "first", cwd=root)
+    sh("git", "config", "commit.gpgsign", "true", cwd=root)
+    for hook in ("pre-commit", "commit-msg", "post-checkout", "reference-transaction", "post-index-change"):
+        path = root / ".git/hooks" / hook
+        path.write_text(f"#!/bin/sh\necho {hook} >> '{tmp_path}/hooks-that-ran'\nexit 1\n")
+        path.chmod(0o755)
+    (root / "other.py").write_text("edited, not committed\n")
+    (root / "kernel.py").write_text("edited by hand, not committed\n")
+    return root
+
+
+@pytest.fixture
+def ledger(clone) -> GitLedger:
+    ledger = GitLedger(clone, "night", clone / "workspace/night")
+    ledger.open()
+    return ledger
+
+
+def state(root: Path) -> tuple:
+    """All that belongs to the user: HEAD, branch, index, status, files."""
+    return (
+        (root / ".git/HEAD").read_text(),
+        sh("git", "rev-parse", "main", cwd=root),
+        (root / ".git/index").read_bytes(),
+        sh("git", "--no-optional-locks", "status", "--porcelain", cwd=root),
+        (root / "kernel.py").read_text(),
+        (root / "other.py").read_text(),
+    )
+
+
+def test_kept_advances_the_branch_and_the_rest_stays_reachable(clone, tmp_path):
+    before = state(clone)
+    ledger = GitLedger(clone, "night", clone / "workspace/night")
+    ledger.open()
+    base = ledger.head
+    kept = ledger.record(replace(ROW, experiment=1), "better\n")
+    failed = ledger.record(replace(ROW, experiment=2, status="failed"), "worse\n", "wrong by 3.0")
+    ledger.write("half an edit")
+    ledger.reset()
+
+    assert not (tmp_path / "hooks-that-ran").exists()
+    assert ledger.head == kept.commit
+    assert (ledger.source(kept.commit), ledger.source(failed.commit)) == ("better\n", "worse\n")
+    assert sh("git", "rev-parse", "refs/autokernel/night/2", cwd=clone) == failed.commit
+    for commit in (kept.commit, failed.commit):
+        assert sh("git", "show", "--format=", "--name-only", commit, cwd=clone) == "kernel.py"
+    assert sh("git", "rev-parse", f"{kept.commit}^", f"{failed.commit}^", cwd=clone).split() == [base, kept.commit]
+    assert (ledger.tree / "kernel.py").read_text() == "better\n"
+    assert (ledger.tree / "other.py").read_text() == "other\n"
+    assert sh("git", "status", "--porcelain", cwd=ledger.tree) == ""
+    assert state(clone) == before
+    assert sh("git", "log", "-1", "--format=%an <%ae> %cn %G?", kept.commit, cwd=clone) == (
+        "AutoKernel <autokernel@localhost> AutoKernel N"
+    )
+    assert sh("git", "fsck", "--strict", cwd=clone) == ""
+
+
+def test_the_configured_identity_is_used(clone):
+    sh("git", "config", "user.name", "Ada", cwd=clone)
+    sh("git", "config", "user.email", "ada@example.org", cwd=clone)
+    ledger = GitLedger(clone, "night", clone / "workspace/night")
+    ledger.open()
+    commit = ledger.record(ROW, "x\n").commit
+    assert sh("git", "log", "-1", "--format=%an <%ae>", commit, cwd=clone) == "Ada <ada@example.org>"
+
+
+@pytest.mark.parametrize("notes", ["", "one line", "two\n\nparagraphs: with colons\nStatus: kept"])
+def test_a_row_is_rebuilt_from_its_commit(ledger, notes):
+    rows = [
+        ledger.record(replace(ROW, experiment=1, description="über:\tall\n\nShape: 3"), "a\n", notes),
+        ledger.record(replace(ROW, experiment=10, status="crash", latency_us=None, speedup_low=None), "b\n", notes),
+        ledger.record(replace(ROW, experiment=9, status="reset"), "c\n", notes),
+    ]
+    rows[0] = replace(rows[0], description="über: all Shape: 3")
+    fresh = GitLedger(Path(ledger.repo.working_dir), "night", ledger.tree.parent)
+    assert [entry.row for entry in fresh.entries()] == [rows[0], rows[2], rows[1]]
+    assert [entry.notes for entry in fresh.entries()] == [notes] * 3
+
+
+def test_the_message_reads_for_people_and_machines():
+    text = message(ROW, "faster beyond doubt")
+    assert text.splitlines()[0] == "#1 rmsnorm_512x768_float32: kept 1.083x: CHUNK_ROWS 16 -> 4"
+    assert "Latency-us: 98.5" in text and "Hypothesis: CHUNK_ROWS 16 -> 4" in text
+    assert parse(text, ROW.commit).row == ROW
+
+
+def test_an_experiment_number_is_used_once(ledger):
+    first = ledger.record(ROW, "a\n")
+    with pytest.raises(git.GitCommandError):
+        ledger.record(ROW, "b\n")
+    assert (ledger.head, len(ledger.entries())) == (first.commit, 1)
+
+
+def test_changing_target_is_a_commit_of_its_own(ledger):
+    commit = ledger.start_target("matmul_x", "starter\n", "put in its starter")
+    assert ledger.head == commit
+    assert ledger.repo.commit(commit).message == "matmul_x: put in its starter\n"
+    assert ledger.entries() == []
+
+
+@pytest.mark.parametrize("lost", ["ref", "branch"])
+def test_a_kill_between_the_two_refs_is_mended(ledger, lost):
+    base = ledger.head
+    kept = ledger.record(ROW, "better\n")
+    ref = f"{ledger.prefix}1"
+    if lost == "ref":
+        (Path(ledger.repo.common_dir) / ref).unlink()
+    else:
+        (Path(ledger.repo.common_dir) / ledger.branch).write_text(f"{base}\n")
+    again = GitLedger(Path(ledger.repo.working_dir), "night", ledger.tree.parent)
+    again.open()
+    assert again.head == kept.commit
+    assert [entry.row for entry in again.entries()] == [kept]
+    assert (again.tree / "kernel.py").read_text() == "better\n"
+
+
+def test_stale_locks_of_a_killed_git_do_not_block(ledger):
+    common = Path(ledger.repo.common_dir)
+    ledger.record(ROW, "better\n")
+    for lock in (f"{ledger.branch}.lock", f"{ledger.prefix}2.lock"):
+        (common / lock).touch()
+    for name in ("HEAD.lock", "index.lock"):
+        (ledger._linked / name).touch()
+    ledger.open()
+    assert ledger.record(replace(ROW, experiment=2), "best\n").experiment == 2
+
+    ledger.reset()
+    assert sh("git", "status", "--porcelain", cwd=ledger.tree) == ""
+
+
+def test_without_a_worktree(clone):
+    before = state(clone)
+    ledger = GitLedger(clone, "hand", clone / "workspace/hand")
+    ledger.open(worktree=False)
+    assert ledger.source(ledger.record(ROW, "better\n").commit) == "better\n"
+    assert not ledger.has_tree
+    assert state(clone) == before
+
+
+def test_remove_leaves_no_trace(clone):
+    before = state(clone), sh("git", "for-each-ref", cwd=clone)
+    ledger = GitLedger(clone, "night", clone / "workspace/night")
+    ledger.open()
+    ledger.record(ROW, "better\n")
+    ledger.remove()
+    assert (state(clone), sh("git", "for-each-ref", cwd=clone)) == before
+    assert sh("git", "worktree", "list", "--porcelain", cwd=clone).count("worktree ") == 1

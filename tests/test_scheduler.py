@@ -1,0 +1,102 @@
+"""The scheduler's decisions, from rows alone: Amdahl's order, the four rules, patience, and staying until a rule ends it."""
+
+from dataclasses import replace
+
+import pytest
+
+from autokernel.experiments import STARTER
+from autokernel.scheduler import Rules, amdahl, loop_gain, move_on, next_target, reverts
+from autokernel.target import Plan, Target
+from tests.test_experiments import ROW
+
+
+def target(name: str, share: float) -> Target:
+    return Target(name, "rmsnorm", "cpp", "cpu", (), share)
+
+
+PLAN = Plan("model", {}, "cpu", 1000.0, (target("big", 0.6), target("middle", 0.3), target("small", 0.1)))
+START = replace(
+    ROW, target="big", agent=STARTER, status="kept", speedup_vs_incumbent=None, speedup_vs_pytorch=1.0, pct_peak=40.0
+)
+
+
+def rows(*steps: str | float, name: str = "big", start=START):
+    """The rows of a target: its starter, then a kept row for each speedup and one not kept for each status."""
+    made = [replace(start, target=name)]
+    for step in steps:
+        kept = isinstance(step, float)
+        made.append(replace(ROW, target=name, status="kept" if kept else step, pct_peak=40.0, speedup_vs_pytorch=1.0,
+                            speedup_vs_incumbent=step if kept else 0.9))  # fmt: skip
+    return made
+
+
+@pytest.mark.parametrize(
+    ("history", "reason"),
+    [
+        (rows("reset", "failed", "crash", "timeout"), None),
+        (rows("reset", "failed", "crash", "timeout", "reset"), "5 experiments in a row"),
+        (rows("reset", "reset", "reset", 1.1, "reset", "reset"), None),
+        (rows(1.1, start=replace(START, pct_peak=95.0)), None),  # the incumbent's peak counts, not its predecessor's
+        (rows("reset", start=replace(START, pct_peak=95.0)), "95 % of the peak"),
+        (rows(1.5, "reset", 1.4), "2.10x over its starter"),
+        (rows(1.5, "reset", 1.3), None),
+        (rows("reset", start=replace(START, seconds=7200.0)), "2.0 hours"),
+        ([replace(START, status="failed")], "did not pass"),
+        ([], None),
+    ],
+)
+def test_rules(history, reason):
+    told = move_on(history, Rules())
+    assert (told is None) if reason is None else (reason in told)
+
+
+@pytest.mark.parametrize("rule", ["reverts", "pct_peak", "hours", "speedup"])
+def test_each_rule_can_be_switched_off(rule):
+    history = rows(3.0, *["reset"] * 9, start=replace(START, seconds=9e4))
+    history[1] = replace(history[1], pct_peak=99.0)
+    only = Rules(**dict.fromkeys(("reverts", "pct_peak", "hours", "speedup")) | {rule: getattr(Rules(), rule)})
+    assert move_on(history, only)
+    assert not move_on(history, replace(only, **{rule: None}))
+
+
+def test_a_starter_is_no_revert():
+    assert reverts(rows()) == 0
+    assert reverts(rows(1.1, "reset")) == 1
+    assert loop_gain(rows(1.5, "reset", 1.2)) == pytest.approx(1.8)
+
+
+def test_the_largest_share_first_then_the_next():
+    assert next_target(PLAN, [], Rules()).target.name == "big"
+    spent = rows(*["reset"] * 5)
+    assert next_target(PLAN, spent, Rules()).target.name == "middle"
+
+
+def test_it_stays_on_a_target_until_a_rule_ends_it():
+    history = rows("reset", name="small")
+    assert next_target(PLAN, history, Rules()).target.name == "small"
+
+
+def test_headroom_outweighs_share():
+    at_limit = rows(*["reset"] * 5) + rows(*["reset"] * 5, name="middle")
+    near = [replace(row, pct_peak=89.0) if row.target == "big" else replace(row, pct_peak=20.0) for row in at_limit]
+    left_small = near + rows(*["reset"] * 5, name="small")
+    assert next_target(PLAN, left_small, Rules()).target.name == "middle"
+
+
+def test_exhausted_targets_are_left_and_the_run_ends():
+    assert next_target(PLAN, rows("reset"), Rules(), {"big"}).target.name == "middle"
+    assert next_target(PLAN, rows("reset"), Rules(), {"big", "middle", "small"}) is None
+
+
+def test_it_returns_with_more_patience_but_not_to_a_kernel_at_its_limit():
+    history = rows(*["reset"] * 5, start=replace(START, pct_peak=93.0))
+    history += rows(*["reset"] * 5, name="middle") + rows(*["reset"] * 5, name="small")
+    choice = next_target(PLAN, history, Rules())
+    assert choice.target.name != "big" and "round 2" in choice.reason
+    everything = [replace(row, pct_peak=93.0) for row in history]
+    assert next_target(PLAN, everything, Rules()) is None
+
+
+def test_amdahl():
+    assert amdahl(0.5, 2.0) == pytest.approx(1 / 0.75)
+    assert amdahl(0.2, float("inf")) == pytest.approx(1.25)

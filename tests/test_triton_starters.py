@@ -58,6 +58,24 @@ def rms_case(*shape, layout=lambda t: t):
     return lambda dt: {"x": layout(randn(*shape, dtype=dt)), "weight": randn(shape[-1], dtype=dt)}
 
 
+def rotary_case(batch, heads, seq, dim, rotary_dim, interleaved, layout=lambda t: t):
+    def make(dtype):
+        angles = torch.rand(seq, rotary_dim // 2) * 6
+        x = layout(randn(batch, heads, seq, dim, dtype=dtype))
+        return {"x": x, "cos": angles.cos().to(dtype), "sin": angles.sin().to(dtype), "interleaved": interleaved}
+
+    return make
+
+
+def matmul_case(M, N, K, layout_a=lambda t: t, layout_b=lambda t: t):
+    return lambda dt: {"A": layout_a(randn(M, K, dtype=dt)), "B": layout_b(randn(K, N, dtype=dt))}
+
+
+def between_heads(t):
+    """[batch, heads, seq, head_dim] in the memory layout of [batch, seq, heads, head_dim], as projections leave it."""
+    return transposed(t, 1, 2)
+
+
 CASES = {
     "rmsnorm": {
         "8x256": rms_case(8, 256),
@@ -66,9 +84,28 @@ CASES = {
         "vector": rms_case(17),
         "2x3x4x40": rms_case(2, 3, 4, 40),
         "transposed": rms_case(33, 48, layout=transposed),
-        "heads": rms_case(2, 3, 5, 64, layout=lambda t: transposed(t, 1, 2)),
+        "heads": rms_case(2, 3, 5, 64, layout=between_heads),
         "gaps": rms_case(5, 100, layout=every_second),
         "2x20001": rms_case(2, 20001),
+    },
+    "rotary_embedding": {
+        "interleaved": rotary_case(2, 3, 7, 64, 64, True),
+        "rotate half": rotary_case(2, 5, 9, 64, 64, False),
+        "decode": rotary_case(2, 5, 1, 40, 40, True),
+        "partial": rotary_case(1, 3, 5, 80, 32, True, between_heads),
+        "partial half": rotary_case(1, 3, 5, 33, 22, False, shifted),
+        "smallest": rotary_case(1, 1, 1, 2, 2, True),
+        "transposed": rotary_case(2, 4, 6, 96, 96, False, between_heads),
+        "gaps": rotary_case(1, 2, 3, 18, 18, True, every_second),
+    },
+    "matmul": {
+        "64x64x128": matmul_case(64, 64, 128),
+        "1x1x1": matmul_case(1, 1, 1),
+        "1x100x300": matmul_case(1, 100, 300, shifted),
+        "linear": matmul_case(33, 70, 65, layout_b=transposed),
+        "both transposed": matmul_case(129, 130, 17, transposed, transposed),
+        "gaps": matmul_case(20, 31, 63, every_second, every_second),
+        "deep": matmul_case(16, 32, 2048),
     },
 }
 OWN_OPS = {  # PyTorch's own op, whose error in the dtype is the yardstick; else the oracle itself in that dtype
@@ -109,6 +146,20 @@ def check(name, kernel_fn, inputs, dtype):
     return None if worst <= ERROR_RATIO else f"error is {worst:.1f} times that of PyTorch's own op"
 
 
+def multiply_bfloat16_as_float32():
+    """The interpreter keeps bfloat16 as uint16 and multiplies those integers in `tl.dot` (Triton 3.9)."""
+    from triton import language as tl
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    create_dot = InterpreterBuilder.create_dot
+
+    def in_float32(self, a, b, *rest):
+        a, b = (self.cast_impl(t, tl.float32) if t.dtype.scalar == tl.bfloat16 else t for t in (a, b))
+        return create_dot(self, a, b, *rest)
+
+    InterpreterBuilder.create_dot = in_float32
+
+
 def interpret_all(starters):
     """{starter: {"seconds": s, "checks": n, "failures": [...]}}"""
     report = {}
@@ -143,4 +194,5 @@ def test_interpreter(starter, interpreted):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    multiply_bfloat16_as_float32()
     print(json.dumps(interpret_all(sys.argv[1:]), indent=1))

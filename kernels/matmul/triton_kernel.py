@@ -1,0 +1,120 @@
+"""Matmul in Triton: one output tile a program, K in pipelined steps, tiles ordered so that their neighbours meet in L2.
+
+A and B are read where they lie, whatever their strides: a transposed B (a Linear's weight) is contiguous along K.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+KERNEL_TYPE = "matmul"
+BACKEND = "triton"
+TUNABLES = {
+    "BLOCK_M": [0, 64, 128, 256],
+    "BLOCK_N": [0, 64, 128, 256],
+    "BLOCK_K": [0, 32, 64, 128],
+    "GROUP_M": [4, 8, 16],
+    "NUM_WARPS": [0, 4, 8],
+    "NUM_STAGES": [2, 3, 4, 5],
+}
+
+BLOCK_M = 0  # 0: by shape, see _tile
+BLOCK_N = 0
+BLOCK_K = 0  # 0: 64, in fp32 16
+GROUP_M = 8  # rows of tiles that are walked together
+NUM_WARPS = 0  # 0: 8 from tiles of 128 x 256 (in fp32 128 x 128) on, else 4
+NUM_STAGES = 4  # at most: as many as shared memory holds
+
+
+@triton.jit
+def _matmul(
+    A,
+    B,
+    C,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0)
+    first_m = tile // (GROUP_M * tiles_n) * GROUP_M
+    group = min(tl.cdiv(M, BLOCK_M) - first_m, GROUP_M)
+    within = tile % (GROUP_M * tiles_n)
+    m = (first_m + within % group) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = within // group * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    # Rows and columns past the edge wrap round: loads need no mask for them, and they are not stored.
+    a = A + (m % M).to(tl.int64)[:, None] * stride_am + k[None, :] * stride_ak
+    b = B + (n % N).to(tl.int64)[None, :] * stride_bn + k[:, None] * stride_bk
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        if EVEN_K:
+            sums = tl.dot(tl.load(a), tl.load(b), sums, input_precision="ieee")
+        else:
+            a_block = tl.load(a, k[None, :] < K - start, 0.0)
+            b_block = tl.load(b, k[:, None] < K - start, 0.0)
+            sums = tl.dot(a_block, b_block, sums, input_precision="ieee")
+        a += BLOCK_K * stride_ak
+        b += BLOCK_K * stride_bk
+    c = C + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(c, sums.to(C.dtype.element_ty), (m[:, None] < M) & (n[None, :] < N))
+
+
+@cache
+def _device(index: int | None) -> tuple[int, int]:
+    """Multiprocessors and bytes of shared memory a program may use; an H100's where there is no GPU."""
+    if index is None:
+        return 132, 232448
+    properties = torch.cuda.get_device_properties(index)
+    return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 65536)
+
+
+def _tile(M: int, N: int, fp32: bool, processors: int) -> tuple[int, int]:
+    """The largest tile of which there are enough to keep the multiprocessors busy."""
+    tiles = [(128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (16, 64), (16, 32)][fp32:]
+    for block_m, block_n in tiles:
+        fits = block_m <= max(triton.next_power_of_2(M), 16) and block_n <= max(triton.next_power_of_2(N), 32)
+        if fits and triton.cdiv(M, block_m) * triton.cdiv(N, block_n) >= 0.9 * processors:
+            return block_m, block_n
+    return tiles[-1]
+
+
+def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    """A [M, K] @ B [K, N] -> a contiguous [M, N] in A's dtype."""
+    M, K = A.shape
+    N = B.shape[1]
+    C = torch.empty((M, N), dtype=A.dtype, device=A.device)
+    processors, shared_memory = _device(A.device.index)
+    fp32 = A.dtype == torch.float32
+    block_m, block_n = _tile(M, N, fp32, processors)
+    block_m, block_n, block_k = BLOCK_M or block_m, BLOCK_N or block_n, BLOCK_K or (16 if fp32 else 64)
+    stage = (block_m + block_n) * block_k * A.element_size()
+    _matmul[(triton.cdiv(M, block_m) * triton.cdiv(N, block_n),)](
+        A,
+        B,
+        C,
+        M,
+        N,
+        K,
+        *A.stride(),
+        *B.stride(),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        GROUP_M=GROUP_M,
+        EVEN_K=K % block_k == 0,
+        num_warps=NUM_WARPS or (8 if block_m * block_n >= 128 * (128 if fp32 else 256) else 4),
+        num_stages=max(min(NUM_STAGES, shared_memory // stage), 1),
+    )
+    return C

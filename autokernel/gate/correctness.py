@@ -1,0 +1,194 @@
+"""The five stages: which calls are made, what is expected of them, and how an output is held against the fp64 oracle."""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.inputs import DISTRIBUTIONS, fill_inputs, with_layout
+from autokernel.spec import Case, KernelSpec
+from autokernel.target import Target
+
+# |y - y64| <= tol · (1 + |y64|): the published outer bound of this tool's family.
+TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float32: 1e-4}
+# The tighter bound: a row's RMS error is at most this multiple of what PyTorch's own op makes on the same inputs in the
+# same dtype, or of one rounding of the result, whichever is larger.
+ERROR_MULTIPLE = 8.0
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One call whose output is checked."""
+
+    stage: str
+    case: Case
+    seed: int
+    distribution: str = "normal"
+    adversarial: str = ""  # name of one of the spec's adversarial transforms
+    nonfinite: float | None = None  # a value planted into the first input
+    repeats: int = 1
+
+    @property
+    def label(self) -> str:
+        extra = [self.distribution if self.distribution != "normal" else "", self.adversarial]
+        extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
+        return " ".join([self.case.name, *filter(None, extra)])
+
+    def inputs(self, spec: KernelSpec) -> dict[str, Any]:
+        inputs = fill_inputs(spec, self.case, self.seed, self.distribution)
+        if self.adversarial:
+            inputs = spec.adversarial[self.adversarial](inputs)
+        if self.nonfinite is not None:
+            name = next(iter(self.case.tensors))
+            planted = inputs[name].clone()
+            planted.view(-1)[self.seed % planted.numel()] = self.nonfinite
+            inputs = inputs | {name: planted}
+        return inputs
+
+
+def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator[Trial]:
+    """Every trial of the five stages, in order, each with a seed of its own derived from `seed`."""
+    count = 0
+
+    def trial(stage: str, case: Case, **options: Any) -> Trial:
+        nonlocal count
+        count += 1
+        digest = hashlib.sha256(f"{seed}:{count}".encode()).digest()
+        return Trial(stage, case, int.from_bytes(digest[:6], "big"), **options)
+
+    for dtype in dict.fromkeys((target.dtype, torch.float32)):
+        yield trial("smoke_test", spec.case(spec.smoke, dtype))
+    shapes = tuple(DISTRIBUTIONS)
+    for i, dims in enumerate(spec.sweep):
+        for j, dtype in enumerate(DTYPES if not quick else (target.dtype,)):
+            yield trial("shape_sweep", spec.case(dims, dtype), distribution=shapes[(i + 2 * j) % len(shapes)])
+    for weighted in target.cases:
+        yield trial("shape_sweep", weighted.case)
+    if quick:
+        return
+    for dtype in DTYPES:
+        for name in spec.adversarial:
+            yield trial("numerical_stability", spec.case(spec.smoke, dtype), adversarial=name)
+            yield trial("numerical_stability", spec.case(spec.sweep[0], dtype), adversarial=name)
+        for value in (math.nan, math.inf, -math.inf):
+            yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value)
+    for dims in (spec.sweep[len(spec.sweep) // 2], spec.smoke):
+        yield trial("determinism", spec.case(dims, target.dtype), repeats=3)
+    for i, dims in enumerate(spec.edges):
+        for dtype in DTYPES:
+            yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])
+    for dims in (spec.edges[0], spec.smoke):
+        for layout in ("transposed", "sliced"):
+            for dtype in DTYPES:
+                yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout))
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What an output must be: the fp64 result, and the error that PyTorch's own op makes on the same inputs."""
+
+    exact: Tensor  # fp64
+    native: Tensor  # in the dtype of the case
+
+
+def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation:
+    """Run the oracle in fp64 and the eager form in the inputs' own dtype, in this process."""
+
+    def moved(value: Any, exact: bool) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        value = value.to(device)
+        return value.double() if exact and value.is_floating_point() else value
+
+    with torch.inference_mode():
+        native = spec.eager(**{k: moved(v, False) for k, v in inputs.items()})
+        try:
+            exact = spec.oracle(**{k: moved(v, True) for k, v in inputs.items()})
+        except torch.OutOfMemoryError:  # attention's fp64 scores at long sequences: fp32 is exact enough for 16 bit
+            torch.cuda.empty_cache()
+            exact = spec.eager(
+                **{
+                    k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
+                    for k, v in ((k, moved(v, False)) for k, v in inputs.items())
+                }
+            ).double()
+    return Expectation(exact, native)
+
+
+def wrong(y: Tensor, expectation: Expectation) -> str | None:
+    """Why y is not an acceptable result, naming the worst element; None if it is one."""
+    exact, native = expectation.exact, expectation.native
+    if y.shape != exact.shape:
+        return f"shape {tuple(y.shape)} instead of {tuple(exact.shape)}"
+    if y.dtype != native.dtype:
+        return f"dtype {y.dtype} instead of {native.dtype}"
+    if y.numel() == 0:
+        return None
+    y = y.to(exact.device)
+    rounded = exact.to(y.dtype)  # what overflows in this dtype is inf there too
+    for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
+        differs = test(y) != test(rounded)
+        if differs.any() and (name == "NaN" or not _near_overflow(exact, y.dtype)[differs].all()):
+            index = _index(differs.int().argmax(), y)
+            return f"{name} mask differs: got {y[index].item()} instead of {rounded[index].item()} at {list(index)}"
+    finite = torch.isfinite(rounded) & torch.isfinite(y)
+    if not finite.any():
+        return None
+    target = torch.where(finite, exact, 0.0)
+    error = torch.where(finite, (y.double() - target).abs(), 0.0)
+    excess = error - TOLERANCE[y.dtype] * (1 + target.abs())
+    if (excess > 0).any():
+        return f"outside the tolerance {TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
+    return _larger_than_pytorch(y, native, target, error, finite)
+
+
+def _larger_than_pytorch(y: Tensor, native: Tensor, exact: Tensor, error: Tensor, finite: Tensor) -> str | None:
+    """The tighter bound, row by row (the last dim is a row; a scalar is one row)."""
+    usable = finite & torch.isfinite(native)
+    native_error = torch.where(usable, (native.double() - exact).abs(), 0.0)
+    error = torch.where(usable, error, 0.0)
+
+    def row_rms(t: Tensor) -> Tensor:
+        return (t**2).mean(-1, keepdim=True).sqrt() if t.dim() else t.abs()
+
+    rounding = torch.finfo(y.dtype).eps * row_rms(torch.where(usable, exact, 0.0)) + torch.finfo(y.dtype).tiny
+    # A row that PyTorch happens to round well must not be a trap: its typical row bounds from below, too.
+    typical = row_rms(native_error).mean() if y.dim() else native_error
+    allowed = ERROR_MULTIPLE * torch.maximum(torch.maximum(row_rms(native_error), rounding), _like_scale(exact, typical))
+    excess = row_rms(error) - allowed
+    if not (excess > 0).any():
+        return None
+    row = excess.argmax()
+    made, bound = row_rms(error).view(-1)[row].item(), allowed.view(-1)[row].item() / ERROR_MULTIPLE
+    return (
+        f"RMS error {made:.3g} in row {row.item()} is {made / bound:.1f} times PyTorch's own ({bound:.3g}; at most "
+        f"{ERROR_MULTIPLE:g} times is allowed): {_worst(error, y, exact)}"
+    )
+
+
+def _like_scale(exact: Tensor, typical: Tensor) -> Tensor:
+    """The typical error of PyTorch, for rows that are not smaller than the typical row."""
+    if not exact.dim():
+        return typical
+    scale = (exact**2).mean(-1, keepdim=True).sqrt()
+    return typical * (scale / scale.mean().clamp_min(torch.finfo(torch.float64).tiny)).clamp(max=1.0)
+
+
+def _near_overflow(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where a rounding decides whether the result is finite in this dtype."""
+    largest = torch.finfo(dtype).max
+    return exact.abs().sub(largest).abs() < largest * 1e-2
+
+
+def _index(flat: Tensor, like: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(flat, like.shape))
+
+
+def _worst(excess: Tensor, y: Tensor, exact: Tensor) -> str:
+    index = _index(excess.argmax(), y)
+    return f"got {y[index].item():.6g} instead of {exact[index].item():.6g} at {list(index)}"

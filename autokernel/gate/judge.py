@@ -1,0 +1,347 @@
+"""The judge: takes a kernel's source and a target, and says whether it is right, how fast it is, and whether to keep it."""
+
+import ast
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import stdev
+
+import torch
+
+from autokernel.device import Device
+from autokernel.gate import statistics
+from autokernel.gate.correctness import Trial, expect, trials, wrong
+from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
+from autokernel.gate.timing import PairResult, PairTimer, Side, WrongTimedOutput
+from autokernel.gate.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
+from autokernel.spec import BACKENDS, KernelSpec, load_spec
+from autokernel.target import Target
+
+CALL_TIMEOUT_S = 20.0
+PAIRS = (3, 8, 16)  # process pairs after which the sequential test looks: give up, decide, decide at last
+BASELINE_PAIRS = 3
+CONFIDENCE = 0.99  # two-sided: one look keeps an identical kernel in at most 0.5 % of trials, before the noise floor
+MINIMUM_GAIN = 0.005  # smaller gains are not worth a commit, whatever their interval
+
+
+CANDIDATE, INCUMBENT, EAGER, COMPILED = "candidate", "incumbent", "eager", "compiled"
+
+
+class Judge:
+    """The gate on one device. Owns the warm parent; use as a context manager."""
+
+    def __init__(self, device: str = "cpu"):
+        self.device = Device.detect(device)
+        self.name = device
+        self.threads = torch.get_num_threads()
+        self.parent = WarmParent(device)
+        self._noise: dict[tuple[str, str], float] = {}
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.parent.close()
+
+    def examine(
+        self,
+        source: str,
+        target: Target,
+        incumbent: str | None = None,
+        quick: bool = False,
+        seed: int | None = None,
+        compile_baseline: bool = False,
+        progress: Callable[[str], None] = lambda stage: None,
+    ) -> Verdict:
+        """Five stages of correctness, then paired timing: against the incumbent if given, and PyTorch eager.
+
+        quick: one dtype, smoke and sweep only, three pairs; such a verdict never keeps. The seed is fresh unless given.
+        `progress` is told the name of each stage as it begins.
+        """
+        started = time.perf_counter()
+        seed = secrets.randbits(48) if seed is None else seed
+        spec = load_spec(target.kernel_type)
+        stages = dict.fromkeys(STAGES, "SKIP")
+        failure, crashed = self._refused(source, target, seed), Correctness.FAIL
+        if failure is None:
+            failure, crashed = self._correctness(source, spec, target, seed, quick, stages, progress)
+        if failure is not None:
+            stages[failure.stage] = crashed.value
+            verdict = self._against(target, source, crashed, stages, failure, seed)
+        else:
+            progress("timing")
+            verdict = self._timed(source, spec, target, incumbent, seed, quick, compile_baseline, stages)
+        return replace(verdict, bench_time_seconds=time.perf_counter() - started)
+
+    def compare(self, candidate: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
+        """Time two kernels against each other in eight fresh pairs of processes on fresh inputs; no early stop."""
+        started = time.perf_counter()
+        seed = secrets.randbits(48) if seed is None else seed
+        spec = load_spec(target.kernel_type)
+        timer = PairTimer(self.parent, spec, target, self.threads, seed)
+        sides = (Side(CANDIDATE, candidate), Side(INCUMBENT, incumbent))
+        stages = dict.fromkeys(STAGES, "SKIP")
+        try:
+            pairs = [timer.pair(sides, CANDIDATE) for _ in range(PAIRS[1])]
+        except (WorkerFault, WrongTimedOutput) as fault:
+            failure, kind = _timing_failure(fault, target, seed)
+            return self._against(target, candidate, kind, stages, failure, seed)
+        verdict = self._measured(spec, target, candidate, stages, seed, pairs, timer.peak_bytes, True)
+        return replace(verdict, bench_time_seconds=time.perf_counter() - started)
+
+    def noise_floor(self, source: str, target: Target) -> float:
+        """The gain below which nothing is kept on this target: what the same kernel shows against itself (A/A)."""
+        key = (target.name, target.backend)
+        if key not in self._noise:
+            timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, secrets.randbits(48))
+            sides = (Side(CANDIDATE, source), Side(INCUMBENT, source))
+            ratios = [timer.pair(sides, CANDIDATE).log_ratio(INCUMBENT, CANDIDATE, target.cases) for _ in range(4)]
+            self._noise[key] = max(MINIMUM_GAIN, 2 * stdev(ratios) / math.sqrt(PAIRS[1]))
+        return self._noise[key]
+
+    def _refused(self, source: str, target: Target, seed: int) -> Failure | None:
+        """What can be said of the source without running it."""
+        try:
+            constants = _constants(source)
+        except SyntaxError as error:
+            return Failure("smoke_test", "source", seed, f"not Python: {error}")
+        for name, wanted in (("KERNEL_TYPE", (target.kernel_type,)), ("BACKEND", BACKENDS)):
+            if constants.get(name) not in wanted:
+                return Failure("smoke_test", "source", seed, f"{name} is {constants.get(name)!r}, not one of {wanted}")
+        return None
+
+    def _correctness(
+        self,
+        source: str,
+        spec: KernelSpec,
+        target: Target,
+        seed: int,
+        quick: bool,
+        stages: dict[str, str],
+        progress: Callable[[str], None],
+    ) -> tuple[Failure | None, Correctness]:
+        """Run the five stages; fills in `stages`, returns the first failure and its kind."""
+        todo = list(trials(spec, target, seed, quick))
+        left = Counter(trial.stage for trial in todo)
+        with WorkerProcess(self.parent, self.threads) as worker:
+            trial = todo[0]
+            try:
+                worker.request("load", CALL_TIMEOUT_S * 3, source=source, poison=True)
+                for trial in todo:
+                    if stages[trial.stage] == "SKIP":
+                        stages[trial.stage] = "RUN"
+                        progress(trial.stage)
+                    reason = self._try(worker, spec, trial)
+                    if reason:
+                        return Failure(trial.stage, trial.label, trial.seed, reason), Correctness.FAIL
+                    left[trial.stage] -= 1
+                    if not left[trial.stage]:
+                        stages[trial.stage] = "PASS"
+            except WorkerFault as fault:
+                failure = Failure(trial.stage, trial.label, trial.seed, fault.reason, fault.detail)
+                return failure, Correctness(fault.kind)
+        return None, Correctness.PASS
+
+    def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial) -> str | None:
+        """Make one call and hold its output against the oracle."""
+        inputs = trial.inputs(spec)
+        message, _ = write_inputs(self.parent, inputs, trial.case.tensors, 0)
+        worker.request("sets", CALL_TIMEOUT_S, sets=[message])
+        answer = worker.request("call", CALL_TIMEOUT_S, index=0, repeats=trial.repeats)
+        expectation = expect(spec, inputs, self.name)
+        outputs = worker.fetch(answer["outputs"])
+        if len(outputs) != trial.repeats:
+            return f"{len(outputs)} outputs for {trial.repeats} calls"
+        for y, strides in outputs:
+            if y.numel() > 1 and strides != tuple(y.stride()):
+                return f"strides {strides} instead of contiguous {tuple(y.stride())}"
+        first = outputs[0][0]
+        reason = wrong(first, expectation)
+        if reason is None and any(not _same_bits(first, y) for y, _ in outputs[1:]):
+            return f"{trial.repeats} runs on the same inputs do not agree bitwise"
+        return reason
+
+    def _timed(
+        self,
+        source: str,
+        spec: KernelSpec,
+        target: Target,
+        incumbent: str | None,
+        seed: int,
+        quick: bool,
+        compile_baseline: bool,
+        stages: dict[str, str],
+    ) -> Verdict:
+        """Sequential paired timing; the verdict on a kernel that has passed the five stages."""
+        contest = [Side(CANDIDATE, source)] + ([Side(INCUMBENT, incumbent)] if incumbent else [])
+        baselines = [Side(EAGER)] + ([Side(COMPILED, compiled=True)] if compile_baseline else [])
+        floor = self.noise_floor(incumbent, target) if incumbent and not quick else MINIMUM_GAIN
+        timer = PairTimer(self.parent, spec, target, self.threads, seed)
+        pairs: list[PairResult] = []
+        looks = PAIRS[:1] if quick else PAIRS if incumbent else PAIRS[:2]
+        try:
+            for look in looks:
+                while len(pairs) < look:
+                    # Without an incumbent the baseline is what the kernel is compared with, in every pair.
+                    sides = contest + (baselines if not incumbent or len(pairs) < BASELINE_PAIRS else [])
+                    pairs.append(timer.pair(sides, CANDIDATE))
+                verdict = self._measured(spec, target, source, stages, seed, pairs, timer.peak_bytes, incumbent is not None)
+                verdict = _decided(verdict, floor, incumbent is not None and not quick and look > PAIRS[0])
+                if incumbent and (verdict.keep or _hopeless(verdict.speedup_vs_incumbent, floor)):
+                    break
+        except (WorkerFault, WrongTimedOutput) as fault:
+            failure, kind = _timing_failure(fault, target, seed)
+            stages[failure.stage] = kind.value
+            return self._against(target, source, kind, stages, failure, seed)
+        return verdict
+
+    def _measured(
+        self,
+        spec: KernelSpec,
+        target: Target,
+        source: str,
+        stages: dict[str, str],
+        seed: int,
+        pairs: Sequence[PairResult],
+        peak_bytes: int,
+        incumbent: bool,
+    ) -> Verdict:
+        """The record of what was timed; `keep` is decided by the caller."""
+        cases, calls = target.cases, sum(c.calls for c in target.cases)
+
+        def ratio(side: str, index: int | None = None) -> Interval | None:
+            seen = [p for p in pairs if side in p.seconds]
+            if not seen:
+                return None
+            ratios = [
+                p.log_ratio(side, CANDIDATE, cases) if index is None else p.case_log_ratio(side, CANDIDATE, index)
+                for p in seen
+            ]
+            return statistics.ratio_interval(ratios, CONFIDENCE)
+
+        def seconds(side: str, index: int) -> float | None:
+            times = [p.seconds[side][index] for p in pairs if side in p.seconds]
+            return statistics.mean(times) if times else None
+
+        def microseconds(side: str, index: int) -> float | None:
+            value = seconds(side, index)
+            return None if value is None else value * 1e6
+
+        timings = tuple(
+            CaseTiming(
+                case=c.case.name,
+                calls=c.calls,
+                latency_us=microseconds(CANDIDATE, i),
+                flops=spec.flops(c.case.args),
+                bytes_moved=spec.bytes_moved(c.case.args),
+                pytorch_latency_us=microseconds(EAGER, i),
+                compile_latency_us=microseconds(COMPILED, i),
+                speedup_vs_pytorch=ratio(EAGER, i),
+                speedup_vs_compile=ratio(COMPILED, i),
+                speedup_vs_incumbent=ratio(INCUMBENT, i) if incumbent else None,
+            )
+            for i, c in enumerate(cases)
+        )
+
+        def weighted(field: str) -> float | None:
+            values = [getattr(t, field) for t in timings]
+            return None if None in values else sum(v * t.calls for v, t in zip(values, timings)) / calls
+
+        latency_us, flops, moved = weighted("latency_us"), weighted("flops"), weighted("bytes_moved")
+        peak_flops, peak_bytes_s = self.device.peak_tflops(target.dtype) * 1e12, self.device.peak_bandwidth_gb_s * 1e9
+        ridge = peak_flops / peak_bytes_s
+        return Verdict(
+            kernel_type=target.kernel_type,
+            backend=_constants(source)["BACKEND"],
+            device=self.device.name,
+            correctness=Correctness.PASS,
+            keep=False,
+            why="",
+            seed=seed,
+            stages=dict(stages),
+            cases=timings,
+            latency_us=latency_us,
+            throughput_tflops=flops / latency_us / 1e6,
+            bandwidth_gb_s=moved / latency_us / 1e3,
+            pct_peak_compute=100 * flops / (latency_us * 1e-6) / peak_flops,
+            pct_peak_bandwidth=100 * moved / (latency_us * 1e-6) / peak_bytes_s,
+            arithmetic_intensity=flops / moved,
+            ridge_point=ridge,
+            bottleneck="compute" if flops / moved > ridge else "memory",
+            peak_vram_mb=peak_bytes / 2**20,
+            pytorch_latency_us=weighted("pytorch_latency_us"),
+            speedup_vs_pytorch=ratio(EAGER),
+            compile_latency_us=weighted("compile_latency_us"),
+            speedup_vs_compile=ratio(COMPILED),
+            speedup_vs_incumbent=ratio(INCUMBENT) if incumbent else None,
+        )
+
+    def _against(
+        self, target: Target, source: str, kind: Correctness, stages: dict[str, str], failure: Failure, seed: int
+    ) -> Verdict:
+        try:
+            backend = str(_constants(source).get("BACKEND", target.backend))
+        except SyntaxError:
+            backend = target.backend
+        return Verdict(
+            target.kernel_type, backend, self.device.name, kind, False, str(failure), seed, dict(stages), failure
+        )
+
+
+def _constants(source: str) -> dict[str, object]:
+    """Module-level NAME = literal assignments of a kernel file. Raises SyntaxError."""
+    constants = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            try:
+                constants[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+    return constants
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+    )
+
+
+def _hopeless(speedup: Interval, floor: float) -> bool:
+    """Whether the interval rules out a gain worth keeping."""
+    return speedup.high < 1 + floor
+
+
+def _decided(verdict: Verdict, floor: float, may_keep: bool) -> Verdict:
+    """The keep rule, on a verdict with its timings."""
+    speedup = verdict.speedup_vs_incumbent
+    if speedup is None:
+        return replace(verdict, why=f"correct; {verdict.speedup_vs_pytorch} times PyTorch eager")
+    slower = [c for c in verdict.cases if c.speedup_vs_incumbent.high < 1]
+    if slower:
+        why = f"{slower[0].case} got slower: {slower[0].speedup_vs_incumbent}"
+    elif speedup.low > 1 and speedup.value > 1 + floor:
+        why = f"faster than the incumbent: {speedup}" + ("" if may_keep else " (too few pairs to keep)")
+        return replace(verdict, keep=may_keep, why=why)
+    elif _hopeless(speedup, floor):
+        why = f"not faster than the incumbent: {speedup}"
+    elif speedup.low > 1:
+        why = f"the gain {speedup} is within the noise floor of {floor:.1%}"
+    else:
+        why = f"not decided: {speedup}"
+    return replace(verdict, why=why)
+
+
+def _timing_failure(fault: Exception, target: Target, seed: int) -> tuple[Failure, Correctness]:
+    """A fault during timing: a wrong timed output belongs to the sweep, whose shapes are the target's."""
+    if isinstance(fault, WrongTimedOutput):
+        return Failure("shape_sweep", fault.case, fault.seed, fault.reason), Correctness.FAIL
+    case = target.cases[0].case.name
+    return Failure("shape_sweep", case, seed, f"while timed: {fault.reason}", fault.detail), Correctness(fault.kind)

@@ -1,0 +1,233 @@
+"""The process in which a candidate runs: it is handed inputs and hands back raw bytes; nothing it says is believed.
+
+`serve` is entered in a fresh fork of the warm parent (zygote.py). Code here is a convenience for honest kernels: every
+claim is checked by the judge, which holds the expected values, the seeds and the clock.
+"""
+
+import ctypes
+import importlib.util
+import inspect
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel import build
+from autokernel.gate.channel import GUARD, POISON, Channel, ChannelClosed, Placed
+from autokernel.spec import load_spec
+
+M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
+POISON_CUDA_BYTES = 64 << 20
+
+
+class Worker:
+    """State of one worker: the loaded kernel and the inputs it has been given."""
+
+    def __init__(self, channel: Channel, inputs: Tensor, outputs: Tensor, device: str):
+        self.channel, self.inputs, self.outputs = channel, inputs, outputs
+        self.device = torch.device(device)
+        self.cuda = self.device.type == "cuda"
+        self.function: Callable[..., Any] | None = None
+        self.sets: list[dict[str, Any]] = []
+        self.held: list[Any] = []
+        self.order: list[int] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def serve(self) -> None:
+        while True:
+            message = self.channel.receive()
+            handler = getattr(self, f"do_{message.pop('op')}")
+            try:
+                answer = handler(**message)
+            except Exception as error:  # a kernel that raises is an outcome, not a fault of ours
+                self.channel.send({"error": f"{type(error).__name__}: {error}"[:4000], "detail": _traceback()})
+                continue
+            self.channel.send({"ok": True, **(answer or {})})
+
+    def ask_judge_to_build(self, library: build.Library) -> Path:
+        """Compile through the judge: only it may build what runs here."""
+        self.channel.send({"build": {"language": library.language, "source": library.source, "defines": library.defines}})
+        answer = self.channel.receive()
+        if "path" not in answer:
+            raise build.CompileError(answer["error"])
+        return Path(answer["path"])
+
+    # Each do_<op> answers one message of the judge.
+
+    def do_load(self, source: str, poison: bool) -> None:
+        """Import a candidate's source as a module of its own."""
+        build.builder.set(self.ask_judge_to_build)
+        if poison and sys.platform == "linux":
+            ctypes.CDLL(None).mallopt(M_PERTURB, POISON)
+        path = Path("kernel.py").resolve()
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("candidate_kernel", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["candidate_kernel"] = module
+        spec.loader.exec_module(module)
+        self.function = module.kernel_fn
+
+    def do_load_eager(self, kernel_type: str, compiled: bool) -> None:
+        """The baseline: the spec's eager form, as it is or through torch.compile."""
+        torch.backends.cuda.matmul.allow_tf32 = False
+        eager = load_spec(kernel_type).eager
+        self.function = torch.compile(eager, dynamic=False) if compiled else eager
+
+    def do_parameters(self) -> dict[str, Any]:
+        return {"parameters": list(inspect.signature(self.function).parameters)}
+
+    def do_sets(self, sets: list[dict[str, Any]]) -> None:
+        """Receive input sets: placed tensors and plain values."""
+        self._drop()
+        self.sets = [{name: self._argument(value) for name, value in inputs.items()} for inputs in sets]
+
+    def do_call(self, index: int, repeats: int) -> dict[str, Any]:
+        """Call the kernel `repeats` times on one input set, holding every output, and hand all of them back."""
+        self._drop()
+        for _ in range(repeats):
+            if self.cuda:
+                self._poison_device_memory()
+            self.held.append(self.function(**self.sets[index]))
+        self._synchronize()
+        return {"outputs": self._write(self.held)}
+
+    def do_prepare(self, order: list[int], graph: bool) -> dict[str, Any]:
+        """Get ready for timed batches of calls over the sets in `order`; with `graph`, captured as a CUDA graph."""
+        self._drop()
+        self.order = order
+        if graph and self.cuda:
+            self._capture()
+        return {"graph": self.graph is not None}
+
+    def do_batch(self, repeats: int) -> dict[str, Any]:
+        """The timed region: `repeats` passes over the order; outputs of the last pass are held."""
+        start = time.perf_counter()
+        function, sets, order = self.function, self.sets, self.order
+        if self.graph is not None:
+            for _ in range(repeats):
+                self.graph.replay()
+        else:
+            for _ in range(repeats):
+                self.held = [function(**sets[i]) for i in order]
+        self._synchronize()
+        return {"seconds": time.perf_counter() - start}
+
+    def do_fetch(self, call: int) -> dict[str, Any]:
+        """Hand back the output of one call of the last batch."""
+        return {"outputs": self._write([self.held[call]])}
+
+    def do_drop(self) -> None:
+        if self.graph is None:
+            self.held = []
+
+    def do_memory(self) -> dict[str, Any]:
+        peak = torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
+        return {"peak_bytes": peak}
+
+    def _argument(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        placed = Placed.decode(value)
+        if not self.cuda:
+            return placed.view(self.inputs)
+        region = self.inputs[placed.start - GUARD : placed.end + GUARD].to(self.device)  # guards travel along
+        return Placed(placed.spec, GUARD).view(region)
+
+    def _capture(self) -> None:
+        """Record the calls in a CUDA graph; a kernel that cannot be captured is timed call by call."""
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for i in self.order[:2]:
+                self.function(**self.sets[i])
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        self._synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.held = [self.function(**self.sets[i]) for i in self.order]
+        except RuntimeError:
+            torch.cuda.synchronize(self.device)
+            self.held = []
+            return
+        self.graph = graph
+
+    def _drop(self) -> None:
+        self.graph, self.held = None, []
+
+    def _synchronize(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _poison_device_memory(self) -> None:
+        """Leave NaN in the allocator's free blocks, so that what a kernel does not write shows."""
+        block = torch.full((POISON_CUDA_BYTES,), POISON, dtype=torch.uint8, device=self.device)
+        small = [torch.full((size,), POISON, dtype=torch.uint8, device=self.device) for size in (512, 8192, 1 << 19)]
+        del block, small
+
+    def _write(self, tensors: list[Any]) -> list[dict[str, Any]]:
+        """Copy outputs as they lie in memory into the output arena, and describe them."""
+        described, start = [], 0
+        for y in tensors:
+            if type(y) is not torch.Tensor:
+                raise TypeError(f"kernel_fn returned {type(y).__name__}, not a torch.Tensor")
+            if y.device.type != self.device.type:
+                raise TypeError(f"kernel_fn returned a tensor on {y.device}, the inputs are on {self.device}")
+            data = y.detach().contiguous().view(-1).view(torch.uint8).cpu() if y.numel() else y.new_empty(0, device="cpu")
+            start = -(-start // 64) * 64
+            self.outputs[start : start + data.numel()] = data
+            dtype = str(y.dtype).removeprefix("torch.")
+            described.append({"shape": list(y.shape), "stride": list(y.stride()), "dtype": dtype, "start": start})
+            start += data.numel()
+        return described
+
+
+def _traceback() -> str:
+    return traceback.format_exc()[-4000:]
+
+
+def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, size: int, request: dict[str, Any]) -> None:
+    """Life of a forked worker, from its limits to its last message. Never returns."""
+    import mmap
+
+    os.setsid()
+    _die_with_parent()
+    os.chdir(request["scratch"])
+    for stream, name in ((sys.stdin, os.devnull), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
+        mode = os.O_RDONLY if stream is sys.stdin else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        os.dup2(os.open(name, mode, 0o600), stream.fileno())
+    for name, value in request["limits"].items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(request["environment"])
+    torch.set_num_threads(request["threads"])
+    inputs = torch.frombuffer(mmap.mmap(inputs_fd, size, prot=mmap.PROT_READ), dtype=torch.uint8)
+    outputs = torch.frombuffer(mmap.mmap(outputs_fd, size), dtype=torch.uint8)
+    try:
+        with torch.inference_mode():
+            Worker(Channel(sock), inputs, outputs, request["device"]).serve()
+    except ChannelClosed:
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """On Linux, be killed when the warm parent ends, however it ends."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,68 @@
+"""The warm parent: a process that has imported torch and triton, and forks a worker in milliseconds on request.
+
+It runs no OpenMP region and touches no device: a child forked after either would hang or inherit a broken state.
+Run by the judge as `python -m autokernel.gate.zygote FD`.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+
+import numpy  # noqa: F401  imported here so that no worker pays for it
+import torch
+import torch._inductor.config
+
+from autokernel.gate.channel import Channel, ChannelClosed
+from autokernel.gate.worker import run_worker
+from autokernel.spec import load_spec  # noqa: F401
+
+if sys.platform == "linux":
+    import triton
+    import triton.language  # noqa: F401
+
+
+def assert_forkable() -> None:
+    threads = threading.active_count()
+    assert threads == 1, f"the warm parent runs {threads} Python threads"
+    assert not torch.cuda.is_initialized(), "the warm parent has touched a device"
+    if sys.platform == "linux":
+        count = len(os.listdir("/proc/self/task"))
+        assert count == 1, f"the warm parent runs {count} threads: a library has started a pool"
+
+
+def main(fd: int) -> None:
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
+    control = socket.socket(fileno=fd)
+    channel = Channel(control)
+    assert_forkable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel.send({"ready": os.getpid()})
+    while True:
+        request = channel.receive()
+        if request["op"] == "spawn":
+            _spawn(control, channel, request)
+        elif request["op"] == "wait":
+            pid, status = os.waitpid(request["pid"], 0)
+            channel.send({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _spawn(control: socket.socket, channel: Channel, request: dict) -> None:
+    control.settimeout(10)
+    _, fds, _, _ = socket.recv_fds(control, 1, 3)
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        run_worker(socket.socket(fileno=fds[0]), fds[1], fds[2], request["size"], request)
+    for passed in fds:
+        os.close(passed)
+    channel.send({"pid": pid})
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]))
+    except ChannelClosed:
+        sys.exit(0)

@@ -1,0 +1,74 @@
+"""Softmax: inputs, shapes and costs."""
+
+import torch
+
+import reference
+from autokernel.spec import KernelSpec, TensorSpec
+
+
+def arguments(dtype, shape, dim=-1):
+    return {"x": TensorSpec(tuple(shape), dtype), "dim": dim}
+
+
+def large_equal(inputs):
+    """Rows of one large value: exp overflows unless the maximum is subtracted first."""
+    return inputs | {"x": torch.full_like(inputs["x"], 2.0**14)}
+
+
+def one_dominates(inputs):
+    """One element far above the others, which underflow."""
+    x = inputs["x"].clone()
+    x.select(inputs["dim"], x.shape[inputs["dim"]] // 2).fill_(1000.0)
+    return inputs | {"x": x}
+
+
+def masked(inputs):
+    """-inf in all but the first half, as a causal mask leaves it."""
+    x, dim = inputs["x"].clone(), inputs["dim"]
+    half = x.shape[dim] // 2
+    x.narrow(dim, half, x.shape[dim] - half).fill_(-torch.inf)
+    return inputs | {"x": x}
+
+
+SPEC = KernelSpec(
+    name="softmax",
+    oracle=reference.softmax,
+    eager=torch.softmax,
+    eager_form="torch.softmax",
+    arguments=arguments,
+    smoke={"shape": (8, 256)},
+    sweep=(
+        {"shape": (64, 64)},
+        {"shape": (512, 128)},
+        {"shape": (1, 32000)},  # one token's distribution over the vocabulary
+        {"shape": (16, 4096)},
+        {"shape": (2, 12, 64, 64)},  # attention scores
+        {"shape": (4, 50257)},  # GPT-2's vocabulary: odd rows
+        {"shape": (128, 512), "dim": 0},  # along columns
+        {"shape": (8, 96, 80), "dim": 1},  # along the middle
+        {"shape": (333,)},
+    ),
+    edges=(
+        {"shape": (7, 1023)},
+        {"shape": (5, 4097)},
+        {"shape": (3, 1537)},
+        {"shape": (1, 1)},
+        {"shape": (65, 17)},
+        {"shape": (4097, 3), "dim": 0},
+        {"shape": (3, 1, 5), "dim": 1},
+    ),
+    timing={
+        "cpu": ({"shape": (6144, 512)}, {"shape": (512, 4096)}, {"shape": (512, 32000)}),
+        "cuda": (
+            {"shape": (4096, 4096)},
+            {"shape": (8192, 8192)},
+            {"shape": (1024, 32768)},
+            {"shape": (4096, 50257)},
+            {"shape": (32768, 128)},
+        ),
+    },
+    flops=lambda a: 5 * a["x"].numel,  # max, subtract, exp (counted as one), add, scale
+    bytes_moved=lambda a: 2 * a["x"].nbytes,  # read x, write y
+    headline="bandwidth_gb_s",
+    adversarial={"large_equal": large_equal, "one_dominates": one_dominates, "masked": masked},
+)

@@ -1,0 +1,121 @@
+"""A model as graphs: captured by Dynamo (graph breaks are fine), normalised to ATen before any decomposition.
+
+Linear, scaled_dot_product_attention, layer_norm, softmax and their like stay single nodes. What a program may write in
+many ways without meaning anything else is written in one way: every view is a `reshape`, a cast to the same dtype is
+nothing, a square is `pow(x, 2)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+aten = torch.ops.aten
+
+RESHAPES = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+}
+# Nothing happens if the result has the input's dtype, shape and strides.
+CONVERSIONS = {
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten.type_as.default,
+    aten.contiguous.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.alias.default,
+    aten.detach.default,
+    aten.reshape.default,
+}
+
+
+@dataclass
+class CapturedGraph:
+    """One graph of a model with the inputs of its first call; `calls` counts its calls in one pass."""
+
+    module: GraphModule
+    inputs: tuple[Any, ...]
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Capture:
+    graphs: tuple[CapturedGraph, ...]
+    breaks: tuple[str, ...]  # why Dynamo had to leave the model in between, in its words
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+    """Run the model once, without gradients, and keep every graph that Dynamo makes of it."""
+    graphs: list[CapturedGraph] = []
+
+    def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graph = CapturedGraph(normalise(module), tuple(inputs))
+        graphs.append(graph)
+
+        def call(*values: Any) -> Any:
+            graph.calls += 1
+            graph.inputs = values if graph.calls == 1 else graph.inputs
+            return module.forward(*values)
+
+        return call
+
+    torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
+    with torch.no_grad():
+        torch.compile(model, backend=backend, dynamic=False)(*args, **kwargs)
+    breaks = tuple(torch._dynamo.utils.counters["graph_break"])
+    torch._dynamo.reset()
+    return Capture(tuple(graphs), breaks)
+
+
+def normalise(module: GraphModule) -> GraphModule:
+    """A graph from Dynamo, in ATen, each meaning written in one way; nodes carry a fake tensor in `meta["val"]`."""
+    fakes = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
+    return trace(module, fakes)
+
+
+def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:
+    with torch.no_grad():
+        traced = make_fx(function, tracing_mode=tracing_mode, pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
+    if not any(_mutates(node) for node in traced.graph.nodes):  # then views and copies cannot be told apart
+        for node in traced.graph.nodes:
+            _simplify(node)
+        traced.graph.eliminate_dead_code()
+        traced.recompile()
+    return traced
+
+
+def value(node: Node) -> Any:
+    """The fake tensor (or tuple, or number) that stands for the node's result; None if it has none."""
+    return node.meta.get("val")
+
+
+def _mutates(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _simplify(node: Node) -> None:
+    if node.target in RESHAPES and all(isinstance(n, int) for n in value(node).shape):
+        node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], list(value(node).shape)), {}
+    if node.target is aten.mul.Tensor and node.args[0] is node.args[1]:
+        node.target, node.args = aten.pow.Tensor_Scalar, (node.args[0], 2)
+    idle_dropout = node.target is aten.dropout.default and not node.args[2]
+    if idle_dropout or (node.target in CONVERSIONS and _layout(node) == _layout(node.args[0])):
+        node.replace_all_uses_with(node.args[0])
+
+
+def _layout(node: Node) -> Any:
+    fake = value(node)
+    return (fake.dtype, fake.device, fake.shape, fake.stride()) if isinstance(fake, Tensor) else None

@@ -5,6 +5,7 @@ starter on small inputs and prints its failures as JSON.
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -76,6 +77,17 @@ def between_heads(t):
     return transposed(t, 1, 2)
 
 
+def with_specials(t):
+    """NaN and Inf in rows 0 to 3; row 4 starts with -Inf as a masked row does."""
+    t[0], t[1, t.shape[1] // 2], t[2, 1], t[3, -1] = -math.inf, math.nan, math.inf, -math.inf
+    t[4, : t.shape[1] - 1] = -math.inf
+    return t
+
+
+def softmax_case(*shape, dim=-1, layout=lambda t: t, scale=1.0):
+    return lambda dt: {"x": layout(randn(*shape, dtype=dt) * scale), "dim": dim}
+
+
 CASES = {
     "rmsnorm": {
         "8x256": rms_case(8, 256),
@@ -107,9 +119,27 @@ CASES = {
         "gaps": matmul_case(20, 31, 63, every_second, every_second),
         "deep": matmul_case(16, 32, 2048),
     },
+    "softmax": {
+        "7x1023": softmax_case(7, 1023),
+        "1x1": softmax_case(1, 1),
+        "vector": softmax_case(300, scale=8),
+        "2x3x5x16": softmax_case(2, 3, 5, 16),
+        "dim 0": softmax_case(130, 33, dim=0),
+        "dim 1": softmax_case(3, 70, 5, dim=1, layout=shifted),
+        "transposed": softmax_case(40, 100, layout=transposed),
+        "gaps": softmax_case(5, 100, layout=every_second),
+        "specials": softmax_case(6, 50, layout=with_specials),
+        "specials dim 0": softmax_case(6, 50, dim=0, layout=with_specials),
+        "2x50257": softmax_case(2, 50257, scale=3),
+        "5x40001 specials": softmax_case(5, 40001, layout=with_specials),
+        "2x40000": softmax_case(2, 40000),
+        "2x40001 shifted": softmax_case(2, 40001, layout=shifted),
+        "padded rows": lambda dt: {"x": randn(2, 40016, dtype=dt)[:, :40001]},
+    },
 }
 OWN_OPS = {  # PyTorch's own op, whose error in the dtype is the yardstick; else the oracle itself in that dtype
     "rmsnorm": lambda x, weight, eps=1e-6: F.rms_norm(x, weight.shape, weight, eps),
+    "softmax": lambda x, dim=-1: F.softmax(x, dim),
 }
 
 ERROR_RATIO = 4  # the most that a row's rms error may be, in errors of PyTorch's own op

@@ -92,7 +92,7 @@ def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
         HEADS=heads,
         BLOCK_S=block_s,
         BLOCK_HALF=triton.next_power_of_2(half),
-        BLOCK_REST=triton.next_power_of_2(D - 2 * half) if D > 2 * half else 0,
+        BLOCK_REST=triton.next_power_of_2(D - 2 * half) if 2 * half < D else 0,
         num_warps=NUM_WARPS,
     )
     return y

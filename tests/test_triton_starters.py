@@ -37,6 +37,10 @@ def randn(*shape, dtype):
     return torch.randn(shape).to(dtype)
 
 
+def as_is(t):
+    return t
+
+
 def every_second(t):
     """The same values with gaps of one element between them, one element into their storage."""
     wide = t.new_zeros(2 * t.numel() + 1)
@@ -55,11 +59,11 @@ def transposed(t, a=-1, b=-2):
     return t.transpose(a, b).contiguous().transpose(a, b)
 
 
-def rms_case(*shape, layout=lambda t: t):
+def rms_case(*shape, layout=as_is):
     return lambda dt: {"x": layout(randn(*shape, dtype=dt)), "weight": randn(shape[-1], dtype=dt)}
 
 
-def rotary_case(batch, heads, seq, dim, rotary_dim, interleaved, layout=lambda t: t):
+def rotary_case(batch, heads, seq, dim, rotary_dim, interleaved, layout=as_is):
     def make(dtype):
         angles = torch.rand(seq, rotary_dim // 2) * 6
         x = layout(randn(batch, heads, seq, dim, dtype=dtype))
@@ -68,7 +72,7 @@ def rotary_case(batch, heads, seq, dim, rotary_dim, interleaved, layout=lambda t
     return make
 
 
-def matmul_case(M, N, K, layout_a=lambda t: t, layout_b=lambda t: t):
+def matmul_case(M, N, K, layout_a=as_is, layout_b=as_is):
     return lambda dt: {"A": layout_a(randn(M, K, dtype=dt)), "B": layout_b(randn(K, N, dtype=dt))}
 
 
@@ -84,8 +88,30 @@ def with_specials(t):
     return t
 
 
-def softmax_case(*shape, dim=-1, layout=lambda t: t, scale=1.0):
+def softmax_case(*shape, dim=-1, layout=as_is, scale=1.0):
     return lambda dt: {"x": layout(randn(*shape, dtype=dt) * scale), "dim": dim}
+
+
+def layernorm_case(*shape, layout=as_is):
+    N = shape[-1]
+    return lambda dt: {
+        "x": layout(randn(*shape, dtype=dt)),
+        "weight": randn(N, dtype=dt),
+        "bias": randn(N, dtype=dt),
+    }
+
+
+def entropy_case(M, V, ignored=0, layout=as_is, below=None):
+    def make(dtype):
+        targets = torch.randint(below or V, (M,))
+        targets[:ignored] = -100
+        return {"logits": layout(randn(M, V, dtype=dtype)), "targets": targets}
+
+    return make
+
+
+def reduce_case(*shape, dim, op, layout):
+    return lambda dt: {"x": layout(randn(*shape, dtype=dt)), "dim": dim, "op": op}
 
 
 CASES = {
@@ -136,10 +162,50 @@ CASES = {
         "2x40001 shifted": softmax_case(2, 40001, layout=shifted),
         "padded rows": lambda dt: {"x": randn(2, 40016, dtype=dt)[:, :40001]},
     },
+    "layernorm": {
+        "8x256": layernorm_case(8, 256),
+        "7x1023": layernorm_case(7, 1023),
+        "1x1": layernorm_case(1, 1),
+        "far from zero": layernorm_case(5, 768, layout=lambda t: t + 100),
+        "2x3x4x40": layernorm_case(2, 3, 4, 40),
+        "transposed": layernorm_case(33, 48, layout=transposed),
+        "gaps": layernorm_case(5, 100, layout=every_second),
+        "2x20001": layernorm_case(2, 20001, layout=lambda t: t + 10),
+    },
+    "cross_entropy": {
+        "8x1000": entropy_case(8, 1000),
+        "1x1": entropy_case(1, 1),
+        "33x50257": entropy_case(3, 50257),
+        "ignored": entropy_case(40, 77, ignored=7),
+        "all ignored": entropy_case(4, 77, ignored=4),
+        "confident": entropy_case(16, 513, layout=lambda t: t * 30),
+        "padded rows": lambda dt: {"logits": randn(5, 520, dtype=dt)[:, :513], "targets": torch.arange(5)},
+        "masked": entropy_case(9, 9000, layout=lambda t: t.index_fill(1, torch.arange(5, 8500), -math.inf), below=5),
+        "transposed": entropy_case(9, 300, layout=transposed),
+        "shifted": entropy_case(9, 300, layout=shifted),
+    },
+    "reduce": {
+        f"{op} {name}": reduce_case(*shape, dim=dim, op=op, layout=layout)
+        for op in ("sum", "max")
+        for name, shape, dim, layout in (
+            ("7x1023", (7, 1023), -1, as_is),
+            ("1x1", (1, 1), 0, as_is),
+            ("vector", (70001,), 0, as_is),
+            ("dim 1", (3, 70, 5), 1, shifted),
+            ("dim 0 long", (9000, 33), 0, as_is),
+            ("transposed", (40, 100), -1, transposed),
+            ("gaps", (5, 100), 1, every_second),
+            ("specials", (6, 50), -1, with_specials),
+            ("specials dim 0", (6, 50), 0, with_specials),
+            ("4x12288", (4, 12288), -1, as_is),
+        )
+    },
 }
 OWN_OPS = {  # PyTorch's own op, whose error in the dtype is the yardstick; else the oracle itself in that dtype
     "rmsnorm": lambda x, weight, eps=1e-6: F.rms_norm(x, weight.shape, weight, eps),
     "softmax": lambda x, dim=-1: F.softmax(x, dim),
+    "layernorm": lambda x, weight, bias, eps=1e-5: F.layer_norm(x, weight.shape, weight, bias, eps),
+    "cross_entropy": lambda logits, targets, ignore_index=-100: F.cross_entropy(logits, targets),
 }
 
 ERROR_RATIO = 4  # the most that a row's rms error may be, in errors of PyTorch's own op

@@ -1,0 +1,75 @@
+"""Matrix product: inputs, shapes and costs."""
+
+import torch
+
+import reference
+from autokernel.spec import KernelSpec, TensorSpec
+
+
+def arguments(dtype, M, K, N, b_transposed=False):
+    """`b_transposed`: B is the [K, N] view of a [N, K] weight, as F.linear has it."""
+    return {"A": TensorSpec((M, K), dtype), "B": TensorSpec((K, N), dtype, (1, K) if b_transposed else None)}
+
+
+def dynamic_range(inputs):
+    """Columns of A between 2^-9 and 2^9, rows of B the inverse: every product matters, few operands are of one size."""
+    exponents = torch.linspace(-9, 9, inputs["A"].shape[1]).round()
+    scale = torch.exp2(exponents).to(inputs["A"].dtype)
+    return inputs | {"A": inputs["A"] * scale, "B": inputs["B"] / scale[:, None]}
+
+
+def one_sign(inputs):
+    """Sums that only grow: an accumulator of too few bits stops growing with them."""
+    return {name: x.abs() for name, x in inputs.items()}
+
+
+SPEC = KernelSpec(
+    name="matmul",
+    oracle=reference.matmul,
+    eager=reference.matmul,
+    eager_form="A @ B",
+    arguments=arguments,
+    smoke={"M": 32, "K": 64, "N": 32},
+    sweep=(
+        {"M": 128, "K": 768, "N": 768, "b_transposed": True},  # attention projections
+        {"M": 128, "K": 768, "N": 2048, "b_transposed": True},  # MLP up
+        {"M": 128, "K": 2048, "N": 768, "b_transposed": True},  # MLP down
+        {"M": 8, "K": 768, "N": 4000, "b_transposed": True},  # language-model head
+        {"M": 1, "K": 1024, "N": 1024, "b_transposed": True},  # one token: decode
+        {"M": 256, "K": 256, "N": 256},
+        {"M": 100, "K": 300, "N": 500},  # nothing a power of two
+        {"M": 64, "K": 4096, "N": 64},  # long sums
+        {"M": 512, "K": 64, "N": 512},  # attention scores
+        {"M": 1000, "K": 80, "N": 40},  # tall and narrow
+    ),
+    edges=(
+        {"M": 1023, "K": 65, "N": 33},
+        {"M": 17, "K": 4097, "N": 19},
+        {"M": 31, "K": 129, "N": 1537, "b_transposed": True},
+        {"M": 1, "K": 1, "N": 1},
+        {"M": 3, "K": 1, "N": 4097},
+        {"M": 1537, "K": 7, "N": 1},
+    ),
+    timing={
+        "cpu": (
+            {"M": 512, "K": 768, "N": 768, "b_transposed": True},
+            {"M": 512, "K": 768, "N": 2048, "b_transposed": True},
+            {"M": 512, "K": 2048, "N": 768, "b_transposed": True},
+            {"M": 512, "K": 768, "N": 32000, "b_transposed": True},
+        ),
+        "cuda": (
+            {"M": 4096, "K": 4096, "N": 4096},
+            {"M": 1024, "K": 1024, "N": 1024},
+            {"M": 2048, "K": 2048, "N": 2048},
+            {"M": 8192, "K": 8192, "N": 8192},
+            {"M": 4096, "K": 4096, "N": 11008},
+            {"M": 1024, "K": 8192, "N": 1024},
+        ),
+    },
+    flops=lambda a: 2 * a["A"].numel * a["B"].shape[1],  # a product and a sum for each of M K N
+    # read A and B, write C
+    bytes_moved=lambda a: a["A"].nbytes + a["B"].nbytes + a["A"].shape[0] * a["B"].shape[1] * a["A"].dtype.itemsize,
+    headline="throughput_tflops",
+    static=frozenset({"B"}),
+    adversarial={"dynamic_range": dynamic_range, "one_sign": one_sign},
+)

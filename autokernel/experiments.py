@@ -82,7 +82,8 @@ def _parse(kind: object, text: str) -> object:
 
 def experiment_from(verdict: Verdict, **known: object) -> Experiment:
     """The row of a verdict; `known` has what the verdict does not: number, tag, target, description, agent and cost."""
-    status = REFUSED.get(verdict.correctness) or (Status.KEPT if verdict.keep else Status.RESET)
+    kept = verdict.keep or known["agent"] == STARTER  # a correct starter is what the first experiment has to beat
+    status = REFUSED.get(verdict.correctness) or (Status.KEPT if kept else Status.RESET)
     speedup = verdict.speedup_vs_incumbent
     measured = {
         "kernel_type": verdict.kernel_type,

@@ -6,8 +6,10 @@ no lock of the user's index is ever taken. The verdict stands in the commit's me
 
 import os
 import shutil
+import signal
 import tempfile
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -54,15 +56,20 @@ class GitLedger:
         return NO_HOOKS | identity
 
     @contextmanager
-    def _git(self, **extra: str):
-        with self.repo.git.custom_environment(**self._environment, **extra):
-            yield self.repo.git
+    def _git(self, **extra: str) -> Iterator[git.Git]:
+        """Git, while signals wait: Ctrl-C reaches a terminal's whole process group, and children inherit the mask."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            with self.repo.git.custom_environment(**self._environment, **extra):
+                yield self.repo.git
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def open(self, worktree: bool = True) -> None:
         """Make the branch (at the checkout's HEAD) and the worktree if they do not exist; clear what a kill left there."""
         with self._git() as run:
             if not self._ref(self.branch):
-                run.update_ref(self.branch, self.repo.head.commit.hexsha, "")
+                run.update_ref(self.branch, run.rev_parse("HEAD"), "")
             if worktree and not (self.tree / ".git").exists():
                 shutil.rmtree(self.tree, ignore_errors=True)
                 run.worktree("prune")
@@ -80,12 +87,15 @@ class GitLedger:
         heads = [self._linked / "HEAD.lock"] if self.has_tree else []
         for lock in (common / f"{self.branch}.lock", *common.glob(f"{self.prefix}*.lock"), *heads):
             lock.unlink(missing_ok=True)
-        entries, head = self.entries(), self.repo.commit(self.head)
-        if head.message.startswith("#") and head.hexsha not in {entry.row.commit for entry in entries}:
+        entries, head = self.entries(), self.head
+        with self._git() as run:
+            text = run.show("--no-patch", "--format=%B", head)
+            kept = [entry.row.commit for entry in entries if entry.row.status == "kept"]
+            unborn = kept and run.rev_parse(f"{kept[-1]}^") == head
+        if text.startswith("#") and head not in {entry.row.commit for entry in entries}:
             with self._git() as run:
-                run.update_ref(f"{self.prefix}{parse(head.message, head.hexsha).row.experiment}", head.hexsha)
-        kept = [entry.row.commit for entry in entries if entry.row.status == "kept"]
-        if kept and head in self.repo.commit(kept[-1]).parents:
+                run.update_ref(f"{self.prefix}{parse(text, head).row.experiment}", head)
+        if unborn:
             self._advance(kept[-1])
 
     @property
@@ -98,7 +108,8 @@ class GitLedger:
         return Path((self.tree / ".git").read_text().removeprefix("gitdir: ").strip())
 
     def _ref(self, name: str) -> str | None:
-        return self.repo.git.for_each_ref(name, format="%(objectname)") or None
+        with self._git() as run:
+            return run.for_each_ref(name, format="%(objectname)") or None
 
     @property
     def head(self) -> str:
@@ -107,7 +118,8 @@ class GitLedger:
         return commit
 
     def source(self, commit: str) -> str:
-        return self.repo.commit(commit).tree[KERNEL].data_stream.read().decode()
+        with self._git() as run:
+            return run.cat_file("blob", f"{commit}:{KERNEL}", strip_newline_in_stdout=False)
 
     def write(self, source: str) -> None:
         """Put a candidate into the worktree's kernel.py, for whoever looks."""
@@ -117,21 +129,20 @@ class GitLedger:
         """Bring the worktree and its index to the branch. The index is replaced whole, so a stale lock cannot block it."""
         linked = self._linked
         scratch = linked / "index.autokernel"
+        head = self.head
         with self._git(GIT_INDEX_FILE=str(scratch)) as run:
-            run.read_tree(self.head)
+            run.read_tree(head)
         os.replace(scratch, linked / "index")
         (linked / "index.lock").unlink(missing_ok=True)
-        self.write(self.source(self.head))
+        self.write(self.source(head))
 
     def _commit(self, source: str, message: str) -> str:
         """A commit on top of the branch that changes kernel.py alone."""
-        with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            run = stack.enter_context(self._git(GIT_INDEX_FILE=f"{folder}/index"))
+        parent = self.head
+        with tempfile.TemporaryDirectory() as folder, self._git(GIT_INDEX_FILE=f"{folder}/index") as run:
             text, words = Path(folder, "source"), Path(folder, "message")
             text.write_text(source)
             words.write_text(message)
-            parent = self.head
             blob = run.hash_object("-w", "--no-filters", str(text))
             run.read_tree(parent)
             run.update_index("--add", "--cacheinfo", f"100644,{blob},{KERNEL}")
@@ -144,8 +155,9 @@ class GitLedger:
         return commit
 
     def _advance(self, commit: str) -> None:
+        head = self.head
         with self._git() as run:
-            run.update_ref(self.branch, commit, self.head)
+            run.update_ref(self.branch, commit, head)
 
     def record(self, row: Experiment, source: str, notes: str = "") -> Experiment:
         """The experiment's final commit and ref; the branch advances to it if it was kept. Returns the row with its commit.
@@ -164,18 +176,18 @@ class GitLedger:
 
     def entries(self) -> list[Entry]:
         """Every experiment of this tag, in order, read from the refs."""
-        listing = self.repo.git.for_each_ref(self.prefix, format="%(objectname)%00%(contents)%00%00")
+        with self._git() as run:
+            listing = run.for_each_ref(self.prefix, format="%(objectname)%00%(contents)%00%00")
         records = (record.strip("\n").split("\0", 1) for record in listing.split("\0\0"))
         entries = [parse(text, commit) for commit, text in (r for r in records if len(r) == 2)]
         return sorted(entries, key=lambda entry: entry.row.experiment)
 
     def remove(self) -> None:
         """Delete the worktree, the branch and every ref of this tag; what they held becomes garbage for git to collect."""
-        if self.has_tree:
-            self.repo.git.worktree("remove", "--force", str(self.tree))
-        names = self.repo.git.for_each_ref(self.prefix, self.branch, format="%(refname)").split()
         with self._git() as run:
-            for name in names:
+            if self.has_tree:
+                run.worktree("remove", "--force", str(self.tree))
+            for name in run.for_each_ref(self.prefix, self.branch, format="%(refname)").split():
                 run.update_ref("-d", name)
 
 

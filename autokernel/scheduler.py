@@ -113,6 +113,8 @@ def next_target(plan: Plan, rows: Sequence[Experiment], rules: Rules, exhausted:
         if not candidates:
             continue
         stay = next((t for t in candidates if t.name == current), None)
+        if stay and patience and not move_on(rows_of(stay, rows)[:-1], rules.patient(patience - 1)):
+            stay = None  # its last row ended the round before: this one begins where most is expected
         target = stay or max(candidates, key=lambda t: expected_gain(t, rows_of(t, rows)))
         gain = expected_gain(target, rows_of(target, rows))
         again = f"; round {patience + 1}" if patience else ""

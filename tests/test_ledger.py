@@ -125,10 +125,16 @@ def test_an_experiment_number_is_used_once(ledger):
     assert (ledger.head, len(ledger.entries())) == (first.commit, 1)
 
 
+def test_ctrl_c_does_not_reach_git(ledger):
+    """A terminal sends SIGINT to the whole group, so to git as well; a child must start with it blocked."""
+    with ledger._git() as run:
+        assert "SIGINT" in run.execute(["sh", "-c", "kill -INT $$; echo SIGINT was waiting"])
+
+
 def test_changing_target_is_a_commit_of_its_own(ledger):
     commit = ledger.start_target("matmul_x", "starter\n", "put in its starter")
     assert ledger.head == commit
-    assert ledger.repo.commit(commit).message == "matmul_x: put in its starter\n"
+    assert sh("git", "log", "-1", "--format=%B", commit, cwd=ledger.tree) == "matmul_x: put in its starter"
     assert ledger.entries() == []
 
 

@@ -1,4 +1,4 @@
-"""The scheduler's decisions, from rows alone: Amdahl's order, the four rules, patience, and staying until a rule ends it."""
+"""The scheduler's decisions, from rows alone: Amdahl's order, the four rules, patience, staying until a rule ends it."""
 
 from dataclasses import replace
 
@@ -74,6 +74,8 @@ def test_the_largest_share_first_then_the_next():
 def test_it_stays_on_a_target_until_a_rule_ends_it():
     history = rows("reset", name="small")
     assert next_target(PLAN, history, Rules()).target.name == "small"
+    second_round = rows(*["reset"] * 5) + rows(*["reset"] * 5, name="middle") + rows(*["reset"] * 6, name="small")
+    assert next_target(PLAN, second_round, Rules()).target.name == "small"
 
 
 def test_headroom_outweighs_share():

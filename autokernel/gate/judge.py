@@ -105,15 +105,24 @@ class Judge:
             self._noise[key] = max(MINIMUM_GAIN, 2 * stdev(ratios) / math.sqrt(PAIRS[1]))
         return self._noise[key]
 
+    def profile(self, source: str, target: Target) -> str:
+        """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""
+        spec, case = load_spec(target.kernel_type), target.cases[0].case
+        with WorkerProcess(self.parent, self.threads) as worker:
+            worker.request("load", CALL_TIMEOUT_S * 3, source=source, poison=False)
+            inputs = Trial("profile", case, secrets.randbits(48)).inputs(spec)
+            worker.request("sets", CALL_TIMEOUT_S, sets=[write_inputs(self.parent, inputs, case.tensors, 0)[0]])
+            return str(worker.request("profile", CALL_TIMEOUT_S * 3)["table"])
+
     def _refused(self, source: str, target: Target, seed: int) -> Failure | None:
         """What can be said of the source without running it."""
         try:
-            constants = _constants(source)
+            declared = constants(source)
         except SyntaxError as error:
             return Failure("smoke_test", "source", seed, f"not Python: {error}")
         for name, wanted in (("KERNEL_TYPE", (target.kernel_type,)), ("BACKEND", BACKENDS)):
-            if constants.get(name) not in wanted:
-                return Failure("smoke_test", "source", seed, f"{name} is {constants.get(name)!r}, not one of {wanted}")
+            if declared.get(name) not in wanted:
+                return Failure("smoke_test", "source", seed, f"{name} is {declared.get(name)!r}, not one of {wanted}")
         return None
 
     def _correctness(
@@ -258,7 +267,7 @@ class Judge:
         ridge = peak_flops / peak_bytes_s
         return Verdict(
             kernel_type=target.kernel_type,
-            backend=_constants(source)["BACKEND"],
+            backend=constants(source)["BACKEND"],
             device=self.device.name,
             correctness=Correctness.PASS,
             keep=False,
@@ -286,7 +295,7 @@ class Judge:
         self, target: Target, source: str, kind: Correctness, stages: dict[str, str], failure: Failure, seed: int
     ) -> Verdict:
         try:
-            backend = str(_constants(source).get("BACKEND", target.backend))
+            backend = str(constants(source).get("BACKEND", target.backend))
         except SyntaxError:
             backend = target.backend
         return Verdict(
@@ -294,7 +303,7 @@ class Judge:
         )
 
 
-def _constants(source: str) -> dict[str, object]:
+def constants(source: str) -> dict[str, object]:
     """Module-level NAME = literal assignments of a kernel file. Raises SyntaxError."""
     constants = {}
     for node in ast.parse(source).body:

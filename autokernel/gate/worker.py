@@ -6,7 +6,6 @@ claim is checked by the judge, which holds the expected values, the seeds and th
 
 import ctypes
 import importlib.util
-import inspect
 import os
 import resource
 import signal
@@ -82,9 +81,6 @@ class Worker:
         eager = load_spec(kernel_type).eager
         self.function = torch.compile(eager, dynamic=False) if compiled else eager
 
-    def do_parameters(self) -> dict[str, Any]:
-        return {"parameters": list(inspect.signature(self.function).parameters)}
-
     def do_sets(self, sets: list[dict[str, Any]]) -> None:
         """Receive input sets: placed tensors and plain values."""
         self._drop()
@@ -132,6 +128,18 @@ class Worker:
     def do_memory(self) -> dict[str, Any]:
         peak = torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
         return {"peak_bytes": peak}
+
+    def do_profile(self) -> dict[str, Any]:
+        """One warm call on the first input set under torch.profiler."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self.function(**self.sets[0])
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.cuda else [])
+        with profile(activities=activities) as recorded:
+            self.function(**self.sets[0])
+            self._synchronize()
+        order = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
+        return {"table": recorded.key_averages().table(sort_by=order, row_limit=12)}
 
     def _argument(self, value: Any) -> Any:
         if not isinstance(value, dict):

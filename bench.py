@@ -1,0 +1,90 @@
+"""The gate on one kernel file: five stages of correctness, then paired timing against PyTorch.
+
+Usage:
+    python bench.py                                   # kernel.py, at the sizes of its type's spec
+    python bench.py kernels/rmsnorm/cpp_kernel.py --quick
+    python bench.py kernel.py --tag default --target rmsnorm_float32 --incumbent old.py
+
+Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes nothing.
+Ends in greppable `key: value` lines (or one JSON object with --json). Exit status: 0 only on PASS, 1 on a verdict against
+the kernel, 2 on bad use.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from autokernel import cli
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0],
+        epilog="example: python bench.py kernels/softmax/cpp_kernel.py --sizes --compile",
+    )
+    parser.add_argument("file", nargs="?", type=Path, default=Path("kernel.py"), help="default: kernel.py")
+    parser.add_argument("--kernel", metavar="TYPE", help="the kernel type that the file must be of (default: its own)")
+    parser.add_argument("--quick", action="store_true", help="smoke and sweep in one dtype, three pairs: no proof")
+    parser.add_argument("--sizes", action="store_true", help="time every size of the spec, not the first alone")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile of the eager form as well")
+    parser.add_argument("--profile", action="store_true", help="print what ran in one call, by torch.profiler")
+    parser.add_argument("--incumbent", type=Path, help="a kernel file to be compared with, under the loop's keep rule")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype that is timed (default: float32 on a CPU, else float16)")
+    parser.add_argument("--target", help="time a target of the plan: the shapes and strides of a model")
+    parser.add_argument("--tag", default="default", help="the run whose plan has the target (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="repeat the inputs of an earlier verdict")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    cli.add_device_argument(parser)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    import torch
+
+    from autokernel.gate import Judge, report
+    from autokernel.gate.judge import constants
+    from autokernel.spec import ROOT, kernel_types
+    from autokernel.target import Plan, default_target
+
+    if not options.file.is_file():
+        cli.fail(f"there is no file {options.file}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
+    source = options.file.read_text()
+    try:
+        declared = constants(source)
+    except SyntaxError as error:
+        cli.fail(f"{options.file} is not Python: {error}")
+    kernel_type, backend = options.kernel or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
+    if kernel_type not in kernel_types():
+        cli.fail(f"{options.file}: KERNEL_TYPE is {kernel_type!r}; the types are {', '.join(kernel_types())}")
+    cli.preflight(str(backend))
+    if options.target:
+        try:
+            target = Plan.read(ROOT / "workspace" / options.tag / "plan.json").target(options.target)
+        except (OSError, StopIteration):
+            cli.fail(f"no target {options.target!r} in workspace/{options.tag}/plan.json: see extract.py --report")
+    else:
+        dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
+        target = default_target(kernel_type, backend, options.device, getattr(torch, dtype), options.sizes)
+    with cli.progress(f"{options.file}", total=6) as step, Judge(options.device) as judge:
+        verdict = judge.examine(
+            source,
+            target,
+            incumbent=options.incumbent.read_text() if options.incumbent else None,
+            quick=options.quick,
+            seed=options.seed,
+            compile_baseline=options.compile,
+            progress=step,
+        )
+        profile = judge.profile(source, target) if options.profile and verdict.correctness == "PASS" else ""
+    if options.json:
+        print(json.dumps(report.as_json(verdict), indent=1))
+    else:
+        print(profile + report.as_text(verdict, f"python bench.py {options.file} --seed {verdict.seed}"))
+    return 0 if verdict.correctness == "PASS" else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

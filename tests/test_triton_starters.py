@@ -110,6 +110,18 @@ def entropy_case(M, V, ignored=0, layout=as_is, below=None):
     return make
 
 
+def attention_case(B, H, kv_heads, seq_q, seq_k, D, causal=True, sm_scale=None, mask=None, layout=as_is):
+    def make(dtype):
+        q = layout(randn(B, H, seq_q, D, dtype=dtype))
+        k, v = (layout(randn(B, kv_heads, seq_k, D, dtype=dtype)) for _ in "kv")
+        attn_mask = mask and mask()
+        if mask and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(dtype)
+        return {"Q": q, "K": k, "V": v, "causal": causal, "sm_scale": sm_scale, "attn_mask": attn_mask}
+
+    return make
+
+
 def reduce_case(*shape, dim, op, layout):
     return lambda dt: {"x": layout(randn(*shape, dtype=dt)), "dim": dim, "op": op}
 
@@ -183,6 +195,25 @@ CASES = {
         "masked": entropy_case(9, 9000, layout=lambda t: t.index_fill(1, torch.arange(5, 8500), -math.inf), below=5),
         "transposed": entropy_case(9, 300, layout=transposed),
         "shifted": entropy_case(9, 300, layout=shifted),
+    },
+    "flash_attention": {
+        "causal": attention_case(1, 2, 2, 150, 150, 64),
+        "full": attention_case(1, 2, 2, 65, 130, 64, causal=False),
+        "grouped": attention_case(2, 6, 2, 40, 40, 40, layout=between_heads),
+        "grouped full": attention_case(1, 4, 1, 33, 70, 80, causal=False, layout=between_heads),
+        "decode": attention_case(2, 4, 2, 1, 77, 128, causal=False),
+        "1x1": attention_case(1, 1, 1, 1, 1, 16),
+        "more keys": attention_case(1, 2, 2, 20, 200, 32),
+        "more queries": attention_case(1, 2, 2, 200, 20, 32),
+        "sharp": attention_case(1, 1, 1, 70, 70, 64, sm_scale=1.0),
+        "negative scale": attention_case(1, 1, 1, 70, 70, 32, sm_scale=-0.5),
+        "key mask": attention_case(2, 2, 2, 40, 130, 32, causal=False, mask=lambda: torch.rand(2, 1, 1, 130) < 0.7),
+        "rows without keys": attention_case(
+            1, 2, 2, 40, 70, 32, causal=False, mask=lambda: torch.ones(40, 70).tril(-3) > 0
+        ),
+        "late keys": attention_case(1, 1, 1, 8, 150, 32, causal=False, mask=lambda: torch.arange(150)[None] > 140),
+        "float mask": attention_case(2, 2, 1, 70, 70, 32, mask=lambda: torch.randn(2, 70, 70)),
+        "wide": attention_case(1, 1, 1, 20, 20, 256),
     },
     "reduce": {
         f"{op} {name}": reduce_case(*shape, dim=dim, op=op, layout=layout)

@@ -1,0 +1,238 @@
+"""Flash attention in Triton: a block of queries a program, online softmax over blocks of keys, scores never stored.
+
+Blocks of keys that every query of the block sees take a loop without masks; those on the causal diagonal, at the end of
+the keys or under an attn_mask take another. exp is exp2 with the scale folded in.
+"""
+
+import math
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+KERNEL_TYPE = "flash_attention"
+BACKEND = "triton"
+TUNABLES = {
+    "BLOCK_M": [0, 16, 64, 128],
+    "BLOCK_N": [0, 32, 64, 128],
+    "NUM_WARPS": [0, 4, 8],
+    "NUM_STAGES": [1, 2, 3, 4],
+}
+
+BLOCK_M = 0  # queries; 0: 128, fewer where that leaves multiprocessors idle
+BLOCK_N = 0  # keys; 0: as many as fit registers, see _blocks
+NUM_WARPS = 0  # 0: by the block
+NUM_STAGES = 3  # at most: as many as shared memory holds
+LOG2_E = math.log2(math.e)
+
+
+@triton.jit
+def _attend(
+    sums,
+    total,
+    peak,
+    q,
+    K,
+    V,
+    mask,
+    begin,
+    end,
+    m,
+    seq_k,
+    scale,
+    stride_kn,
+    stride_vn,
+    stride_mm,
+    stride_mn,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    FOLD: tl.constexpr,
+    WHOLE: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Keys begin..end (blocks that all queries see, if WHOLE) into the running output, sum and maximum (in log2).
+
+    FOLD: there is no attn_mask, and scale > 0, so that the largest score stays the largest once scaled.
+    """
+    d = tl.arange(0, BLOCK_D)
+    for start in range(begin, end, BLOCK_N):
+        n = start + tl.arange(0, BLOCK_N)
+        k_at = K + n.to(tl.int64)[None, :] * stride_kn + d[:, None]
+        v_at = V + n.to(tl.int64)[:, None] * stride_vn + d[None, :]
+        if WHOLE and D == BLOCK_D:
+            k, v = tl.load(k_at), tl.load(v_at)
+        elif WHOLE:
+            k, v = tl.load(k_at, d[:, None] < D, 0.0), tl.load(v_at, d[None, :] < D, 0.0)
+        else:
+            k = tl.load(k_at, (d[:, None] < D) & (n[None, :] < seq_k), 0.0)
+            v = tl.load(v_at, (d[None, :] < D) & (n[:, None] < seq_k), 0.0)
+        scores = tl.dot(q, k, input_precision="ieee")
+        if not WHOLE:
+            visible = n[None, :] < seq_k
+            if CAUSAL:
+                visible = visible & (n[None, :] <= m[:, None])
+            scores = tl.where(visible, scores, -float("inf"))
+        if FOLD:
+            higher = tl.maximum(peak, tl.max(scores, 1) * scale)
+            powers = tl.exp2(scores * scale - higher[:, None])  # one fused multiply-add, which rounds once
+            shrink = tl.exp2(peak - higher)
+        else:
+            scores = tl.where(visible, scores * scale, -float("inf"))
+            if MASK != "none":
+                # Queries past the end have no row in the mask: they read the last one's, and are not stored.
+                at = mask + m.to(tl.int64)[:, None] * stride_mm + n.to(tl.int64)[None, :] * stride_mn
+                if MASK == "bool":
+                    scores = tl.where(tl.load(at, visible, 0) != 0, scores, -float("inf"))
+                else:
+                    scores += tl.load(at, visible, 0.0).to(tl.float32) * 1.4426950408889634
+            higher = tl.maximum(peak, tl.max(scores, 1))
+            base = tl.where(higher == -float("inf"), 0.0, higher)  # no key seen yet
+            powers = tl.exp2(scores - base[:, None])
+            shrink = tl.exp2(peak - base)
+        sums = tl.dot(powers.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
+        total = total * shrink + tl.sum(powers, 1)
+        peak = higher
+    return sums, total, peak
+
+
+@triton.jit
+def _attention(
+    Q,
+    K,
+    V,
+    mask,
+    out,
+    heads,
+    group,
+    seq_q,
+    seq_k,
+    scale,
+    stride_qb,
+    stride_qh,
+    stride_qm,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_mb,
+    stride_mh,
+    stride_mm,
+    stride_mn,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    FOLD: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    blocks = tl.cdiv(seq_q, BLOCK_M)
+    first = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M  # the causal rows with the most keys first
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    b, h = head // heads, head % heads
+    m = first + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    rows = m.to(tl.int64)[:, None]
+    inside = (rows < seq_q) & (d[None, :] < D)
+    q = tl.load(Q + b * stride_qb + h * stride_qh + rows * stride_qm + d[None, :], inside, 0.0)
+    K += b * stride_kb + h // group * stride_kh
+    V += b * stride_vb + h // group * stride_vh
+    mask += b * stride_mb + h * stride_mh
+    sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    peak = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+
+    end = min(first + BLOCK_M, seq_k) if CAUSAL else seq_k
+    whole_end = 0
+    if FOLD:
+        whole_end = (min(first + 1, seq_k) if CAUSAL else seq_k) // BLOCK_N * BLOCK_N
+        sums, total, peak = _attend(
+            sums, total, peak, q, K, V, mask, 0, whole_end, m, seq_k, scale, stride_kn, stride_vn, stride_mm, stride_mn,
+            CAUSAL, MASK, FOLD, True, D, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+    m = tl.minimum(m, seq_q - 1)
+    sums, total, peak = _attend(
+        sums, total, peak, q, K, V, mask, whole_end, end, m, seq_k, scale, stride_kn, stride_vn, stride_mm, stride_mn,
+        CAUSAL, MASK, FOLD, False, D, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    out += (head * seq_q + rows) * D + d[None, :]
+    tl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), inside)
+
+
+@cache
+def _device(index: int | None) -> tuple[int, int]:
+    """Multiprocessors and bytes of shared memory a program may use; an H100's where there is no GPU."""
+    if index is None:
+        return 132, 232448
+    properties = torch.cuda.get_device_properties(index)
+    return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 65536)
+
+
+def _blocks(seq_q: int, heads: int, block_d: int, fp32: bool, processors: int) -> tuple[int, int, int]:
+    """Queries and keys of a block and its warps: the largest whose accumulators and scores stay in registers."""
+    if fp32:  # its dot products keep their operands in registers too
+        return (16 if seq_q <= 16 else 64 if block_d <= 64 else 32), (32 if block_d <= 64 else 16), 8
+    block_m = 16 if seq_q <= 16 else 128 if triton.cdiv(seq_q, 128) * heads >= processors else 64
+    block_n = 128 if block_d <= 128 and block_m == 128 else 64
+    return block_m, block_n, 8 if block_m == 128 or block_d > 128 else 4
+
+
+def kernel_fn(
+    Q: torch.Tensor,
+    K: torch.Tensor,
+    V: torch.Tensor,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    attn_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, of Q's shape and dtype."""
+    B, H, seq_q, D = Q.shape
+    kv_heads, seq_k = K.shape[1:3]
+    Q, K, V = (t if t.stride(3) == 1 else t.contiguous() for t in (Q, K, V))
+    out = torch.empty(Q.shape, dtype=Q.dtype, device=Q.device)
+    sm_scale = D**-0.5 if sm_scale is None else sm_scale
+    mask_kind, mask, mask_strides = "none", Q, (0, 0, 0, 0)
+    if attn_mask is not None:
+        mask_kind = "bool" if attn_mask.dtype == torch.bool else "float"
+        mask = attn_mask.expand(B, H, seq_q, seq_k)
+        mask_strides = mask.stride()
+
+    processors, shared_memory = _device(Q.device.index)
+    block_d = max(triton.next_power_of_2(D), 16)
+    block_m, block_n, warps = _blocks(seq_q, B * H, block_d, Q.dtype == torch.float32, processors)
+    block_m, block_n = BLOCK_M or block_m, BLOCK_N or block_n
+    room = shared_memory - block_m * block_d * Q.element_size()
+    stage = 2 * block_n * block_d * Q.element_size()
+    if attn_mask is not None:
+        stage += block_m * block_n * attn_mask.element_size()
+    _attention[(triton.cdiv(seq_q, block_m) * B * H,)](
+        Q,
+        K,
+        V,
+        mask,
+        out,
+        H,
+        H // kv_heads,
+        seq_q,
+        seq_k,
+        sm_scale * LOG2_E,
+        *Q.stride()[:3],
+        *K.stride()[:3],
+        *V.stride()[:3],
+        *mask_strides,
+        CAUSAL=causal,
+        MASK=mask_kind,
+        FOLD=attn_mask is None and sm_scale > 0,
+        D=D,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
+        num_warps=NUM_WARPS or warps,
+        num_stages=max(min(NUM_STAGES, room // stage), 1),
+    )
+    return out

@@ -1,14 +1,12 @@
 """Where a graph computes what a kernel computes: patterns given as example code, matches proven by experiment.
 
-A pattern is a way in which models write a kernel type's operation, as a plain PyTorch function; `kernels/<type>/patterns.py`
+A pattern is a way in which models write a kernel type's operation, a plain PyTorch function; `kernels/<type>/patterns.py`
 lists them. It is traced like a model, and found in the model's graph by a small backtracking search that is deliberately
 lenient: sizes, dims and dtypes match anything. What it finds becomes a site only when the model's own nodes and the oracle,
 called with the arguments that the kernel would get, give the same numbers in float64.
 """
 
 import inspect
-import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,8 +35,8 @@ def plain_call(kernel: Callable[..., Any], **parameters: Any) -> Any:
 class Pattern:
     """One way to write an operation.
 
-    example(**inputs) is the code as models have it. `inputs` gives each parameter a shape to be traced with (a tensor, where
-    its dtype matters), or a number that occurs nowhere else, which then stands for whatever number the model has there.
+    example(**inputs) is the code as models have it. `inputs` gives each parameter a shape to be traced with (a tensor,
+    where its dtype matters), or a number that occurs nowhere else: it stands for whatever number the model has there.
     call(kernel, **inputs) is the same result by way of the kernel: here layouts are adapted. `given` names parameters whose
     values the model restricts (both halves of HF's cos are equal): the proof computes them from the model's inputs instead
     of drawing them at random. `where` says, of the parameters, what the graph cannot show, such as a rank.
@@ -205,9 +203,7 @@ class SiteFinder:
         order = {node: i for i, node in enumerate(graph.graph.nodes)}
         return sorted(sites, key=lambda s: order[s.output])
 
-    def _site(
-        self, graph: GraphModule, kernel_type: str, search: Search, node: Node, claimed: set[Node]
-    ) -> Site | None:
+    def _site(self, graph: GraphModule, kernel_type: str, search: Search, node: Node, claimed: set[Node]) -> Site | None:
         for reading in islice(search.readings(node), MAX_READINGS):
             nodes = frozenset(v for k, v in reading.items() if isinstance(k, Node) and k.op == "call_function")
             parameters = {search.parameter(k): v for k, v in reading.items() if search.parameter(k)}
@@ -282,7 +278,9 @@ def _case_name(arguments: Mapping[str, Any]) -> str:
         return "x".join(map(str, v.shape)) + layout
 
     dtype = next(v.dtype for v in arguments.values() if isinstance(v, TensorSpec) and v.dtype.is_floating_point)
-    return ",".join(f"{k}={word(v)}" for k, v in arguments.items() if v is not None) + f" {str(dtype).removeprefix('torch.')}"
+    return (
+        ",".join(f"{k}={word(v)}" for k, v in arguments.items() if v is not None) + f" {str(dtype).removeprefix('torch.')}"
+    )
 
 
 # --- proof -----------------------------------------------------------------------------------------------------------
@@ -300,9 +298,9 @@ def cut(graph: GraphModule, outputs: list[Node], inputs: list[Node]) -> GraphMod
             needed.add(node)
             pending += node.all_input_nodes
     for i, node in enumerate(n for n in graph.graph.nodes if n in needed):
-        copies[node] = piece.node_copy(node, copies.__getitem__)
-        copies[node].name = f"node_{i}"
-        copies[node].args, copies[node].kwargs = fx.node.map_aggregate((node.args, node.kwargs), lambda v: _wide(copies.get(v, v) if isinstance(v, Node) else v))
+        copies[node] = copy = piece.node_copy(node, copies.__getitem__)
+        copy.name = f"node_{i}"
+        copy.args, copy.kwargs = fx.node.map_aggregate((copy.args, copy.kwargs), _wide)
     piece.output(tuple(copies[node] for node in outputs))
     module = GraphModule(graph, piece)
     module.inputs = inputs

@@ -51,7 +51,7 @@ class Plan:
         return next(t for t in self.targets if t.name == name)
 
     def write(self, path: Path) -> None:
-        write_json(path, _encode(asdict_shallow(self)))
+        write_json(path, encode(self))
 
     @staticmethod
     def read(path: Path) -> "Plan":
@@ -71,21 +71,17 @@ def asdict_shallow(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
-def _encode(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Dataclasses, dtypes and tuples as JSON has them."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if hasattr(value, "__dataclass_fields__"):
-        return {k: _encode(v) for k, v in asdict_shallow(value).items()}
+        return {k: encode(v) for k, v in asdict_shallow(value).items()}
     if isinstance(value, dict):
-        return {k: _encode(v) for k, v in value.items()}
+        return {k: encode(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_encode(v) for v in value]
+        return [encode(v) for v in value]
     return value
-
-
-def encode_target(target: Target) -> dict[str, Any]:
-    return _encode(target)
 
 
 def _decode_argument(value: Any) -> Any:
@@ -95,14 +91,12 @@ def _decode_argument(value: Any) -> Any:
     return TensorSpec(tuple(value["shape"]), getattr(torch, value["dtype"]), stride, value["offset"])
 
 
+def decode_case(data: dict[str, Any]) -> Case:
+    return Case(data["name"], {k: _decode_argument(v) for k, v in data["args"].items()})
+
+
 def decode_target(data: dict[str, Any]) -> Target:
-    cases = tuple(
-        WeightedCase(
-            Case(c["case"]["name"], {k: _decode_argument(v) for k, v in c["case"]["args"].items()}),
-            c["calls"],
-        )
-        for c in data["cases"]
-    )
+    cases = tuple(WeightedCase(decode_case(c["case"]), c["calls"]) for c in data["cases"])
     return Target(**{**data, "cases": cases})
 
 

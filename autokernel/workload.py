@@ -1,6 +1,8 @@
-"""A workload: a model and the inputs that it is measured on, described in a record that can be written down and loaded again."""
+"""A workload: a model and the inputs that it is measured on, as a record that can be written down and loaded again."""
 
-import importlib
+import argparse
+import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,6 +14,11 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from autokernel.spec import ROOT, import_file
+
+
+class WorkloadError(ValueError):
+    """The model's file, module or class does not exist; the message says which."""
+
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs
 
@@ -42,15 +49,25 @@ class Workload:
     def load(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """The model in eval mode on the device, and the args and kwargs to call it with."""
         module = self._module()
+        if not hasattr(module, self.class_name):
+            raise WorkloadError(f"{self.model} has no class {self.class_name}")
         torch.manual_seed(self.seed)
         model = self._construct(getattr(module, self.class_name)).to(getattr(torch, self.dtype)).to(self.device).eval()
-        args, kwargs = self._inputs(module, model)
-        return model, *tree_map_only(torch.Tensor, self._place, (args, kwargs))
+        return model, *self.inputs(model, self.seed)
+
+    def inputs(self, model: nn.Module, seed: int) -> Inputs:
+        """Args and kwargs to call the model with, on its device; another seed gives other contents."""
+        torch.manual_seed(seed)
+        return tree_map_only(torch.Tensor, self._place, self._inputs(self._module(), model))
 
     def _module(self) -> Any:
         if not self.model.endswith(".py"):
+            if importlib.util.find_spec(self.model) is None:
+                raise WorkloadError(f"there is no module {self.model!r} (a file's name must end in .py)")
             return importlib.import_module(self.model)
         path = Path(self.model) if Path(self.model).exists() else ROOT / self.model
+        if not path.exists():
+            raise WorkloadError(f"there is no file {self.model}")
         return import_file(path.resolve(), f"autokernel_model_{path.stem}")
 
     def _construct(self, cls: Any) -> nn.Module:
@@ -82,3 +99,49 @@ class Workload:
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = getattr(torch, self.dtype) if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self.device, dtype)
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model, --class-name and so on; `workload_from` reads them. --device is added by cli.add_device_argument."""
+    group = parser.add_argument_group("workload")
+    group.add_argument("--model", default=Workload.model, metavar="FILE", help="Python file (default: %(default)s)")
+    group.add_argument("--module", metavar="NAME", help="an installed module instead of a file: transformers")
+    group.add_argument("--class-name", default=Workload.class_name, metavar="NAME", help="(default: %(default)s)")
+    group.add_argument(
+        "--model-args",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="""of the constructor (of the config, for transformers): '{"n_layers": 4}'""",
+    )
+    group.add_argument("--input-shape", type=_shape, default=Workload.input_shape, metavar="1,512", help="(default: 1,512)")
+    group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default=Workload.dtype)
+    group.add_argument("--pretrained", metavar="ID", help="weights to load, for classes that have from_pretrained()")
+
+
+def workload_from(arguments: argparse.Namespace) -> Workload:
+    return Workload(
+        model=arguments.module or arguments.model,
+        class_name=arguments.class_name,
+        model_args=arguments.model_args,
+        input_shape=arguments.input_shape,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        pretrained=arguments.pretrained,
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 1,512")
+    return tuple(map(int, text.split(",")))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value

@@ -53,6 +53,13 @@ class Experiment:
     tokens: int
     cost_usd: float
 
+    @property
+    def gain(self) -> str:
+        """The measured speedup in words, "1.083x [1.051, 1.116]"; empty where there is none."""
+        if self.speedup_vs_incumbent is None:
+            return ""
+        return f"{self.speedup_vs_incumbent:.3f}x [{self.speedup_low:.3f}, {self.speedup_high:.3f}]"
+
     def row(self) -> str:
         return "\t".join(cell(getattr(self, name)) for name in COLUMNS)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Protocol
 
@@ -29,7 +30,15 @@ DETAIL_LINES = 30  # of a failure's detail in its commit
 class Judge(Protocol):
     """What the loop needs of autokernel.gate.Judge."""
 
-    def examine(self, source: str, target: Target, incumbent: str | None = None, *, seed: int | None = None) -> Verdict: ...
+    def examine(
+        self,
+        source: str,
+        target: Target,
+        incumbent: str | None = None,
+        *,
+        seed: int | None = None,
+        progress: Callable[[str], None],
+    ) -> Verdict: ...
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class Budget:
 
     seconds: float | None = None
     experiments: int | None = None
+    at_least: int = 0  # experiments that are made even if they take longer: a slow machine sees the loop work too
 
 
 def notes(verdict: Verdict) -> str:
@@ -59,12 +69,19 @@ class Loop:
     """One run's experiments. Use inside `workspace.locked()`."""
 
     def __init__(
-        self, workspace: Workspace, plan: Plan, judge: Judge, say: Callable[[str], None], worktree: bool = True
+        self,
+        workspace: Workspace,
+        plan: Plan,
+        judge: Judge,
+        say: Callable[[str], None],
+        step: Callable[[str], None] = lambda text: None,
+        worktree: bool = True,
     ) -> None:
         self.workspace = workspace
         self.plan = plan
         self.judge = judge
         self.say = say
+        self.step = step
         self.ledger = workspace.ledger
         self.ledger.open(worktree)
         self.entries = self.ledger.entries()
@@ -107,9 +124,10 @@ class Loop:
         first, exhausted, previous = len(tried(self.rows)), set(), None
         with self._signals():
             while not self.stopping:
-                if time.monotonic() >= deadline:
+                made = len(tried(self.rows)) - first
+                if time.monotonic() >= deadline and made >= budget.at_least:
                     return f"the {budget.seconds / 60:.3g} minutes are used up"
-                if budget.experiments is not None and len(tried(self.rows)) - first >= budget.experiments:
+                if budget.experiments is not None and made >= budget.experiments:
                     return f"{budget.experiments} experiments were made"
                 choice = next_target(self.plan, self.rows, rules, exhausted)
                 if choice is None:
@@ -184,7 +202,10 @@ class Loop:
             self.ledger.write(proposal.source)
         if attempts <= MAX_ATTEMPTS:
             best = self.incumbent_source(target)
-            verdict = self.judge.examine(proposal.source, target, incumbent=best, seed=secrets.randbelow(2**31))
+            step = partial(self._step, number, target, proposal)
+            verdict = self.judge.examine(
+                proposal.source, target, incumbent=best, seed=secrets.randbelow(2**31), progress=step
+            )
         else:
             verdict = _gave_up(target)
         row = experiment_from(
@@ -206,6 +227,10 @@ class Loop:
         self.say(f"{subject(row)}{'' if row.status == Status.KEPT else f' ({verdict.why})'}")
         return row
 
+    def _step(self, number: int, target: Target, proposal: Proposal, stage: str) -> None:
+        kept = sum(row.status == Status.KEPT for row in tried(self.rows))
+        self.step(f"#{number} {target.name}: {proposal.hypothesis[:60]} [{stage}] ({kept} kept of {len(tried(self.rows))})")
+
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """The first SIGINT or SIGTERM lets the experiment in hand be finished; the second stops at once."""
@@ -226,10 +251,7 @@ class Loop:
 
 def subject(row: Experiment) -> str:
     """An experiment in one line: `#7 rmsnorm_512x768_float32 kept 1.083x [1.051, 1.116]: CHUNK_ROWS 16 -> 4`."""
-    gain = ""
-    if row.speedup_vs_incumbent is not None:
-        gain = f" {row.speedup_vs_incumbent:.3f}x [{row.speedup_low:.3f}, {row.speedup_high:.3f}]"
-    return f"#{row.experiment} {row.target} {row.status}{gain}: {row.description}"
+    return f"#{row.experiment} {row.target} {f'{row.status} {row.gain}'.strip()}: {row.description}"
 
 
 def _gave_up(target: Target) -> Verdict:

@@ -13,6 +13,12 @@ from autokernel.experiments import ExperimentLog
 from autokernel.ledger import GitLedger
 from autokernel.target import Plan, asdict_shallow, write_json
 
+PROFILE, PLAN, PROOF, VERIFY, REPORT = "profile.json", "plan.json", "proof.json", "verify.json", "report.md"
+
+
+class NoRun(LookupError):
+    """There is no run of this name, or none at all; the message says what to do."""
+
 
 class RunInProgress(RuntimeError):
     """Another process works on this tag; the message says so."""
@@ -42,7 +48,7 @@ class Workspace:
 
     @property
     def plan(self) -> Plan:
-        return Plan.read(self / "plan.json")
+        return Plan.read(self / PLAN)
 
     @property
     def ledger(self) -> GitLedger:
@@ -86,7 +92,15 @@ class Workspace:
         return size
 
 
+def find_run(root: Path, tag: str | None) -> Workspace:
+    """The run named `tag`, else the latest. Raises NoRun."""
+    found = next((run for run in runs(root) if tag in (None, run.tag)), None)
+    if found is None:
+        raise NoRun(f"there is no run{f' named {tag!r}' if tag else ''} yet: python orchestrate.py starts one")
+    return found
+
+
 def runs(root: Path) -> list[Workspace]:
     """The runs of this clone, the latest first."""
-    folders = sorted(root.glob("workspace/*/plan.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    folders = sorted(root.glob(f"workspace/*/{PLAN}"), key=lambda path: path.stat().st_mtime, reverse=True)
     return [Workspace(root, path.parent.name) for path in folders]

@@ -45,9 +45,8 @@ def state_text(context: Context) -> str:
 
 def trial_line(trial: Trial) -> str:
     row = trial.row
-    gain = f" {row.speedup_vs_incumbent:.3f}x [{row.speedup_low:.3f}, {row.speedup_high:.3f}]" if row.speedup_low else ""
     first = trial.notes.strip().split("\n")[0]
-    return f"- #{row.experiment} {row.status}{gain}: {row.description} | gate: {first}"
+    return f"- #{row.experiment} {row.status} {row.gain}: {row.description} | gate: {first}"
 
 
 def describe(args: dict) -> str:

@@ -17,6 +17,7 @@ from optuna.trial import TrialState, create_trial
 
 from autokernel.agents import Context, Proposal, Trial
 from autokernel.experiments import STARTER, Status
+from autokernel.gate.judge import constants
 
 NAME = "tuner"
 EXPECTED = {  # what a knob of this name usually does: the reason that a hypothesis gives
@@ -43,13 +44,7 @@ class Knobs:
 
 def read_knobs(source: str) -> Knobs:
     """TUNABLES and the constants it names, read from the text without running it."""
-    literals = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            try:
-                literals[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:  # not a literal: no knob
-                continue
+    literals = constants(source)
     choices = {name: list(values) for name, values in literals.get("TUNABLES", {}).items() if name in literals}
     return Knobs(choices, {name: literals[name] for name in choices})
 

@@ -1,0 +1,135 @@
+"""The subcommands of orchestrate.py: each takes the parsed arguments and returns what is printed."""
+
+import argparse
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from autokernel.agents import Proposal
+from autokernel.cli import console, fail, preflight
+from autokernel.experiments import Status
+from autokernel.extraction import default_backend
+from autokernel.gate import Judge
+from autokernel.gate.judge import constants
+from autokernel.job import Job, default_tag, run_job
+from autokernel.loop import Budget, Loop, subject
+from autokernel.report import run_rows, status_lines, write_report
+from autokernel.scheduler import Rules, next_target
+from autokernel.spec import ROOT, kernel_types
+from autokernel.target import Plan, Target, default_target, encode
+from autokernel.workload import workload_from
+from autokernel.workspace import PLAN, NoRun, Workspace, find_run
+
+DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 5, 15
+
+
+def run(arguments: argparse.Namespace) -> str:
+    preflight(default_backend(arguments.device))
+    workload = workload_from(arguments)
+    agent = arguments.agent or ("claude" if os.environ.get("ANTHROPIC_API_KEY") else "tuner")
+    options = {"model": arguments.agent_model, "budget_usd": arguments.budget_usd} if agent == "claude" else {}
+    limits = (arguments.max_reverts, arguments.max_pct_peak, arguments.max_hours, arguments.max_speedup)
+    job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments))
+    workspace = Workspace(ROOT, arguments.tag or default_tag(ROOT, workload))
+    with workspace.locked():
+        return run_job(workspace, job)
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    minutes = arguments.hours * 60 if arguments.hours is not None else arguments.minutes
+    if minutes is None and arguments.experiments is None:
+        return Budget(seconds=DEFAULT_MINUTES * 60, at_least=DEFAULT_EXPERIMENTS)
+    return Budget(None if minutes is None else minutes * 60, arguments.experiments)
+
+
+def status(arguments: argparse.Namespace) -> str:
+    workspace = find_run(ROOT, arguments.tag)
+    rows = run_rows(workspace)
+    if arguments.json:
+        counts = {str(s): sum(row.status == s for row in rows) for s in Status}
+        return json.dumps({"tag": workspace.tag, "counts": counts, "last": asdict(rows[-1]) if rows else None})
+    return "\n  ".join([f"run {workspace.tag}: {workspace.plan.model}", *status_lines(workspace)])
+
+
+def next(arguments: argparse.Namespace) -> str:
+    workspace = find_run(ROOT, arguments.tag)
+    choice = next_target(workspace.plan, run_rows(workspace), Rules())
+    if arguments.json:
+        return json.dumps(choice and {"target": encode(choice.target), "reason": choice.reason})
+    return f"{choice.target.name}: {choice.reason}" if choice else "nothing is left to try on any target"
+
+
+def plan(arguments: argparse.Namespace) -> str:
+    plan = find_run(ROOT, arguments.tag).plan
+    if arguments.json:
+        return json.dumps(encode(plan))
+    lines = [f"{plan.model} on {plan.device}: {plan.model_latency_us / 1e3:.2f} ms a pass"]
+    for target in plan.targets:
+        lines += [f"{target.share:6.1%}  {target.name}, starts from {target.starter}"]
+        lines += [f"          {case.calls:g} x {case.case.name}" for case in target.cases]
+    return "\n".join(lines)
+
+
+def report(arguments: argparse.Namespace) -> str:
+    return write_report(find_run(ROOT, arguments.tag))
+
+
+def log(arguments: argparse.Namespace) -> str:
+    rows = [row for row in run_rows(find_run(ROOT, arguments.tag)) if arguments.all or row.status == Status.KEPT]
+    if arguments.json:
+        return json.dumps([asdict(row) for row in rows])
+    return "\n".join(f"{row.commit[:10]} {subject(row)}" for row in rows)
+
+
+def clean(arguments: argparse.Namespace) -> str:
+    workspace = Workspace(ROOT, arguments.tag)
+    if not workspace.folder.exists():
+        raise NoRun(f"there is no run named {arguments.tag!r}")
+    with workspace.locked():
+        freed = workspace.remove()
+    return f"removed run {workspace.tag}: {freed / 1e6:.1f} MB freed (its rows stay in results.tsv)"
+
+
+def record(arguments: argparse.Namespace) -> str:
+    """Judge a kernel file as one experiment. A file of the user's own is read and left as it is."""
+    workspace = find_run(ROOT, arguments.tag) if _planned(arguments.tag) else Workspace(ROOT, arguments.tag or "hand")
+    tree_file = workspace.ledger.tree / "kernel.py"
+    path = arguments.file or tree_file
+    if not path.is_file():
+        fail(f"there is no {os.path.relpath(path)}: name the kernel file to be judged")
+    source = path.read_text()
+    target, plan = _target_of(source, path, workspace, arguments)
+    preflight(target.backend)
+    with workspace.locked(), Judge(target.device) as judge:
+        loop = Loop(workspace, plan, judge, console().print, worktree=workspace.ledger.has_tree)
+        loop.attempt(target, Proposal(source, arguments.hypothesis, "hand"))
+        best = f"git show autokernel/{workspace.tag}:kernel.py"
+        return f"the best kernel for {target.name} so far: {best}"
+
+
+def _planned(tag: str | None) -> bool:
+    pattern = tag or "*"
+    return any(ROOT.glob(f"workspace/{pattern}/{PLAN}"))
+
+
+def _target_of(source: str, path: Path, workspace: Workspace, arguments: argparse.Namespace) -> tuple[Target, Plan]:
+    """The target that the file is an edit for: of the run's plan, or, without a plan, the default sizes of its type."""
+    try:
+        declared = constants(source)
+    except SyntaxError as error:
+        fail(f"{path} is not Python: {error}")
+    kernel_type, backend = declared.get("KERNEL_TYPE"), declared.get("BACKEND")
+    if kernel_type not in kernel_types():
+        fail(f"{path} has KERNEL_TYPE {kernel_type!r}; there are: {', '.join(kernel_types())}")
+    if (workspace / PLAN).exists():
+        plan = workspace.plan
+        fitting = [t for t in plan.targets if arguments.target in (None, t.name) and t.kernel_type == kernel_type]
+        if not fitting:
+            fail(f"run {workspace.tag!r} has no such target of type {kernel_type}: python orchestrate.py plan lists them")
+        return fitting[0], plan
+    dtype = torch.float16 if arguments.device.startswith("cuda") else torch.float32
+    target = default_target(kernel_type, backend, arguments.device, dtype)
+    return target, Plan(kernel_type, {}, arguments.device, 0.0, (target,))

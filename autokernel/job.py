@@ -1,0 +1,93 @@
+"""The whole job on one model: profile, plan, loop, re-proof of what was kept, verify, report. It can be resumed."""
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from autokernel.agents import make_agent
+from autokernel.cli import console
+from autokernel.extraction import make_plan
+from autokernel.gate import Judge
+from autokernel.loop import Budget, Loop
+from autokernel.profiler import profile_workload
+from autokernel.report import write_report
+from autokernel.reproof import prove, winners_of
+from autokernel.scheduler import Rules
+from autokernel.target import Plan, encode, write_json
+from autokernel.verification import verify
+from autokernel.workload import Workload
+from autokernel.workspace import PLAN, PROFILE, PROOF, REPORT, VERIFY, Workspace, runs
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a call of orchestrate.py asks for."""
+
+    workload: Workload
+    agent: str = "tuner"
+    agent_options: dict[str, object] = field(default_factory=dict)
+    top: int = 5
+    rules: Rules = Rules()
+    budget: Budget = Budget()
+
+
+def default_tag(root: Path, workload: Workload) -> str:
+    """The latest run of this workload that has no report yet, else a new name: compactllama-nov21, compactllama-nov21-2."""
+    for run in runs(root):
+        if not (run / REPORT).exists() and run.plan.workload == json.loads(json.dumps(workload.to_json())):
+            return run.tag
+    base = f"{workload.class_name.lower()}-{date.today():%b%d}".lower()
+    taken = {path.name for path in (root / "workspace").glob("*")}
+    return next(tag for n in range(1, 1000) if (tag := base if n == 1 else f"{base}-{n}") not in taken)
+
+
+@contextmanager
+def narrator():
+    """A pair of functions: say(line), which stays, and step(text), which a terminal shows while it lasts."""
+    out = console()
+    if not out.is_terminal:
+        yield (lambda line: out.print(line, markup=False, soft_wrap=True)), (lambda text: None)
+        return
+    with out.status("starting") as status:
+        yield (lambda line: out.print(line, markup=False, soft_wrap=True)), (lambda text: status.update(text))
+
+
+def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Callable[[str], None]) -> Plan:
+    """The run's plan; profiles the model the first time."""
+    if (workspace / PLAN).exists():
+        return workspace.plan
+    say(f"profiling {job.workload} on {job.workload.device}")
+    profile = profile_workload(job.workload, say=step)
+    plan = make_plan(profile, top=job.top)
+    profile.write(workspace / PROFILE)
+    plan.write(workspace / PLAN)
+    covered = sum(target.share for target in plan.targets)
+    say(f"one pass takes {plan.model_latency_us / 1e3:.1f} ms; {len(plan.targets)} targets are {covered:.0%} of its time:")
+    for target in plan.targets:
+        say(f"  {target.share:6.1%}  {target.name} ({len(target.cases)} shapes)")
+    return plan
+
+
+def run_job(workspace: Workspace, job: Job) -> str:
+    """Everything; returns the closing summary. Use inside `workspace.locked()`."""
+    with narrator() as (say, step):
+        plan = prepare(workspace, job, say, step)
+        if not plan.targets:
+            return (
+                f"{plan.model}: no operation was found for which there are kernels; autokernel/match.py knows the patterns"
+            )
+        with Judge(plan.device) as judge:
+            loop = Loop(workspace, plan, judge, say, step)
+            spent = sum(row.cost_usd for row in loop.rows)
+            agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)
+            say(f"the loop ends: {loop.run(agent, job.rules, job.budget)}")
+            proofs = [prove(loop, target, say, step) for target in plan.targets if loop.incumbent_source(target)]
+        write_json(workspace / PROOF, [encode(proof) for proof in proofs])
+        step("verifying in the model")
+        winners = winners_of(loop, proofs)
+        say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
+        write_json(workspace / VERIFY, encode(verify(plan, winners)))
+    return write_report(workspace)

@@ -1,0 +1,147 @@
+"""What a run came to: the closing summary, the plot, and report.md, from plan, profile, rows, proof and verification."""
+
+import json
+from collections.abc import Sequence
+from itertools import accumulate
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from autokernel.experiments import STARTER, Experiment, Status
+from autokernel.loop import subject
+from autokernel.profiler import ModelProfile
+from autokernel.reproof import Proof, read_proofs
+from autokernel.scheduler import incumbent, rows_of, tried
+from autokernel.target import Plan, Target
+from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
+
+STATUS_COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange"}
+
+
+def write_report(workspace: Workspace) -> str:
+    """Write report.md and progress.png; returns the summary that report.md begins with."""
+    rows = run_rows(workspace)
+    closing = summary(workspace, rows)
+    plot(workspace, rows)
+    experiments = "\n".join(
+        f"| {r.experiment} | {r.target} | {r.status} | {r.gain} | {r.description.replace('|', '/')} | {r.commit[:10]} |"
+        for r in rows
+    )
+    (workspace / REPORT).write_text(
+        f"# AutoKernel, run {workspace.tag}\n\n```\n{closing}\n```\n\n![progress](progress.png)\n\n"
+        "## Experiments\n\n| # | target | status | vs incumbent | hypothesis | commit |\n|--:|---|---|---|---|---|\n"
+        f"{experiments}\n\n`git show COMMIT` has the source, and the gate's words in full.\n"
+    )
+    return closing
+
+
+def run_rows(workspace: Workspace) -> list[Experiment]:
+    return [row for row in workspace.log.read() if row.tag == workspace.tag]
+
+
+def summary(workspace: Workspace, rows: Sequence[Experiment]) -> str:
+    """For someone who sees AutoKernel for the first time."""
+    plan, proofs = workspace.plan, read_proofs(workspace)
+    counts = {status: sum(row.status == status for row in tried(rows)) for status in Status}
+    made = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "none"
+    branch = f"autokernel/{workspace.tag}"
+    sections = {
+        f"{plan.model} on {plan.device}: {len(tried(rows))} experiments ({made})": [],
+        "What got faster": [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets],
+        "The whole model": model_lines(workspace),
+        "How it is known": [
+            "every kernel passed five stages of correctness against a float64 oracle, in a process apart from its judge;",
+            "a change was kept only if paired timing put its 99 % interval above the kernel it replaced;",
+            "kept kernels were timed again against their starters, in fresh processes on fresh inputs (the loop's gain).",
+        ],
+        "What was in the way": obstacle_lines(workspace, plan),
+        "Where it stands": [
+            f"git log {branch}   (what was kept; your own branch and files are as they were)",
+            f"python orchestrate.py log --all --tag {workspace.tag}   (everything that was tried)",
+            f"{(workspace / REPORT).relative_to(workspace.root)}, progress.png beside it, results.tsv",
+        ],
+        "What to do next": [
+            f"python orchestrate.py --tag {workspace.tag} --hours 8   (go on where this stopped)",
+            "python orchestrate.py --model FILE --class-name NAME --input-shape 1,512   (your own model)",
+            "read program.md: an agent with a key, a coding CLI or you can propose what the tuner cannot",
+        ],
+    }
+    return "\n\n".join("\n  ".join([title, *lines]) for title, lines in sections.items() if lines or "experiments" in title)
+
+
+def kernel_line(target: Target, rows: Sequence[Experiment], proof: Proof | None) -> str:
+    """One target: what its starter gives over PyTorch, and what the loop added."""
+    start = next((row for row in rows if row.agent == STARTER), None)
+    if start is None:
+        return f"{target.name} ({target.share:.1%} of the time): not reached"
+    if not incumbent(rows):
+        return f"{target.name} ({target.share:.1%} of the time): its starter did not pass the gate ({start.status})"
+    starter = f"starter {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else "starter correct"
+    loop = f"{len(tried(rows))} experiments, none kept"
+    if proof and proof.gain:
+        verdict = "" if proof.confirmed else " (not confirmed: the starter stands)"
+        loop = f"the loop {proof.gain} over the starter{verdict}"
+    elif any(row.status == Status.KEPT for row in tried(rows)):
+        loop = "the loop kept a faster one, not proven again yet"
+    return f"{target.name} ({target.share:.1%} of the time): {starter}; {loop}"
+
+
+def model_lines(workspace: Workspace) -> list[str]:
+    path = workspace / VERIFY
+    if not path.exists():
+        return ["not verified yet"]
+    return [str(line) for line in json.loads(path.read_text()).get("lines", [])]
+
+
+def obstacle_lines(workspace: Workspace, plan: Plan) -> list[str]:
+    """Amdahl: what bounds the model however good its kernels get."""
+    path = workspace / PROFILE
+    if not path.exists():
+        return []
+    profile = ModelProfile.read(path)
+    covered = sum(target.share for target in plan.targets)
+    largest = sorted(profile.hotspots, key=lambda h: -h.share)[:3]
+    saved = sum(max(h.time_us - h.limit_us, 0) for h in profile.sites if h.limit_us)
+    ceiling = profile.device_time_us / (profile.device_time_us - saved)
+    named = ", ".join(
+        f"{h.kernel_type or h.name} {h.share:.0%}" + (f" (at {100 / h.headroom:.0f} % of its limit)" if h.headroom else "")
+        for h in largest
+    )
+    return [
+        f"the time is in: {named}",
+        f"the targets are {covered:.0%} of it; the other {1 - covered:.0%} is not worked on here",
+        f"the ceiling: with every such operation at this machine's limit the model would be {ceiling:.2f}x as fast",
+    ]
+
+
+def plot(workspace: Workspace, rows: Sequence[Experiment]) -> None:
+    """progress.png: for each target, every experiment and the best so far, relative to the starter."""
+    targets = [t for t in workspace.plan.targets if rows_of(t, rows)]
+    figure = Figure(figsize=(9, 2.6 * max(len(targets), 1)))
+    axes = figure.subplots(max(len(targets), 1), 1, squeeze=False)
+    for axis, target in zip(axes[:, 0], targets):
+        _plot_target(axis, target, rows_of(target, rows))
+    figure.tight_layout()
+    figure.savefig(workspace / "progress.png", dpi=120)
+
+
+def _plot_target(axis: Axes, target: Target, rows: Sequence[Experiment]) -> None:
+    steps = [(row.speedup_vs_incumbent or 1.0) if row.status == Status.KEPT else 1.0 for row in rows]
+    best = list(accumulate(steps, lambda a, b: a * b))
+    numbers = [row.experiment for row in rows]
+    axis.step(numbers, best, where="post", color="tab:green", linewidth=1)
+    for row, level, step in zip(rows, best, steps):
+        height = level / step * (row.speedup_vs_incumbent or 1.0)
+        measured = row.speedup_vs_incumbent is not None
+        axis.plot(row.experiment, height, "o" if measured else "x", color=STATUS_COLOURS[row.status], markersize=5)
+        if row.status == Status.KEPT:
+            axis.annotate(row.description.split(":")[0][:40], (row.experiment, height), fontsize=6, rotation=20)
+    axis.set_title(target.name, fontsize=9)
+    axis.set_ylabel("vs starter", fontsize=8)
+    axis.set_xlabel("experiment", fontsize=8)
+
+
+def status_lines(workspace: Workspace) -> list[str]:
+    rows = run_rows(workspace)
+    lines = [kernel_line(t, rows_of(t, rows), read_proofs(workspace).get(t.name)) for t in workspace.plan.targets]
+    return lines + ([f"last: {subject(rows[-1])}"] if rows else [])

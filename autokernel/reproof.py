@@ -1,0 +1,55 @@
+"""The last word on what was kept: each best kernel against its starter, in fresh processes on fresh inputs.
+
+The loop keeps many small steps, each measured once and chosen because it looked good; their product flatters. Loop gain
+is therefore this one measurement, made after the choice.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autokernel.apply import Winner
+from autokernel.gate import Interval
+from autokernel.loop import Loop, starter_source
+from autokernel.scheduler import incumbent, rows_of
+from autokernel.target import Target
+from autokernel.workspace import PROOF, Workspace
+
+
+@dataclass(frozen=True)
+class Proof:
+    target: str
+    commit: str
+    gain: Interval | None  # over the starter; None: the best kernel is the starter, or it failed here
+    confirmed: bool  # the interval lies above 1, or there was nothing to confirm
+    why: str
+
+
+def prove(loop: Loop, target: Target, say: Callable[[str], None], step: Callable[[str], None]) -> Proof:
+    commit = incumbent(rows_of(target, loop.rows)).commit
+    source, starter = loop.incumbent_source(target), starter_source(target)
+    if source == starter:
+        return Proof(target.name, commit, None, True, "the starter was not beaten")
+    step(f"{target.name}: the kept kernel against its starter, in fresh processes")
+    verdict = loop.judge.compare(source, starter, target)
+    gain = verdict.speedup_vs_incumbent
+    confirmed = gain is not None and gain.low > 1
+    why = f"{gain} over the starter" if gain else verdict.why
+    say(f"re-proof of {target.name}: {why}{'' if confirmed else ': not confirmed, the starter stands'}")
+    return Proof(target.name, commit, gain, confirmed, why)
+
+
+def winners_of(loop: Loop, proofs: list[Proof]) -> list[Winner]:
+    """What goes into the model: the confirmed kernels, and starters where nothing better was confirmed."""
+    winners = []
+    for proof in proofs:
+        target = loop.plan.target(proof.target)
+        winners.append(Winner(target, loop.incumbent_source(target) if proof.confirmed else starter_source(target)))
+    return winners
+
+
+def read_proofs(workspace: Workspace) -> dict[str, Proof]:
+    """Target -> proof, as written at the end of a run; empty before."""
+    path = workspace / PROOF
+    records = json.loads(path.read_text()) if path.exists() else []
+    return {r["target"]: Proof(**r | {"gain": r["gain"] and Interval(**r["gain"])}) for r in records}

@@ -1,11 +1,15 @@
 """The judge: takes a kernel's source and a target, and says whether it is right, how fast it is, and whether to keep it."""
 
 import ast
+import contextlib
 import math
+import os
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import stdev
 
@@ -20,6 +24,7 @@ from autokernel.gate.verdict import STAGES, CaseTiming, Correctness, Failure, In
 from autokernel.spec import BACKENDS, KernelSpec, load_spec
 from autokernel.target import Target
 
+LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
 CALL_TIMEOUT_S = 20.0
 PAIRS = (3, 8, 16)  # process pairs after which the sequential test looks: give up, decide, decide at last
 BASELINE_PAIRS = 3
@@ -37,6 +42,8 @@ class Judge:
         self.device = Device.detect(device)
         self.name = device
         self.threads = torch.get_num_threads()
+        # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
+        self.workers = 1 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
         self.parent = WarmParent(device)
         self._noise: dict[tuple[str, str], float] = {}
 
@@ -109,10 +116,10 @@ class Judge:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""
         spec, case = load_spec(target.kernel_type), target.cases[0].case
         with WorkerProcess(self.parent, self.threads) as worker:
-            worker.request("load", CALL_TIMEOUT_S * 3, source=source, poison=False)
+            worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False)
             inputs = Trial("profile", case, secrets.randbits(48)).inputs(spec)
             worker.request("sets", CALL_TIMEOUT_S, sets=[write_inputs(self.parent, inputs, case.tensors, 0)[0]])
-            return str(worker.request("profile", CALL_TIMEOUT_S * 3)["table"])
+            return str(worker.request("profile", LOAD_TIMEOUT_S)["table"])
 
     def _refused(self, source: str, target: Target, seed: int) -> Failure | None:
         """What can be said of the source without running it."""
@@ -138,29 +145,51 @@ class Judge:
         """Run the five stages; fills in `stages`, returns the first failure and its kind."""
         todo = list(trials(spec, target, seed, quick))
         left = Counter(trial.stage for trial in todo)
-        with WorkerProcess(self.parent, self.threads) as worker:
-            trial = todo[0]
+        failures: dict[int, tuple[Failure, Correctness]] = {}
+        queue, lock = iter(enumerate(todo)), threading.Lock()
+
+        def advance(number: int, worker: WorkerProcess) -> None:
+            """Try one trial after another until none is left or one has failed."""
+            slot = number * (self.parent.size // self.workers)
+            index, trial = -1, todo[0]
             try:
-                worker.request("load", CALL_TIMEOUT_S * 3, source=source, poison=True)
-                for trial in todo:
-                    if stages[trial.stage] == "SKIP":
-                        stages[trial.stage] = "RUN"
-                        progress(trial.stage)
-                    reason = self._try(worker, spec, trial)
-                    if reason:
-                        return Failure(trial.stage, trial.label, trial.seed, reason), Correctness.FAIL
-                    left[trial.stage] -= 1
-                    if not left[trial.stage]:
-                        stages[trial.stage] = "PASS"
+                worker.request("load", LOAD_TIMEOUT_S, source=source, poison=True)
+                while True:
+                    with lock:
+                        index, trial = next(queue, (-1, todo[0]))
+                        if index < 0 or failures:
+                            return
+                        if stages[trial.stage] == "SKIP":
+                            stages[trial.stage] = "RUN"
+                            progress(trial.stage)
+                    reason = self._try(worker, spec, trial, slot)
+                    with lock:
+                        if reason:
+                            failure = Failure(trial.stage, trial.label, trial.seed, reason)
+                            failures[index] = failure, Correctness.FAIL
+                            return
+                        left[trial.stage] -= 1
+                        if not left[trial.stage]:
+                            stages[trial.stage] = "PASS"
             except WorkerFault as fault:
                 failure = Failure(trial.stage, trial.label, trial.seed, fault.reason, fault.detail)
-                return failure, Correctness(fault.kind)
-        return None, Correctness.PASS
+                failures[index] = failure, Correctness(fault.kind)
 
-    def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial) -> str | None:
-        """Make one call and hold its output against the oracle."""
+        with contextlib.ExitStack() as stack:
+            workers = [stack.enter_context(WorkerProcess(self.parent, self.threads)) for _ in range(self.workers)]
+            if len(workers) == 1:
+                advance(0, workers[0])
+            else:
+                with ThreadPoolExecutor(len(workers)) as pool:
+                    list(pool.map(advance, range(len(workers)), workers))
+        for stage, state in stages.items():
+            stages[stage] = "SKIP" if state == "RUN" else state
+        return failures[min(failures)] if failures else (None, Correctness.PASS)
+
+    def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | None:
+        """Make one call, its inputs written to the arena from byte `slot` on, and hold its output against the oracle."""
         inputs = trial.inputs(spec)
-        message, _ = write_inputs(self.parent, inputs, trial.case.tensors, 0)
+        message, _ = write_inputs(self.parent, inputs, trial.case.tensors, slot)
         worker.request("sets", CALL_TIMEOUT_S, sets=[message])
         answer = worker.request("call", CALL_TIMEOUT_S, index=0, repeats=trial.repeats)
         expectation = expect(spec, inputs, self.name)
@@ -198,7 +227,7 @@ class Judge:
             for look in looks:
                 while len(pairs) < look:
                     # Without an incumbent the baseline is what the kernel is compared with, in every pair.
-                    sides = contest + (baselines if not incumbent or len(pairs) < BASELINE_PAIRS else [])
+                    sides = contest + (baselines if len(pairs) < BASELINE_PAIRS else baselines[: 0 if incumbent else 1])
                     pairs.append(timer.pair(sides, CANDIDATE))
                 verdict = self._measured(spec, target, source, stages, seed, pairs, timer.peak_bytes, incumbent is not None)
                 verdict = _decided(verdict, floor, incumbent is not None and not quick and look > PAIRS[0])

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ class WarmParent:
             start_new_session=True,
         )
         theirs.close()
-        self.socket, self.channel = ours, Channel(ours)
+        self.socket, self.channel, self.lock = ours, Channel(ours), threading.Lock()
         try:
             self.channel.receive(START_TIMEOUT_S)
         except (ChannelClosed, ChannelTimeout):
@@ -105,10 +106,11 @@ class WorkerProcess:
             "environment": {"HOME": str(self.scratch), "TMPDIR": str(self.scratch)},
             "limits": {"RLIMIT_FSIZE": 1 << 30, "RLIMIT_CORE": 0, "RLIMIT_DATA": int(memory_bytes() * 0.7)},
         }
-        parent.channel.send(request)
-        fds = [theirs.fileno(), parent.inputs.fd, self.outputs.fd]
-        socket.send_fds(parent.socket, [b"."], fds)
-        self.pid = parent.channel.receive(30)["pid"]
+        with parent.lock:
+            parent.channel.send(request)
+            fds = [theirs.fileno(), parent.inputs.fd, self.outputs.fd]
+            socket.send_fds(parent.socket, [b"."], fds)
+            self.pid = parent.channel.receive(30)["pid"]
         theirs.close()
         self.socket, self.channel = ours, Channel(ours)
 
@@ -210,7 +212,7 @@ class WorkerProcess:
             self._status = None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # before setsid it is not yet a group of its own
-            with contextlib.suppress(ChannelClosed, ChannelTimeout, KeyError):
+            with contextlib.suppress(ChannelClosed, ChannelTimeout, KeyError), self.parent.lock:
                 self.parent.channel.send({"op": "wait", "pid": self.pid})
                 self._status = int(self.parent.channel.receive(10)["status"])
         return self._status

@@ -89,7 +89,8 @@ def _trace_pattern(pattern: Pattern, dtype: torch.dtype) -> fx.Graph:
     def example(*values: Tensor) -> Tensor:
         return pattern.example(**dict(zip(tensors, values)), **numbers)
 
-    graph = trace(example, list(tensors.values()), "fake").graph
+    with torch._guards.tracing(None):  # while Dynamo compiles a model, its fake mode would be used, and keep our sizes
+        graph = trace(example, list(tensors.values()), "fake").graph
     for node, name in zip(graph.nodes, tensors):  # placeholders come first, in order
         node.meta["parameter"] = name
     return graph

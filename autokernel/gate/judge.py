@@ -25,7 +25,7 @@ from autokernel.spec import BACKENDS, KernelSpec, load_spec
 from autokernel.target import Target
 
 LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
 PAIRS = (3, 8, 16)  # process pairs after which the sequential test looks: give up, decide, decide at last
 BASELINE_PAIRS = 3
 CONFIDENCE = 0.99  # two-sided: one look keeps an identical kernel in at most 0.5 % of trials, before the noise floor
@@ -41,6 +41,7 @@ class Judge:
     def __init__(self, device: str = "cpu"):
         self.device = Device.detect(device)
         self.name = device
+        self.timeout_s = CALL_TIMEOUT_S
         self.threads = torch.get_num_threads()
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
         self.workers = 1 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
@@ -73,18 +74,21 @@ class Judge:
         """
         started = time.perf_counter()
         seed = secrets.randbits(48) if seed is None else seed
-        spec = load_spec(target.kernel_type)
         stages = dict.fromkeys(STAGES, "SKIP")
-        failure, crashed = self._refused(source, target, seed), Correctness.FAIL
-        if failure is None:
-            failure, crashed = self._correctness(source, spec, target, seed, quick, stages, progress)
+        failure, kind = self._correct(source, target, seed, quick, stages, progress)
         if failure is not None:
-            stages[failure.stage] = crashed.value
-            verdict = self._against(target, source, crashed, stages, failure, seed)
-        else:
-            progress("timing")
-            verdict = self._timed(source, spec, target, incumbent, seed, quick, compile_baseline, stages)
-        return replace(verdict, bench_time_seconds=time.perf_counter() - started)
+            return self._untimed(target, source, kind, stages, failure, seed, str(failure), started)
+        progress("timing")
+        return self._timed(source, target, incumbent, seed, quick, compile_baseline, stages, started)
+
+    def check(self, source: str, target: Target, seed: int | None = None) -> Verdict:
+        """The five stages alone: correctness, nothing timed."""
+        started = time.perf_counter()
+        seed = secrets.randbits(48) if seed is None else seed
+        stages = dict.fromkeys(STAGES, "SKIP")
+        failure, kind = self._correct(source, target, seed, False, stages, lambda stage: None)
+        why = str(failure) if failure else "correct"
+        return self._untimed(target, source, kind, stages, failure, seed, why, started)
 
     def compare(self, candidate: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
         """Time two kernels against each other in eight fresh pairs of processes on fresh inputs; no early stop."""
@@ -98,9 +102,8 @@ class Judge:
             pairs = [timer.pair(sides, CANDIDATE) for _ in range(PAIRS[1])]
         except (WorkerFault, WrongTimedOutput) as fault:
             failure, kind = _timing_failure(fault, target, seed)
-            return self._against(target, candidate, kind, stages, failure, seed)
-        verdict = self._measured(spec, target, candidate, stages, seed, pairs, timer.peak_bytes, True)
-        return replace(verdict, bench_time_seconds=time.perf_counter() - started)
+            return self._untimed(target, candidate, kind, stages, failure, seed, str(failure), started)
+        return self._measured(target, candidate, stages, seed, pairs, timer.peak_bytes, started)
 
     def noise_floor(self, source: str, target: Target) -> float:
         """The gain below which nothing is kept on this target: what the same kernel shows against itself (A/A)."""
@@ -132,10 +135,9 @@ class Judge:
                 return Failure("smoke_test", "source", seed, f"{name} is {declared.get(name)!r}, not one of {wanted}")
         return None
 
-    def _correctness(
+    def _correct(
         self,
         source: str,
-        spec: KernelSpec,
         target: Target,
         seed: int,
         quick: bool,
@@ -143,6 +145,11 @@ class Judge:
         progress: Callable[[str], None],
     ) -> tuple[Failure | None, Correctness]:
         """Run the five stages; fills in `stages`, returns the first failure and its kind."""
+        refused = self._refused(source, target, seed)
+        if refused:
+            stages[refused.stage] = "FAIL"
+            return refused, Correctness.FAIL
+        spec = load_spec(target.kernel_type)
         todo = list(trials(spec, target, seed, quick))
         left = Counter(trial.stage for trial in todo)
         failures: dict[int, tuple[Failure, Correctness]] = {}
@@ -184,20 +191,24 @@ class Judge:
                     list(pool.map(advance, range(len(workers)), workers))
         for stage, state in stages.items():
             stages[stage] = "SKIP" if state == "RUN" else state
-        return failures[min(failures)] if failures else (None, Correctness.PASS)
+        if not failures:
+            return None, Correctness.PASS
+        failure, kind = failures[min(failures)]
+        stages[failure.stage] = kind.value
+        return failure, kind
 
     def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | None:
         """Make one call, its inputs written to the arena from byte `slot` on, and hold its output against the oracle."""
         inputs = trial.inputs(spec)
         message, _ = write_inputs(self.parent, inputs, trial.case.tensors, slot)
-        worker.request("sets", CALL_TIMEOUT_S, sets=[message])
-        answer = worker.request("call", CALL_TIMEOUT_S, index=0, repeats=trial.repeats)
+        worker.request("sets", self.timeout_s, sets=[message])
+        answer = worker.request("call", self.timeout_s, index=0, repeats=trial.repeats)
         expectation = expect(spec, inputs, self.name)
         outputs = worker.fetch(answer["outputs"])
         if len(outputs) != trial.repeats:
             return f"{len(outputs)} outputs for {trial.repeats} calls"
         for y, strides in outputs:
-            if y.numel() > 1 and strides != tuple(y.stride()):
+            if not torch.empty_strided(y.shape, strides, device="meta").is_contiguous():
                 return f"strides {strides} instead of contiguous {tuple(y.stride())}"
         first = outputs[0][0]
         reason = wrong(first, expectation)
@@ -208,19 +219,19 @@ class Judge:
     def _timed(
         self,
         source: str,
-        spec: KernelSpec,
         target: Target,
         incumbent: str | None,
         seed: int,
         quick: bool,
         compile_baseline: bool,
         stages: dict[str, str],
+        started: float,
     ) -> Verdict:
         """Sequential paired timing; the verdict on a kernel that has passed the five stages."""
         contest = [Side(CANDIDATE, source)] + ([Side(INCUMBENT, incumbent)] if incumbent else [])
         baselines = [Side(EAGER)] + ([Side(COMPILED, compiled=True)] if compile_baseline else [])
         floor = self.noise_floor(incumbent, target) if incumbent and not quick else MINIMUM_GAIN
-        timer = PairTimer(self.parent, spec, target, self.threads, seed)
+        timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed)
         pairs: list[PairResult] = []
         looks = PAIRS[:1] if quick else PAIRS if incumbent else PAIRS[:2]
         try:
@@ -229,29 +240,28 @@ class Judge:
                     # Without an incumbent the baseline is what the kernel is compared with, in every pair.
                     sides = contest + (baselines if len(pairs) < BASELINE_PAIRS else baselines[: 0 if incumbent else 1])
                     pairs.append(timer.pair(sides, CANDIDATE))
-                verdict = self._measured(spec, target, source, stages, seed, pairs, timer.peak_bytes, incumbent is not None)
+                verdict = self._measured(target, source, stages, seed, pairs, timer.peak_bytes, started)
                 verdict = _decided(verdict, floor, incumbent is not None and not quick and look > PAIRS[0])
                 if incumbent and (verdict.keep or _hopeless(verdict.speedup_vs_incumbent, floor)):
                     break
         except (WorkerFault, WrongTimedOutput) as fault:
             failure, kind = _timing_failure(fault, target, seed)
             stages[failure.stage] = kind.value
-            return self._against(target, source, kind, stages, failure, seed)
+            return self._untimed(target, source, kind, stages, failure, seed, str(failure), started)
         return verdict
 
     def _measured(
         self,
-        spec: KernelSpec,
         target: Target,
         source: str,
         stages: dict[str, str],
         seed: int,
         pairs: Sequence[PairResult],
         peak_bytes: int,
-        incumbent: bool,
+        started: float,
     ) -> Verdict:
         """The record of what was timed; `keep` is decided by the caller."""
-        cases, calls = target.cases, sum(c.calls for c in target.cases)
+        spec, cases, calls = load_spec(target.kernel_type), target.cases, sum(c.calls for c in target.cases)
 
         def ratio(side: str, index: int | None = None) -> Interval | None:
             seen = [p for p in pairs if side in p.seconds]
@@ -282,7 +292,7 @@ class Judge:
                 compile_latency_us=microseconds(COMPILED, i),
                 speedup_vs_pytorch=ratio(EAGER, i),
                 speedup_vs_compile=ratio(COMPILED, i),
-                speedup_vs_incumbent=ratio(INCUMBENT, i) if incumbent else None,
+                speedup_vs_incumbent=ratio(INCUMBENT, i),
             )
             for i, c in enumerate(cases)
         )
@@ -296,7 +306,7 @@ class Judge:
         ridge = peak_flops / peak_bytes_s
         return Verdict(
             kernel_type=target.kernel_type,
-            backend=constants(source)["BACKEND"],
+            backend=_backend(source),
             device=self.device.name,
             correctness=Correctness.PASS,
             keep=False,
@@ -317,19 +327,42 @@ class Judge:
             speedup_vs_pytorch=ratio(EAGER),
             compile_latency_us=weighted("compile_latency_us"),
             speedup_vs_compile=ratio(COMPILED),
-            speedup_vs_incumbent=ratio(INCUMBENT) if incumbent else None,
+            speedup_vs_incumbent=ratio(INCUMBENT),
+            bench_time_seconds=time.perf_counter() - started,
         )
 
-    def _against(
-        self, target: Target, source: str, kind: Correctness, stages: dict[str, str], failure: Failure, seed: int
+    def _untimed(
+        self,
+        target: Target,
+        source: str,
+        kind: Correctness,
+        stages: dict[str, str],
+        failure: Failure | None,
+        seed: int,
+        why: str,
+        started: float,
     ) -> Verdict:
-        try:
-            backend = str(constants(source).get("BACKEND", target.backend))
-        except SyntaxError:
-            backend = target.backend
+        seconds = time.perf_counter() - started
+        backend = _backend(source) or target.backend
         return Verdict(
-            target.kernel_type, backend, self.device.name, kind, False, str(failure), seed, dict(stages), failure
+            target.kernel_type,
+            backend,
+            self.device.name,
+            kind,
+            False,
+            why,
+            seed,
+            dict(stages),
+            failure,
+            bench_time_seconds=seconds,
         )
+
+
+def _backend(source: str) -> str | None:
+    try:
+        return str(constants(source)["BACKEND"])
+    except (SyntaxError, KeyError):
+        return None
 
 
 def constants(source: str) -> dict[str, object]:

@@ -166,7 +166,7 @@ class WorkerProcess:
                 placed = Placed(TensorSpec(shape, dtype), int(item["start"]))
                 if min((placed.start, *shape)) < 0 or placed.end > self.outputs.size:
                     raise ValueError("outside the shared memory")
-                outputs.append((placed.view(self.outputs.bytes).clone(), tuple(item["stride"])))
+                outputs.append((placed.view(self.outputs.bytes).clone(), tuple(map(int, item["stride"]))))
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise WorkerFault("CRASH", f"the worker's answer makes no sense: {error}") from None
         return outputs

@@ -1,0 +1,130 @@
+"""The gate: right kernels pass, wrong ones are refused in the stage that should, and nothing survives a bad worker."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from wrong_kernels import WRONG
+
+from autokernel.gate import Correctness, Judge
+from autokernel.gate.statistics import ratio_interval
+from autokernel.spec import KERNELS, load_spec
+from autokernel.target import default_target
+
+STARTERS = sorted(KERNELS.glob("*/cpp_*.py"))
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Judge("cpu") as judge:
+        judge.timeout_s = 3.0
+        yield judge
+
+
+def target(kernel_type: str):
+    return default_target(kernel_type, "cpp", "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("path", STARTERS, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_starters_pass_all_five_stages(judge: Judge, path: Path):
+    judge.timeout_s = 20.0
+    verdict = judge.check(path.read_text(), target(path.parent.name))
+    assert verdict.failure is None, verdict.failure
+    assert set(verdict.stages.values()) == {"PASS"}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
+def test_wrong_kernels_are_refused_where_they_should_be(judge: Judge, wrong):
+    judge.timeout_s = 3.0
+    verdict = judge.check(wrong.source, target(wrong.kernel_type))
+    assert verdict.failure is not None, "accepted"
+    assert (verdict.failure.stage, verdict.correctness) == (wrong.stage, wrong.correctness), verdict.failure
+    assert wrong.reason in verdict.failure.reason
+    assert not verdict.keep
+
+
+def test_every_type_has_a_wrong_kernel_and_every_stage_refuses_one():
+    assert {w.kernel_type for w in WRONG} >= {path.parent.name for path in STARTERS}
+    assert len({w.stage for w in WRONG}) == 5
+
+
+def test_a_failure_repeats_from_its_seed(judge: Judge):
+    wrong = next(w for w in WRONG if w.name == "softmax-last-dim-only")
+    first = judge.check(wrong.source, target("softmax"))
+    again = judge.check(wrong.source, target("softmax"), seed=first.seed)
+    assert again.failure == first.failure
+    assert judge.check(wrong.source, target("softmax")).seed != first.seed
+
+
+def test_no_process_outlives_its_verdict(judge: Judge):
+    source = (
+        'KERNEL_TYPE = "rmsnorm"\nBACKEND = "cpp"\nimport subprocess\n'
+        "def kernel_fn(x, weight, eps=1e-6):\n    subprocess.Popen(['sleep', '1000'])\n    raise ValueError\n"
+    )
+    assert judge.check(source, target("rmsnorm")).correctness == Correctness.CRASH
+    sleeping = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p) == b"sleep\x001000\x00"]
+    assert not sleeping
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def slowed(source: str) -> str:
+    """A right kernel that computes its answer three times."""
+    return source.replace("def kernel_fn(", "def _once(") + (
+        "\n\ndef kernel_fn(*args, **kwargs):\n    for _ in range(3):\n        y = _once(*args, **kwargs)\n    return y\n"
+    )
+
+
+def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Judge):
+    judge.timeout_s = 20.0
+    fast = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+    slow = slowed(fast)
+    kept = judge.examine(fast, target("rmsnorm"), incumbent=slow)
+    assert kept.keep, kept.why
+    assert kept.speedup_vs_incumbent.low > 1.5
+    assert not judge.examine(slow, target("rmsnorm"), incumbent=fast).keep
+    assert not judge.examine(fast, target("rmsnorm"), incumbent=fast).keep
+
+
+def test_a_kernel_that_is_wrong_only_when_timed_is_refused(judge: Judge):
+    """It is right on the shapes and call counts of the checks, and returns an old answer when called often."""
+    right = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+    cheat = right.replace("def kernel_fn(", "def _right(") + (
+        "\n\ncalls, old = 0, {}\n\ndef kernel_fn(x, weight, eps=1e-6):\n"
+        "    global calls\n    calls += 1\n    if calls < 5 or x.shape not in old:\n"
+        "        old[x.shape] = _right(x, weight, eps)\n    return old[x.shape]\n"
+    )
+    only_timed = cheat.replace("calls < 5", "calls < 200")
+    verdict = judge.examine(only_timed, target("rmsnorm"))
+    assert verdict.correctness == Correctness.FAIL
+    assert "timed call" in verdict.failure.reason
+
+
+def test_intervals_are_over_pairs():
+    interval = ratio_interval([0.1, 0.1, 0.1, 0.1], 0.99)
+    assert interval.low == pytest.approx(interval.high)
+    assert ratio_interval([0.1], 0.99).high == float("inf")
+    wide, narrow = ratio_interval([0.0, 0.2] * 2, 0.99), ratio_interval([0.0, 0.2] * 8, 0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+    # t quantile for 7 degrees of freedom at 99 %: 3.499 (standard tables)
+    eight = ratio_interval([-1.0, 1.0] * 4, 0.99)
+    import math
+
+    assert math.log(eight.high) == pytest.approx(3.499 * math.sqrt(8 / 7) / math.sqrt(8), rel=1e-3)
+
+
+def test_the_worker_has_neither_home_nor_secrets(judge: Judge):
+    os.environ["AUTOKERNEL_TEST_SECRET"] = "hunter2"
+    source = (
+        'KERNEL_TYPE = "rmsnorm"\nBACKEND = "cpp"\nimport os\n'
+        "def kernel_fn(x, weight, eps=1e-6):\n    raise ValueError(f'{sorted(os.environ)} {os.path.expanduser(\"~\")}')\n"
+    )
+    reason = judge.check(source, target("rmsnorm")).failure.reason
+    assert "AUTOKERNEL_TEST_SECRET" not in reason
+    assert str(Path.home()) not in reason

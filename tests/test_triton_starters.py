@@ -7,8 +7,10 @@ starter on small inputs and prints its failures as JSON.
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import reference
-from autokernel.spec import KERNELS, import_file
+from autokernel.spec import KERNELS, TensorSpec, import_file, load_spec
 
 pytest.importorskip("triton")
 
@@ -122,6 +124,16 @@ def attention_case(B, H, kv_heads, seq_q, seq_k, D, causal=True, sm_scale=None, 
     return make
 
 
+def mlp_case(*rows, dim, hidden, activation="silu", layout=as_is):
+    return lambda dt: {
+        "x": layout(randn(*rows, dim, dtype=dt)),
+        "w_gate": layout(randn(hidden, dim, dtype=dt)),
+        "w_up": randn(hidden, dim, dtype=dt),
+        "w_down": randn(dim, hidden, dtype=dt),
+        "activation": activation,
+    }
+
+
 def reduce_case(*shape, dim, op, layout):
     return lambda dt: {"x": layout(randn(*shape, dtype=dt)), "dim": dim, "op": op}
 
@@ -214,6 +226,14 @@ CASES = {
         "late keys": attention_case(1, 1, 1, 8, 150, 32, causal=False, mask=lambda: torch.arange(150)[None] > 140),
         "float mask": attention_case(2, 2, 1, 70, 70, 32, mask=lambda: torch.randn(2, 70, 70)),
         "wide": attention_case(1, 1, 1, 20, 20, 256),
+    },
+    "fused_mlp": {
+        "silu": mlp_case(40, dim=64, hidden=96),
+        "gelu": mlp_case(2, 9, dim=40, hidden=70, activation="gelu"),
+        "relu2": mlp_case(2, 9, dim=33, hidden=17, activation="relu2", layout=every_second),
+        "1": mlp_case(1, dim=1, hidden=1),
+        "token": mlp_case(dim=65, hidden=129),
+        "transposed": mlp_case(3, 20, dim=32, hidden=50, layout=transposed),
     },
     "reduce": {
         f"{op} {name}": reduce_case(*shape, dim=dim, op=op, layout=layout)
@@ -317,6 +337,98 @@ def interpreted():
 def test_interpreter(starter, interpreted):
     assert interpreted[starter]["checks"] > 0
     assert not interpreted[starter]["failures"]
+
+
+# ---- the compiler ----
+
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+POINTERS = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+H100_SHARED_MEMORY = 232448
+
+
+def compile_launch(launch, target):
+    """Compile what a launch would have compiled, with the specialisations that it would have got."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel, values, options = launch
+    signature, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        name, value = parameter.name, values[parameter.name]
+        if parameter.is_constexpr or value is None or type(value) is int and value == 1:
+            signature[name], constants[name] = "constexpr", value
+        elif hasattr(value, "block_shape"):
+            signature[name] = f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
+        elif torch.is_tensor(value):
+            signature[name] = POINTERS[value.dtype]
+        else:
+            signature[name] = "fp32" if isinstance(value, float) else "i32" if value < 2**31 else "i64"
+        aligned = torch.is_tensor(value) or type(value) is int and value % 16 == 0
+        if aligned and signature[name] != "constexpr":
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    return triton.compile(ASTSource(kernel, signature, constants, attributes), GPUTarget(*target), options)
+
+
+def stack_bytes(compiled):
+    """Bytes of local memory a thread needs: registers that were spilled."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(compiled.asm["cubin"])
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return int(re.search(r"STACK:(\d+)", usage.stdout + usage.stderr).group(1))
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """What the kernels launch, recorded instead of run: [(kernel, its arguments by name, compile options)]."""
+    from triton.runtime.jit import JITFunction
+
+    recorded = []
+
+    def record(kernel, *values, grid, warmup, **named):
+        arguments = dict(zip(kernel.arg_names, values)) | {k: v for k, v in named.items() if k in kernel.arg_names}
+        recorded.append((kernel, arguments, {k: v for k, v in named.items() if k not in kernel.arg_names}))
+
+    monkeypatch.setattr(JITFunction, "run", record)
+    return recorded
+
+
+def without_data(args):
+    """The arguments of a case as tensors that have no memory behind them."""
+    return {
+        k: torch.empty_strided(v.shape, v.strides, dtype=v.dtype, device="meta") if isinstance(v, TensorSpec) else v
+        for k, v in args.items()
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("starter", STARTERS)
+def test_compiles(starter, target, launches):
+    """The sizes that are timed on a GPU compile, for a Hopper GPU without spilled registers."""
+    spec = load_spec(kernel_type(starter))
+    kernel_fn = import_file(STARTERS[starter], starter.replace("/", "_")).kernel_fn
+    for dims in spec.timing["cuda"] if target == "sm_90" else spec.timing["cuda"][:1]:
+        kernel_fn(**without_data(spec.case(dims, torch.float16).args))
+    assert launches
+    for launch in launches:
+        compiled = compile_launch(launch, TARGETS[target])
+        if target == "sm_90":
+            assert compiled.metadata.shared <= H100_SHARED_MEMORY
+            assert stack_bytes(compiled) == 0
 
 
 if __name__ == "__main__":

@@ -173,12 +173,13 @@ def _device(index: int | None) -> tuple[int, int]:
     return properties.multi_processor_count, getattr(properties, "shared_memory_per_block_optin", 65536)
 
 
-def _blocks(seq_q: int, heads: int, block_d: int, fp32: bool, processors: int) -> tuple[int, int, int]:
+def _blocks(seq_q: int, heads: int, block_d: int, fp32: bool, processors: int, shared_memory: int) -> tuple[int, int, int]:
     """Queries and keys of a block and its warps: the largest whose accumulators and scores stay in registers."""
     if fp32:  # its dot products keep their operands in registers too
         return (16 if seq_q <= 16 else 64 if block_d <= 64 else 32), (32 if block_d <= 64 else 16), 8
     block_m = 16 if seq_q <= 16 else 128 if triton.cdiv(seq_q, 128) * heads >= processors else 64
-    block_n = 128 if block_d <= 128 and block_m == 128 else 64
+    # Without wgmma (the chips with less shared memory) a warp's operands pass through its registers: fewer keys.
+    block_n = 128 if block_d <= 128 and block_m == 128 and shared_memory >= 200_000 else 64
     return block_m, block_n, 8 if block_m == 128 or block_d > 128 else 4
 
 
@@ -190,7 +191,7 @@ def kernel_fn(
     sm_scale: float | None = None,
     attn_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, of Q's shape and dtype."""
+    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
     B, H, seq_q, D = Q.shape
     kv_heads, seq_k = K.shape[1:3]
     Q, K, V = (t if t.stride(3) == 1 else t.contiguous() for t in (Q, K, V))
@@ -204,7 +205,7 @@ def kernel_fn(
 
     processors, shared_memory = _device(Q.device.index)
     block_d = max(triton.next_power_of_2(D), 16)
-    block_m, block_n, warps = _blocks(seq_q, B * H, block_d, Q.dtype == torch.float32, processors)
+    block_m, block_n, warps = _blocks(seq_q, B * H, block_d, Q.dtype == torch.float32, processors, shared_memory)
     block_m, block_n = BLOCK_M or block_m, BLOCK_N or block_n
     room = shared_memory - block_m * block_d * Q.element_size()
     stage = 2 * block_n * block_d * Q.element_size()

@@ -158,8 +158,8 @@ inline float ak_exp(float x) {
     return x != x ? x : (x < -104.f ? 0.f : y);
 }
 
-// exp(x) for x <= 0, to 1 ulp: what a softmax needs of x - max(x). Keeps NaN; below -86.6 (2.5e-38) it is 0.
-inline vfloat exp_nonpositive(vfloat x) {
+// exp(x) for x <= 88, to 1 ulp near 0 and 4 far below: what a softmax needs of x - max(x). Keeps NaN; below -86.6 it is 0.
+inline vfloat vexp(vfloat x) {
     const vfloat shifted = x * 1.44269504f + 12583039.f;  // 1.5 * 2^23 + 127: the last bits hold n + 127
     const vfloat n = shifted - 12583039.f;
     const vfloat r = x - n * 0.69314718f;  // one constant is enough: n * 2e-9 is below half an ulp while exp(x) matters

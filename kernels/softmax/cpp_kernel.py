@@ -25,7 +25,7 @@ void softmax_row(const T* x, T* y, float* e, int64_t N) {
     for (int u = 1; u < UNROLL; ++u) best[0] = larger(best[u], best[0]);
     const vfloat peak = splat(max_of(best[0]));
     auto add_exp = [&](int u, vfloat v) {
-        const vfloat p = exp_nonpositive(v - peak);
+        const vfloat p = vexp(v - peak);
         total[u] += p;
         return p;
     };
@@ -57,10 +57,10 @@ void softmax_columns(const T* x, T* y, int64_t R, int64_t inner, int64_t width) 
     for (int i = 0; i < W; ++i) best[i] = -INFINITY, total[i] = 0;
     for (int64_t r = 0; r < R; ++r)
         map_row<COLUMNS>(best, width, 0, [&](int, vfloat v, vfloat b) { return larger(v, b); }, x + r * inner, best);
-    auto add_exp = [&](int, vfloat v, vfloat b, vfloat t) { return t + exp_nonpositive(v - b); };
+    auto add_exp = [&](int, vfloat v, vfloat b, vfloat t) { return t + vexp(v - b); };
     for (int64_t r = 0; r < R; ++r)
         map_row<COLUMNS>(total, width, 0, add_exp, x + r * inner, best, total);
-    auto scaled = [&](int, vfloat v, vfloat b, vfloat t) { return exp_nonpositive(v - b) / t; };
+    auto scaled = [&](int, vfloat v, vfloat b, vfloat t) { return vexp(v - b) / t; };
     for (int64_t r = 0; r < R; ++r)
         map_row<COLUMNS>(y + r * inner, width, 0, scaled, x + r * inner, best, total);
 }

@@ -21,7 +21,7 @@ SOURCE = r"""
 
 template <class T>
 void softmax_row(const T* x, T* y, int64_t N) {
-    float peak = -INFINITY, sum = 0;
+    float peak = std::numeric_limits<float>::lowest(), sum = 0;  // not -inf: -inf - -inf is NaN
     for (int64_t start = 0; start < N; start += BLOCK) {
         const int64_t n = std::min<int64_t>(BLOCK, N - start);
         vfloat best[UNROLL], total[UNROLL];
@@ -30,16 +30,16 @@ void softmax_row(const T* x, T* y, int64_t N) {
         for (int u = 1; u < UNROLL; ++u) best[0] = larger(best[u], best[0]);
         const float block_peak = max_of(best[0]);
         if (block_peak > peak) {
-            sum *= exp_nonpositive(splat(peak - block_peak))[0];
+            sum *= vexp(splat(peak - block_peak))[0];
             peak = block_peak;
         }
         const vfloat p = splat(peak);
-        fold_row<UNROLL>(n, -INFINITY, [&](int u, vfloat v) { total[u] += exp_nonpositive(v - p); }, x + start);
+        fold_row<UNROLL>(n, -INFINITY, [&](int u, vfloat v) { total[u] += vexp(v - p); }, x + start);
         for (int u = 1; u < UNROLL; ++u) total[0] += total[u];
         sum += sum_of(total[0]);
     }
     const vfloat p = splat(peak), scale = splat(1 / sum);
-    map_row<UNROLL>(y, N, 0, [&](int, vfloat v) { return exp_nonpositive(v - p) * scale; }, x);
+    map_row<UNROLL>(y, N, 0, [&](int, vfloat v) { return vexp(v - p) * scale; }, x);
 }
 
 template <class T>

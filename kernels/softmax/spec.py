@@ -23,10 +23,9 @@ def one_dominates(inputs):
 
 
 def masked(inputs):
-    """-inf in all but the first half, as a causal mask leaves it."""
+    """-inf in the first half, as padding on the left leaves it."""
     x, dim = inputs["x"].clone(), inputs["dim"]
-    half = x.shape[dim] // 2
-    x.narrow(dim, half, x.shape[dim] - half).fill_(-torch.inf)
+    x.narrow(dim, 0, x.shape[dim] // 2).fill_(-torch.inf)
     return inputs | {"x": x}
 
 

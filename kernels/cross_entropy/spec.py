@@ -1,0 +1,81 @@
+"""Cross entropy: inputs, shapes and costs."""
+
+import torch
+import torch.nn.functional as F
+
+import reference
+from autokernel.spec import KernelSpec, TensorSpec
+
+
+def arguments(dtype, M, V, ignore_index=-100):
+    return {"logits": TensorSpec((M, V), dtype), "targets": TensorSpec((M,), torch.int64), "ignore_index": ignore_index}
+
+
+def eager(logits, targets, ignore_index=-100):
+    return F.cross_entropy(logits, targets, ignore_index=ignore_index)
+
+
+def random_classes(spec, args, generator):
+    """Any class is as likely as another; one row in eight is ignored, never the first."""
+    targets = torch.randint(args["logits"].shape[-1], spec.shape, generator=generator, device=generator.device)
+    targets[3::8] = args["ignore_index"]
+    return targets
+
+
+def confident_wrong(inputs):
+    """Nearly all of the probability on a class that is not the target."""
+    logits, wrong = inputs["logits"].clone(), (inputs["targets"] + 1) % inputs["logits"].shape[-1]
+    return inputs | {"logits": logits.scatter_(1, wrong[:, None], 100.0)}
+
+
+def large_offset(inputs):
+    """Logits around 2^14: exp overflows unless the maximum is subtracted first."""
+    return inputs | {"logits": inputs["logits"] + 2.0**14}
+
+
+def masked(inputs):
+    """-inf for the classes that are not allowed: the first half, but for the target."""
+    logits, targets = inputs["logits"], inputs["targets"].clamp(min=0)[:, None]
+    kept = logits.gather(1, targets)
+    logits = logits.clone()
+    logits[:, : logits.shape[1] // 2] = -torch.inf
+    return inputs | {"logits": logits.scatter_(1, targets, kept)}
+
+
+SPEC = KernelSpec(
+    name="cross_entropy",
+    oracle=reference.cross_entropy,
+    eager=eager,
+    eager_form="F.cross_entropy",
+    arguments=arguments,
+    smoke={"M": 8, "V": 256},
+    sweep=(
+        {"M": 1, "V": 32000},  # one token
+        {"M": 512, "V": 2},  # a binary classifier
+        {"M": 256, "V": 1000},  # ImageNet
+        {"M": 64, "V": 4096},
+        {"M": 128, "V": 2048, "ignore_index": 0},  # padding as a class
+        {"M": 16, "V": 8192},
+        {"M": 9, "V": 32000},  # LLaMA
+        {"M": 5, "V": 50257},  # GPT-2: odd rows
+        {"M": 3, "V": 128256},  # LLaMA 3
+    ),
+    edges=(
+        {"M": 7, "V": 1023},
+        {"M": 5, "V": 4097},
+        {"M": 3, "V": 1537},
+        {"M": 1, "V": 1},
+        {"M": 65, "V": 17},
+        {"M": 1025, "V": 33},
+    ),
+    timing={
+        "cpu": ({"M": 512, "V": 32000}, {"M": 512, "V": 4096}, {"M": 4096, "V": 1000}),
+        "cuda": ({"M": 4096, "V": 32000}, {"M": 8192, "V": 50257}, {"M": 4096, "V": 128256}),
+    },
+    flops=lambda a: 4 * a["logits"].numel,  # max, subtract, exp (counted as one), add
+    # read logits and targets, write one number
+    bytes_moved=lambda a: a["logits"].nbytes + a["targets"].nbytes + a["logits"].dtype.itemsize,
+    headline="bandwidth_gb_s",
+    fill={"targets": random_classes},
+    adversarial={"confident_wrong": confident_wrong, "large_offset": large_offset, "masked": masked},
+)

@@ -6,11 +6,13 @@ nothing, a square is `pow(x, 2)`.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -83,7 +85,9 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def normalise(module: GraphModule) -> GraphModule:
     """A graph from Dynamo, in ATen, each meaning written in one way; nodes carry a fake tensor in `meta["val"]`."""
     fakes = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
-    return trace(module, fakes)
+    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), nullcontext())
+    with mode:  # also what the graph makes from nothing, such as positions, must be fake
+        return trace(module, fakes)
 
 
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:

@@ -1,4 +1,4 @@
-"""Where a model's device time goes: measured node by node on its captured graphs, added up by site, elsewhere by operator."""
+"""Where a model's device time goes: measured node by node on its graphs, added up by site, and elsewhere by operator."""
 
 import json
 import logging
@@ -218,7 +218,7 @@ def encoded(case: Case) -> str:
 
 
 def limit(spec: KernelSpec, case: Case, device: Device) -> tuple[str, float]:
-    """What bounds a call, "memory" or "compute", and its least time in µs: that of its FLOPs or of its bytes at peak rate."""
+    """What bounds a call, "memory" or "compute", and its least time in µs: its FLOPs or its bytes at the peak rate."""
     memory_us = spec.bytes_moved(case.args) / device.peak_bandwidth_gb_s / 1e3
     compute_us = spec.flops(case.args) / device.peak_tflops(case.dtype) / 1e6
     return ("compute", compute_us) if compute_us > memory_us else ("memory", memory_us)

@@ -1,4 +1,4 @@
-"""BERT base (110 M parameters) with random weights; it imports only torch."""
+"""BERT base (110 M parameters) with random weights."""
 
 import torch
 import torch.nn.functional as F

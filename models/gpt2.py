@@ -1,4 +1,4 @@
-"""GPT-2 (124 M parameters) with random weights; it imports only torch."""
+"""GPT-2 (124 M parameters) with random weights."""
 
 import torch
 import torch.nn.functional as F

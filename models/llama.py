@@ -1,4 +1,4 @@
-"""LLaMA as Meta wrote it (RMSNorm, complex RoPE, grouped-query attention, SwiGLU) with random weights; imports only torch."""
+"""LLaMA as Meta wrote it (RMSNorm, complex RoPE, grouped-query attention, SwiGLU) with random weights."""
 
 import torch
 import torch.nn.functional as F

@@ -47,7 +47,6 @@ SCALINGS = [
 SOFTMAXES = [
     lambda scores: torch.softmax(scores, -1),
     lambda scores: torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype),
-    lambda scores: torch.softmax(scores.float(), -1).type_as(scores),
 ]
 
 
@@ -69,5 +68,5 @@ def by_hand(repeat, scaling, softmax, masked):
 PATTERNS = [
     *(function(as_is, *flags) for flags in product((True, False), repeat=3)),
     *(function(repeat, *flags, False) for repeat in (expanded, interleaved) for flags in product((True, False), repeat=2)),
-    *(by_hand(*way) for way in product((as_is, expanded, interleaved), SCALINGS, SOFTMAXES, (True, False))),
+    *(by_hand(*way) for way in product((as_is, expanded), SCALINGS, SOFTMAXES, (True, False))),
 ]

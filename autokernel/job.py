@@ -14,7 +14,7 @@ from autokernel.gate import Judge
 from autokernel.loop import Budget, Loop
 from autokernel.profiler import profile_workload
 from autokernel.report import write_report
-from autokernel.reproof import prove, winners_of
+from autokernel.reproof import prove, speedup_vs_pytorch, winners_of
 from autokernel.scheduler import Rules
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import verify
@@ -89,5 +89,6 @@ def run_job(workspace: Workspace, job: Job) -> str:
         step("verifying in the model")
         winners = winners_of(loop, proofs)
         say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
-        write_json(workspace / VERIFY, encode(verify(plan, winners)))
+        speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
+        write_json(workspace / VERIFY, encode(verify(plan, winners, speedups, say=step)))
     return write_report(workspace)

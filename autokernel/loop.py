@@ -155,9 +155,10 @@ class Loop:
             self.say(f"leaving {previous.name}: {left or move_on(rows_of(previous, self.rows), rules)}")
         self.say(f"target {target.name}: {reason}")
 
-    def start(self, target: Target) -> Experiment:
-        """A target's first row: its starter, judged."""
-        return self._judge(target, Proposal(starter_source(target), f"starter {target.starter}".strip(), STARTER))
+    def start(self, target: Target, source: str | None = None) -> Experiment:
+        """A target's first row: its starter, or another kernel to start from, judged."""
+        words = "a given kernel" if source else target.starter or f"{target.backend}_kernel"
+        return self._judge(target, Proposal(source or starter_source(target), f"start from {words}", STARTER))
 
     def attempt(self, target: Target, proposal: Proposal) -> Experiment:
         """One experiment against the target's incumbent; its starter is judged first if it has none."""
@@ -167,7 +168,7 @@ class Loop:
 
     def context(self, target: Target) -> Context:
         entries = [entry for entry in self.entries if entry.row.target == target.name]
-        trials = tuple(Trial(entry.row, self._source(entry.row.commit), entry.notes) for entry in entries)
+        trials = tuple(Trial(entry.row, self.source(entry.row.commit), entry.notes) for entry in entries)
         self._take_up(target)
         best = self.incumbent_source(target)
         assert best is not None, f"{target.name} has no incumbent: the scheduler leaves a target whose starter fails"
@@ -176,9 +177,10 @@ class Loop:
     def incumbent_source(self, target: Target) -> str | None:
         """The target's best kernel, read from git."""
         best = incumbent(rows_of(target, self.rows))
-        return best and self._source(best.commit)
+        return best and self.source(best.commit)
 
-    def _source(self, commit: str) -> str:
+    def source(self, commit: str) -> str:
+        """The kernel.py of an experiment."""
         if commit not in self._sources:
             self._sources[commit] = self.ledger.source(commit)
         return self._sources[commit]

@@ -1,6 +1,5 @@
 """What a run came to: the closing summary, the plot, and report.md, from plan, profile, rows, proof and verification."""
 
-import json
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -13,6 +12,7 @@ from autokernel.profiler import ModelProfile
 from autokernel.reproof import Proof, read_proofs
 from autokernel.scheduler import incumbent, rows_of, tried
 from autokernel.target import Plan, Target
+from autokernel.verification import Verification
 from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
 
 STATUS_COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange"}
@@ -90,7 +90,7 @@ def model_lines(workspace: Workspace) -> list[str]:
     path = workspace / VERIFY
     if not path.exists():
         return ["not verified yet"]
-    return [str(line) for line in json.loads(path.read_text()).get("lines", [])]
+    return Verification.read(path).lines
 
 
 def obstacle_lines(workspace: Workspace, plan: Plan) -> list[str]:

@@ -48,6 +48,12 @@ def winners_of(loop: Loop, proofs: list[Proof]) -> list[Winner]:
     return winners
 
 
+def speedup_vs_pytorch(loop: Loop, winner: Winner) -> float | None:
+    """Of a winner over PyTorch by itself, as the gate measured that very source."""
+    rows = reversed(rows_of(winner.target, loop.rows))
+    return next((row.speedup_vs_pytorch for row in rows if loop.source(row.commit) == winner.source), None)
+
+
 def read_proofs(workspace: Workspace) -> dict[str, Proof]:
     """Target -> proof, as written at the end of a run; empty before."""
     path = workspace / PROOF

@@ -30,7 +30,7 @@ def clone(tmp_path, monkeypatch) -> Path:
     sh("git", "init", "-q", "-b", "main", cwd=root)
     (root / "kernel.py").write_text("original\n")
     (root / "other.py").write_text("other\n")
-    (root / ".gitignore").write_text("/workspace/\n")
+    (root / ".gitignore").write_text("/workspace/\n/results.tsv\n")
     sh("git", "add", ".", cwd=root)
     sh("git", "-c", "user.name=u", "-c", "user.email=u@x", "commit", "-qm", "first", cwd=root)
     sh("git", "config", "commit.gpgsign", "true", cwd=root)

@@ -1,0 +1,195 @@
+"""The loop through the real gate: what is kept, reset, refused, crashed or timed out; git and rows after each; resuming."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from autokernel.agents.scripted import ScriptedAgent
+from autokernel.experiments import COLUMNS
+from autokernel.gate import Judge
+from autokernel.loop import Budget, Loop, starter_source
+from autokernel.scheduler import Rules
+from autokernel.spec import ROOT
+from autokernel.target import Plan, default_target
+from autokernel.workspace import PLAN, RunInProgress, Workspace
+from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
+
+TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
+PLAN_OF_ONE = Plan("test", {}, "cpu", 1000.0, (TARGET,))
+FAST = starter_source(TARGET)
+SLOW = FAST.replace("    return y\n", "    for _ in range(8):\n        x.float().pow(2).mean(-1)\n    return y\n")
+WRONG = FAST.replace("return y", "return y * 1.01")
+ABORTS = FAST.replace("    return y\n", "    import os\n    os.abort()\n")
+HANGS = FAST.replace("    return y\n", "    while True:\n        pass\n")
+NO_RULES = Rules(None, None, None, None)
+
+
+@pytest.fixture
+def workspace(clone) -> Workspace:  # noqa: F811
+    workspace = Workspace(clone, "night")
+    PLAN_OF_ONE.write(workspace / PLAN)
+    return workspace
+
+
+def check(loop: Loop, status: str, source: str, incumbent: str) -> None:
+    """The last experiment is told alike by git, by results.tsv and by the tree, and was `status`."""
+    row = loop.workspace.log.read()[-1]
+    assert (row.status, row.experiment) == (status, len(loop.workspace.log.read()))
+    git, tree = loop.ledger, loop.ledger.tree
+    assert sh("git", "rev-parse", f"refs/autokernel/night/{row.experiment}", cwd=tree) == row.commit
+    assert git.source(row.commit) == source
+    assert sh("git", "show", "--format=", "--name-only", row.commit, cwd=tree) in ("kernel.py", "")
+    subject = sh("git", "log", "-1", "--format=%s", row.commit, cwd=tree)
+    assert subject.startswith(f"#{row.experiment} {TARGET.name}: {status}")
+    assert (row.commit == git.head) == (status == "kept")
+    assert git.source(git.head) == (tree / "kernel.py").read_text() == incumbent
+    assert sh("git", "status", "--porcelain", cwd=tree) == ""
+    assert not (loop.workspace / "intent.json").exists()
+    assert {e.row.experiment: e.row.row() for e in git.entries()} == {
+        r.experiment: r.row() for r in loop.workspace.log.read()
+    }
+
+
+def test_every_outcome_through_the_real_gate(workspace, clone):  # noqa: F811
+    before, said = state(clone), []
+
+    def script(loop):
+        check(loop, "kept", SLOW, SLOW)
+        yield FAST, "one pass instead of nine is faster"
+        check(loop, "kept", FAST, FAST)
+        assert loop.rows[-1].speedup_low > 1
+        yield FAST + "# the same\n", "a comment is faster"
+        check(loop, "reset", FAST + "# the same\n", FAST)
+        yield WRONG, "one percent more is faster"
+        check(loop, "failed", WRONG, FAST)
+        assert loop.rows[-1].correctness == "FAIL" and loop.rows[-1].latency_us is None
+        assert "smoke_test" in loop.entries[-1].notes
+        yield ABORTS, "ending early is faster"
+        check(loop, "crash", ABORTS, FAST)
+        yield HANGS, "not ending is faster"
+        check(loop, "timeout", HANGS, FAST)
+        yield "def kernel_fn(:", "less syntax is faster"
+        check(loop, "failed", "def kernel_fn(:", FAST)
+
+    with workspace.locked(), Judge("cpu") as judge:
+        loop = Loop(workspace, PLAN_OF_ONE, judge, said.append)
+        loop.start(TARGET, SLOW)
+        reason = loop.run(ScriptedAgent(script(loop)), NO_RULES, Budget())
+    assert reason == "nothing is left to try on any target"
+    assert [row.status for row in loop.rows] == ["kept", "kept", "reset", "failed", "crash", "timeout", "failed"]
+    kept = sh("git", "log", "--format=%s", "main..autokernel/night", cwd=clone).splitlines()
+    assert [line.split(":")[0] for line in kept if line.startswith("#")] == [f"#{n} {TARGET.name}" for n in (2, 1)]
+    assert state(clone) == before
+    assert sh("git", "fsck", "--strict", cwd=clone) == ""
+    again = Loop(workspace, PLAN_OF_ONE, None, said.append)
+    assert [row.row() for row in again.rows] == [row.row() for row in loop.rows]
+    assert "6 experiments, 1 kept" in said[-1]
+
+
+NIGHT = """
+import sys
+from autokernel.agents.scripted import ScriptedAgent
+from autokernel.gate import Judge
+from autokernel.loop import Budget, Loop
+from autokernel.workspace import Workspace
+from tests.test_loop import NO_RULES, PLAN_OF_ONE, TARGET, WRONG
+workspace = Workspace(Path(sys.argv[1]), "night")
+with workspace.locked(), Judge("cpu") as judge:
+    loop = Loop(workspace, PLAN_OF_ONE, judge, print)
+    print(loop.run(ScriptedAgent([(WRONG, "killed while judged"), (WRONG + "#", "second")]), NO_RULES, Budget()))
+"""
+
+
+def test_resume_after_sigkill(workspace, clone):  # noqa: F811
+    """Killed while an experiment is judged: it is judged again, once, and nothing is lost or doubled."""
+    before = state(clone)
+    night = subprocess.Popen([sys.executable, "-c", NIGHT, clone], cwd=ROOT)
+    while not ((intent := workspace.read_intent()) and intent.experiment == 2):
+        assert night.poll() is None
+        time.sleep(0.005)
+    with pytest.raises(RunInProgress, match="night"), workspace.locked():
+        pass
+    os.kill(night.pid, signal.SIGKILL)
+    night.wait()
+
+    said = []
+    with workspace.locked(), Judge("cpu") as judge:
+        loop = Loop(workspace, PLAN_OF_ONE, judge, said.append)
+        assert loop.run(ScriptedAgent([]), NO_RULES, Budget()) == "nothing is left to try on any target"
+    assert [(row.experiment, row.status, row.description) for row in workspace.log.read()] == [
+        (1, "kept", "start from cpp_kernel"),
+        (2, "failed", "killed while judged"),
+    ]
+    assert any("judging it again" in line for line in said)
+    check(loop, "failed", WRONG, FAST)
+    assert state(clone) == before
+
+
+@pytest.fixture
+def two_rows(workspace) -> Workspace:
+    """A run of two failed experiments; a wrong kernel is judged in a second or two."""
+    with workspace.locked(), Judge("cpu") as judge:
+        loop = Loop(workspace, PLAN_OF_ONE, judge, lambda line: None)
+        loop.start(TARGET, WRONG)
+        loop.start(TARGET, WRONG + "#")
+    return workspace
+
+
+def test_rows_that_git_has_are_written_again(two_rows):
+    rows = two_rows.log.read()
+    lines = two_rows.log.path.read_bytes().split(b"\n")
+    two_rows.log.path.write_bytes(b"\n".join(lines[:2]) + b"\n" + lines[2][:30])  # the last row torn
+    said = []
+    Loop(two_rows, PLAN_OF_ONE, None, said.append)
+    assert [row.row() for row in two_rows.log.read()] == [row.row() for row in rows]
+    assert any("wrote 1 rows again" in line for line in said)
+    two_rows.log.path.unlink()
+    Loop(two_rows, PLAN_OF_ONE, None, said.append)
+    assert [row.row() for row in two_rows.log.read()] == [row.row() for row in rows]
+    Loop(two_rows, PLAN_OF_ONE, None, said.append)
+    assert len(two_rows.log.read()) == 2
+
+
+def test_git_log_alone_tells_the_night(two_rows):
+    """Every column but the commit's own name stands in the message."""
+    text = sh("git", "log", "-1", "--format=%B", "refs/autokernel/night/1", cwd=two_rows.root)
+    row = two_rows.log.read()[0]
+    assert "Status: failed" in text and f"Seed: {row.seed}" in text and "Hypothesis: start from" in text
+    assert len(text.strip().split("\n\n")[-1].splitlines()) == len(COLUMNS) - 1
+
+
+def test_ctrl_c_finishes_the_experiment_in_hand(workspace):
+    night = subprocess.Popen(
+        [sys.executable, "-u", "-c", NIGHT, workspace.root], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    while not ((intent := workspace.read_intent()) and intent.experiment == 2):
+        assert night.poll() is None
+        time.sleep(0.005)
+    night.send_signal(signal.SIGINT)
+    output = night.communicate(timeout=120)[0]
+    assert night.returncode == 0 and "stopped by SIGINT" in output.splitlines()[-1]
+    assert [row.description for row in workspace.log.read()][1:] == ["killed while judged"]
+    assert workspace.read_intent() is None
+
+
+def test_a_budget_of_experiments_and_the_starter_that_fails(workspace):
+    with workspace.locked(), Judge("cpu") as judge:
+        loop = Loop(workspace, PLAN_OF_ONE, judge, lambda line: None)
+        loop.start(TARGET, WRONG)
+        agent = ScriptedAgent([(FAST, "never asked for")])
+        assert loop.run(agent, Rules(), Budget()) == "nothing is left to try on any target"
+        assert loop.run(agent, Rules(), Budget(experiments=0)) == "0 experiments were made"
+    assert len(loop.rows) == 1
+
+
+def test_clean_removes_the_run(two_rows):
+    before = sh("git", "for-each-ref", "refs/heads/main", cwd=two_rows.root)
+    assert two_rows.remove() > 0
+    assert not two_rows.folder.exists()
+    assert sh("git", "for-each-ref", cwd=two_rows.root) == before
+    assert len(two_rows.log.read()) == 2

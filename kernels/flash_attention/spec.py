@@ -1,0 +1,145 @@
+"""Scaled-dot-product attention: inputs, shapes and costs."""
+
+import torch
+import torch.nn.functional as F
+
+import reference
+from autokernel.spec import KernelSpec, TensorSpec
+
+
+def arguments(
+    dtype,
+    batch,
+    heads,
+    seq,
+    head_dim,
+    kv_heads=None,
+    seq_k=None,
+    causal=True,
+    sm_scale=None,
+    mask=None,
+    transposed=False,
+):
+    """`mask`: "bool" [batch, 1, seq, seq_k] or "float" [seq, seq_k].
+
+    `transposed`: Q, K, V are the [batch, heads, seq, head_dim] views of projections' [batch, seq, heads, head_dim].
+    """
+    kv_heads, seq_k = kv_heads or heads, seq_k or seq
+
+    def tensor(n, length):
+        stride = (length * n * head_dim, head_dim, n * head_dim, 1) if transposed else None
+        return TensorSpec((batch, n, length, head_dim), dtype, stride)
+
+    masks = {
+        None: None,
+        "bool": TensorSpec((batch, 1, seq, seq_k), torch.bool),
+        "float": TensorSpec((seq, seq_k), dtype),
+    }
+    return {
+        "Q": tensor(heads, seq),
+        "K": tensor(kv_heads, seq_k),
+        "V": tensor(kv_heads, seq_k),
+        "causal": causal,
+        "sm_scale": sm_scale,
+        "attn_mask": masks[mask],
+    }
+
+
+def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
+    if causal and attn_mask is not None:  # which F.scaled_dot_product_attention does not take together
+        past = torch.ones(Q.shape[2], K.shape[2], dtype=torch.bool, device=Q.device).tril()
+        keeps = attn_mask.dtype == torch.bool
+        attn_mask, causal = attn_mask & past if keeps else attn_mask.masked_fill(~past, -torch.inf), False
+    grouped = Q.shape[1] != K.shape[1]
+    return F.scaled_dot_product_attention(Q, K, V, attn_mask, is_causal=causal, scale=sm_scale, enable_gqa=grouped)
+
+
+def mask(spec, args, generator):
+    """A third of the keys, but never key 0, hidden: False in a bool mask, -inf in a float one, which else is N(0, 1)."""
+    seen = torch.rand(spec.shape, generator=generator) < 2 / 3
+    seen[..., 0] = True
+    if spec.dtype == torch.bool:
+        return seen
+    return torch.randn(spec.shape, generator=generator).masked_fill(~seen, -torch.inf).to(spec.dtype)
+
+
+def huge_scores(inputs):
+    """All scores near 200, where exponentials overflow unless the row's maximum is taken off first."""
+    Q, K = inputs["Q"].clone(), inputs["K"].clone()
+    Q[..., 0] = K[..., 0] = 14.1 * Q.shape[-1] ** 0.25
+    return inputs | {"Q": Q, "K": K}
+
+
+def rising_scores(inputs):
+    """Scores that rise along the keys, so that a running maximum changes in every block."""
+    K = inputs["K"]
+    ramp = torch.linspace(0, 4, K.shape[2], dtype=torch.float32)[:, None].to(K.dtype)
+    return inputs | {"Q": inputs["Q"].abs(), "K": K.abs() * ramp}
+
+
+def equal_scores(inputs):
+    """All keys alike: the result is the mean of the values seen."""
+    return inputs | {"K": inputs["K"][:, :, :1].expand_as(inputs["K"]).contiguous()}
+
+
+def flops(a):
+    """Two products of seq x seq_k x head_dim; with `causal` only the pairs (query, key <= query) count."""
+    batch, heads, seq, head_dim = a["Q"].shape
+    seq_k = a["K"].shape[2]
+    full = min(seq, seq_k)
+    pairs = full * (full + 1) // 2 + (seq - full) * seq_k if a["causal"] else seq * seq_k
+    return 4 * batch * heads * pairs * head_dim
+
+
+def bytes_moved(a):
+    """Read Q, K, V and the mask, write the result, which has the size of Q."""
+    mask = a["attn_mask"]
+    return 2 * a["Q"].nbytes + a["K"].nbytes + a["V"].nbytes + (mask.nbytes if mask else 0)
+
+
+SPEC = KernelSpec(
+    name="flash_attention",
+    oracle=reference.flash_attention,
+    eager=eager,
+    eager_form="F.scaled_dot_product_attention",
+    arguments=arguments,
+    smoke={"batch": 1, "heads": 2, "seq": 32, "head_dim": 64},
+    sweep=(
+        {"batch": 1, "heads": 6, "seq": 128, "head_dim": 64, "kv_heads": 2, "transposed": True},  # the shipped LLaMA, cut
+        {"batch": 2, "heads": 3, "seq": 128, "head_dim": 64, "causal": False},  # BERT
+        {"batch": 1, "heads": 2, "seq": 200, "head_dim": 128},  # blocks that do not fill
+        {"batch": 2, "heads": 4, "seq": 1, "seq_k": 300, "head_dim": 128, "kv_heads": 1, "causal": False},  # decode
+        {"batch": 1, "heads": 2, "seq": 65, "seq_k": 190, "head_dim": 80, "causal": False, "sm_scale": 0.2},  # cross
+        {"batch": 1, "heads": 2, "seq": 150, "seq_k": 70, "head_dim": 40},  # more queries than keys
+        {"batch": 2, "heads": 2, "seq": 96, "head_dim": 64, "causal": False, "mask": "bool"},
+        {"batch": 1, "heads": 4, "seq": 100, "head_dim": 64, "kv_heads": 2, "mask": "float"},
+        {"batch": 1, "heads": 2, "seq": 60, "seq_k": 90, "head_dim": 96, "mask": "bool", "transposed": True},
+        {"batch": 1, "heads": 1, "seq": 513, "head_dim": 64},
+    ),
+    edges=(
+        {"batch": 1, "heads": 1, "seq": 1023, "head_dim": 32},
+        {"batch": 1, "heads": 1, "seq": 3, "seq_k": 4097, "head_dim": 64, "causal": False},
+        {"batch": 1, "heads": 1, "seq": 17, "seq_k": 1537, "head_dim": 72, "causal": False, "mask": "float"},
+        {"batch": 1, "heads": 1, "seq": 1, "head_dim": 1},
+        {"batch": 1, "heads": 3, "seq": 19, "seq_k": 33, "head_dim": 33, "kv_heads": 1},
+    ),
+    timing={
+        "cpu": (
+            {"batch": 1, "heads": 12, "seq": 512, "head_dim": 64},
+            {"batch": 1, "heads": 12, "seq": 512, "head_dim": 64, "kv_heads": 4, "transposed": True},
+            {"batch": 1, "heads": 12, "seq": 512, "head_dim": 64, "causal": False},
+            {"batch": 1, "heads": 12, "seq": 1, "seq_k": 512, "head_dim": 64, "kv_heads": 4, "causal": False},
+        ),
+        "cuda": (
+            {"batch": 2, "heads": 32, "seq": 2048, "head_dim": 64},
+            {"batch": 2, "heads": 32, "seq": 1024, "head_dim": 64},
+            {"batch": 1, "heads": 32, "seq": 4096, "head_dim": 64},
+            {"batch": 1, "heads": 32, "seq": 2048, "head_dim": 128},
+        ),
+    },
+    flops=flops,
+    bytes_moved=bytes_moved,
+    headline="throughput_tflops",
+    fill={"attn_mask": mask},
+    adversarial={"huge_scores": huge_scores, "rising_scores": rising_scores, "equal_scores": equal_scores},
+)

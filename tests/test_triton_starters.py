@@ -168,6 +168,8 @@ CASES = {
         "both transposed": matmul_case(129, 130, 17, transposed, transposed),
         "gaps": matmul_case(20, 31, 63, every_second, every_second),
         "deep": matmul_case(16, 32, 2048),
+        "aligned": matmul_case(136, 264, 72, layout_b=transposed),
+        "aligned, transposed": matmul_case(136, 264, 72, layout_a=transposed),
     },
     "softmax": {
         "7x1023": softmax_case(7, 1023),
@@ -190,6 +192,8 @@ CASES = {
         "8x256": layernorm_case(8, 256),
         "7x1023": layernorm_case(7, 1023),
         "1x1": layernorm_case(1, 1),
+        "constant": layernorm_case(5, 300, layout=lambda t: t[:, :1].expand(5, 300)),
+        "constant 2x20001": layernorm_case(2, 20001, layout=lambda t: t[:, :1].expand(2, 20001)),
         "far from zero": layernorm_case(5, 768, layout=lambda t: t + 100),
         "2x3x4x40": layernorm_case(2, 3, 4, 40),
         "transposed": layernorm_case(33, 48, layout=transposed),

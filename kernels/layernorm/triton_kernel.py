@@ -26,8 +26,10 @@ def _held(x, weight, bias, y, stride, M, N, eps, ROWS: tl.constexpr, BLOCK: tl.c
     weights = tl.load(weight + columns, inside, 0.0)
     biases = tl.load(bias + columns, inside, 0.0)
     centred = tl.where(inside, values - (tl.sum(values, 1) / N)[:, None], 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, 1) / N + eps)
-    result = centred * scale[:, None] * weights.to(tl.float32) + biases.to(tl.float32)
+    # What rounding left of the mean, which is all that there is in a row of equal values.
+    drift = tl.sum(centred, 1) / N
+    scale = tl.rsqrt(tl.sum(centred * centred, 1) / N - drift * drift + eps)
+    result = (centred - drift[:, None]) * scale[:, None] * weights.to(tl.float32) + biases.to(tl.float32)
     tl.store(y + rows * N + columns, result.to(y.dtype.element_ty), mask)
 
 
@@ -40,11 +42,12 @@ def _looped(x, weight, bias, y, stride, N, eps, BLOCK: tl.constexpr):
         mask = start + columns < N
         values = tl.load(x + row * stride + start + columns, mask, 0.0).to(tl.float32)
         count = min(N - start, BLOCK)
-        block_mean = tl.sum(values) / count
-        centred = tl.where(mask, values - block_mean, 0.0)
-        step = block_mean - mean
+        rough = tl.sum(values) / count
+        centred = tl.where(mask, values - rough, 0.0)
+        drift = tl.sum(centred) / count  # what rounding left of the mean
+        step = rough + drift - mean
         share = count / (start + count)
-        squares += tl.sum(centred * centred) + step * step * start * share
+        squares += tl.sum(centred * centred) - drift * drift * count + step * step * start * share
         mean += step * share
     scale = tl.rsqrt(squares / N + eps)
     for start in range(0, N, BLOCK):

@@ -1,6 +1,7 @@
 """What a kernel type is: its oracle, inputs, shapes and costs; found by looking into `kernels/*/spec.py`."""
 
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -127,6 +128,6 @@ def kernel_types() -> list[str]:
 def import_file(path: Path, name: str) -> Any:
     """Import a Python file that is not in a package (`kernels/` has no `__init__.py`) under a name of its own."""
     module_spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(module_spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(module_spec)  # Dynamo and pickle look it up by name
     module_spec.loader.exec_module(module)
     return module

@@ -68,7 +68,9 @@ class Workload:
         path = Path(self.model) if Path(self.model).exists() else ROOT / self.model
         if not path.exists():
             raise WorkloadError(f"there is no file {self.model}")
-        return import_file(path.resolve(), f"autokernel_model_{path.stem}")
+        name = f"autokernel_model_{path.stem}"
+        loaded = sys.modules.get(name)  # once: code that Dynamo compiled refers to its globals
+        return loaded if loaded and loaded.__file__ == str(path.resolve()) else import_file(path.resolve(), name)
 
     def _construct(self, cls: Any) -> nn.Module:
         if self.pretrained:

@@ -1,0 +1,484 @@
+"""The model with its kept kernels against the model without: the same outputs, and how much faster, end to end.
+
+All model work happens in fresh child processes, several of them: each carries a bias of its own, so the process is the unit
+over which intervals are taken. Within one, the sides take turns (A B … B A) in random order on the same fresh inputs, under
+one allocator with one setting: the C library's defaults unless the caller's environment says otherwise, because that is
+what a user of the model gets. It matters: with glibc's defaults, an eager pass of compact LLaMA takes 20,000-40,000 page
+faults in its large, freshly mapped outputs, 1-2 % of its CPU time; `page_faults` has the count of each side.
+"""
+
+import copy
+import json
+import math
+import os
+import random
+import resource
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import astuple, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from autokernel.apply import Replacer, Winner, apply
+from autokernel.gate.statistics import ratio_interval
+from autokernel.gate.verdict import Interval
+from autokernel.match import SiteFinder
+from autokernel.target import Plan
+from autokernel.workload import Inputs, Workload
+
+ORIGINAL, COMPILED, OPTIMISED = "original", "torch.compile", "optimised"
+CONFIDENCE = 0.95
+PARITY_INPUTS = 3
+TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 8.0, 3, 50
+PROCESSES = 5  # for the final figures
+SCREENING = (4, 8)  # processes after which a kernel's gain is looked at: the undecided get the second number
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of outputs after many layers
+ERROR_GROWTH = 3.0  # the optimised model's rms error against the exact one may be this many times the original's
+AGREEMENT_LOSS = 0.01  # next tokens that may differ from the exact model's beyond those of the original (near ties)
+EXACT_BYTES = 8 << 30  # largest model that is also run in float64
+
+
+@dataclass(frozen=True)
+class Settings:
+    warmup: int = 2  # passes of each side before any is timed
+    timed: int | None = None  # rounds per process, every side runs twice in each; None: TIMED_S of them, or MIN_ROUNDS
+    atol: float | None = None  # None: by dtype, see TOLERANCE
+    rtol: float | None = None
+    diagnose: bool = False  # parity of every kernel alone, also when all together are right
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The outputs on one fresh input. Errors are rms against the float64 model, relative to the rms of its output."""
+
+    seed: int
+    largest_difference: float  # between optimised and original
+    within_tolerance: bool
+    error_original: float | None  # None: the model could not be run in float64
+    error_optimised: float | None
+    agreement_original: float | None  # share of next tokens (argmax over the last dim) equal to the float64 model's
+    agreement_optimised: float | None
+
+    @property
+    def passed(self) -> bool:
+        if not self.within_tolerance:
+            return False
+        if self.error_original is None:
+            return True
+        no_worse = self.error_optimised <= max(ERROR_GROWTH * self.error_original, torch.finfo(torch.float32).eps)
+        return no_worse and self.agreement_optimised >= self.agreement_original - AGREEMENT_LOSS
+
+
+@dataclass(frozen=True)
+class KernelInModel:
+    """What became of one kept kernel."""
+
+    target: str
+    kernel_type: str
+    share: float  # of the original's time, 0..1
+    speedup: float | None  # of the kernel by itself over PyTorch, as the gate measured it
+    sites: int  # calls in one pass that it replaces
+    gain: Interval | None  # of the model with all kernels over the model with all but this one
+    used: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verify.py prints and writes to verify.json. Speedups are paired ratios of times, over processes."""
+
+    model: str
+    device: str
+    kernels: tuple[KernelInModel, ...]
+    parity: tuple[Parity, ...]  # of the kernels that are used
+    passed: bool
+    original_ms: float | None = None
+    compiled_ms: float | None = None
+    optimised_ms: float | None = None
+    speedup: Interval | None = None  # over the original, eager
+    speedup_vs_compile: Interval | None = None
+    predicted: float | None = None  # by Amdahl, from the shares and the kernels' own speedups
+    compile_error: str = ""  # why there is no torch.compile to compare with
+    processes: int = 0
+    rounds: int = 0  # in all processes together
+    allocator: str = ""
+    page_faults: Mapping[str, float] | None = None  # per pass, by side
+    diagnosis: Mapping[str, tuple[Parity, ...]] | None = None  # of each kernel alone
+    seconds: float = 0.0
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return tuple(kernel.target for kernel in self.kernels if kernel.used)
+
+    @property
+    def verdict(self) -> str:
+        """One line for people."""
+        if not self.passed:
+            return "the optimised model is not the original any more: nothing is to be used"
+        if not self.used:
+            return "nothing to gain here: no kernel makes this model faster beyond doubt"
+        if self.speedup.low <= 1:
+            return f"not proven faster as a whole: {self.speedup}x the original"
+        return f"{self.speedup}x the original, with {len(self.used)} of {len(self.kernels)} kernels"
+
+    @property
+    def lines(self) -> list[str]:
+        """The whole for people, a line each."""
+        lines = [self.verdict]
+        if self.speedup:
+            lines += [
+                f"a pass takes {self.optimised_ms:.1f} ms, {self.original_ms:.1f} ms before",
+                f"against torch.compile: {self.speedup_vs_compile or self.compile_error}"
+                + (f"x ({self.compiled_ms:.1f} ms)" if self.compiled_ms else ""),
+                f"Amdahl's law predicts {self.predicted:.3f}x from the kernels' own speedups" if self.predicted else "",
+                f"{self.rounds} rounds in {self.processes} processes; allocator: {self.allocator}",
+            ]
+        for kernel in self.kernels:
+            gain = f"the model is {kernel.gain}x as fast with it as without; " if kernel.gain else ""
+            lines.append(
+                f"{'used' if kernel.used else 'left out'}: {kernel.target} ({kernel.share:.1%} of the time): "
+                f"{gain}{kernel.why}"
+            )
+        if self.parity:
+            worst = max(self.parity, key=lambda p: p.largest_difference)
+            lines.append(
+                f"outputs on {len(self.parity)} fresh inputs differ from the original's by at most "
+                f"{worst.largest_difference:.2g}"
+            )
+            if worst.error_original is not None:
+                lines.append(
+                    f"error against float64: {max(p.error_optimised for p in self.parity):.2g} "
+                    f"(the original's: {max(p.error_original for p in self.parity):.2g}); next tokens as in float64: "
+                    f"{min(p.agreement_optimised for p in self.parity):.2%} "
+                    f"(the original's: {min(p.agreement_original for p in self.parity):.2%})"
+                )
+        return [line for line in lines if line]
+
+    @staticmethod
+    def read(path: Path) -> "Verification":
+        data = json.loads(path.read_text())
+        kernels = tuple(KernelInModel(**k | {"gain": k["gain"] and Interval(**k["gain"])}) for k in data["kernels"])
+        intervals = {k: data[k] and Interval(**data[k]) for k in ("speedup", "speedup_vs_compile")}
+        diagnosis = data["diagnosis"] and {k: tuple(Parity(**p) for p in v) for k, v in data["diagnosis"].items()}
+        parity = tuple(Parity(**p) for p in data["parity"])
+        return Verification(**data | intervals | {"kernels": kernels, "parity": parity, "diagnosis": diagnosis})
+
+
+def verify(
+    plan: Plan,
+    winners: Sequence[Winner],
+    speedups: Mapping[str, float] | None = None,
+    settings: Settings = Settings(),
+    say: Callable[[str], None] = lambda line: None,
+) -> Verification:
+    """Put `winners` into the plan's model, drop those that do not pay there, and measure what remains.
+
+    speedups: each target's kernel over PyTorch by itself, for Amdahl's prediction. `say` gets a line for each step.
+    Kernels that are slower than PyTorch by themselves are not tried.
+    """
+    started, speedups = time.perf_counter(), speedups or {}
+    workload = Workload.from_json(plan.workload)
+    trial = _Trial(workload, tuple(winners), settings, say)
+    for winner in winners:
+        if speedups.get(winner.target.name, math.inf) < 1:
+            trial.leave_out(winner, "slower than PyTorch by itself")
+    diagnosis = trial.diagnose() if settings.diagnose else None
+    if trial.winners and not all(p.passed for p in trial.parity()):
+        diagnosis = diagnosis or trial.diagnose()
+        trial.leave_out_wrong(diagnosis)
+    trial.leave_out_absent()
+    gains = trial.leave_out_idle()
+    parity = trial.parity() if trial.winners else ()
+    kernels = tuple(
+        KernelInModel(
+            w.target.name,
+            w.target.kernel_type,
+            w.target.share,
+            speedups.get(w.target.name),
+            trial.sites.get(w.target.name, 0),
+            gains.get(w.target.name),
+            w in trial.winners,
+            trial.reasons.get(w.target.name, "pays in the model"),
+        )
+        for w in winners
+    )
+    passed = all(p.passed for p in parity)
+    known = dict(model=plan.model, device=plan.device, kernels=kernels, parity=parity, passed=passed, diagnosis=diagnosis)
+    if passed and trial.winners:
+        known |= trial.final()
+        known["predicted"] = amdahl([(k.share, k.speedup) for k in kernels if k.used])
+    return Verification(**known, seconds=time.perf_counter() - started)
+
+
+def amdahl(parts: Sequence[tuple[float, float | None]]) -> float | None:
+    """End-to-end speedup when each (share of the time, speedup) part gets that much faster; None if one is unknown."""
+    if any(speedup is None for _, speedup in parts):
+        return None
+    return 1 / (1 - sum(share * (1 - 1 / speedup) for share, speedup in parts))
+
+
+class _Trial:
+    """The kernels still in play, and the measurements that decide which of them stay."""
+
+    def __init__(self, workload: Workload, winners: tuple[Winner, ...], settings: Settings, say: Callable[[str], None]):
+        self.workload, self.winners, self.settings, self.say = workload, winners, settings, say
+        self.reasons: dict[str, str] = {}
+        self.sites: dict[str, int] = {}  # target -> calls in one pass that its kernel replaces
+
+    def leave_out(self, winner: Winner, why: str) -> None:
+        self.winners = tuple(w for w in self.winners if w is not winner)
+        self.reasons[winner.target.name] = why
+        self.say(f"{winner.target.name} is left out: {why}")
+
+    def parity(self, winners: tuple[Winner, ...] | None = None) -> tuple[Parity, ...]:
+        winners = self.winners if winners is None else winners
+        self.say(f"outputs with {', '.join(w.target.name for w in winners)}")
+        parity, sites = in_fresh_process(compare_outputs, self.workload, winners, self.settings, secrets.randbits(31))
+        self.sites |= sites
+        return parity
+
+    def diagnose(self) -> dict[str, tuple[Parity, ...]]:
+        return {w.target.name: self.parity((w,)) for w in self.winners}
+
+    def leave_out_wrong(self, diagnosis: Mapping[str, tuple[Parity, ...]]) -> None:
+        for winner in self.winners:
+            if not all(p.passed for p in diagnosis[winner.target.name]):
+                self.leave_out(winner, "the model's outputs are wrong with it")
+
+    def leave_out_absent(self) -> None:
+        for winner in self.winners:
+            if not self.sites[winner.target.name]:
+                self.leave_out(winner, "its operation was not found in the model again")
+
+    def leave_out_idle(self) -> dict[str, Interval]:
+        """Leave-one-out: a kernel stays if the model is faster with it than without, its whole interval at or above 1."""
+        winners = self.winners
+        if not winners:
+            return {}
+        sides = {OPTIMISED: winners} | {w.target.name: tuple(o for o in winners if o is not w) for w in winners}
+        samples: list[Sample] = []
+        gains: dict[str, Interval] = {}
+        for processes in SCREENING:
+            while len(samples) < processes:
+                self.say(f"with and without each kernel, process {len(samples) + 1}")
+                samples.append(self._sample(sides))
+            gains = {w.target.name: _speedup(samples, w.target.name, OPTIMISED) for w in winners}
+            if all(gain.low >= 1 or gain.high < 1 for gain in gains.values()):
+                break
+        for winner in winners:
+            gain = gains[winner.target.name]
+            if gain.low < 1:
+                self.leave_out(winner, "does not pay beyond doubt")
+        return gains
+
+    def final(self) -> dict[str, Any]:
+        """Original, torch.compile and what remains, on data that decided nothing."""
+        sides = {ORIGINAL: (), COMPILED: None, OPTIMISED: self.winners}
+        samples = []
+        for index in range(PROCESSES):
+            self.say(f"original, torch.compile, optimised, process {index + 1} of {PROCESSES}")
+            samples.append(self._sample(sides))
+        compiled = not samples[0].compile_error
+
+        def milliseconds(side: str) -> float:
+            return 1e3 * median(s for sample in samples for s in sample.seconds(side))
+
+        return {
+            "original_ms": milliseconds(ORIGINAL),
+            "compiled_ms": milliseconds(COMPILED) if compiled else None,
+            "optimised_ms": milliseconds(OPTIMISED),
+            "speedup": _speedup(samples, ORIGINAL, OPTIMISED),
+            "speedup_vs_compile": _speedup(samples, COMPILED, OPTIMISED) if compiled else None,
+            "compile_error": samples[0].compile_error,
+            "processes": PROCESSES,
+            "rounds": sum(len(s.rounds) for s in samples),
+            "allocator": allocator(),
+            "page_faults": {
+                side: mean(passes[side].page_faults for sample in samples for passes in sample.rounds)
+                for side in samples[0].rounds[0]
+            },
+        }
+
+    def _sample(self, sides: dict[str, tuple[Winner, ...] | None]) -> "Sample":
+        return in_fresh_process(time_sides, self.workload, sides, self.settings, secrets.randbits(31))
+
+
+def _speedup(samples: Sequence["Sample"], slow: str, fast: str) -> Interval:
+    """Of `fast` over `slow`: the median of paired log-ratios in each process, then an interval over processes."""
+    pairs = [[math.log(a / b) for a, b in zip(s.seconds(slow), s.seconds(fast))] for s in samples]
+    return ratio_interval([median(pair) for pair in pairs], CONFIDENCE)
+
+
+def allocator() -> str:
+    given = {k: v for k, v in os.environ.items() if k.startswith("MALLOC_") or k in ("LD_PRELOAD", "PYTORCH_ALLOC_CONF")}
+    return ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "defaults"
+
+
+# --- in child processes ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pass:
+    seconds: float
+    page_faults: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One process: its rounds, each with a pass of every side."""
+
+    rounds: tuple[dict[str, Pass], ...]
+    compile_error: str = ""
+
+    def seconds(self, side: str) -> list[float]:
+        return [passes[side].seconds for passes in self.rounds]
+
+
+class ChildDied(RuntimeError):
+    """The process in which the model ran came to a violent end (a kernel's fault, or no memory)."""
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments) in a new interpreter. Its exceptions arrive here; a crash raises ChildDied."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            raise ChildDied("the process in which the optimised model ran has died") from None
+
+
+def compare_outputs(
+    workload: Workload, winners: tuple[Winner, ...], settings: Settings, seed: int
+) -> tuple[tuple[Parity, ...], dict[str, int]]:
+    """The optimised model against the original and against float64, on fresh inputs; sites replaced, by target."""
+    model, _, _ = workload.load()
+    replacer = Replacer(winners)
+    with torch.no_grad():
+        optimised, exact = apply(model, winners, replacer), _exact(model)
+        parity = [_compare(model, optimised, exact, workload, settings, seed + i) for i in range(PARITY_INPUTS)]
+    replaced = Counter(replacement.target for replacement in replacer.replaced)
+    return tuple(parity), {w.target.name: replaced[w.target.name] for w in winners}
+
+
+def _exact(model: nn.Module) -> nn.Module | None:
+    """The same weights in float64, unless they would not fit."""
+    numel = sum(p.numel() for p in model.parameters())
+    return copy.deepcopy(model).double() if numel * 8 <= EXACT_BYTES else None
+
+
+def _compare(
+    model: nn.Module,
+    optimised: Callable[..., Any],
+    exact: nn.Module | None,
+    workload: Workload,
+    settings: Settings,
+    seed: int,
+) -> Parity:
+    args, kwargs = workload.inputs(model, seed)
+    ours, theirs = outputs(optimised(*args, **kwargs)), outputs(model(*args, **kwargs))
+    assert [y.shape for y in ours] == [y.shape for y in theirs], "the optimised model returns other shapes"
+    difference = max((a.double() - b.double()).abs().nan_to_num().max().item() for a, b in zip(ours, theirs))
+    default = TOLERANCE.get(getattr(torch, workload.dtype), TOLERANCE[torch.float32])
+    atol, rtol = (default if given is None else given for given in (settings.atol, settings.rtol))
+    within = all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in zip(ours, theirs))
+    if exact is None:
+        return Parity(seed, difference, within, None, None, None, None)
+    wide = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, (args, kwargs))
+    truth = outputs(exact(*wide[0], **wide[1]))[0]
+    return Parity(
+        seed,
+        difference,
+        within,
+        *(_relative_rms(y[0], truth) for y in (theirs, ours)),
+        *((y[0].argmax(-1) == truth.argmax(-1)).double().mean().item() for y in (theirs, ours)),
+    )
+
+
+def outputs(result: Any) -> list[Tensor]:
+    """The floating-point tensors of whatever a model returns; the first are its logits."""
+    return [y for y in tree_leaves(result) if isinstance(y, Tensor) and y.is_floating_point()]
+
+
+def _relative_rms(y: Tensor, truth: Tensor) -> float:
+    return ((y.double() - truth).pow(2).mean() / truth.pow(2).mean()).sqrt().item()
+
+
+def time_sides(workload: Workload, sides: dict[str, tuple[Winner, ...] | None], settings: Settings, seed: int) -> Sample:
+    """One process's measurement of every side: a side is the kernels in it, or None for torch.compile."""
+    torch._dynamo.config.recompile_limit = 8 + len(sides)  # the sides compile the same code objects
+    model, _, _ = workload.load()
+    shuffle = random.Random(seed)
+    with torch.no_grad():
+        models, compile_error = _build(model, sides, workload.inputs(model, seed))
+        for index in range(settings.warmup):
+            _round(models, workload.inputs(model, seed - index - 1), workload.device, shuffle)
+        rounds: list[dict[str, Pass]] = []
+        end = time.perf_counter() + TIMED_S
+        while not _enough(len(rounds), settings, end):
+            rounds.append(_round(models, workload.inputs(model, seed + len(rounds)), workload.device, shuffle))
+    return Sample(tuple(rounds), compile_error)
+
+
+def _enough(rounds: int, settings: Settings, end: float) -> bool:
+    if settings.timed:
+        return rounds >= settings.timed
+    return rounds >= MAX_ROUNDS or (rounds >= MIN_ROUNDS and time.perf_counter() > end)
+
+
+def _round(
+    models: Mapping[str, Callable[..., Any]], inputs: Inputs, device: str, shuffle: random.Random
+) -> dict[str, Pass]:
+    """Every side in random order, and once more backwards: the mean of its two passes."""
+    order = shuffle.sample(sorted(models), len(models))
+    passes = [(side, _pass(models[side], inputs, device)) for side in (*order, *reversed(order))]
+    return {
+        side: Pass(*(sum(values) / 2 for values in zip(*(astuple(p) for name, p in passes if name == side))))
+        for side in models
+    }
+
+
+def _pass(model: Callable[..., Any], inputs: Inputs, device: str) -> Pass:
+    def wait() -> None:
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+
+    args, kwargs = inputs
+    wait()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    start = time.perf_counter()
+    model(*args, **kwargs)
+    wait()
+    seconds = time.perf_counter() - start
+    return Pass(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+
+
+def _build(
+    model: nn.Module, sides: dict[str, tuple[Winner, ...] | None], inputs: Inputs
+) -> tuple[dict[str, Callable[..., Any]], str]:
+    """The callable of each side, run once; without torch.compile if that fails, and why (no compiler, no headers)."""
+    models: dict[str, Callable[..., Any]] = {}
+    compile_error, finder = "", SiteFinder()
+    for side, winners in sides.items():
+        if winners is None:
+            candidate = torch.compile(model)
+        else:
+            candidate = apply(model, winners, Replacer(winners, finder)) if winners else model
+        try:
+            candidate(*inputs[0], **inputs[1])
+        except Exception as error:
+            if winners is not None:
+                raise
+            compile_error = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        else:
+            models[side] = candidate
+    return models, compile_error

@@ -1,0 +1,140 @@
+"""The model with kernels in it: right ones pass and pay, wrong and slow ones are left out, a crash is contained."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from autokernel.apply import Winner
+from autokernel.extraction import make_plan
+from autokernel.profiler import profile_workload
+from autokernel.spec import load_spec
+from autokernel.target import encode, write_json
+from autokernel.verification import (
+    COMPILED,
+    ORIGINAL,
+    ChildDied,
+    Settings,
+    Verification,
+    _build,
+    amdahl,
+    compare_outputs,
+    in_fresh_process,
+    verify,
+)
+from autokernel.workload import Workload
+
+MODEL = '''
+import torch
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(1024) + 0.5)
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+
+class Norms(nn.Sequential):
+    """Nothing but RMSNorms over 8 MB, in the form that PyTorch computes slowest."""
+
+    def __init__(self):
+        super().__init__(*(Norm() for _ in range(4)))
+'''
+WRONG = "    y.mul_(1.01)\n    return y"
+SLOW = "    import time\n    time.sleep(0.05)\n    return y"
+SETTINGS = Settings(warmup=1, timed=3)
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "norms.py"
+    path.write_text(MODEL)
+    return make_plan(profile_workload(Workload(str(path), "Norms", input_shape=(2048, 1024)), 1, 2), kernel_type="rmsnorm")
+
+
+def winner(plan, ending="    return y"):
+    """The starter, with other last lines."""
+    (target,) = plan.targets
+    source = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+    assert source.endswith("    return y\n")
+    return Winner(target, source.removesuffix("    return y\n") + ending + "\n")
+
+
+def test_a_right_kernel_is_itself_and_a_wrong_one_is_not(plan):
+    workload = Workload.from_json(plan.workload)
+    name = plan.targets[0].name
+    right, sites = compare_outputs(workload, (winner(plan),), SETTINGS, seed=1)
+    assert sites == {name: 4} and all(parity.passed for parity in right)
+    assert len({parity.seed for parity in right}) == 3
+    wrong, sites = compare_outputs(workload, (winner(plan, WRONG),), SETTINGS, seed=1)
+    assert sites == {name: 4} and not any(parity.passed for parity in wrong)
+
+
+def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact(plan):
+    """A relative error of 1e-4 passes atol = rtol = 1e-3, but PyTorch's own is 1e-7."""
+    sloppy = winner(plan, "    y.mul_(1.0001)\n    return y")
+    parities, _ = compare_outputs(Workload.from_json(plan.workload), (sloppy,), SETTINGS, seed=2)
+    assert all(parity.within_tolerance and not parity.passed for parity in parities)
+
+
+def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
+    lines = []
+    verification = verify(plan, [winner(plan)], {plan.targets[0].name: 2.0}, SETTINGS, lines.append)
+    assert verification.passed and verification.used == (plan.targets[0].name,)
+    assert verification.speedup.low > 1
+    assert verification.optimised_ms < verification.original_ms
+    assert verification.predicted == pytest.approx(1 / (1 - plan.targets[0].share / 2))
+    assert verification.allocator and set(verification.page_faults) >= {ORIGINAL, "optimised"}
+    write_json(tmp_path / "verify.json", encode(verification))
+    assert Verification.read(tmp_path / "verify.json") == verification
+    assert any("Amdahl" in line for line in verification.lines)
+
+
+def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
+    verification = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
+    assert verification.passed and verification.used == () and verification.speedup is None
+    assert verification.kernels[0].gain.high < 1
+    assert verification.lines[0].startswith("nothing to gain here")
+
+
+def test_a_wrong_kernel_is_left_out_for_that_reason(plan):
+    verification = verify(plan, [winner(plan, WRONG)], settings=SETTINGS)
+    assert verification.used == () and "wrong" in verification.kernels[0].why
+    assert not any(parity.passed for parity in verification.diagnosis[plan.targets[0].name])
+
+
+def test_a_kernel_known_to_be_slower_than_pytorch_is_not_tried(plan):
+    verification = verify(plan, [winner(plan)], {plan.targets[0].name: 0.9}, SETTINGS)
+    assert verification.used == () and "slower than PyTorch" in verification.kernels[0].why
+    assert verification.seconds < 1, "no process was started"
+
+
+def test_amdahl():
+    assert amdahl([(0.5, 2.0)]) == pytest.approx(4 / 3)
+    assert amdahl([(0.25, 2.0), (0.5, 4.0)]) == pytest.approx(1 / 0.5)
+    assert amdahl([(0.5, None)]) is None
+
+
+def test_a_crash_is_reported():
+    with pytest.raises(ChildDied):
+        in_fresh_process(os.abort)
+
+
+def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "missing-compiler"),))
+    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
+    with torch.no_grad():
+        models, compile_error = _build(model, {ORIGINAL: (), COMPILED: None}, ((torch.randn(4, 8),), {}))
+    assert list(models) == [ORIGINAL] and compile_error
+
+
+def test_lines_are_json_ready(plan):
+    record = encode(verify(plan, [], settings=SETTINGS))
+    assert json.loads(json.dumps(record))["kernels"] == []

@@ -1,0 +1,91 @@
+"""The kept kernels back in their model: is it still itself, and how much faster is it from end to end?
+
+Usage:   python verify.py                          (the latest run)
+         python verify.py --tag NAME --diagnose    (and each kernel alone)
+         python verify.py --kernels DIR --json     (files named after targets of the plan, instead of the run's winners)
+Reads:   workspace/<tag>/plan.json; the kept kernels from git, refs/autokernel/<tag>/*
+Writes:  workspace/<tag>/verify.json
+
+A kernel stays in only if the model is faster with it than without, its whole 95 % interval at or above 1.
+Exit status: 0 right (even if there is nothing to gain), 1 the outputs are not the original's, 2 bad use.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from autokernel.apply import Winner
+from autokernel.cli import add_device_argument, fail, preflight, progress
+from autokernel.loop import starter_source
+from autokernel.reproof import read_proofs
+from autokernel.scheduler import incumbent, rows_of
+from autokernel.spec import ROOT
+from autokernel.target import Plan, encode, write_json
+from autokernel.verification import Settings, verify
+from autokernel.workspace import VERIFY, NoRun, Workspace, find_run
+
+Kept = tuple[list[Winner], dict[str, float]]  # and each target's speedup over PyTorch by itself, where it is known
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tag", help="name of the run (default: the latest)")
+    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the run's folder, instead of --tag")
+    parser.add_argument("--kernels", type=Path, metavar="DIR", help="files <target>.py instead of the run's kept kernels")
+    parser.add_argument("--warmup", type=int, default=Settings.warmup, metavar="N", help="untimed rounds (%(default)s)")
+    parser.add_argument("--timed", type=int, metavar="N", help="rounds a process (default: 8 s of them, at least 3)")
+    parser.add_argument("--atol", type=float, help="of outputs; default by dtype")
+    parser.add_argument("--rtol", type=float, help="of outputs; default by dtype")
+    parser.add_argument("--diagnose", action="store_true", help="compare outputs with each kernel alone as well")
+    parser.add_argument("--json", action="store_true", help="print the record instead of lines")
+    add_device_argument(parser)
+    parser.set_defaults(device=None)
+    arguments = parser.parse_args()
+    workspace = open_run(arguments.tag, arguments.workspace)
+    plan = workspace.plan
+    if arguments.device:
+        plan = replace(plan, device=arguments.device, workload=plan.workload | {"device": arguments.device})
+    preflight(plan.targets[0].backend if plan.targets else "cpp")
+    winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else from_git(workspace, plan)
+    settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
+    with progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
+        verification = verify(plan, winners, speedups, settings, say)
+    write_json(workspace / VERIFY, encode(verification))
+    print(json.dumps(encode(verification), indent=1) if arguments.json else "\n".join(verification.lines))
+    raise SystemExit(0 if verification.passed else 1)
+
+
+def open_run(tag: str | None, folder: Path | None) -> Workspace:
+    try:
+        return find_run(folder.resolve().parent.parent, folder.name) if folder else find_run(ROOT, tag)
+    except NoRun as error:
+        fail(error)
+
+
+def from_git(workspace: Workspace, plan: Plan) -> Kept:
+    """The best kernel of each target; its starter, where the re-proof did not confirm that it was beaten."""
+    rows, proofs = [entry.row for entry in workspace.ledger.entries()], read_proofs(workspace)
+    winners, speedups = [], {}
+    for target in plan.targets:
+        best, proof = incumbent(rows_of(target, rows)), proofs.get(target.name)
+        if best and proof and not proof.confirmed:
+            best = rows_of(target, rows)[0]  # the starter's
+            winners.append(Winner(target, starter_source(target)))
+        elif best:
+            winners.append(Winner(target, workspace.ledger.source(best.commit)))
+        if best and best.speedup_vs_pytorch:
+            speedups[target.name] = best.speedup_vs_pytorch
+    return winners, speedups
+
+
+def from_folder(plan: Plan, folder: Path) -> Kept:
+    files = {target.name: folder / f"{target.name}.py" for target in plan.targets}
+    winners = [Winner(target, files[target.name].read_text()) for target in plan.targets if files[target.name].exists()]
+    if not winners:
+        fail(f"{folder} has no file named after a target of {plan.model}: {', '.join(sorted(files))} (.py)")
+    return winners, {}
+
+
+if __name__ == "__main__":
+    main()

@@ -13,11 +13,13 @@ from autokernel.gate.inputs import DISTRIBUTIONS, fill_inputs, with_layout
 from autokernel.spec import Case, KernelSpec
 from autokernel.target import Target
 
-# |y - y64| <= tol · (1 + |y64|): the published outer bound of this tool's family.
+# |y - y64| <= tol · (1 + |y64|): the published outer bound of this tool's family. On ill-conditioned inputs, where
+# PyTorch's own op does not keep to it, the bound is the multiple below of that op's largest error in the row.
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # The tighter bound: a row's RMS error is at most this multiple of what PyTorch's own op makes on the same inputs in the
-# same dtype, or of one rounding of the result, whichever is larger.
-ERROR_MULTIPLE = 8.0
+# same dtype, or of one rounding of the result, whichever is larger. In fp32 the order of a long sum alone costs up to 12
+# times (measured: K = 4097 in sequence against cuBLAS's split K); TF32 or fp16 inputs cost over 1,000 times (K = 64..4096).
+ERROR_MULTIPLE = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 32.0}
 MINIMUM_ROW = 16  # elements
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -121,8 +123,12 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
     return Expectation(exact, native)
 
 
-def wrong(y: Tensor, expectation: Expectation) -> str | None:
-    """Why y is not an acceptable result, naming the worst element; None if it is one."""
+def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str | None:
+    """Why y is not an acceptable result, naming the worst element; None if it is one.
+
+    Adversarial inputs are ill-conditioned: there PyTorch's own error is luck, and only the outer bound and the NaN and
+    Inf masks apply.
+    """
     exact, native = expectation.exact, expectation.native
     if y.shape != exact.shape:
         return f"shape {tuple(y.shape)} instead of {tuple(exact.shape)}"
@@ -142,28 +148,31 @@ def wrong(y: Tensor, expectation: Expectation) -> str | None:
         return None
     target = torch.where(finite, exact, 0.0)
     error = torch.where(finite, (y.double() - target).abs(), 0.0)
-    excess = error - TOLERANCE[y.dtype] * (1 + target.abs())
+    usable = finite & torch.isfinite(native)
+    native_error = torch.where(usable, (native.double() - target).abs(), 0.0)
+    outer = TOLERANCE[y.dtype] * (1 + target.abs())
+    if y.dim():
+        outer = torch.maximum(outer, ERROR_MULTIPLE[y.dtype] * native_error.amax(-1, keepdim=True))
+    excess = error - outer
     if (excess > 0).any():
         return f"outside the tolerance {TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
-    return _larger_than_pytorch(y, native, target, error, finite)
+    return None if adversarial else _larger_than_pytorch(y, target, torch.where(usable, error, 0.0), native_error, usable)
 
 
-def _larger_than_pytorch(y: Tensor, native: Tensor, exact: Tensor, error: Tensor, finite: Tensor) -> str | None:
+def _larger_than_pytorch(y: Tensor, exact: Tensor, error: Tensor, native_error: Tensor, usable: Tensor) -> str | None:
     """The tighter bound, row by row, so that large rows cannot hide small ones."""
-    usable = finite & torch.isfinite(native)
-    native_error = torch.where(usable, (native.double() - exact).abs(), 0.0)
-    error = torch.where(usable, error, 0.0)
     information = torch.finfo(y.dtype)
     rounding = information.eps * _row_rms(torch.where(usable, exact, 0.0)) + information.tiny
     bound = torch.maximum(_row_rms(native_error), rounding)
     made = _row_rms(error)
-    excess = made - ERROR_MULTIPLE * bound
+    multiple = ERROR_MULTIPLE[y.dtype]
+    excess = made - multiple * bound
     if not (excess > 0).any():
         return None
     row = excess.argmax()
     return (
         f"RMS error {made[row].item():.3g} in row {row.item()} is {(made / bound)[row].item():.1f} times PyTorch's own "
-        f"(at most {ERROR_MULTIPLE:g} times is allowed): {_worst(error, y, exact)}"
+        f"(at most {multiple:g} times is allowed): {_worst(error, y, exact)}"
     )
 
 

@@ -44,7 +44,7 @@ class Judge:
         self.timeout_s = CALL_TIMEOUT_S
         self.threads = torch.get_num_threads()
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
-        self.workers = 1 if device == "cpu" else max(1, min(8, (os.cpu_count() or 1) // 2))
+        self.workers = 1 if device == "cpu" else max(1, min(12, (os.cpu_count() or 1) - 2))
         self.parent = WarmParent(device)
         self._noise: dict[tuple[str, str], float] = {}
 
@@ -118,7 +118,7 @@ class Judge:
     def profile(self, source: str, target: Target) -> str:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""
         spec, case = load_spec(target.kernel_type), target.cases[0].case
-        with WorkerProcess(self.parent, self.threads) as worker:
+        with WorkerProcess(self.parent, self.threads, source) as worker:
             worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False)
             inputs = Trial("profile", case, secrets.randbits(48)).inputs(spec)
             worker.request("sets", CALL_TIMEOUT_S, sets=[write_inputs(self.parent, inputs, case.tensors, 0)[0]])
@@ -183,7 +183,7 @@ class Judge:
                 failures[index] = failure, Correctness(fault.kind)
 
         with contextlib.ExitStack() as stack:
-            workers = [stack.enter_context(WorkerProcess(self.parent, self.threads)) for _ in range(self.workers)]
+            workers = [stack.enter_context(WorkerProcess(self.parent, self.threads, source)) for _ in range(self.workers)]
             if len(workers) == 1:
                 advance(0, workers[0])
             else:
@@ -211,7 +211,7 @@ class Judge:
             if not torch.empty_strided(y.shape, strides, device="meta").is_contiguous():
                 return f"strides {strides} instead of contiguous {tuple(y.stride())}"
         first = outputs[0][0]
-        reason = wrong(first, expectation)
+        reason = wrong(first, expectation, adversarial=bool(trial.adversarial))
         if reason is None and any(not _same_bits(first, y) for y, _ in outputs[1:]):
             return f"{trial.repeats} runs on the same inputs do not agree bitwise"
         return reason

@@ -1,6 +1,7 @@
 """The judge's side of the processes: the warm parent, its workers, their limits, and their end."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -59,8 +60,6 @@ class WarmParent:
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "OPENBLAS_NUM_THREADS": "1",  # numpy would start a pool at import, and a pool does not survive a fork
             "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
-            "TRITON_CACHE_DIR": str(self.scratch / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),
         }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "autokernel.gate.zygote", str(theirs.fileno())],
@@ -92,8 +91,11 @@ class WarmParent:
 class WorkerProcess:
     """One sandboxed worker, from the judge's side. A context manager: leaving it ends the process and its group."""
 
-    def __init__(self, parent: WarmParent, threads: int):
+    def __init__(self, parent: WarmParent, threads: int, source: str):
+        """`source` is what it will load: binaries that Triton caches are kept apart by it, so that no kernel can plant
+        one for another."""
         self.parent = parent
+        caches = parent.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
         self.outputs = Arena(parent.size, writable_by_others=True)
         self.scratch = Path(tempfile.mkdtemp(dir=parent.scratch, prefix="worker-"))
         ours, theirs = socket.socketpair()
@@ -103,7 +105,12 @@ class WorkerProcess:
             "scratch": str(self.scratch),
             "device": parent.device,
             "threads": threads,
-            "environment": {"HOME": str(self.scratch), "TMPDIR": str(self.scratch)},
+            "environment": {
+                "HOME": str(self.scratch),
+                "TMPDIR": str(self.scratch),
+                "TRITON_CACHE_DIR": str(caches / "triton"),
+                "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            },
             "limits": {"RLIMIT_FSIZE": 1 << 30, "RLIMIT_CORE": 0, "RLIMIT_DATA": int(memory_bytes() * 0.7)},
         }
         with parent.lock:
@@ -121,29 +128,35 @@ class WorkerProcess:
         self.kill()
 
     def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Send one message and wait for its answer, building what the worker asks for meanwhile.
+        """Send one message and wait for its answer. Raises WorkerFault as `answer` does."""
+        self.post(op, **fields)
+        return self.answer(timeout_s)
+
+    def post(self, op: str, **fields: Any) -> None:
+        """Send one message. If the worker is gone, `answer` will say so."""
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send({"op": op, **fields})
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        """The answer to the last message; builds what the worker asks for meanwhile.
 
         Raises WorkerFault: TIMEOUT, or CRASH with the signal, the exception or the compiler's output.
         """
+        deadline = time.monotonic() + timeout_s
         try:
-            self.channel.send({"op": op, **fields})
-            return self.answer(timeout_s)
+            while True:
+                message = self.channel.receive(max(deadline - time.monotonic(), 0.01))
+                if "build" not in message:
+                    break
+                self._build(message["build"])
         except ChannelTimeout:
             self.kill()
             raise WorkerFault("TIMEOUT", f"no answer within {timeout_s:.0f} s", self.stderr()) from None
         except (ChannelClosed, ValueError, KeyError, TypeError, RecursionError) as error:
             raise WorkerFault("CRASH", self.cause_of_death(error), self.stderr()) from None
-
-    def answer(self, timeout_s: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            message = self.channel.receive(max(deadline - time.monotonic(), 0.01))
-            if "build" in message:
-                self._build(message["build"])
-            elif "error" in message:
-                raise WorkerFault("CRASH", str(message["error"]).split("\n")[0], str(message.get("detail", "")))
-            else:
-                return message
+        if "error" in message:
+            raise WorkerFault("CRASH", str(message["error"]).split("\n")[0], str(message.get("detail", "")))
+        return message
 
     def _build(self, wanted: dict[str, Any]) -> None:
         defines = tuple((str(k), str(v)) for k, v in wanted["defines"])

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from torch import Tensor
 
@@ -40,11 +41,11 @@ class Side:
     source: str = ""
     compiled: bool = False
 
-    def load(self, worker: WorkerProcess, kernel_type: str) -> None:
+    def load(self, kernel_type: str) -> dict[str, Any]:
+        """The message that makes a worker ready to run this side."""
         if self.source:
-            worker.request("load", START_S, source=self.source, poison=False)
-        else:
-            worker.request("load_eager", START_S, kernel_type=kernel_type, compiled=self.compiled)
+            return {"op": "load", "source": self.source, "poison": False}
+        return {"op": "load_eager", "kernel_type": kernel_type, "compiled": self.compiled}
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,9 @@ class PairTimer:
         with contextlib.ExitStack() as stack:
             workers = {}
             for side in self.random.sample(sides, len(sides)):
-                worker = workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads))
-                side.load(worker, self.spec.name)
+                workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads, side.source))
+            loads = {side.name: side.load(self.spec.name) for side in sides}
+            self._each(workers, loads)
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
             for weighted in self.target.cases:
                 measured = self._case(workers, weighted, pool, seed, check)
@@ -109,13 +111,13 @@ class PairTimer:
         set_bytes = sum(t.nbytes for t in case.tensors.values())
         sets = max(2, min(MAX_SETS, -(-ROTATE_BYTES[self.kind] // max(set_bytes, 1))))
         messages = self._fill(weighted, sets, pool)
-        batches = {}
         with self._alone(workers):
-            for name, worker in workers.items():
-                with _running(worker):
-                    worker.request("sets", CALL_S, sets=messages)
-                    batches[name] = _Batches(worker, self._clock_overhead(worker))
-            length, repeats = self._batch_length(batches, sets, case)
+            self._each(workers, dict.fromkeys(workers, {"op": "sets", "sets": messages}))
+            # Warm up: compile, load, start threads, fault memory in.
+            self._each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
+            self._each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
+            batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
+            length, repeats = self._batch_length(batches, case)
             order = [self.random.randrange(sets) for _ in range(length)]
             for batch in batches.values():
                 batch.prepare(order, graph=self.kind == "cuda")
@@ -145,22 +147,16 @@ class PairTimer:
             start = end
         return messages
 
-    def _batch_length(self, batches: dict[str, "_Batches"], sets: int, case: Case) -> tuple[int, int]:
+    def _batch_length(self, batches: dict[str, "_Batches"], case: Case) -> tuple[int, int]:
         """Calls per batch, the same for all sides, so that the fastest side's batch is long enough for the clock."""
         fastest = math.inf
         for batch in batches.values():
-            batch.prepare(list(range(min(sets, 2))), graph=False)
-            batch.time(1)  # warm up: compile, load, start threads, fault memory in
-            fastest = min(fastest, min(batch.time(1) for _ in range(2)) / min(sets, 2))
+            batch.prepare([0, 1], graph=False)
+            fastest = min(fastest, *(batch.time(1) / 2 for _ in range(2)))
         wanted = max(1, math.ceil(BATCH_S[self.kind] / max(fastest, 1e-6)))
         output_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))  # an output is rarely larger than its inputs
         length = max(1, min(wanted, 1024, HELD_BYTES[self.kind] // output_bytes))
         return length, max(1, math.ceil(wanted / length))
-
-    def _clock_overhead(self, worker: WorkerProcess) -> float:
-        """What the judge's clock reads for a batch of no calls."""
-        worker.request("prepare", CALL_S, order=[], graph=False)
-        return median(_timed(worker, 1) for _ in range(7))
 
     def _check(self, batch: "_Batches", case: Case, messages: list[dict], order: list[int], seed: int) -> None:
         """Fetch the output of one timed call, which one the worker cannot know, and hold it against the oracle."""
@@ -176,21 +172,37 @@ class PairTimer:
         if reason:
             raise WrongTimedOutput(case.name, seed, f"the output of a timed call: {reason}")
 
+    def _each(self, workers: dict[str, WorkerProcess], messages: dict[str, dict[str, Any]]) -> None:
+        """Send every worker its message and await the answers; on a CPU one after another, for they share its cores."""
+        if self.kind == "cpu":
+            for name, worker in workers.items():
+                with _running(worker):
+                    worker.request(timeout_s=START_S, **messages[name])
+            return
+        for name, worker in workers.items():
+            worker.post(**messages[name])
+        for worker in workers.values():
+            worker.answer(START_S)
+
     @contextlib.contextmanager
     def _alone(self, workers: dict[str, WorkerProcess]) -> Iterator[None]:
-        """Suspend every worker; each is resumed only while it is its turn (on a GPU an idle worker disturbs nobody)."""
-        for worker in workers.values():
-            worker.stop()
+        """On a CPU, suspend every worker: each runs only while it is its turn. On a GPU an idle one disturbs nobody."""
+        if self.kind == "cpu":
+            for worker in workers.values():
+                worker.stop()
         yield
-        for worker in workers.values():
-            worker.resume()
+        if self.kind == "cpu":
+            for worker in workers.values():
+                worker.resume()
 
 
 @contextlib.contextmanager
-def _running(worker: WorkerProcess) -> Iterator[None]:
-    worker.resume()
+def _running(worker: WorkerProcess, stops: bool = True) -> Iterator[None]:
+    if stops:
+        worker.resume()
     yield
-    worker.stop()
+    if stops:
+        worker.stop()
 
 
 def _timed(worker: WorkerProcess, repeats: int) -> float:
@@ -200,20 +212,23 @@ def _timed(worker: WorkerProcess, repeats: int) -> float:
 
 
 class _Batches:
-    """One side while it is timed."""
+    """One side while it is timed; `stops`: the worker is suspended between its turns."""
 
-    def __init__(self, worker: WorkerProcess, overhead_s: float):
-        self.worker, self.overhead_s, self.graph = worker, overhead_s, False
+    def __init__(self, worker: WorkerProcess, stops: bool):
+        self.worker, self.stops, self.graph = worker, stops, False
+        with _running(worker, stops):
+            worker.request("prepare", CALL_S, order=[], graph=False)
+            self.overhead_s = median(_timed(worker, 1) for _ in range(7))  # what the clock reads for a batch of no calls
 
     def prepare(self, order: list[int], graph: bool) -> None:
-        with _running(self.worker):
+        with _running(self.worker, self.stops):
             self.graph = self.worker.request("prepare", CALL_S, order=order, graph=graph)["graph"]
 
     def time(self, repeats: int) -> float:
-        with _running(self.worker):
+        with _running(self.worker, self.stops):
             self.worker.request("drop", CALL_S)
             return max(_timed(self.worker, repeats) - self.overhead_s, 1e-7)
 
     def fetch(self, call: int) -> list[tuple[Tensor, tuple[int, ...]]]:
-        with _running(self.worker):
+        with _running(self.worker, self.stops):
             return self.worker.fetch(self.worker.request("fetch", CALL_S, call=call)["outputs"])

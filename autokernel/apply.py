@@ -12,18 +12,28 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from autokernel.build import default_cache
-from autokernel.capture import normalise
+from autokernel.capture import aten, normalise
 from autokernel.match import Site, SiteFinder
 from autokernel.profiler import encoded
 from autokernel.spec import import_file
 from autokernel.target import Target
 
 Kernel = Callable[..., Tensor]
+
+# The same operators by a shorter way: a call through torch.ops costs 1-2 µs more on the host.
+DIRECT = {
+    aten.add.Tensor: torch.add,
+    aten.mul.Tensor: torch.mul,
+    aten.linear.default: F.linear,
+    aten.reshape.default: torch.reshape,
+    aten.transpose.int: torch.transpose,
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class Replacer:
         if not any(key in self.kernels for _, key in found):
             return module.forward
         _share_views(graph)
+        _shorten_calls(graph)
         graph.graph.eliminate_dead_code()
         graph.recompile()
         return graph.forward
@@ -123,3 +134,8 @@ def _share_views(graph: GraphModule) -> None:
         earlier = first.setdefault(repr((node.target, node.args, node.kwargs)), node) if is_view else node
         if earlier is not node:
             node.replace_all_uses_with(earlier)
+
+
+def _shorten_calls(graph: GraphModule) -> None:
+    for node in graph.graph.nodes:
+        node.target = DIRECT.get(node.target, node.target)

@@ -186,6 +186,7 @@ def _paired_arguments(ours: Node, theirs: Node) -> list[tuple[Any, Any]]:
 class SiteFinder:
     """Finds the sites of graphs, larger patterns first; remembers what was proven, for models repeat their layers."""
 
+    min_elements: int = MIN_ELEMENTS
     proofs: dict[Any, bool] = field(default_factory=dict)
 
     def find(self, graph: GraphModule) -> list[Site]:
@@ -212,7 +213,7 @@ class SiteFinder:
             if escapes or nodes & claimed:
                 continue
             case = _case(load_spec(kernel_type), search.pattern, parameters, node)
-            if case is None or sum(t.numel for t in case.tensors.values()) < MIN_ELEMENTS:
+            if case is None or sum(t.numel for t in case.tensors.values()) < self.min_elements:
                 continue
             site = Site(kernel_type, search.pattern, parameters, nodes, node, case)
             if self._is_proven(graph, site):

@@ -27,21 +27,13 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--minutes", type=float, help="time for the loop (default: 5, and at least 15 experiments)")
     run.add_argument("--hours", type=float, help="the same in hours")
     run.add_argument("--experiments", type=int, help="stop after so many")
-    run.add_argument(
-        "--agent", help="tuner, claude or 'command: …' (default: claude if it has a key, else tuner)"
-    )
+    run.add_argument("--agent", help="tuner, claude or 'command: …' (default: claude if it has a key, else tuner)")
     run.add_argument("--agent-model", default="", help="of the claude agent (default: the newest Opus that its SDK knows)")
-    run.add_argument(
-        "--budget-usd", type=float, default=10.0, help="spending cap of claude (default: %(default)s)"
-    )
+    run.add_argument("--budget-usd", type=float, default=10.0, help="spending cap of claude (default: %(default)s)")
     run.add_argument("--top", type=int, default=5, help="how many targets (default: %(default)s)")
     run.add_argument("--max-reverts", type=int, default=5, help="move on after so many in a row (default: %(default)s)")
-    run.add_argument(
-        "--max-pct-peak", type=float, default=90.0, help="move on at this part of the limit (%(default)s)"
-    )
-    run.add_argument(
-        "--max-hours", type=float, default=2.0, help="move on after so long on one (default: %(default)s)"
-    )
+    run.add_argument("--max-pct-peak", type=float, default=90.0, help="move on at this part of the limit (%(default)s)")
+    run.add_argument("--max-hours", type=float, default=2.0, help="move on after so long on one (default: %(default)s)")
     run.add_argument("--max-speedup", type=float, default=2.0, help="move on at this gain over the starter (%(default)s)")
     record = commands.add_parser("record", help="judge an edited kernel file and log the experiment")
     record.add_argument("file", nargs="?", type=Path, help="default: the kernel.py of the run's tree")
@@ -83,6 +75,9 @@ def main() -> None:
         print(getattr(commands, arguments.command)(arguments))
     except (NoRun, RunInProgress, WorkloadError) as error:
         fail(error)
+    except KeyboardInterrupt:
+        print("stopped at once; what was judged is kept, and the same command goes on from here", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

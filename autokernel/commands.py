@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from autokernel.agents import Proposal
-from autokernel.cli import console, fail, preflight
+from autokernel.cli import fail, preflight
 from autokernel.experiments import Status
 from autokernel.extraction import default_backend
 from autokernel.gate import Judge
 from autokernel.gate.judge import constants
-from autokernel.job import Job, default_tag, run_job
+from autokernel.job import Job, default_tag, narrator, run_job
 from autokernel.loop import Budget, Loop, subject
 from autokernel.report import run_rows, status_lines, write_report
 from autokernel.scheduler import Rules, next_target
@@ -104,10 +104,10 @@ def record(arguments: argparse.Namespace) -> str:
     target, plan = _target_of(source, path, workspace, arguments)
     preflight(target.backend)
     with workspace.locked(), Judge(target.device) as judge:
-        loop = Loop(workspace, plan, judge, console().print, worktree=workspace.ledger.has_tree)
-        loop.attempt(target, Proposal(source, arguments.hypothesis, "hand"))
-        best = f"git show autokernel/{workspace.tag}:kernel.py"
-        return f"the best kernel for {target.name} so far: {best}"
+        with narrator() as (say, step):
+            loop = Loop(workspace, plan, judge, say, step, worktree=workspace.ledger.has_tree)
+            row = loop.attempt(target, Proposal(source, arguments.hypothesis, "hand"))
+        return f"{subject(row)}\nthe best {target.kernel_type} so far: git show autokernel/{workspace.tag}:kernel.py"
 
 
 def _planned(tag: str | None) -> bool:

@@ -19,7 +19,7 @@ from autokernel.scheduler import Rules
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import verify
 from autokernel.workload import Workload
-from autokernel.workspace import PLAN, PROFILE, PROOF, REPORT, VERIFY, Workspace, runs
+from autokernel.workspace import PLAN, PROFILE, PROOF, VERIFY, Workspace, runs
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Job:
 
 
 def default_tag(root: Path, workload: Workload) -> str:
-    """The latest run of this workload that has no report yet, else a new name: compactllama-nov21, compactllama-nov21-2."""
+    """The latest run of this workload that is not verified yet, else a new name: compactllama-nov21."""
     for run in runs(root):
-        if not (run / REPORT).exists() and run.plan.workload == json.loads(json.dumps(workload.to_json())):
+        if not (run / VERIFY).exists() and run.plan.workload == json.loads(json.dumps(workload.to_json())):
             return run.tag
     base = f"{workload.class_name.lower()}-{date.today():%b%d}".lower()
     taken = {path.name for path in (root / "workspace").glob("*")}
@@ -84,6 +84,9 @@ def run_job(workspace: Workspace, job: Job) -> str:
             spent = sum(row.cost_usd for row in loop.rows)
             agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)
             say(f"the loop ends: {loop.run(agent, job.rules, job.budget)}")
+            if loop.stopping:
+                say("not proven again and not verified: the same command goes on from here")
+                return write_report(workspace)
             proofs = [prove(loop, target, say, step) for target in plan.targets if loop.incumbent_source(target)]
         write_json(workspace / PROOF, [encode(proof) for proof in proofs])
         step("verifying in the model")

@@ -92,7 +92,7 @@ class GitLedger:
             text = run.show("--no-patch", "--format=%B", head)
             kept = [entry.row.commit for entry in entries if entry.row.status == "kept"]
             unborn = kept and run.rev_parse(f"{kept[-1]}^") == head
-        if text.startswith("#") and head not in {entry.row.commit for entry in entries}:
+        if f"\nTag: {self.tag}\n" in text and head not in {entry.row.commit for entry in entries}:
             with self._git() as run:
                 run.update_ref(f"{self.prefix}{parse(text, head).row.experiment}", head)
         if unborn:

@@ -197,7 +197,8 @@ class Loop:
                 self.ledger.reset()
 
     def _judge(self, target: Target, proposal: Proposal, attempts: int = 1) -> Experiment:
-        self._take_up(target)
+        if proposal.agent != STARTER:  # whose own commit is the change of target
+            self._take_up(target)
         number = max((row.experiment for row in self.rows), default=0) + 1
         self.workspace.write_intent(Intent(number, target.name, proposal, attempts))
         if self.ledger.has_tree:

@@ -78,7 +78,7 @@ def kernel_line(target: Target, rows: Sequence[Experiment], proof: Proof | None)
         return f"{target.name} ({target.share:.1%} of the time): its starter did not pass the gate ({start.status})"
     starter = f"starter {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else "starter correct"
     loop = f"{len(tried(rows))} experiments, none kept"
-    if proof and proof.gain:
+    if proof and proof.gain and proof.commit == incumbent(rows).commit:
         verdict = "" if proof.confirmed else " (not confirmed: the starter stands)"
         loop = f"the loop {proof.gain} over the starter{verdict}"
     elif any(row.status == Status.KEPT for row in tried(rows)):

@@ -1,0 +1,100 @@
+"""orchestrate.py: the subcommands on a run's records, and the whole job, shortened, in a clone of its own."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from autokernel import commands
+from autokernel.experiments import STARTER
+from autokernel.spec import ROOT
+from autokernel.workspace import NoRun, Workspace
+from tests.test_experiments import ROW
+from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
+from tests.test_loop import TARGET, workspace  # noqa: F401  `workspace` is a fixture
+
+
+def call(command: str, **options) -> str:
+    given = {"tag": None, "json": False, "all": False} | options
+    return getattr(commands, command)(argparse.Namespace(**given))
+
+
+@pytest.fixture
+def run(workspace, monkeypatch) -> Workspace:  # noqa: F811
+    """A run's records: its starter, one experiment kept, one that failed."""
+    monkeypatch.setattr(commands, "ROOT", workspace.root)
+    ledger = workspace.ledger
+    ledger.open()
+    start = replace(ROW, target=TARGET.name, agent=STARTER, speedup_vs_incumbent=None, description="start from cpp_kernel")
+    failed = replace(ROW, target=TARGET.name, experiment=3, status="failed", correctness="FAIL", description="too bold")
+    rows = [start, replace(ROW, target=TARGET.name, experiment=2), failed]
+    workspace.log.append([ledger.record(row, f"{row.experiment}\n") for row in rows])
+    ledger.reset()
+    return workspace
+
+
+def test_status_next_plan_and_log(run):
+    assert "run night" in call("status") and "#3" in call("status")
+    assert json.loads(call("status", json=True))["counts"]["failed"] == 1
+    assert TARGET.name in call("next") and json.loads(call("next", json=True))["target"]["name"] == TARGET.name
+    assert "starts from" in call("plan") and json.loads(call("plan", json=True))["targets"][0]["name"] == TARGET.name
+    assert "too bold" not in call("log") and "too bold" in call("log", all=True)
+    assert [row["experiment"] for row in json.loads(call("log", all=True, json=True))] == [1, 2, 3]
+
+
+def test_report_is_for_people(run):
+    text = call("report")
+    for expected in ("2 experiments (1 kept, 1 failed)", "2.50x PyTorch eager", "not verified yet", "autokernel/night"):
+        assert expected in text
+    assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
+    assert "too bold" in (run / "report.md").read_text()
+
+
+def test_clean_and_runs_that_are_not_there(run, clone):  # noqa: F811
+    with pytest.raises(NoRun, match="other"):
+        call("status", tag="other")
+    assert "MB freed" in call("clean", tag="night")
+    with pytest.raises(NoRun):
+        call("clean", tag="night")
+    with pytest.raises(NoRun, match="starts one"):
+        call("status")
+    assert sh("git", "branch", "--list", "autokernel/*", cwd=clone) == ""
+
+
+def test_the_whole_job_shortened(tmp_path):
+    """One layer, short input, three experiments: all steps, in a clone, as someone without a git identity."""
+    root = tmp_path / "clone"
+    sh("git", "clone", "-q", str(ROOT), str(root), cwd=tmp_path)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k != "ANTHROPIC_API_KEY"}
+    environment |= {"HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = [
+        "--experiments",
+        "3",
+        "--tag",
+        "short",
+        "--input-shape",
+        "1,64",
+        "--top",
+        "2",
+        "--device",
+        "cpu",
+        "--model-args",
+    ]
+    command = [sys.executable, "orchestrate.py", *words, '{"n_layers": 1}']
+    (root / "README.md").write_text("an edit of the user's, not committed\n")
+    before = [sh("git", *words, cwd=root) for words in (("status", "--porcelain"), ("rev-parse", "HEAD", "main"))]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for heading in ("What got faster", "The whole model", "How it is known", "What was in the way", "What to do next"):
+        assert heading in done.stdout
+    run = Workspace(root, "short")
+    rows = run.log.read()
+    assert sum(row.agent != STARTER for row in rows) == 3
+    assert {row.experiment: row.row() for row in rows} == {e.row.experiment: e.row.row() for e in run.ledger.entries()}
+    for name in ("profile.json", "plan.json", "proof.json", "verify.json", "report.md", "progress.png"):
+        assert (run / name).stat().st_size > 0
+    assert before == [sh("git", *words, cwd=root) for words in (("status", "--porcelain"), ("rev-parse", "HEAD", "main"))]

@@ -65,28 +65,21 @@ def test_clean_and_runs_that_are_not_there(run, clone):  # noqa: F811
     assert sh("git", "branch", "--list", "autokernel/*", cwd=clone) == ""
 
 
+def user_state(root) -> tuple[str, ...]:
+    questions = (("status", "--porcelain"), ("rev-parse", "HEAD"), ("branch", "--show-current"))
+    return tuple(sh("git", *words, cwd=root) for words in questions)
+
+
 def test_the_whole_job_shortened(tmp_path):
     """One layer, short input, three experiments: all steps, in a clone, as someone without a git identity."""
     root = tmp_path / "clone"
     sh("git", "clone", "-q", str(ROOT), str(root), cwd=tmp_path)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k != "ANTHROPIC_API_KEY"}
     environment |= {"HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    words = [
-        "--experiments",
-        "3",
-        "--tag",
-        "short",
-        "--input-shape",
-        "1,64",
-        "--top",
-        "2",
-        "--device",
-        "cpu",
-        "--model-args",
-    ]
-    command = [sys.executable, "orchestrate.py", *words, '{"n_layers": 1}']
+    limits = ["--experiments", "3", "--top", "2", "--input-shape", "1,64", "--model-args", '{"n_layers": 1}']
+    command = [sys.executable, "orchestrate.py", "--tag", "short", "--device", "cpu", *limits]
     (root / "README.md").write_text("an edit of the user's, not committed\n")
-    before = [sh("git", *words, cwd=root) for words in (("status", "--porcelain"), ("rev-parse", "HEAD", "main"))]
+    before = user_state(root)
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for heading in ("What got faster", "The whole model", "How it is known", "What was in the way", "What to do next"):
@@ -97,4 +90,4 @@ def test_the_whole_job_shortened(tmp_path):
     assert {row.experiment: row.row() for row in rows} == {e.row.experiment: e.row.row() for e in run.ledger.entries()}
     for name in ("profile.json", "plan.json", "proof.json", "verify.json", "report.md", "progress.png"):
         assert (run / name).stat().st_size > 0
-    assert before == [sh("git", *words, cwd=root) for words in (("status", "--porcelain"), ("rev-parse", "HEAD", "main"))]
+    assert user_state(root) == before

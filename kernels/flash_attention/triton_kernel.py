@@ -77,7 +77,7 @@ def _attend(
             scores = tl.where(visible, scores, -float("inf"))
         if FOLD:
             higher = tl.maximum(peak, tl.max(scores, 1) * scale)
-            powers = tl.exp2(scores * scale - higher[:, None])  # one fused multiply-add, which rounds once
+            powers = tl.exp2(tl.fma(scores, scale, -higher[:, None]))  # rounds once
             shrink = tl.exp2(peak - higher)
         else:
             scores = tl.where(visible, scores * scale, -float("inf"))

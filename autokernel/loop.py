@@ -14,7 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import Protocol
 
-from autokernel.agents import Agent, Context, OutOfBudget, Proposal, Trial
+from autokernel.agents import Agent, AgentStopped, Context, Proposal, Trial
 from autokernel.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.gate.verdict import Correctness, Verdict
 from autokernel.ledger import Entry
@@ -23,6 +23,7 @@ from autokernel.spec import load_spec
 from autokernel.target import Plan, Target
 from autokernel.workspace import Intent, Workspace
 
+NOTHING_LEFT = "the agent has nothing left to try"
 MAX_ATTEMPTS = 2  # at judging one experiment: one that ends the whole run twice is logged as a crash
 DETAIL_LINES = 30  # of a failure's detail in its commit
 
@@ -141,7 +142,7 @@ class Loop:
                     continue
                 try:
                     proposal = agent.propose(self.context(target))
-                except OutOfBudget as reason:
+                except AgentStopped as reason:
                     return str(reason)
                 if proposal is None:
                     exhausted.add(target.name)
@@ -151,8 +152,8 @@ class Loop:
 
     def _announce(self, previous: Target | None, reason: str, target: Target, rules: Rules, exhausted: set[str]) -> None:
         if previous:
-            left = "the agent has nothing left to try" if previous.name in exhausted else None
-            self.say(f"leaving {previous.name}: {left or move_on(rows_of(previous, self.rows), rules)}")
+            why = move_on(rows_of(previous, self.rows), rules) or "another target promises more"
+            self.say(f"leaving {previous.name}: {NOTHING_LEFT if previous.name in exhausted else why}")
         self.say(f"target {target.name}: {reason}")
 
     def start(self, target: Target, source: str | None = None) -> Experiment:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from autokernel.experiments import STARTER, Experiment, Status
 from autokernel.target import Plan, Target
 
-UNSEEN_PCT_PEAK = 50.0  # of a target that was not measured yet: half of its time is taken to be removable
+UNSEEN_EFFICIENCY = 0.5  # of a target without a measured limit: half of its time is taken to be removable
+PULL = 2.0  # of the target in hand: what was just learnt on it is worth something, and each change is a commit
 HEADROOM_FLOOR = 0.02  # a percentage of peak is an estimate: nobody is held to be perfectly done
 MAX_PATIENCE = 4  # rounds over all targets before a run is held to be out of ideas; each doubles what a target may use up
 
@@ -86,40 +87,47 @@ def move_on(rows: Sequence[Experiment], rules: Rules) -> str | None:
 
 
 def expected_gain(target: Target, rows: Sequence[Experiment]) -> float:
-    """Fraction of the model's time that the next experiment on `target` may be hoped to save.
+    """Fraction of the model's time that the next experiment on `target`, whose rows these are, may be hoped to save.
 
     Share of the model's time that is left here (Amdahl) × the part of it above the limit × how often experiments here
     were kept (with one success and one failure assumed, so that the untried are neither sure nor hopeless).
     """
     best = incumbent(rows)
     left = target.share / max((best and best.speedup_vs_pytorch) or 1.0, 1.0)
-    headroom = max(1 - ((best and best.pct_peak) or UNSEEN_PCT_PEAK) / 100, HEADROOM_FLOOR)
+    at_limit = best.pct_peak / 100 if best and best.pct_peak else _profiled_efficiency(target)
     experiments = tried(rows)
     kept = sum(row.status == Status.KEPT for row in experiments)
-    return left * headroom * (kept + 1) / (len(experiments) + 2)
+    return left * max(1 - at_limit, HEADROOM_FLOOR) * (kept + 1) / (len(experiments) + 2)
+
+
+def _profiled_efficiency(target: Target) -> float:
+    """Limit over time, 0..1, of the model's own operation: what is known before the target's first row."""
+    if not target.limit_us or not target.model_time_us:
+        return UNSEEN_EFFICIENCY
+    return min(target.limit_us / target.model_time_us, 1.0)
 
 
 def next_target(plan: Plan, rows: Sequence[Experiment], rules: Rules, exhausted: Collection[str] = ()) -> Choice | None:
-    """The target to work on: the current one until a rule ends it, then the one with the largest expected gain.
+    """The target with the largest expected gain; the current one is not left for less than PULL times its own.
 
-    `exhausted` names targets for which the agent has nothing left. When every target has been left, those not at their
-    limit are returned to with more patience. None: there is nothing more to do.
+    `exhausted` names targets for which the agent has nothing left. When every target has been left by a rule, those not
+    at their limit are returned to with more patience. None: there is nothing more to do.
     """
     open_targets = [t for t in plan.targets if t.name not in exhausted]
     current = rows[-1].target if rows else None
     for patience in range(MAX_PATIENCE):
         allowed = rules.patient(patience)
         candidates = [t for t in open_targets if not move_on(rows_of(t, rows), allowed)]
-        if not candidates:
-            continue
-        stay = next((t for t in candidates if t.name == current), None)
-        if stay and patience and not move_on(rows_of(stay, rows)[:-1], rules.patient(patience - 1)):
-            stay = None  # its last row ended the round before: this one begins where most is expected
-        target = stay or max(candidates, key=lambda t: expected_gain(t, rows_of(t, rows)))
-        gain = expected_gain(target, rows_of(target, rows))
-        again = f"; round {patience + 1}" if patience else ""
-        return Choice(target, f"{target.share:.1%} of the model's time, expected gain {gain:.2%} an experiment{again}")
+        if candidates:
+            pull = {current: PULL}
+            target = max(candidates, key=lambda t: expected_gain(t, rows_of(t, rows)) * pull.get(t.name, 1))
+            return Choice(target, _reason(target, rows_of(target, rows), patience))
     return None
+
+
+def _reason(target: Target, rows: Sequence[Experiment], patience: int) -> str:
+    again = f", round {patience + 1}" if patience else ""
+    return f"{target.share:.1%} of the model's time, {expected_gain(target, rows):.2%} to be hoped for{again}"
 
 
 def amdahl(share: float, speedup: float) -> float:

@@ -9,7 +9,7 @@ import anthropic
 import pytest
 import torch
 
-from autokernel.agents import Context, OutOfBudget, Trial
+from autokernel.agents import AgentStopped, Context, OutOfBudget, Trial
 from autokernel.agents.anthropic_api import ClaudeAgent, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.tuner import Tuner, read_knobs, set_knob, structure
@@ -242,6 +242,14 @@ def test_claude_retries_an_overloaded_server(api):
     api.script = [529, 500, GOOD]
     assert claude(api).propose(context(FIRST)).source == "x = 1\n"
     assert len(api.requests) == 3
+
+
+@pytest.mark.parametrize(("status", "requests"), [(401, 1), (529, 3)])
+def test_claude_not_being_available_ends_the_run_in_words(api, status, requests):
+    api.script = [status] * 3
+    with pytest.raises(AgentStopped, match="not available"):
+        claude(api).propose(context(FIRST))
+    assert len(api.requests) == requests
 
 
 def test_claude_stops_before_the_cap(api):

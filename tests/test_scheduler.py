@@ -1,17 +1,18 @@
-"""The scheduler's decisions, from rows alone: Amdahl's order, the four rules, patience, staying until a rule ends it."""
+"""The scheduler's decisions, from rows alone: Amdahl's order, the four rules, patience, and inertia."""
 
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autokernel.experiments import STARTER
 from autokernel.scheduler import Rules, amdahl, loop_gain, move_on, next_target, reverts
-from autokernel.target import Plan, Target
+from autokernel.target import Plan, Target, default_target
 from tests.test_experiments import ROW
 
 
 def target(name: str, share: float) -> Target:
-    return Target(name, "rmsnorm", "cpp", "cpu", (), share)
+    return replace(default_target("rmsnorm", "cpp", "cpu", torch.float32), name=name, share=share)
 
 
 PLAN = Plan("model", {}, "cpu", 1000.0, (target("big", 0.6), target("middle", 0.3), target("small", 0.1)))
@@ -71,18 +72,23 @@ def test_the_largest_share_first_then_the_next():
     assert next_target(PLAN, spent, Rules()).target.name == "middle"
 
 
-def test_it_stays_on_a_target_until_a_rule_ends_it():
-    history = rows("reset", name="small")
-    assert next_target(PLAN, history, Rules()).target.name == "small"
-    second_round = rows(*["reset"] * 5) + rows(*["reset"] * 5, name="middle") + rows(*["reset"] * 6, name="small")
-    assert next_target(PLAN, second_round, Rules()).target.name == "small"
-
-
 def test_headroom_outweighs_share():
-    at_limit = rows(*["reset"] * 5) + rows(*["reset"] * 5, name="middle")
-    near = [replace(row, pct_peak=89.0) if row.target == "big" else replace(row, pct_peak=20.0) for row in at_limit]
-    left_small = near + rows(*["reset"] * 5, name="small")
-    assert next_target(PLAN, left_small, Rules()).target.name == "middle"
+    """0.6 of the time at 90 % of the limit has less to give than 0.3 at 20 %: by the profile before, by rows after."""
+    targets = [replace(t, model_time_us=100.0, limit_us=us) for t, us in zip(PLAN.targets, (90.0, 20.0, 20.0))]
+    assert next_target(replace(PLAN, targets=tuple(targets)), [], Rules()).target.name == "middle"
+    seen = rows("reset", start=replace(START, pct_peak=89.0)) + rows(name="small")
+    assert next_target(PLAN, seen, Rules()).target.name == "middle"
+
+
+def test_what_is_faster_already_has_less_left():
+    fast = rows(start=replace(START, speedup_vs_pytorch=4.0))
+    assert next_target(PLAN, fast + rows(name="small"), Rules()).target.name == "middle"
+
+
+def test_it_stays_until_another_target_promises_much_more():
+    assert next_target(PLAN, rows(name="middle"), Rules()).target.name == "middle"  # 0.3 × 2 against 0.6, less is known
+    assert next_target(PLAN, rows("reset", "reset", name="middle"), Rules()).target.name == "big"
+    assert next_target(PLAN, rows("reset", 1.1, 1.1, name="middle"), Rules()).target.name == "middle"
 
 
 def test_exhausted_targets_are_left_and_the_run_ends():

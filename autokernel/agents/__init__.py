@@ -45,7 +45,11 @@ class Agent(Protocol):
         """The next edit of the incumbent; None when there is nothing left to try on this target."""
 
 
-class OutOfBudget(Exception):
+class AgentStopped(Exception):
+    """The agent cannot go on, and with it the run; the message says why."""
+
+
+class OutOfBudget(AgentStopped):
     """The next call could pass the agent's spending cap: the run ends before it, not after."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 from anthropic.types import Message
 
-from autokernel.agents import Context, OutOfBudget, Proposal
+from autokernel.agents import AgentStopped, Context, OutOfBudget, Proposal
 from autokernel.agents.prompt import problem_text, state_text
 from autokernel.spec import ROOT
 
@@ -107,10 +107,13 @@ class ClaudeAgent:
                 f"${self.spent_usd:.2f} of ${self.budget_usd:.2f} is spent and the next call could cost up to ${most:.2f}"
             )
         system = [{"type": "text", "text": playbook, "cache_control": {"type": "ephemeral"}}]
-        with self.client.messages.stream(
-            model=self.model, max_tokens=MAX_TOKENS, system=system, tools=[TOOL], messages=messages
-        ) as stream:
-            reply = stream.get_final_message()
+        try:
+            with self.client.messages.stream(
+                model=self.model, max_tokens=MAX_TOKENS, system=system, tools=[TOOL], messages=messages
+            ) as stream:
+                reply = stream.get_final_message()
+        except anthropic.APIError as error:  # a wrong key, no network, or an outage that outlasted the SDK's retries
+            raise AgentStopped(f"Claude is not available: {type(error).__name__}: {error.message}") from error
         usage = reply.usage
         written, read = usage.cache_creation_input_tokens or 0, usage.cache_read_input_tokens or 0
         tokens_in = usage.input_tokens + written * CACHE_WRITE + read * CACHE_READ

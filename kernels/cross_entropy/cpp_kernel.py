@@ -79,7 +79,7 @@ _run = cpp_function(SOURCE, "run", "i ppp llll", UNROLL=UNROLL, BLOCK=BLOCK)
 
 
 def kernel_fn(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
-    """logits [M, V], targets [M] int64 -> their mean loss, a scalar of the logits' dtype. IndexError: a target not in 0..V-1."""
+    """logits [M, V], targets [M] int64 -> their mean loss, a scalar of the logits' dtype. IndexError: a target beyond V."""
     M, V = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()

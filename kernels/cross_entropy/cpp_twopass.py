@@ -1,4 +1,4 @@
-"""Cross entropy in C++, two passes: a row's true maximum first, then the sum of exponentials, from L2 where the row fits."""
+"""Cross entropy in C++, two passes: a row's true maximum, then the sum of exponentials, from L2 where the row fits."""
 
 import torch
 
@@ -61,7 +61,7 @@ _run = cpp_function(SOURCE, "run", "i ppp llll", UNROLL=UNROLL, CHUNK_ROWS=CHUNK
 
 
 def kernel_fn(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
-    """logits [M, V], targets [M] int64 -> their mean loss, a scalar of the logits' dtype. IndexError: a target not in 0..V-1."""
+    """logits [M, V], targets [M] int64 -> their mean loss, a scalar of the logits' dtype. IndexError: a target beyond V."""
     M, V = logits.shape
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -37,7 +37,8 @@ void layernorm_row(const T* x, const T* weight, const T* bias, T* y, int64_t N, 
     const int64_t beyond = (N + AK_LANES - 1) / AK_LANES * AK_LANES - N;  // lanes that added d² though they hold no element
     const float variance = (total_of(squares) - beyond * d[0] * d[0]) / N;
     const vfloat scale = splat(1 / std::sqrt(variance + eps));
-    map_row<UNROLL>(y, N, 0, [&](int, vfloat v, vfloat w, vfloat b) { return centred(v) * scale * w + b; }, x, weight, bias);
+    auto scaled = [&](int, vfloat v, vfloat w, vfloat b) { return centred(v) * scale * w + b; };
+    map_row<UNROLL>(y, N, 0, scaled, x, weight, bias);
 }
 
 template <class T>

@@ -8,14 +8,14 @@ KERNEL_TYPE = "reduce"
 BACKEND = "cpp"
 TUNABLES = {
     "UNROLL": [2, 4, 8],
-    "PIECE": [4096, 16384, 65536],
+    "PIECE": [1024, 4096, 16384],
     "PIECE_ROWS": [32, 64, 128, 256],
     "PIECE_COLUMNS": [512, 2048, 8192],
     "PARALLEL_FROM": [16384, 65536],
 }
 
 UNROLL = 4  # vectors in flight along a row
-PIECE = 16384  # elements of a row that one task reduces
+PIECE = 4096  # elements of a row that one task reduces
 PIECE_ROWS = 128  # where dim is not the last: rows that one task reduces ...
 PIECE_COLUMNS = 2048  # ... over this many columns, whose results stay in L1
 PARALLEL_FROM = 16384  # elements from which threads pay
@@ -32,7 +32,7 @@ struct Sum {
 struct Max {  // NaN wins
     static constexpr float identity = -INFINITY;
     template <class V>
-    static V join(V a, V b) { return (a != a) | (a > b) ? a : b; }
+    static V join(V a, V b) { return ((a != a) | (a > b)) ? a : b; }
 };
 
 template <class Op>

@@ -10,6 +10,7 @@ Writes:  workspace/<tag>/plan.json, and for each target workspace/<tag>/kernels/
 import argparse
 import json
 import os
+from pathlib import Path
 
 from autokernel.cli import fail
 from autokernel.extraction import make_plan, write_starters
@@ -27,12 +28,14 @@ def main() -> None:
     parser.add_argument("--kernel-type", choices=kernel_types(), help="of this type only")
     parser.add_argument("--backend", choices=BACKENDS, help="default: cpp on a CPU, triton on a GPU")
     parser.add_argument("--tag", default="default", help="name of the run (default: %(default)s)")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     arguments = parser.parse_args()
     folder = ROOT / "workspace" / arguments.tag
-    if not (folder / "profile.json").exists():
-        fail(f"there is no {os.path.relpath(folder / 'profile.json')}: run python profile.py --tag {arguments.tag} first")
-    profile = ModelProfile.read(folder / "profile.json")
+    source = arguments.profile or folder / "profile.json"
+    if not source.exists():
+        fail(f"there is no {os.path.relpath(source)}: run python profile.py --tag {arguments.tag} first")
+    profile = ModelProfile.read(source)
     plan = make_plan(profile, arguments.top, arguments.kernel_type, arguments.backend)
     if not plan.targets:
         fail("no operation of this model is one that a kernel here can replace")

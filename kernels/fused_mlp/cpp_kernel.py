@@ -1,0 +1,167 @@
+"""Gated MLP in C++: one product makes gate and up side by side in registers, and stores activation x up.
+
+The matrix products are those of kernels/matmul/cpp_kernel.py.
+"""
+
+import ctypes
+
+import torch
+
+from autokernel.build import DTYPE_CODE, cpp_function
+
+KERNEL_TYPE = "fused_mlp"
+BACKEND = "cpp"
+TUNABLES = {
+    "TILE_ROWS": [0, 4, 6, 8, 10, 12, 14],
+    "BLOCK_K": [128, 192, 256, 384, 512, 768],
+    "BLOCK_N": [128, 256, 384, 512, 768],
+    "BLOCK_M": [256, 512, 1024, 2048],
+}
+
+TILE_ROWS = 0  # rows held in registers; 0: as many as this machine's registers hold
+BLOCK_K = 256  # terms summed before a result is touched again
+BLOCK_N = 384  # columns that a thread takes at a time (of the hidden layer: half as many)
+BLOCK_M = 1024  # rows that a thread takes at a time: as many as share a packed panel of weights
+
+SOURCE = r"""
+#include <panels.hpp>
+
+// x [M, K] times weights whose panel number p, terms k to k + kc, pack_weights(p, k, kc, panel) packs. finish(m, p, row, r)
+// gets each row r of a finished tile: MR rows from `m` on, NR columns of panel p.
+template <class T, class Pack, class Finish>
+void product(const T* x, int64_t stride_m, int64_t stride_k, int64_t M, int64_t K, int64_t panels_n, Pack pack_weights,
+             Finish finish) {
+    const int64_t threads = thread_count(), panels_m = blocks(M, MR);
+    // as many column blocks as threads can share evenly; rows are divided further only if those are too few
+    const int64_t blocks_n = std::min(panels_n, blocks(blocks(panels_n * NR, BLOCK_N), threads) * threads);
+    const int64_t blocks_m = std::min(panels_m, std::max(blocks(M, BLOCK_M), threads / blocks_n));
+    const int64_t nc = blocks(panels_n, blocks_n), mc = blocks(panels_m, blocks_m);
+    const Buffer packed_x = buffer(panels_m * MR * K);
+#pragma omp parallel
+    {
+#pragma omp for collapse(2)
+        for (int64_t k = 0; k < K; k += BLOCK_K)
+            for (int64_t m = 0; m < panels_m; ++m) {
+                const int64_t kc = std::min<int64_t>(BLOCK_K, K - k);
+                float* panel = packed_x.get() + (k * panels_m + m * kc) * MR;
+                pack<MR>(x + m * MR * stride_m + k * stride_k, stride_m, stride_k, std::min(MR, M - m * MR), kc, panel);
+            }
+        alignas(64) float weights[BLOCK_K * NR];
+        const Buffer unfinished = buffer(K > BLOCK_K ? mc * nc * MR * NR : 0);
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t n0 = 0; n0 < panels_n; n0 += nc)
+            for (int64_t m0 = 0; m0 < panels_m; m0 += mc)
+                for (int64_t k = 0; k < K; k += BLOCK_K) {
+                    const int64_t kc = std::min<int64_t>(BLOCK_K, K - k);
+                    for (int64_t n = n0; n < std::min(n0 + nc, panels_n); ++n) {
+                        pack_weights(n, k, kc, weights);
+                        for (int64_t m = m0; m < std::min(m0 + mc, panels_m); ++m) {
+                            float* kept = unfinished.get() + ((n - n0) * mc + m - m0) * MR * NR;
+                            Tile sum = {};
+                            if (k > 0) std::memcpy(sum, kept, sizeof sum);
+                            multiply<1, MR>(packed_x.get() + (k * panels_m + m * kc) * MR, weights, kc, sum);
+                            if (k + kc < K)
+                                std::memcpy(kept, sum, sizeof sum);
+                            else
+                                finish(m * MR, n, sum);
+                        }
+                    }
+                }
+    }
+}
+
+inline vfloat vabs(vfloat x) { return bits_as<vfloat>(vuint(bits_as<vuint>(x) & 0x7fffffffu)); }
+
+struct Silu {
+    static vfloat apply(vfloat x) {
+        const vfloat e = vexp(-vabs(x));  // x sigmoid(x), by an exponential that cannot overflow
+        return x * (x < 0.f ? e : splat(1)) / (e + 1.f);
+    }
+};
+struct Gelu {
+    static vfloat apply(vfloat x) {
+        const vfloat z = vabs(x) * 0.70710678f, t = 2.f / (z + 2.f);
+        // erfc(z), relative error 1.2e-7: Press et al., "Numerical Recipes in C" (1992), 6.2
+        vfloat p = t * 0.17087277f - 0.82215223f;
+        p = p * t + 1.48851587f;
+        p = p * t - 1.13520398f;
+        p = p * t + 0.27886807f;
+        p = p * t - 0.18628806f;
+        p = p * t + 0.09678418f;
+        p = p * t + 0.37409196f;
+        p = p * t + 1.00002368f;
+        p = p * t - 1.26551223f;
+        const vfloat half_tail = t * vexp(p - z * z) * 0.5f;
+        return x * (x < 0.f ? half_tail : 1.f - half_tail);
+    }
+};
+struct Relu2 {
+    static vfloat apply(vfloat x) { return x < 0.f ? vfloat{} : x * x; }
+};
+
+template <class Activation, class T>
+void mlp(const T* x, const T* w_gate, const T* w_up, const T* w_down, float* hidden, T* y, int64_t M, int64_t dim,
+         int64_t wide, const int64_t* x_stride, const int64_t* gate_stride, const int64_t* up_stride,
+         const int64_t* down_stride) {
+    auto pack_both = [=](int64_t n, int64_t k, int64_t kc, float* panel) {
+        const int64_t first = n * LANES, count = std::min(LANES, wide - first);
+        const int64_t g = first * gate_stride[0] + k * gate_stride[1], u = first * up_stride[0] + k * up_stride[1];
+        pack<LANES, NR>(w_gate + g, gate_stride[0], gate_stride[1], count, kc, panel);
+        pack<LANES, NR>(w_up + u, up_stride[0], up_stride[1], count, kc, panel + LANES);
+    };
+    auto activate = [=](int64_t m, int64_t n, const Tile& sum) {
+        const int64_t first = n * LANES, count = std::min(LANES, wide - first);
+        for (int64_t r = 0; r < std::min(MR, M - m); ++r) {
+            const vfloat h = Activation::apply(sum[r][0]) * sum[r][1];
+            float* out = hidden + (m + r) * wide + first;
+            count == LANES ? store(out, h) : store_first(out, h, count);
+        }
+    };
+    product(x, x_stride[0], x_stride[1], M, dim, blocks(wide, LANES), pack_both, activate);
+
+    auto pack_down = [=](int64_t n, int64_t k, int64_t kc, float* panel) {
+        const T* w = w_down + n * NR * down_stride[0] + k * down_stride[1];
+        pack<NR>(w, down_stride[0], down_stride[1], std::min(NR, dim - n * NR), kc, panel);
+    };
+    auto write = [=](int64_t m, int64_t n, const Tile& sum) {
+        for (int64_t r = 0; r < std::min(MR, M - m); ++r)
+            map_row<2>(y + (m + r) * dim + n * NR, std::min(NR, dim - n * NR), 0, [](int, vfloat v) { return v; },
+                       (const float*)sum[r]);
+    };
+    product(hidden, wide, 1, M, wide, blocks(dim, NR), pack_down, write);
+}
+
+extern "C" int run(int dtype, const void* x, const void* w_gate, const void* w_up, const void* w_down, float* hidden,
+                   void* y, int64_t M, int64_t dim, int64_t wide, const int64_t* strides, int activation) {
+#define MLP(Activation)                                                                                                \
+    AK_DISPATCH(dtype, mlp<Activation>((const T*)x, (const T*)w_gate, (const T*)w_up, (const T*)w_down, hidden, (T*)y, \
+                                       M, dim, wide, strides, strides + 2, strides + 4, strides + 6))
+    switch (activation) {
+        case 0: MLP(Silu); break;
+        case 1: MLP(Gelu); break;
+        case 2: MLP(Relu2); break;
+    }
+    return 0;
+}
+"""
+
+_run = cpp_function(
+    SOURCE, "run", "i pppppp lll p i", TILE_ROWS=TILE_ROWS, BLOCK_K=BLOCK_K, BLOCK_N=BLOCK_N, BLOCK_M=BLOCK_M
+)
+
+
+def kernel_fn(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, activation: str = "silu"
+) -> torch.Tensor:
+    """x [..., dim], w_gate and w_up [hidden, dim], w_down [dim, hidden] -> contiguous, shape and dtype of x."""
+    dim, wide = x.shape[-1], w_gate.shape[0]
+    y = torch.empty(x.shape, dtype=x.dtype)
+    x = x.reshape(-1, dim)
+    M = x.shape[0]
+    hidden = torch.empty(M, wide)  # in float whatever the dtype: rounded once, at the end
+    strides = (ctypes.c_int64 * 8)(*x.stride(), *w_gate.stride(), *w_up.stride(), *w_down.stride())
+    tensors = x, w_gate, w_up, w_down, hidden, y
+    code = ("silu", "gelu", "relu2").index(activation)
+    pointers = [t.data_ptr() for t in tensors]
+    _run(DTYPE_CODE[x.dtype], *pointers, M, dim, wide, ctypes.addressof(strides), code)
+    return y

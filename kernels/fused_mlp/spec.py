@@ -1,0 +1,76 @@
+"""Gated MLP: inputs, shapes and costs."""
+
+import torch.nn.functional as F
+
+import reference
+from autokernel.spec import KernelSpec, TensorSpec
+
+ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: F.relu(x).square()}
+
+
+def arguments(dtype, M, dim, hidden, activation="silu"):
+    gate, down = TensorSpec((hidden, dim), dtype), TensorSpec((dim, hidden), dtype)
+    return {"x": TensorSpec((M, dim), dtype), "w_gate": gate, "w_up": gate, "w_down": down, "activation": activation}
+
+
+def eager(x, w_gate, w_up, w_down, activation="silu"):
+    return F.linear(ACTIVATIONS[activation](F.linear(x, w_gate)) * F.linear(x, w_up), w_down)
+
+
+def large_gates(inputs):
+    """Gates to +-30, where sigmoids saturate."""
+    return inputs | {"w_gate": inputs["w_gate"] * 8, "w_up": inputs["w_up"] / 8}
+
+
+def dead_gates(inputs):
+    """Gates all negative: every activation is zero or nearly so."""
+    return inputs | {"x": inputs["x"].abs() / 4, "w_gate": -inputs["w_gate"].abs()}
+
+
+SPEC = KernelSpec(
+    name="fused_mlp",
+    oracle=reference.fused_mlp,
+    eager=eager,
+    eager_form="F.linear(act(F.linear(x, w_gate)) * F.linear(x, w_up), w_down)",
+    arguments=arguments,
+    smoke={"M": 16, "dim": 64, "hidden": 96},
+    sweep=(
+        {"M": 32, "dim": 768, "hidden": 1024},  # the shipped LLaMA, cut
+        {"M": 1, "dim": 512, "hidden": 1376},  # one token: decode
+        {"M": 100, "dim": 256, "hidden": 688},  # nothing a power of two
+        {"M": 128, "dim": 256, "hidden": 512, "activation": "gelu"},
+        {"M": 64, "dim": 384, "hidden": 1000, "activation": "gelu"},
+        {"M": 128, "dim": 256, "hidden": 512, "activation": "relu2"},
+        {"M": 33, "dim": 300, "hidden": 700, "activation": "relu2"},
+        {"M": 500, "dim": 64, "hidden": 176},  # tall and narrow
+        {"M": 16, "dim": 1024, "hidden": 512},  # hidden narrower than dim
+        {"M": 8, "dim": 96, "hidden": 4096},  # long sums on the way down
+    ),
+    edges=(
+        {"M": 1023, "dim": 17, "hidden": 33},
+        {"M": 5, "dim": 33, "hidden": 4097, "activation": "gelu"},
+        {"M": 3, "dim": 1537, "hidden": 19, "activation": "relu2"},
+        {"M": 1, "dim": 1, "hidden": 1},
+        {"M": 15, "dim": 257, "hidden": 129},
+    ),
+    timing={
+        "cpu": (
+            {"M": 512, "dim": 768, "hidden": 2048},
+            {"M": 1, "dim": 768, "hidden": 2048},
+            {"M": 512, "dim": 768, "hidden": 2048, "activation": "gelu"},
+        ),
+        "cuda": (
+            {"M": 2048, "dim": 4096, "hidden": 11008},
+            {"M": 2048, "dim": 2048, "hidden": 5504},
+            {"M": 4096, "dim": 4096, "hidden": 11008},
+        ),
+    },
+    # three products, each a multiplication and an addition per M x dim x hidden
+    flops=lambda a: 6 * a["x"].numel * a["w_gate"].shape[0],
+    # read x and the three weights, write a result of x's size; the hidden layer need not be stored
+    bytes_moved=lambda a: 2 * a["x"].nbytes + 3 * a["w_gate"].nbytes,
+    headline="throughput_tflops",
+    static=frozenset({"w_gate", "w_up", "w_down"}),
+    adversarial={"large_gates": large_gates, "dead_gates": dead_gates},
+    library_calls="the three matrix products",
+)

@@ -152,8 +152,9 @@ class Loop:
 
     def _announce(self, previous: Target | None, reason: str, target: Target, rules: Rules, exhausted: set[str]) -> None:
         if previous:
-            why = move_on(rows_of(previous, self.rows), rules) or "another target promises more"
-            self.say(f"leaving {previous.name}: {NOTHING_LEFT if previous.name in exhausted else why}")
+            why = NOTHING_LEFT if previous.name in exhausted else move_on(rows_of(previous, self.rows), rules)
+            if why:
+                self.say(f"leaving {previous.name}: {why}")
         self.say(f"target {target.name}: {reason}")
 
     def start(self, target: Target, source: str | None = None) -> Experiment:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from autokernel.experiments import STARTER, Experiment, Status
 from autokernel.target import Plan, Target
 
-UNSEEN_EFFICIENCY = 0.5  # of a target without a measured limit: half of its time is taken to be removable
+UNSEEN_EFFICIENCY = 0.5  # of a kernel without a known peak: half of its time is taken to be removable
 PULL = 2.0  # of the target in hand: what was just learnt on it is worth something, and each change is a commit
 HEADROOM_FLOOR = 0.02  # a percentage of peak is an estimate: nobody is held to be perfectly done
 MAX_PATIENCE = 4  # rounds over all targets before a run is held to be out of ideas; each doubles what a target may use up
@@ -94,25 +94,24 @@ def expected_gain(target: Target, rows: Sequence[Experiment]) -> float:
     """
     best = incumbent(rows)
     left = target.share / max((best and best.speedup_vs_pytorch) or 1.0, 1.0)
-    at_limit = best.pct_peak / 100 if best and best.pct_peak else _profiled_efficiency(target)
+    at_limit = best.pct_peak / 100 if best and best.pct_peak else UNSEEN_EFFICIENCY
     experiments = tried(rows)
     kept = sum(row.status == Status.KEPT for row in experiments)
     return left * max(1 - at_limit, HEADROOM_FLOOR) * (kept + 1) / (len(experiments) + 2)
 
 
-def _profiled_efficiency(target: Target) -> float:
-    """Limit over time, 0..1, of the model's own operation: what is known before the target's first row."""
-    if not target.limit_us or not target.model_time_us:
-        return UNSEEN_EFFICIENCY
-    return min(target.limit_us / target.model_time_us, 1.0)
-
-
 def next_target(plan: Plan, rows: Sequence[Experiment], rules: Rules, exhausted: Collection[str] = ()) -> Choice | None:
-    """The target with the largest expected gain; the current one is not left for less than PULL times its own.
+    """Every target's starter first, then the target with the largest expected gain.
 
+    Starters first because one that is correct is a gain over PyTorch more often than an experiment is one over a starter.
+    The target in hand is not left for less than PULL times its own expected gain.
     `exhausted` names targets for which the agent has nothing left. When every target has been left by a rule, those not
     at their limit are returned to with more patience. None: there is nothing more to do.
     """
+    unseen = [t for t in plan.targets if not rows_of(t, rows)]
+    if unseen:
+        target = max(unseen, key=lambda t: t.share)
+        return Choice(target, f"{target.share:.1%} of the model's time; its starter is judged first")
     open_targets = [t for t in plan.targets if t.name not in exhausted]
     current = rows[-1].target if rows else None
     for patience in range(MAX_PATIENCE):

@@ -32,7 +32,7 @@ def context(*trials: Trial, incumbent: str = STARTER_SOURCE, tree=None) -> Conte
 
 
 def trial(source: str, status: str = "reset", speedup: float | None = 0.9) -> Trial:
-    return Trial(replace(ROW, status=status, speedup_vs_incumbent=speedup), source, "why")
+    return Trial(replace(ROW, status=status, speedup_vs_incumbent=speedup, speedup_high=speedup), source, "why")
 
 
 def test_a_knob_is_rewritten_in_its_line_alone():
@@ -65,6 +65,14 @@ def test_the_tuner_finds_the_best_setting_and_never_repeats_itself():
     assert len(set(sources)) == len(sources)
     best = [t for t in trials if t.row.status == "kept"][-1]
     assert read_knobs(best.source).current == {"A": 8, "B": 2}
+
+
+def test_a_value_that_lost_clearly_is_not_tried_alone_again():
+    lost, kept = set_knob(KNOBBED, "B", 2), set_knob(KNOBBED, "A", 4)
+    trials = [Trial(FIRST.row, KNOBBED, ""), trial(lost, speedup=0.7), trial(kept, "kept", 1.2)]
+    assert Tuner().propose(context(*trials, incumbent=kept)).source == set_knob(kept, "A", 8)
+    trials.append(trial(set_knob(kept, "A", 8)))
+    assert not Tuner().propose(context(*trials, incumbent=kept)).hypothesis.startswith("B 1 -> 2: a setting")
 
 
 def test_the_tuner_ends():

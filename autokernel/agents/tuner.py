@@ -20,6 +20,7 @@ from autokernel.experiments import STARTER, Status
 from autokernel.gate.judge import constants
 
 NAME = "tuner"
+CLEARLY_SLOWER = 0.97  # upper end of a speedup below which a knob's value is not tried alone again
 EXPECTED = {  # what a knob of this name usually does: the reason that a hypothesis gives
     "CHUNK": ("smaller pieces balance the threads better", "larger pieces cost less scheduling and stream longer"),
     "BLOCK": ("smaller blocks fit a nearer cache and fill more cores", "larger blocks reuse more of what was loaded"),
@@ -96,15 +97,23 @@ class Tuner:
         return next(fresh, None)
 
     def _single_steps(self, context: Context) -> Iterator[Proposal]:
-        """Each knob's other values, nearest to the present one first; a knob whose neighbour failed is not pushed on."""
+        """Each knob one value up and down; not to a value that was clearly slower in this structure before."""
         knobs = read_knobs(context.incumbent)
+        refuted = self._refuted(context)
         for name, values in knobs.choices.items():
             old = knobs.current[name]
             place = values.index(old) if old in values else 0
-            near = [v for i, v in enumerate(values) if v != old and abs(i - place) == 1]
+            near = [v for i, v in enumerate(values) if abs(i - place) == 1 and (name, v) not in refuted]
             for new in near:
                 reason = _expectation(name, old, new)
                 yield Proposal(set_knob(context.incumbent, name, new), f"{name} {old} -> {new}: {reason}", NAME)
+
+    def _refuted(self, context: Context) -> set[tuple[str, object]]:
+        """(knob, value) pairs that the incumbent does not have and a trial that lost had. TPE may still propose them."""
+        current, shape = read_knobs(context.incumbent).current, structure(context.incumbent)
+        lost = [t for t in context.trials if (t.row.speedup_high or 1) < CLEARLY_SLOWER and structure(t.source) == shape]
+        pairs = [pair for trial in lost for pair in read_knobs(trial.source).current.items()]
+        return {(name, value) for name, value in pairs if current[name] != value}
 
     def _structures(self, context: Context) -> Iterator[Proposal]:
         """The other files of this backend, each once, as they are shipped."""

@@ -39,6 +39,7 @@ from autokernel.workload import Inputs, Workload
 ORIGINAL, COMPILED, OPTIMISED = "original", "torch.compile", "optimised"
 CONFIDENCE = 0.95
 PARITY_INPUTS = 3
+BUSY = 0.15  # spread of passes above which the report says that the machine was disturbed (idle: 0.01-0.05)
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 8.0, 3, 50
 PROCESSES = 5  # for the final figures
 SCREENING = (4, 8)  # processes after which a kernel's gain is looked at: the undecided get the second number
@@ -111,6 +112,7 @@ class Verification:
     compile_error: str = ""  # why there is no torch.compile to compare with
     processes: int = 0
     rounds: int = 0  # in all processes together
+    spread: float | None = None  # by which the median pass was slower than the fastest: the machine's disturbance
     allocator: str = ""
     page_faults: Mapping[str, float] | None = None  # per pass, by side
     diagnosis: Mapping[str, tuple[Parity, ...]] | None = None  # of each kernel alone
@@ -148,6 +150,11 @@ class Verification:
             lines.append(
                 f"{'used' if kernel.used else 'left out'}: {kernel.target} ({kernel.share:.1%} of the time): "
                 f"{gain}{kernel.why}"
+            )
+        if (self.spread or 0) > BUSY:
+            lines.append(
+                f"passes took {self.spread:.0%} longer than the fastest, in the middle: this machine was doing other work, "
+                "and small gains cannot be told on it; python verify.py repeats the measurement"
             )
         if self.parity:
             worst = max(self.parity, key=lambda p: p.largest_difference)
@@ -217,7 +224,7 @@ def verify(
     if passed and trial.winners:
         known |= trial.final()
         known["predicted"] = amdahl([(k.share, k.speedup) for k in kernels if k.used])
-    return Verification(**known, seconds=time.perf_counter() - started)
+    return Verification(**known, spread=trial.spread, seconds=time.perf_counter() - started)
 
 
 def amdahl(parts: Sequence[tuple[float, float | None]]) -> float | None:
@@ -233,6 +240,7 @@ class _Trial:
     def __init__(self, workload: Workload, winners: tuple[Winner, ...], settings: Settings, say: Callable[[str], None]):
         self.workload, self.winners, self.settings, self.say = workload, winners, settings, say
         self.reasons: dict[str, str] = {}
+        self.samples: list[Sample] = []
         self.sites: dict[str, int] = {}  # target -> calls in one pass that its kernel replaces
 
     def leave_out(self, winner: Winner, why: str) -> None:
@@ -310,7 +318,14 @@ class _Trial:
         }
 
     def _sample(self, sides: dict[str, tuple[Winner, ...] | None]) -> "Sample":
-        return in_fresh_process(time_sides, self.workload, sides, self.settings, secrets.randbits(31))
+        sample = in_fresh_process(time_sides, self.workload, sides, self.settings, secrets.randbits(31))
+        self.samples.append(sample)
+        return sample
+
+    @property
+    def spread(self) -> float | None:
+        seconds = [sample.seconds(side) for sample in self.samples for side in sample.rounds[0]]
+        return median(median(s) / min(s) for s in seconds) - 1 if seconds else None
 
 
 def _speedup(samples: Sequence["Sample"], slow: str, fast: str) -> Interval:

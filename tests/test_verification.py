@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from autokernel import verification
 from autokernel.apply import Winner
 from autokernel.extraction import make_plan
 from autokernel.profiler import profile_workload
@@ -47,7 +48,15 @@ class Norms(nn.Sequential):
 '''
 WRONG = "    y.mul_(1.01)\n    return y"
 SLOW = "    import time\n    time.sleep(0.05)\n    return y"
-SETTINGS = Settings(warmup=1, timed=3)
+SETTINGS = Settings(warmup=1, timed=6)
+
+
+@pytest.fixture(autouse=True)
+def quick_and_robust(monkeypatch):
+    """Fewer processes, and one thread in each: threads that wait for each other on a busy machine measure the machine."""
+    monkeypatch.setattr(verification, "SCREENING", (3, 5))
+    monkeypatch.setattr(verification, "PROCESSES", 3)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="module")
@@ -84,34 +93,34 @@ def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact
 
 def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     lines = []
-    verification = verify(plan, [winner(plan)], {plan.targets[0].name: 2.0}, SETTINGS, lines.append)
-    assert verification.passed and verification.used == (plan.targets[0].name,)
-    assert verification.speedup.low > 1
-    assert verification.optimised_ms < verification.original_ms
-    assert verification.predicted == pytest.approx(1 / (1 - plan.targets[0].share / 2))
-    assert verification.allocator and set(verification.page_faults) >= {ORIGINAL, "optimised"}
-    write_json(tmp_path / "verify.json", encode(verification))
-    assert Verification.read(tmp_path / "verify.json") == verification
-    assert any("Amdahl" in line for line in verification.lines)
+    result = verify(plan, [winner(plan)], {plan.targets[0].name: 2.0}, SETTINGS, lines.append)
+    assert result.passed and result.used == (plan.targets[0].name,)
+    assert result.speedup.low > 1
+    assert result.optimised_ms < result.original_ms
+    assert result.predicted == pytest.approx(1 / (1 - plan.targets[0].share / 2))
+    assert result.allocator and set(result.page_faults) >= {ORIGINAL, "optimised"}
+    write_json(tmp_path / "verify.json", encode(result))
+    assert Verification.read(tmp_path / "verify.json") == result
+    assert any("Amdahl" in line for line in result.lines)
 
 
 def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
-    verification = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
-    assert verification.passed and verification.used == () and verification.speedup is None
-    assert verification.kernels[0].gain.high < 1
-    assert verification.lines[0].startswith("nothing to gain here")
+    result = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
+    assert result.passed and result.used == () and result.speedup is None
+    assert result.kernels[0].gain.high < 1
+    assert result.lines[0].startswith("nothing to gain here")
 
 
 def test_a_wrong_kernel_is_left_out_for_that_reason(plan):
-    verification = verify(plan, [winner(plan, WRONG)], settings=SETTINGS)
-    assert verification.used == () and "wrong" in verification.kernels[0].why
-    assert not any(parity.passed for parity in verification.diagnosis[plan.targets[0].name])
+    result = verify(plan, [winner(plan, WRONG)], settings=SETTINGS)
+    assert result.used == () and "wrong" in result.kernels[0].why
+    assert not any(parity.passed for parity in result.diagnosis[plan.targets[0].name])
 
 
 def test_a_kernel_known_to_be_slower_than_pytorch_is_not_tried(plan):
-    verification = verify(plan, [winner(plan)], {plan.targets[0].name: 0.9}, SETTINGS)
-    assert verification.used == () and "slower than PyTorch" in verification.kernels[0].why
-    assert verification.seconds < 1, "no process was started"
+    result = verify(plan, [winner(plan)], {plan.targets[0].name: 0.9}, SETTINGS)
+    assert result.used == () and "slower than PyTorch" in result.kernels[0].why
+    assert result.seconds < 1, "no process was started"
 
 
 def test_amdahl():

@@ -1,0 +1,66 @@
+"""The C++ kernels on this CPU: every starter through the gate, against PyTorch eager and torch.compile, in fp32.
+
+Usage:   python benchmarks/cpu.py                     (all types, about half a minute for each file)
+         python benchmarks/cpu.py rmsnorm softmax     (these)
+Reads:   kernels/<type>/cpp_*.py
+Writes:  benchmarks/cpu.json (types that were not measured keep their record), and the README's section of results
+
+Sizes are the first of the type's `timing` sizes. Outputs are allocated inside the timing; both sides run under the same
+allocator settings, the C library's defaults.
+"""
+
+import argparse
+import json
+import sys
+from datetime import date
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from autokernel.cli import fail, preflight, progress
+from autokernel.gate import Judge
+from autokernel.spec import kernel_types, load_spec
+from autokernel.table import print_table
+from autokernel.target import default_target, encode, write_json
+from benchmarks import tables
+
+RECORD = Path(__file__).with_suffix(".json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help=f"default: all of {', '.join(kernel_types())}")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.types) - set(kernel_types()):
+        fail(f"no kernel type {', '.join(sorted(unknown))}; there are: {', '.join(kernel_types())}")
+    preflight("cpp")
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    files = [path for name in arguments.types or kernel_types() for path in load_spec(name).starters("cpp").values()]
+    with Judge("cpu") as judge, progress("measuring", len(files)) as step:
+        for path in files:
+            step(f"{path.parent.name}/{path.name}")
+            record[f"{path.parent.name}/{path.stem}"] = measure(judge, path)
+            write_json(RECORD, record)
+    print_table("C++ kernels, fp32", tables.COLUMNS, [tables.row(name, entry) for name, entry in sorted(record.items())])
+    tables.write_section()
+
+
+def measure(judge: Judge, path: Path) -> dict[str, object]:
+    kernel_type = path.parent.name
+    target = default_target(kernel_type, "cpp", "cpu", torch.float32)
+    verdict = judge.examine(path.read_text(), target, compile_baseline=True)
+    return {
+        "verdict": encode(verdict),
+        "case": target.cases[0].case.name,
+        "eager_form": load_spec(kernel_type).eager_form,
+        "device": f"{judge.device.name}, {judge.device.units} threads",
+        "torch": torch.__version__,
+        "date": f"{date.today()}",
+        "command": f"python benchmarks/cpu.py {kernel_type}",
+    }
+
+
+if __name__ == "__main__":
+    main()

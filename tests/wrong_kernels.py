@@ -68,7 +68,8 @@ WRONG = (
         "one-pairing",
         "shape_sweep",
         ROPE,
-        "import reference\nreturn reference.rotary_embedding(x.float(), cos.float(), sin.float(), True).to(x.dtype)",
+        "half = cos.shape[-1]\na, b = x[..., 0:2 * half:2].float(), x[..., 1:2 * half:2].float()\nc, s = cos.float(), sin.float()\n"
+        "y = torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2)\nreturn torch.cat((y.to(x.dtype), x[..., 2 * half:]), -1)",
     ),
     kernel(
         "flash_attention",

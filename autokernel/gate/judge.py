@@ -46,6 +46,7 @@ class Judge:
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
         self.workers = 1 if device == "cpu" else max(1, min(12, (os.cpu_count() or 1) - 2))
         self.parent = WarmParent(device)
+        self.sandbox = self.parent.probe()  # layer -> whether it holds here
         self._noise: dict[tuple[str, str], float] = {}
 
     def __enter__(self) -> "Judge":

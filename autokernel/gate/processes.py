@@ -80,6 +80,11 @@ class WarmParent:
             self.close()
             raise RuntimeError(f"the gate's warm parent did not start:\n{detail}") from None
 
+    def probe(self) -> dict[str, bool]:
+        """Which layers of the sandbox hold here: what a worker of ours could not do when it tried."""
+        with tempfile.NamedTemporaryFile(prefix="autokernel-secret-") as secret, WorkerProcess(self, 1, "probe") as worker:
+            return worker.request("probe", 30, secret=secret.name, outsider=os.getpid())["layers"]
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -92,8 +97,9 @@ class WorkerProcess:
     """One sandboxed worker, from the judge's side. A context manager: leaving it ends the process and its group."""
 
     def __init__(self, parent: WarmParent, threads: int, source: str):
-        """`source` is what it will load: binaries that Triton caches are kept apart by it, so that no kernel can plant
-        one for another."""
+        """`source` is what it will load (empty: the eager baseline, which reads the specs as well). Binaries that Triton
+        caches are kept apart by it, so that no kernel can plant one for another."""
+        readable = () if source else (ROOT / "kernels", ROOT / "reference.py")
         self.parent = parent
         caches = parent.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
         self.outputs = Arena(parent.size, writable_by_others=True)
@@ -111,8 +117,11 @@ class WorkerProcess:
                 "TRITON_CACHE_DIR": str(caches / "triton"),
                 "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             },
-            "limits": {"RLIMIT_FSIZE": 1 << 30, "RLIMIT_CORE": 0, "RLIMIT_DATA": int(memory_bytes() * 0.7)},
+            "limits": {"data_bytes": int(memory_bytes() * 0.7)},
+            "readable": [str(path) for path in (build.default_cache(), *readable)],
+            "writable": [str(caches)],
         }
+        caches.mkdir(parents=True, exist_ok=True)
         with parent.lock:
             parent.channel.send(request)
             fds = [theirs.fileno(), parent.inputs.fd, self.outputs.fd]

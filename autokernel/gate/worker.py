@@ -7,7 +7,6 @@ claim is checked by the judge, which holds the expected values, the seeds and th
 import ctypes
 import importlib.util
 import os
-import resource
 import signal
 import socket
 import sys
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from autokernel import build
+from autokernel.gate import sandbox
 from autokernel.gate.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.spec import load_spec
 
@@ -125,6 +125,9 @@ class Worker:
         if self.graph is None:
             self.held = []
 
+    def do_probe(self, secret: str, outsider: int) -> dict[str, Any]:
+        return {"layers": sandbox.probe(Path(secret), outsider)}
+
     def do_memory(self) -> dict[str, Any]:
         peak = torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
         return {"peak_bytes": peak}
@@ -208,19 +211,20 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, size: int, 
     import mmap
 
     os.setsid()
-    _die_with_parent()
+    sandbox.die_with_parent()
     os.chdir(request["scratch"])
     for stream, name in ((sys.stdin, os.devnull), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
         mode = os.O_RDONLY if stream is sys.stdin else os.O_WRONLY | os.O_CREAT | os.O_APPEND
         os.dup2(os.open(name, mode, 0o600), stream.fileno())
-    for name, value in request["limits"].items():
-        kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (value, value))
+    os.environ.update(request["environment"])
+    sandbox.Limits(**request["limits"]).enter()
+    sandbox.enter_landlock(
+        [*sandbox.readable_paths(), *map(Path, request["readable"])],
+        [Path(request["scratch"]), *map(Path, request["writable"]), Path("/dev"), Path("/proc")],
+    )
+    sandbox.enter_seccomp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.environ.update(request["environment"])
     torch.set_num_threads(request["threads"])
     inputs = torch.frombuffer(mmap.mmap(inputs_fd, size, prot=mmap.PROT_READ), dtype=torch.uint8)
     outputs = torch.frombuffer(mmap.mmap(outputs_fd, size), dtype=torch.uint8)
@@ -232,10 +236,3 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, size: int, 
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-
-
-def _die_with_parent() -> None:
-    """On Linux, be killed when the warm parent ends, however it ends."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -4,12 +4,14 @@ It runs no OpenMP region and touches no device: a child forked after either woul
 Run by the judge as `python -m autokernel.gate.zygote FD`.
 """
 
+import ctypes
 import os
 import signal
 import socket
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import numpy  # noqa: F401  imported here so that no worker pays for it
 import torch
@@ -38,18 +40,39 @@ def main(fd: int) -> None:
     control = socket.socket(fileno=fd)
     channel = Channel(control)
     assert_forkable()
+    become_subreaper()
+    workers: set[int] = set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel.send({"ready": os.getpid()})
     while True:
         request = channel.receive()
         if request["op"] == "spawn":
-            _spawn(control, channel, request)
+            workers.add(_spawn(control, channel, request))
         elif request["op"] == "wait":
             pid, status = os.waitpid(request["pid"], 0)
+            workers.discard(pid)
+            end_orphans(workers)
             channel.send({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
 
-def _spawn(control: socket.socket, channel: Channel, request: dict) -> None:
+def become_subreaper() -> None:
+    """Processes that a worker leaves behind, even in sessions of their own, become our children: none escapes us."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def end_orphans(workers: set[int]) -> None:
+    """Kill every child that is not a worker, until there is none (those of a fork bomb appear in turn)."""
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    while listing.exists() and (orphans := set(map(int, listing.read_text().split())) - workers):
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            os.waitpid(pid, 0)
+
+
+def _spawn(control: socket.socket, channel: Channel, request: dict) -> int:
     control.settimeout(10)
     _, fds, _, _ = socket.recv_fds(control, 1, 3)
     pid = os.fork()
@@ -59,6 +82,7 @@ def _spawn(control: socket.socket, channel: Channel, request: dict) -> None:
     for passed in fds:
         os.close(passed)
     channel.send({"pid": pid})
+    return pid
 
 
 if __name__ == "__main__":

@@ -84,6 +84,9 @@ def show(profile) -> None:
     print_table(title, columns, [row(h) for h in profile.hotspots])
     covered = sum(site.share for site in profile.sites)
     at_limit = sum(site.share / max(site.headroom, 1) for site in profile.sites)
+    busy = profile.device_time_us / profile.latency_us
+    if busy < 0.7:
+        print(f"the device works {busy:.0%} of a pass; the rest is the host launching, which fewer, larger kernels reduce")
     print(f"{covered:.0%} of the device time is in operations that kernels can replace; 1.5x, 2x, limit: the whole model's")
     all_at_limit = 1 / (1 - covered + at_limit)
     print(f"speedup if that operation alone were so much faster (all of them at the limit: {all_at_limit:.2f}x)")

@@ -40,7 +40,7 @@ class Workload:
         return f"{self.model}:{self.class_name} {','.join(map(str, self.input_shape))} {self.dtype}"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "input_shape": list(self.input_shape)}  # as JSON gives it back
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Workload":

@@ -27,22 +27,29 @@ struct Max {  // NaN wins
     static V join(V a, V b) { return ((a != a) | (a > b)) ? a : b; }
 };
 
-template <class Op>
-float join_lanes(vfloat v) {
-    float lane[AK_LANES];
-    store(lane, v);
-    for (int width = AK_LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; ++i) lane[i] = Op::join(lane[i], lane[i + width]);
-    return lane[0];
+template <class T>
+float reduce_row(Sum, const T* x, int64_t N) {
+    vfloat part[UNROLL] = {};
+    fold_row<UNROLL>(N, 0, [&](int u, vfloat v) { part[u] += v; }, x);
+    for (int u = 1; u < UNROLL; ++u) part[0] += part[u];
+    return sum_of(part[0]);
 }
 
-template <class Op, class T>
-float reduce_row(const T* x, int64_t N) {
-    vfloat part[UNROLL];
-    for (int u = 0; u < UNROLL; ++u) part[u] = splat(Op::identity);
-    fold_row<UNROLL>(N, Op::identity, [&](int u, vfloat v) { part[u] = Op::join(part[u], v); }, x);
-    for (int u = 1; u < UNROLL; ++u) part[0] = Op::join(part[0], part[u]);
-    return join_lanes<Op>(part[0]);
+// The vector maximum passes over NaN. A sum beside it, cheaper than a test, is NaN if there was one: then look again.
+template <class T>
+float reduce_row(Max, const T* x, int64_t N) {
+    vfloat best[UNROLL], sum[UNROLL];
+    for (int u = 0; u < UNROLL; ++u) best[u] = splat(-INFINITY), sum[u] = splat(0);
+    auto add = [&](int u, vfloat v) {
+        best[u] = larger(v, best[u]);
+        sum[u] += v;
+    };
+    fold_row<UNROLL>(N, -INFINITY, add, x);
+    for (int u = 1; u < UNROLL; ++u) best[0] = larger(best[u], best[0]), sum[0] += sum[u];
+    float result = max_of(best[0]);
+    if (std::isnan(sum_of(sum[0])))
+        for (int64_t n = 0; n < N; ++n) result = Max::join(result, float(x[n]));
+    return result;
 }
 
 template <class Op, class T>
@@ -51,7 +58,7 @@ void reduce_rows(const T* x, T* y, int64_t M, int64_t N, int64_t stride) {
     for (int64_t m = 0; m < M; ++m) {
         double result = Op::identity;
         for (int64_t n = 0; n < N; n += SPAN * AK_LANES) {
-            const float part = reduce_row<Op>(x + m * stride + n, std::min<int64_t>(SPAN * AK_LANES, N - n));
+            const float part = reduce_row(Op(), x + m * stride + n, std::min<int64_t>(SPAN * AK_LANES, N - n));
             result = Op::join(result, double(part));
         }
         y[m] = T(float(result));

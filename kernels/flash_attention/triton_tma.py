@@ -28,9 +28,7 @@ NUM_STAGES = 3  # at most: as many as shared memory holds
 LOG2_E = math.log2(math.e)
 
 
-triton.jit
-
-
+@triton.jit
 def _attend(
     sums,
     total,
@@ -102,9 +100,7 @@ def _attend(
     return sums, total, peak
 
 
-triton.jit
-
-
+@triton.jit
 def _attention(
     Q,
     K,
@@ -177,9 +173,7 @@ def _attention(
     tl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), inside)
 
 
-cache
-
-
+@cache
 def _device(index: int | None) -> tuple[int, int, bool]:
     """Multiprocessors, bytes of shared memory a program may use, has it TMA; an H100's where there is no GPU."""
     if index is None:

@@ -62,8 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    from autokernel import commands
-    from autokernel.cli import fail
+    from autokernel import cli, commands  # cli first: it says what is missing
     from autokernel.workload import WorkloadError
     from autokernel.workspace import NoRun, RunInProgress
 
@@ -74,7 +73,7 @@ def main() -> None:
     try:
         print(getattr(commands, arguments.command)(arguments))
     except (NoRun, RunInProgress, WorkloadError) as error:
-        fail(error)
+        cli.fail(error)
     except KeyboardInterrupt:
         print("stopped at once; what was judged is kept, and the same command goes on from here", file=sys.stderr)
         raise SystemExit(130) from None

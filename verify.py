@@ -15,8 +15,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from autokernel import cli  # first: it says what is missing
 from autokernel.apply import Winner
-from autokernel.cli import add_device_argument, fail, preflight, progress
 from autokernel.loop import starter_source
 from autokernel.reproof import read_proofs
 from autokernel.scheduler import incumbent, rows_of
@@ -39,17 +39,17 @@ def main() -> None:
     parser.add_argument("--rtol", type=float, help="of outputs; default by dtype")
     parser.add_argument("--diagnose", action="store_true", help="compare outputs with each kernel alone as well")
     parser.add_argument("--json", action="store_true", help="print the record instead of lines")
-    add_device_argument(parser)
+    cli.add_device_argument(parser)
     parser.set_defaults(device=None)
     arguments = parser.parse_args()
     workspace = open_run(arguments.tag, arguments.workspace)
     plan = workspace.plan
     if arguments.device:
         plan = replace(plan, device=arguments.device, workload=plan.workload | {"device": arguments.device})
-    preflight(plan.targets[0].backend if plan.targets else "cpp")
+    cli.preflight(plan.targets[0].backend if plan.targets else "cpp")
     winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else from_git(workspace, plan)
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
-    with progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
+    with cli.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
         verification = verify(plan, winners, speedups, settings, say)
     write_json(workspace / VERIFY, encode(verification))
     print(json.dumps(encode(verification), indent=1) if arguments.json else "\n".join(verification.lines))
@@ -60,7 +60,7 @@ def open_run(tag: str | None, folder: Path | None) -> Workspace:
     try:
         return find_run(folder.resolve().parent.parent, folder.name) if folder else find_run(ROOT, tag)
     except NoRun as error:
-        fail(error)
+        cli.fail(error)
 
 
 def from_git(workspace: Workspace, plan: Plan) -> Kept:
@@ -83,7 +83,7 @@ def from_folder(plan: Plan, folder: Path) -> Kept:
     files = {target.name: folder / f"{target.name}.py" for target in plan.targets}
     winners = [Winner(target, files[target.name].read_text()) for target in plan.targets if files[target.name].exists()]
     if not winners:
-        fail(f"{folder} has no file named after a target of {plan.model}: {', '.join(sorted(files))} (.py)")
+        cli.fail(f"{folder} has no file named after a target of {plan.model}: {', '.join(sorted(files))} (.py)")
     return winners, {}
 
 

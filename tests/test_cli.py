@@ -97,7 +97,7 @@ def test_scripts_say_what_is_missing(script, tmp_path, bare_clone):
 def test_scripts_have_help_with_an_example(script):
     result = run(script, "--help")
     assert result.returncode == 0
-    assert f"python {script}" in result.stdout and "--device" in result.stdout
+    assert f"python {script}" in result.stdout
 
 
 @pytest.mark.parametrize("device", ["cpu:1", "cuda:99", "gpu", "cuda:", "cuda:x"])

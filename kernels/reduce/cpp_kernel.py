@@ -62,11 +62,16 @@ float reduce_piece(Max, const T* x, int64_t N) {
 
 template <class Op, class T>
 void reduce_rows(const T* x, T* y, int64_t M, int64_t N, int64_t stride) {
+    if (N <= PIECE) {
+#pragma omp parallel for schedule(static) if (M * N >= PARALLEL_FROM)
+        for (int64_t m = 0; m < M; ++m) y[m] = T(reduce_piece(Op(), x + m * stride, N));
+        return;
+    }
     const int64_t pieces = (N + PIECE - 1) / PIECE;
     std::vector<float> partial(M * pieces);
-#pragma omp parallel for schedule(static) if (M * N >= PARALLEL_FROM)
+#pragma omp parallel for schedule(static)
     for (int64_t task = 0; task < M * pieces; ++task) {
-        const int64_t m = pieces == 1 ? task : task / pieces, n = (task - m * pieces) * PIECE;
+        const int64_t m = task / pieces, n = task % pieces * PIECE;
         partial[task] = reduce_piece(Op(), x + m * stride + n, std::min<int64_t>(PIECE, N - n));
     }
     for (int64_t m = 0; m < M; ++m) {

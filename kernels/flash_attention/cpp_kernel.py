@@ -15,7 +15,7 @@ BACKEND = "cpp"
 TUNABLES = {"TILE_ROWS": [0, 4, 6, 8, 10, 12, 14], "BLOCK_KEYS": [64, 128, 256, 512, 1024]}
 
 TILE_ROWS = 0  # query rows held in registers; 0: as many as this machine's registers hold
-BLOCK_KEYS = 256  # keys between two looks at a row's maximum
+BLOCK_KEYS = 512  # keys between two looks at a row's maximum
 
 SOURCE = r"""
 #include <panels.hpp>

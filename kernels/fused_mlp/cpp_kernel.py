@@ -19,15 +19,16 @@ TUNABLES = {
 }
 
 TILE_ROWS = 0  # rows held in registers; 0: as many as this machine's registers hold
-BLOCK_K = 256  # terms summed before a result is touched again
+BLOCK_K = 384  # terms summed before a result is touched again
 BLOCK_N = 384  # columns that a thread takes at a time (of the hidden layer: half as many)
 BLOCK_M = 1024  # rows that a thread takes at a time: as many as share a packed panel of weights
 
 SOURCE = r"""
+#include <activations.hpp>
 #include <panels.hpp>
 
-// x [M, K] times weights whose panel number p, terms k to k + kc, pack_weights(p, k, kc, panel) packs. finish(m, p, row, r)
-// gets each row r of a finished tile: MR rows from `m` on, NR columns of panel p.
+// x [M, K] times weights that pack_weights(p, k, kc, panel) packs: NR columns, panel number p, terms k to k + kc.
+// finish(m, p, tile) gets each finished tile: MR rows from m on, the columns of panel p.
 template <class T, class Pack, class Finish>
 void product(const T* x, int64_t stride_m, int64_t stride_k, int64_t M, int64_t K, int64_t panels_n, Pack pack_weights,
              Finish finish) {
@@ -69,35 +70,6 @@ void product(const T* x, int64_t stride_m, int64_t stride_k, int64_t M, int64_t 
                 }
     }
 }
-
-inline vfloat vabs(vfloat x) { return bits_as<vfloat>(vuint(bits_as<vuint>(x) & 0x7fffffffu)); }
-
-struct Silu {
-    static vfloat apply(vfloat x) {
-        const vfloat e = vexp(-vabs(x));  // x sigmoid(x), by an exponential that cannot overflow
-        return x * (x < 0.f ? e : splat(1)) / (e + 1.f);
-    }
-};
-struct Gelu {
-    static vfloat apply(vfloat x) {
-        const vfloat z = vabs(x) * 0.70710678f, t = 2.f / (z + 2.f);
-        // erfc(z), relative error 1.2e-7: Press et al., "Numerical Recipes in C" (1992), 6.2
-        vfloat p = t * 0.17087277f - 0.82215223f;
-        p = p * t + 1.48851587f;
-        p = p * t - 1.13520398f;
-        p = p * t + 0.27886807f;
-        p = p * t - 0.18628806f;
-        p = p * t + 0.09678418f;
-        p = p * t + 0.37409196f;
-        p = p * t + 1.00002368f;
-        p = p * t - 1.26551223f;
-        const vfloat half_tail = t * vexp(p - z * z) * 0.5f;
-        return x * (x < 0.f ? half_tail : 1.f - half_tail);
-    }
-};
-struct Relu2 {
-    static vfloat apply(vfloat x) { return x < 0.f ? vfloat{} : x * x; }
-};
 
 template <class Activation, class T>
 void mlp(const T* x, const T* w_gate, const T* w_up, const T* w_down, float* hidden, T* y, int64_t M, int64_t dim,

@@ -18,7 +18,7 @@ TUNABLES = {
 }
 
 TILE_ROWS = 0  # rows of C held in registers; 0: as many as this machine's registers hold
-BLOCK_K = 256  # terms summed before C is touched again
+BLOCK_K = 384  # terms summed before C is touched again
 BLOCK_N = 384  # columns of C that a thread takes at a time
 BLOCK_M = 1024  # rows of C that a thread takes at a time: as many as share a packed panel of B
 

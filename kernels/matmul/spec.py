@@ -32,12 +32,12 @@ SPEC = KernelSpec(
     smoke={"M": 32, "K": 64, "N": 32},
     sweep=(
         {"M": 128, "K": 768, "N": 768, "b_transposed": True},  # attention projections
-        {"M": 128, "K": 768, "N": 2048, "b_transposed": True},  # MLP up
-        {"M": 128, "K": 2048, "N": 768, "b_transposed": True},  # MLP down
+        {"M": 100, "K": 768, "N": 1024, "b_transposed": True},  # MLP up
+        {"M": 100, "K": 2048, "N": 384, "b_transposed": True},  # MLP down
         {"M": 8, "K": 768, "N": 4000, "b_transposed": True},  # language-model head
         {"M": 1, "K": 1024, "N": 1024, "b_transposed": True},  # one token: decode
         {"M": 256, "K": 256, "N": 256},
-        {"M": 100, "K": 300, "N": 500},  # nothing a power of two
+        {"M": 101, "K": 300, "N": 500},  # nothing a power of two
         {"M": 64, "K": 4096, "N": 64},  # long sums
         {"M": 512, "K": 64, "N": 512},  # attention scores
         {"M": 1000, "K": 80, "N": 40},  # tall and narrow

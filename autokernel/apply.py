@@ -26,6 +26,10 @@ from autokernel.target import Target
 
 Kernel = Callable[..., Tensor]
 
+# Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
+# says so in a log at most.
+MAX_VERSIONS = 128
+
 # The same operators by a shorter way: a call through torch.ops costs 1-2 µs more on the host.
 DIRECT = {
     aten.add.Tensor: torch.add,
@@ -110,6 +114,8 @@ def apply(model: nn.Module, winners: Sequence[Winner], replacer: Replacer | None
 
     Pass a Replacer (its winners count, then) to learn what was replaced.
     """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
     return torch.compile(model, backend=replacer or Replacer(winners), dynamic=False)
 
 

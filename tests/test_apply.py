@@ -10,7 +10,7 @@ from autokernel.capture import capture
 from autokernel.match import SiteFinder
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase
-from models.llama import CompactLlama
+from models.llama import CompactLlama, RMSNorm
 
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 100}
 TYPES = ("rmsnorm", "rotary_embedding", "matmul")
@@ -56,6 +56,18 @@ def test_the_kernel_is_what_runs(model, tokens, winners) -> None:
     wrong = Winner(winners[0].target, WRONG)
     with torch.no_grad():
         assert apply(model, [wrong])(tokens).abs().max() == 0  # the last norm feeds the output
+
+
+def test_many_sets_of_winners_for_one_model() -> None:
+    """Leaving winners out one at a time compiles the same function anew each time."""
+    norm = RMSNorm(64).requires_grad_(False)
+    x = torch.randn(256, 64)
+    (graph,) = capture(norm, (x,), {}).graphs
+    (site,) = SiteFinder().find(graph.module)
+    target = Target("norm", "rmsnorm", "cpp", "cpu", (WeightedCase(site.case),))
+    replacers = [Replacer([Winner(target, WRONG)]) for _ in range(12)]
+    results = [apply(norm, [], replacer)(x) for replacer in replacers]
+    assert all(result.abs().max() == 0 for result in results)
 
 
 def test_other_shapes_run_the_original(model, tokens, winners) -> None:

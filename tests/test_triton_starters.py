@@ -279,11 +279,9 @@ def row_rms(error):
 def check(name, kernel_fn, inputs, dtype):
     """What is wrong with kernel_fn on these inputs, in words; None if nothing is."""
     expected = getattr(reference, name)(**in_double(inputs))
-    actual, again = kernel_fn(**inputs), kernel_fn(**inputs)
+    actual = kernel_fn(**inputs)
     if (actual.shape, actual.dtype) != (expected.shape, dtype):
         return f"shape {tuple(actual.shape)} {actual.dtype}, not {tuple(expected.shape)} {dtype}"
-    if not torch.equal(actual.nan_to_num(7.0), again.nan_to_num(7.0)):
-        return "two runs differ"
     exact = ~expected.isfinite()
     if not torch.equal(actual.double()[exact].nan_to_num(7.0), expected[exact].nan_to_num(7.0)):
         return "NaN or Inf are not where the oracle has them"
@@ -419,8 +417,11 @@ def without_data(args):
     }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("starter", STARTERS)
+# Alternatives are for Hopper; the main starters compile for the other chips too.
+COMPILED = [(s, t) for s in STARTERS for t in TARGETS if t == "sm_90" or s.endswith("/triton_kernel.py")]
+
+
+@pytest.mark.parametrize(("starter", "target"), COMPILED)
 def test_compiles(starter, target, launches):
     """The sizes that are timed on a GPU compile, for a Hopper GPU without spilled registers."""
     spec = load_spec(kernel_type(starter))

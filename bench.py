@@ -35,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", help="time a target of the plan: the shapes and strides of a model")
     parser.add_argument("--tag", default="default", help="the run whose plan has the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="repeat the inputs of an earlier verdict")
+    parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     cli.add_device_argument(parser)
     return parser.parse_args()
@@ -68,7 +69,7 @@ def main() -> int:
     else:
         dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
         target = default_target(kernel_type, backend, options.device, getattr(torch, dtype), options.sizes)
-    with cli.progress(f"{options.file}", total=6) as step, Judge(options.device) as judge:
+    with cli.progress(f"{options.file}", total=6) as step, Judge(options.device, options.allow_libraries) as judge:
         verdict = judge.examine(
             source,
             target,

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -87,6 +88,29 @@ def _command(library: Library) -> list[str]:
     return [compiler, "-O3", "-std=c++17", "-shared", "-fPIC", *native, *arithmetic, *threads, f"-I{INCLUDE}", *defines]
 
 
+# What a C++ kernel may call: the C and C++ run-time libraries' memory, mathematics and exceptions, and OpenMP. Everything
+# else that a process has loaded is out of bounds: libtorch exports sgemm_, libc exports dlopen.
+ALLOWED_SYMBOLS = re.compile(
+    r"_?(__gmon_start__|__cxa_\w+|_ITM_\w+|__gxx_personality_v0|_Unwind_\w+|__stack_chk_fail|__dso_handle|__tls_get_addr|"
+    r"GOMP_\w+|__kmpc_\w+|omp_get_\w+|omp_in_parallel|"
+    r"mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|malloc|calloc|realloc|free|aligned_alloc|posix_memalign|abort|"
+    r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt\d+__throw_\w+|_ZNSt(?!6thread|\w*(filebuf|fstream))\w+|_ZTVN10__cxxabiv1\w+|_ZTISt\w+|_ZTVSt\w+|_ZTI\w|"
+    r"(exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|sin|cos|tan|sincos|sinh|cosh|tanh|asin|acos|atan|atan2|erf|erfc|"
+    r"floor|ceil|round|rint|nearbyint|trunc|fmod|fma|fmin|fmax|fabs|ldexp|frexp|hypot|lround|llround|lrint|tgamma|lgamma)[fl]?|"
+    r"_ZGV\w+)"
+)
+
+
+def _refuse_foreign_symbols(binary: Path) -> None:
+    """Raise CompileError if the binary refers to a function that is neither its own nor in ALLOWED_SYMBOLS."""
+    flags = ["-u"] if sys.platform == "darwin" else ["-D", "--undefined-only"]
+    listing = subprocess.run(["nm", *flags, str(binary)], capture_output=True, text=True, check=True).stdout
+    symbols = {line.split()[-1].split("@")[0] for line in listing.splitlines() if line.strip()}
+    foreign = sorted(s for s in symbols if not ALLOWED_SYMBOLS.fullmatch(s))
+    if foreign:
+        raise CompileError(f"a kernel does its own work: this one calls {', '.join(foreign)} from outside")
+
+
 def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: float = 120) -> Path:
     """Compile, or find the binary of an earlier run; safe against concurrent builds and a kill in the middle.
 
@@ -112,6 +136,8 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
             raise CompileError(f"the compiler did not finish within {timeout_s:.0f} s") from None
         if run.returncode != 0:
             raise CompileError(run.stderr.replace(f"{scratch}/", "")[:4000])
+        if library.language == "cpp":
+            _refuse_foreign_symbols(output)
         os.replace(output, binary)  # atomic: a reader sees a whole binary or none
     return binary
 

@@ -34,10 +34,17 @@ def test_starters_pass_all_five_stages(judge: Judge, path: Path):
     assert set(verdict.stages.values()) == {"PASS"}
 
 
+@pytest.fixture(scope="module")
+def lenient():
+    """A judge that lets kernels call PyTorch: wrong results are easier to read in it."""
+    with Judge("cpu", allow_libraries=True) as judge:
+        judge.timeout_s = 3.0
+        yield judge
+
+
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
-def test_wrong_kernels_are_refused_where_they_should_be(judge: Judge, wrong):
-    judge.timeout_s = 3.0
-    verdict = judge.check(wrong.source, target(wrong.kernel_type))
+def test_wrong_kernels_are_refused_where_they_should_be(lenient: Judge, wrong):
+    verdict = lenient.check(wrong.source, target(wrong.kernel_type))
     assert verdict.failure is not None, "accepted"
     assert (verdict.failure.stage, verdict.correctness) == (wrong.stage, wrong.correctness), verdict.failure
     assert wrong.reason in verdict.failure.reason
@@ -49,7 +56,8 @@ def test_every_type_has_a_wrong_kernel_and_every_stage_refuses_one():
     assert len({w.stage for w in WRONG}) == 5
 
 
-def test_a_failure_repeats_from_its_seed(judge: Judge):
+def test_a_failure_repeats_from_its_seed(lenient: Judge):
+    judge = lenient
     wrong = next(w for w in WRONG if w.name == "softmax-last-dim-only")
     first = judge.check(wrong.source, target("softmax"))
     again = judge.check(wrong.source, target("softmax"), seed=first.seed)
@@ -128,3 +136,27 @@ def test_the_worker_has_neither_home_nor_secrets(judge: Judge):
     reason = judge.check(source, target("rmsnorm")).failure.reason
     assert "AUTOKERNEL_TEST_SECRET" not in reason
     assert str(Path.home()) not in reason
+
+
+LIBRARY_CALLS = {
+    "operator": "return A @ B",
+    "by-another-name": "return torch.ops.aten.mm.default(A, B)",
+    "through-a-module": "linear = torch.nn.Linear(1, 1, bias=False)\nlinear.weight.data = B.T\nreturn linear(A)",
+    "fallback": "try:\n    raise ValueError\nexcept ValueError:\n    return torch.einsum('mk,kn->mn', A, B)",
+    "numpy": "import numpy as np\nreturn torch.from_numpy(np.asarray(A) @ np.asarray(B))",
+    "numpy-array-method": "return torch.from_numpy(A.numpy() @ B.numpy())",
+    "ctypes": "import ctypes\nctypes.CDLL(torch.__file__.replace('__init__.py', 'lib/libtorch_cpu.so')).sgemm_",
+    "symbol": "from autokernel.build import cpp_function\n"
+    "cpp_function('extern \"C\" void sgemm_(); extern \"C\" int run() { sgemm_(); return 0; }', 'run', '')()",
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY_CALLS)
+def test_a_kernel_that_hands_its_work_to_a_library_is_refused(judge: Judge, lenient: Judge, name: str):
+    body = LIBRARY_CALLS[name].replace("\n", "\n    ")
+    source = f'import torch\nKERNEL_TYPE = "matmul"\nBACKEND = "cpp"\n\ndef kernel_fn(A, B):\n    {body}\n'
+    failure = judge.check(source, target("matmul")).failure
+    assert failure is not None, "accepted"
+    assert "LibraryCall" in failure.reason or "from outside" in failure.reason + failure.detail, failure
+    if name not in ("ctypes", "symbol"):  # those two are refused without giving a result
+        assert lenient.check(source, target("matmul")).failure is None or name in ("numpy", "numpy-array-method")

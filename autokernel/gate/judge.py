@@ -38,7 +38,9 @@ CANDIDATE, INCUMBENT, EAGER, COMPILED = "candidate", "incumbent", "eager", "comp
 class Judge:
     """The gate on one device. Owns the warm parent; use as a context manager."""
 
-    def __init__(self, device: str = "cpu"):
+    def __init__(self, device: str = "cpu", allow_libraries: bool = False):
+        """allow_libraries: do not refuse kernels that hand their work to PyTorch or another library."""
+        self.allow_libraries = allow_libraries
         self.device = Device.detect(device)
         self.name = device
         self.timeout_s = CALL_TIMEOUT_S
@@ -96,7 +98,7 @@ class Judge:
         started = time.perf_counter()
         seed = secrets.randbits(48) if seed is None else seed
         spec = load_spec(target.kernel_type)
-        timer = PairTimer(self.parent, spec, target, self.threads, seed)
+        timer = PairTimer(self.parent, spec, target, self.threads, seed, self._libraries(target))
         sides = (Side(CANDIDATE, candidate), Side(INCUMBENT, incumbent))
         stages = dict.fromkeys(STAGES, "SKIP")
         try:
@@ -110,7 +112,14 @@ class Judge:
         """The gain below which nothing is kept on this target: what the same kernel shows against itself (A/A)."""
         key = (target.name, target.backend)
         if key not in self._noise:
-            timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, secrets.randbits(48))
+            timer = PairTimer(
+                self.parent,
+                load_spec(target.kernel_type),
+                target,
+                self.threads,
+                secrets.randbits(48),
+                self._libraries(target),
+            )
             sides = (Side(CANDIDATE, source), Side(INCUMBENT, source))
             ratios = [timer.pair(sides, CANDIDATE).log_ratio(INCUMBENT, CANDIDATE, target.cases) for _ in range(4)]
             self._noise[key] = max(MINIMUM_GAIN, 2 * stdev(ratios) / math.sqrt(PAIRS[1]))
@@ -120,10 +129,14 @@ class Judge:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""
         spec, case = load_spec(target.kernel_type), target.cases[0].case
         with WorkerProcess(self.parent, self.threads, source) as worker:
-            worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False)
+            worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False, libraries="any")
             inputs = Trial("profile", case, secrets.randbits(48)).inputs(spec)
             worker.request("sets", CALL_TIMEOUT_S, sets=[write_inputs(self.parent, inputs, case.tensors, 0)[0]])
             return str(worker.request("profile", LOAD_TIMEOUT_S)["table"])
+
+    def _libraries(self, target: Target) -> str:
+        """What a kernel of this type may call: "none", "gemm" or "any"."""
+        return "any" if self.allow_libraries else "gemm" if load_spec(target.kernel_type).library_calls else "none"
 
     def _refused(self, source: str, target: Target, seed: int) -> Failure | None:
         """What can be said of the source without running it."""
@@ -154,6 +167,7 @@ class Judge:
         todo = list(trials(spec, target, seed, quick))
         left = Counter(trial.stage for trial in todo)
         failures: dict[int, tuple[Failure, Correctness]] = {}
+        libraries = self._libraries(target)
         queue, lock = iter(enumerate(todo)), threading.Lock()
 
         def advance(number: int, worker: WorkerProcess) -> None:
@@ -161,7 +175,7 @@ class Judge:
             slot = number * (self.parent.size // self.workers)
             index, trial = -1, todo[0]
             try:
-                worker.request("load", LOAD_TIMEOUT_S, source=source, poison=True)
+                worker.request("load", LOAD_TIMEOUT_S, source=source, poison=True, libraries=libraries)
                 while True:
                     with lock:
                         index, trial = next(queue, (-1, todo[0]))
@@ -232,7 +246,7 @@ class Judge:
         contest = [Side(CANDIDATE, source)] + ([Side(INCUMBENT, incumbent)] if incumbent else [])
         baselines = [Side(EAGER)] + ([Side(COMPILED, compiled=True)] if compile_baseline else [])
         floor = self.noise_floor(incumbent, target) if incumbent and not quick else MINIMUM_GAIN
-        timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed)
+        timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed, self._libraries(target))
         pairs: list[PairResult] = []
         looks = PAIRS[:1] if quick else PAIRS if incumbent else PAIRS[:2]
         try:

@@ -32,7 +32,7 @@ MALLOC = {
 
 
 class WorkerFault(Exception):
-    """A worker did not answer as it should; `kind` is "TIMEOUT" or "CRASH", `detail` what it left on stderr."""
+    """A worker did not answer as it should: `kind` is TIMEOUT, CRASH or FAIL (refused), `detail` what it left on stderr."""
 
     def __init__(self, kind: str, reason: str, detail: str = ""):
         super().__init__(reason)
@@ -157,14 +157,17 @@ class WorkerProcess:
                 message = self.channel.receive(max(deadline - time.monotonic(), 0.01))
                 if "build" not in message:
                     break
+                started = time.monotonic()
                 self._build(message["build"])
+                deadline += time.monotonic() - started  # a build has a limit of its own
         except ChannelTimeout:
             self.kill()
             raise WorkerFault("TIMEOUT", f"no answer within {timeout_s:.0f} s", self.stderr()) from None
         except (ChannelClosed, ValueError, KeyError, TypeError, RecursionError) as error:
             raise WorkerFault("CRASH", self.cause_of_death(error), self.stderr()) from None
         if "error" in message:
-            raise WorkerFault("CRASH", str(message["error"]).split("\n")[0], str(message.get("detail", "")))
+            reason, detail = str(message["error"]).split("\n")[0], str(message.get("detail", ""))
+            raise WorkerFault("FAIL" if reason.startswith("LibraryCall") else "CRASH", reason, detail)
         return message
 
     def _build(self, wanted: dict[str, Any]) -> None:
@@ -195,10 +198,10 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Suspend all its threads, so that none of them spins while another worker is timed."""
-        os.killpg(self.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def stderr(self) -> str:
         with contextlib.suppress(OSError), open(self.scratch / "stderr", "rb") as file:
@@ -207,7 +210,7 @@ class WorkerProcess:
         return ""
 
     def cause_of_death(self, error: Exception) -> str:
-        self._kill_group()
+        self._signal(signal.SIGKILL)
         status = self._reap()
         if status is not None and status < 0:
             name = signal.Signals(-status).name
@@ -217,16 +220,17 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process and its group, whatever they are doing; idempotent."""
-        self._kill_group()
+        self._signal(signal.SIGKILL)
         self._reap()
         self.socket.close()
         with contextlib.suppress(OSError):
             self.outputs.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _kill_group(self) -> None:
+    def _signal(self, number: int) -> None:
+        """Send a signal to all its group; a group that is gone needs none."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, number)
 
     def _reap(self) -> int | None:
         """The exit code (negative: the signal), collected once through the warm parent."""

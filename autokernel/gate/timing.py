@@ -41,10 +41,10 @@ class Side:
     source: str = ""
     compiled: bool = False
 
-    def load(self, kernel_type: str) -> dict[str, Any]:
+    def load(self, kernel_type: str, libraries: str) -> dict[str, Any]:
         """The message that makes a worker ready to run this side."""
         if self.source:
-            return {"op": "load", "source": self.source, "poison": False}
+            return {"op": "load", "source": self.source, "poison": False, "libraries": libraries}
         return {"op": "load_eager", "kernel_type": kernel_type, "compiled": self.compiled}
 
 
@@ -76,7 +76,9 @@ class WrongTimedOutput(Exception):
 class PairTimer:
     """Times pairs of processes on one target."""
 
-    def __init__(self, parent: WarmParent, spec: KernelSpec, target: Target, threads: int, seed: int):
+    def __init__(self, parent: WarmParent, spec: KernelSpec, target: Target, threads: int, seed: int, libraries: str):
+        """`libraries`: what a kernel may call, see Worker.do_load."""
+        self.libraries = libraries
         self.parent, self.spec, self.target, self.threads = parent, spec, target, threads
         self.kind = "cuda" if target.device.startswith("cuda") else "cpu"
         self.random = random.Random(seed)
@@ -94,7 +96,7 @@ class PairTimer:
             workers = {}
             for side in self.random.sample(sides, len(sides)):
                 workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads, side.source))
-            loads = {side.name: side.load(self.spec.name) for side in sides}
+            loads = {side.name: side.load(self.spec.name, self.libraries) for side in sides}
             self._each(workers, loads)
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
             for weighted in self.target.cases:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from autokernel import build
-from autokernel.gate import sandbox
+from autokernel.gate import ownwork, sandbox
 from autokernel.gate.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.spec import load_spec
 
@@ -40,6 +40,7 @@ class Worker:
         self.held: list[Any] = []
         self.order: list[int] = []
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.built: set[str] = set()  # libraries that the judge has built for the kernel
 
     def serve(self) -> None:
         while True:
@@ -58,15 +59,19 @@ class Worker:
         answer = self.channel.receive()
         if "path" not in answer:
             raise build.CompileError(answer["error"])
+        self.built.add(answer["path"])
         return Path(answer["path"])
 
     # Each do_<op> answers one message of the judge.
 
-    def do_load(self, source: str, poison: bool) -> None:
-        """Import a candidate's source as a module of its own."""
+    def do_load(self, source: str, poison: bool, libraries: str) -> None:
+        """Import a candidate's source as a module of its own. `libraries`: what it may call: "none", "gemm", "any"."""
         build.builder.set(self.ask_judge_to_build)
         if poison and sys.platform == "linux":
             ctypes.CDLL(None).mallopt(M_PERTURB, POISON)
+        if libraries != "any":
+            self.refusal = ownwork.refuse_libraries(self.device.type, gemms=libraries == "gemm")
+            ownwork.refuse_foreign_code(self.built, self.device.type)
         path = Path("kernel.py").resolve()
         path.write_text(source)
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)

@@ -71,10 +71,10 @@ void product(const T* x, int64_t stride_m, int64_t stride_k, int64_t M, int64_t 
     }
 }
 
-template <class Activation, class T>
+template <class T>
 void mlp(const T* x, const T* w_gate, const T* w_up, const T* w_down, float* hidden, T* y, int64_t M, int64_t dim,
          int64_t wide, const int64_t* x_stride, const int64_t* gate_stride, const int64_t* up_stride,
-         const int64_t* down_stride) {
+         const int64_t* down_stride, int code) {
     auto pack_both = [=](int64_t n, int64_t k, int64_t kc, float* panel) {
         const int64_t first = n * LANES, count = std::min(LANES, wide - first);
         const int64_t g = first * gate_stride[0] + k * gate_stride[1], u = first * up_stride[0] + k * up_stride[1];
@@ -84,7 +84,7 @@ void mlp(const T* x, const T* w_gate, const T* w_up, const T* w_down, float* hid
     auto activate = [=](int64_t m, int64_t n, const Tile& sum) {
         const int64_t first = n * LANES, count = std::min(LANES, wide - first);
         for (int64_t r = 0; r < std::min(MR, M - m); ++r) {
-            const vfloat h = Activation::apply(sum[r][0]) * sum[r][1];
+            const vfloat h = activation(code, sum[r][0]) * sum[r][1];
             float* out = hidden + (m + r) * wide + first;
             count == LANES ? store(out, h) : store_first(out, h, count);
         }
@@ -104,15 +104,9 @@ void mlp(const T* x, const T* w_gate, const T* w_up, const T* w_down, float* hid
 }
 
 extern "C" int run(int dtype, const void* x, const void* w_gate, const void* w_up, const void* w_down, float* hidden,
-                   void* y, int64_t M, int64_t dim, int64_t wide, const int64_t* strides, int activation) {
-#define MLP(Activation)                                                                                                \
-    AK_DISPATCH(dtype, mlp<Activation>((const T*)x, (const T*)w_gate, (const T*)w_up, (const T*)w_down, hidden, (T*)y, \
-                                       M, dim, wide, strides, strides + 2, strides + 4, strides + 6))
-    switch (activation) {
-        case 0: MLP(Silu); break;
-        case 1: MLP(Gelu); break;
-        case 2: MLP(Relu2); break;
-    }
+                   void* y, int64_t M, int64_t dim, int64_t wide, const int64_t* strides, int code) {
+    AK_DISPATCH(dtype, mlp((const T*)x, (const T*)w_gate, (const T*)w_up, (const T*)w_down, hidden, (T*)y, M, dim, wide,
+                           strides, strides + 2, strides + 4, strides + 6, code));
     return 0;
 }
 """

@@ -15,20 +15,16 @@ UNROLL = 2  # vectors in flight
 SOURCE = r"""
 #include <activations.hpp>
 
-template <class Activation, class T>
-void activate(T* gate, const T* up, int64_t n) {
+template <class T>
+void activate(T* gate, const T* up, int64_t n, int code) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += CHUNK)
         map_row<UNROLL>(gate + i, std::min<int64_t>(CHUNK, n - i), 0,
-                        [](int, vfloat g, vfloat u) { return Activation::apply(g) * u; }, (const T*)gate + i, up + i);
+                        [=](int, vfloat g, vfloat u) { return activation(code, g) * u; }, (const T*)gate + i, up + i);
 }
 
-extern "C" int run(int dtype, void* gate, const void* up, int64_t n, int activation) {
-    switch (activation) {
-        case 0: AK_DISPATCH(dtype, activate<Silu>((T*)gate, (const T*)up, n)); break;
-        case 1: AK_DISPATCH(dtype, activate<Gelu>((T*)gate, (const T*)up, n)); break;
-        case 2: AK_DISPATCH(dtype, activate<Relu2>((T*)gate, (const T*)up, n)); break;
-    }
+extern "C" int run(int dtype, void* gate, const void* up, int64_t n, int code) {
+    AK_DISPATCH(dtype, activate((T*)gate, (const T*)up, n, code));
     return 0;
 }
 """

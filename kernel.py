@@ -6,26 +6,33 @@ from autokernel.build import DTYPE_CODE, cpp_function
 
 KERNEL_TYPE = "rmsnorm"
 BACKEND = "cpp"
-TUNABLES = {"CHUNK_ROWS": [1, 4, 16, 64]}
+TUNABLES = {"UNROLL": [1, 2, 4, 8], "CHUNK_ROWS": [0, 1, 4, 16, 64], "PARALLEL_FROM": [4096, 16384, 65536]}
 
-CHUNK_ROWS = 16  # rows that a thread takes at a time
+UNROLL = 4  # vectors in flight along a row
+CHUNK_ROWS = 0  # rows that a thread takes at a time; 0: an equal share, at once
+PARALLEL_FROM = 16384  # elements from which threads pay
 
 SOURCE = r"""
 #include <autokernel.hpp>
+#if CHUNK_ROWS
+#define SCHEDULE schedule(static, CHUNK_ROWS)
+#else
+#define SCHEDULE schedule(static)
+#endif
+
+template <class T>
+void rmsnorm_row(const T* x, const T* weight, T* y, int64_t N, float eps) {
+    vfloat squares[UNROLL] = {};
+    fold_row<UNROLL>(N, 0, [&](int u, vfloat v) { squares[u] += v * v; }, x);
+    for (int u = 1; u < UNROLL; ++u) squares[0] += squares[u];
+    const vfloat scale = splat(1 / std::sqrt(sum_of(squares[0]) / N + eps));
+    map_row<UNROLL>(y, N, 0, [&](int, vfloat v, vfloat w) { return v * scale * w; }, x, weight);
+}
 
 template <class T>
 void rmsnorm(const T* x, const T* weight, T* y, int64_t M, int64_t N, int64_t stride, float eps) {
-#pragma omp parallel for schedule(static, CHUNK_ROWS)
-    for (int64_t m = 0; m < M; ++m) {
-        const T* row = x + m * stride;
-        T* out = y + m * N;
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t n = 0; n < N; ++n) sum += float(row[n]) * float(row[n]);
-        const float scale = 1 / std::sqrt(sum / N + eps);
-#pragma omp simd
-        for (int64_t n = 0; n < N; ++n) out[n] = T(float(row[n]) * scale * float(weight[n]));
-    }
+#pragma omp parallel for SCHEDULE if (M * N >= PARALLEL_FROM)
+    for (int64_t m = 0; m < M; ++m) rmsnorm_row(x + m * stride, weight, y + m * N, N, eps);
 }
 
 extern "C" int run(int dtype, const void* x, const void* weight, void* y, int64_t M, int64_t N, int64_t stride, float eps) {
@@ -34,7 +41,8 @@ extern "C" int run(int dtype, const void* x, const void* weight, void* y, int64_
 }
 """
 
-_run = cpp_function(SOURCE, "run", "i ppp lll f", CHUNK_ROWS=CHUNK_ROWS)
+_tunables = {"UNROLL": UNROLL, "CHUNK_ROWS": CHUNK_ROWS, "PARALLEL_FROM": PARALLEL_FROM}
+_run = cpp_function(SOURCE, "run", "i ppp lll f", **_tunables)
 
 
 def kernel_fn(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

@@ -68,6 +68,7 @@ class Workload:
         path = Path(self.model) if Path(self.model).exists() else ROOT / self.model
         if not path.exists():
             raise WorkloadError(f"there is no file {self.model}")
+        sys.path.append(str(path.resolve().parent))  # its neighbours are imported by name
         name = f"autokernel_model_{path.stem}"
         loaded = sys.modules.get(name)  # once: code that Dynamo compiled refers to its globals
         return loaded if loaded and loaded.__file__ == str(path.resolve()) else import_file(path.resolve(), name)

@@ -7,9 +7,12 @@ import torch
 
 from autokernel.apply import Replacer, Winner, apply
 from autokernel.capture import capture
+from autokernel.extraction import make_plan
 from autokernel.match import SiteFinder
+from autokernel.profiler import profile_workload
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase
+from autokernel.workload import Workload
 from models.llama import CompactLlama, RMSNorm
 
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 100}
@@ -103,3 +106,22 @@ def test_parameters_are_shared(model, tokens, winners) -> None:
 def test_half_keeps_the_rotation_complex() -> None:
     model = CompactLlama(**SMALL).half()
     assert model.freqs.dtype == torch.complex64 and model.output.weight.dtype == torch.float16
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_triton_starters_in_a_model_on_the_gpu(dtype: str) -> None:
+    workload = Workload(model_args=SMALL, input_shape=(1, 256), dtype=dtype, device="cuda")
+    profile = profile_workload(workload, warmup=1, iterations=3)
+    assert all(site.time_us > 0 for site in profile.sites)
+    plan = make_plan(profile, top=99)
+    starters = [load_spec(t.kernel_type).starters(t.backend)[t.starter].read_text() for t in plan.targets]
+    winners = [Winner(target, source) for target, source in zip(plan.targets, starters)]
+    assert {w.target.kernel_type for w in winners} >= {"rmsnorm", "rotary_embedding", "matmul", "flash_attention"}
+    model, args, _ = workload.load()
+    replacer = Replacer(winners)
+    with torch.no_grad():
+        got, expected = apply(model, winners, replacer)(*args), model(*args)
+    assert len(replacer.replaced) == sum(site.calls for site in profile.sites)
+    tolerance = 1e-2 if dtype == "float16" else 1e-3  # fp32: Triton's dots and cuBLAS sum in another order
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)

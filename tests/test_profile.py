@@ -76,10 +76,16 @@ def test_two_loads_are_the_same_model_and_inputs() -> None:
 )
 def test_example_inputs_of_a_file(tmp_path: Path, body: str, args: int, kwargs: list[str]) -> None:
     file = tmp_path / "mine.py"
+    (tmp_path / "neighbour_of_mine.py").write_text("OUTPUTS = 4\n")
     file.write_text(
-        "import torch\n"
+        "from __future__ import annotations\n"
+        "import dataclasses, torch\n"
+        "from neighbour_of_mine import OUTPUTS\n"
+        "@dataclasses.dataclass\n"
+        "class Config:\n"
+        "    outputs: int = OUTPUTS\n"
         "class Mine(torch.nn.Linear):\n"
-        "    def __init__(self): super().__init__(3, 4)\n"
+        "    def __init__(self): super().__init__(3, Config().outputs)\n"
         "    def forward(self, x): return super().forward(x)\n"
         f"def example_inputs(): return {body}\n"
     )

@@ -48,7 +48,7 @@ class Norms(nn.Sequential):
 '''
 WRONG = "    y.mul_(1.01)\n    return y"
 SLOW = "    import time\n    time.sleep(0.05)\n    return y"
-SETTINGS = Settings(warmup=1, timed=6)
+SETTINGS = Settings(warmup=1, timed=30)
 
 
 @pytest.fixture(autouse=True)

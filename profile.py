@@ -66,7 +66,8 @@ def main() -> None:
         print(output.read_text())
     else:
         show(profile)
-        print(f"written to {os.path.relpath(output)}; next: python extract.py --tag {arguments.tag}")
+        source = f"--profile {output}" if arguments.output else f"--tag {arguments.tag}"
+        print(f"written to {os.path.relpath(output)}; next: python extract.py {source}")
 
 
 def show(profile) -> None:

@@ -19,7 +19,7 @@ from autokernel.device import Device
 from autokernel.gate import statistics
 from autokernel.gate.correctness import Trial, expect, trials, wrong
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
-from autokernel.gate.timing import PairResult, PairTimer, Side, WrongTimedOutput
+from autokernel.gate.timing import BystanderFault, PairResult, PairTimer, Side, WrongTimedOutput
 from autokernel.gate.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
 from autokernel.spec import BACKENDS, KernelSpec, load_spec
 from autokernel.target import Target
@@ -263,6 +263,9 @@ class Judge:
             failure, kind = _timing_failure(fault, target, seed)
             stages[failure.stage] = kind.value
             return self._untimed(target, source, kind, stages, failure, seed, str(failure), started)
+        except BystanderFault as fault:
+            why = f"not decided: the other side failed while timed: {fault}".split("\n")[0]
+            return self._untimed(target, source, Correctness.PASS, stages, None, seed, why, started)
         return verdict
 
     def _measured(

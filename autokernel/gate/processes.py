@@ -34,9 +34,9 @@ MALLOC = {
 class WorkerFault(Exception):
     """A worker did not answer as it should: `kind` is TIMEOUT, CRASH or FAIL (refused), `detail` what it left on stderr."""
 
-    def __init__(self, kind: str, reason: str, detail: str = ""):
+    def __init__(self, worker: "WorkerProcess", kind: str, reason: str, detail: str = ""):
         super().__init__(reason)
-        self.kind, self.reason, self.detail = kind, reason, detail
+        self.worker, self.kind, self.reason, self.detail = worker, kind, reason, detail
 
 
 def memory_bytes() -> int:
@@ -162,12 +162,12 @@ class WorkerProcess:
                 deadline += time.monotonic() - started  # a build has a limit of its own
         except ChannelTimeout:
             self.kill()
-            raise WorkerFault("TIMEOUT", f"no answer within {timeout_s:.0f} s", self.stderr()) from None
+            raise WorkerFault(self, "TIMEOUT", f"no answer within {timeout_s:.0f} s", self.stderr()) from None
         except (ChannelClosed, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise WorkerFault("CRASH", self.cause_of_death(error), self.stderr()) from None
+            raise WorkerFault(self, "CRASH", self.cause_of_death(error), self.stderr()) from None
         if "error" in message:
             reason, detail = str(message["error"]).split("\n")[0], str(message.get("detail", ""))
-            raise WorkerFault("FAIL" if reason.startswith("LibraryCall") else "CRASH", reason, detail)
+            raise WorkerFault(self, "FAIL" if reason.startswith("LibraryCall") else "CRASH", reason, detail)
         return message
 
     def _build(self, wanted: dict[str, Any]) -> None:
@@ -193,7 +193,7 @@ class WorkerProcess:
                     raise ValueError("outside the shared memory")
                 outputs.append((placed.view(self.outputs.bytes).clone(), tuple(map(int, item["stride"]))))
             except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise WorkerFault("CRASH", f"the worker's answer makes no sense: {error}") from None
+                raise WorkerFault(self, "CRASH", f"the worker's answer makes no sense: {error}") from None
         return outputs
 
     def stop(self) -> None:

@@ -29,6 +29,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 2
 
 # System calls that no kernel needs: x86-64 and AArch64 numbers, from their unistd tables.
 DENIED_CALLS = {
+    "connect": (42, 203),  # a Unix socket may be made and listened on (CUDA's driver needs both), but reaches nobody
+    "socketpair": (53, 199),
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -92,8 +94,10 @@ def readable_paths() -> list[Path]:
     return [package, *(Path(p) for p in sorted(python | packages | system | etc | cuda))]
 
 
-def enter_landlock(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
+def enter_landlock(readable: Iterable[Path], writable: Iterable[Path], listable: Iterable[Path] = ()) -> bool:
     """Allow these trees and nothing else of the file system; also no TCP, and no signal or abstract socket outwards.
+
+    In `listable` trees the names of files can be seen (Python's import looks for modules so), their contents cannot.
 
     Returns whether it holds. The driver of NVIDIA needs /proc writable (it names its threads there) and /dev.
     """
@@ -110,7 +114,8 @@ def enter_landlock(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
     if ruleset < 0:
         return False
     reading = FS_EXECUTE | FS_READ_FILE | FS_READ_DIR
-    for path, rights in [*((p, reading) for p in readable), *((p, handled) for p in writable)]:
+    rules = [(p, reading) for p in readable] + [(p, handled) for p in writable] + [(p, FS_READ_DIR) for p in listable]
+    for path, rights in rules:
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -126,12 +131,12 @@ def enter_landlock(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
 
 
 def enter_seccomp() -> bool:
-    """Refuse (EPERM) sockets of every family, tracing, other processes' memory, namespaces, io_uring and the like."""
+    """Refuse (EPERM) sockets but those that reach nobody, tracing, others' memory, namespaces and the like."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in AUDIT_ARCH:
         return False
     column = 0 if machine == "x86_64" else 1
-    denied = [SOCKET_CALL[machine], *(numbers[column] for numbers in DENIED_CALLS.values())]
+    denied = [numbers[column] for numbers in DENIED_CALLS.values()]
     load, jump_equal, jump_greater, give = 0x20, 0x15, 0x35, 0x06
     allow, refuse, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
     program = [
@@ -144,7 +149,13 @@ def enter_seccomp() -> bool:
         program += [(jump_greater, 0, 1, 0x40000000), (give, 0, 0, refuse)]  # the x32 table
     for number in denied:
         program += [(jump_equal, 0, 1, number), (give, 0, 0, refuse)]
-    program.append((give, 0, 0, allow))
+    program += [
+        (jump_equal, 0, 3, SOCKET_CALL[machine]),
+        (load, 0, 0, 16),  # its first argument: the family
+        (jump_equal, 1, 0, socket.AF_UNIX),
+        (give, 0, 0, refuse),
+        (give, 0, 0, allow),
+    ]
     instructions = b"".join(struct.pack("HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(instructions, len(instructions))
     header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(buffer))
@@ -182,6 +193,7 @@ def probe(secret: Path, outsider: int) -> dict[str, bool]:
         "files": refused(lambda: open(secret).close()),
         "writes": refused(lambda: open(secret.with_name("planted"), "w").close()),
         "network": refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()),
+        "unix_sockets": refused(lambda: socket.socket(socket.AF_UNIX).connect("/run/nobody")),
         "signals": refused(lambda: os.kill(outsider, 0)),
         "ptrace": refused(trace),
     }

@@ -20,7 +20,7 @@ from torch import Tensor
 from autokernel.gate.channel import POISON, Placed, place
 from autokernel.gate.correctness import expect, wrong
 from autokernel.gate.inputs import Pool, fill_timed
-from autokernel.gate.processes import WarmParent, WorkerProcess
+from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess
 from autokernel.spec import Case, KernelSpec
 from autokernel.target import Target, WeightedCase
 
@@ -65,6 +65,10 @@ class PairResult:
         return math.log(self.seconds[slow][index] / self.seconds[fast][index])
 
 
+class BystanderFault(RuntimeError):
+    """A baseline or an incumbent failed while it was timed beside the candidate."""
+
+
 class WrongTimedOutput(Exception):
     """A call that was timed returned a wrong result."""
 
@@ -88,7 +92,8 @@ class PairTimer:
     def pair(self, sides: Sequence[Side], check: str) -> PairResult:
         """One fresh process per side, all cases; outputs of timed calls of side `check` are held against the oracle.
 
-        Raises WorkerFault if a process dies or hangs, WrongTimedOutput if a timed call was wrong.
+        Raises WorkerFault if its process dies or hangs, WrongTimedOutput if a timed call of it was wrong, BystanderFault
+        if another side's process died or hung, for which it is not to blame.
         """
         seed = self.random.getrandbits(48)
         pool = Pool(seed)
@@ -96,6 +101,7 @@ class PairTimer:
             workers = {}
             for side in self.random.sample(sides, len(sides)):
                 workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads, side.source))
+            stack.enter_context(_blame(workers[check]))
             loads = {side.name: side.load(self.spec.name, self.libraries) for side in sides}
             self._each(workers, loads)
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
@@ -196,6 +202,17 @@ class PairTimer:
         if self.kind == "cpu":
             for worker in workers.values():
                 worker.resume()
+
+
+@contextlib.contextmanager
+def _blame(candidate: WorkerProcess) -> Iterator[None]:
+    """Tell the candidate's faults from those of the others."""
+    try:
+        yield
+    except WorkerFault as fault:
+        if fault.worker is candidate:
+            raise
+        raise BystanderFault(f"{fault.reason}\n{fault.detail}") from fault
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from torch import Tensor
 from autokernel import build
 from autokernel.gate import ownwork, sandbox
 from autokernel.gate.channel import GUARD, POISON, Channel, ChannelClosed, Placed
-from autokernel.spec import load_spec
+from autokernel.spec import ROOT, load_spec
 
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 POISON_CUDA_BYTES = 64 << 20
@@ -222,10 +223,12 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, size: int, 
         mode = os.O_RDONLY if stream is sys.stdin else os.O_WRONLY | os.O_CREAT | os.O_APPEND
         os.dup2(os.open(name, mode, 0o600), stream.fileno())
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # the warm parent's is out of reach
     sandbox.Limits(**request["limits"]).enter()
     sandbox.enter_landlock(
         [*sandbox.readable_paths(), *map(Path, request["readable"])],
         [Path(request["scratch"]), *map(Path, request["writable"]), Path("/dev"), Path("/proc")],
+        listable=[ROOT],
     )
     sandbox.enter_seccomp()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def _spawn(control: socket.socket, channel: Channel, request: dict) -> int:
         run_worker(socket.socket(fileno=fds[0]), fds[1], fds[2], request["size"], request)
     for passed in fds:
         os.close(passed)
+    while os.getpgid(pid) != pid:  # until then it could not be suspended as a group
+        time.sleep(1e-4)
     channel.send({"pid": pid})
     return pid
 

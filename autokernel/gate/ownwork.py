@@ -30,6 +30,7 @@ NUMERIC_LIBRARIES = (
     "cutlass",
     "cuda.bindings",
 )
+DRIVERS = {"libcuda.so.1", "libnvidia-ml.so.1", "libamdhip64.so"}  # what PyTorch and Triton load when first needed
 
 
 class LibraryCall(RuntimeError):
@@ -77,7 +78,7 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
         torch.Tensor.numpy = torch.Tensor.__array__ = torch.Tensor.__dlpack__ = _no_view
 
     def hook(event: str, arguments: tuple) -> None:
-        if event == "ctypes.dlopen" and str(arguments[0]) not in built:
+        if event == "ctypes.dlopen" and str(arguments[0]) not in built | DRIVERS:
             raise LibraryCall(f"loads {arguments[0]}, which is not built from the kernel's source")
         if event == "ctypes.dlsym" and device_type == "cpu" and str(getattr(arguments[0], "_name", "")) not in built:
             raise LibraryCall(f"looks up {arguments[1]} in a library that is not the kernel's own")

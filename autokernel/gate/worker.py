@@ -70,6 +70,8 @@ class Worker:
         build.builder.set(self.ask_judge_to_build)
         if poison and sys.platform == "linux":
             ctypes.CDLL(None).mallopt(M_PERTURB, POISON)
+        if self.cuda:
+            torch.cuda.init()  # with the driver's libraries, before loading any is forbidden
         if libraries != "any":
             self.refusal = ownwork.refuse_libraries(self.device.type, gemms=libraries == "gemm")
             ownwork.refuse_foreign_code(self.built, self.device.type)

@@ -60,7 +60,7 @@ def main() -> int:
     kernel_type, backend = options.kernel or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
     if kernel_type not in kernel_types():
         cli.fail(f"{options.file}: KERNEL_TYPE is {kernel_type!r}; the types are {', '.join(kernel_types())}")
-    cli.preflight(str(backend))
+    cli.preflight(str(backend), experiments=False)
     if options.target:
         try:
             target = Plan.read(ROOT / "workspace" / options.tag / "plan.json").target(options.target)

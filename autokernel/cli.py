@@ -58,6 +58,6 @@ def _device(text: str) -> str:
     return text
 
 
-def preflight(language: str) -> None:
-    """End with one clear line if what experiments with kernels in `language` (cpp, triton, cuda) need is missing."""
-    check(language, (ROOT / "workspace", default_cache()))
+def preflight(language: str, experiments: bool = True) -> None:
+    """End with one clear line if what kernels in `language` (cpp, triton, cuda) need is missing; experiments need git."""
+    check(language, (ROOT / "workspace", default_cache()), experiments)

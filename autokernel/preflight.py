@@ -46,15 +46,11 @@ def find_compiler(language: str) -> str:
     raise MissingCompiler(f"{language} kernels need {ADVICE[language]}")
 
 
-def check(language: str, folders: Iterable[Path]) -> None:
-    """End the program with one clear line if git, the compiler for `language` or write access to a folder is missing."""
-    git = shutil.which("git")
-    if not git:
-        fail("git is not installed (Debian/Ubuntu: apt install git; macOS: xcode-select --install)")
-    head = subprocess.run([git, "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True)
-    if head.returncode != 0:
-        reason = head.stderr.decode(errors="replace").strip().splitlines()[0]
-        fail(f"experiments are git commits, and {ROOT} is not a git clone that git can read ({reason})")
+def check(language: str, folders: Iterable[Path], experiments: bool = True) -> None:
+    """End the program with one clear line if the compiler for `language`, write access to a folder or, where experiments
+    are to be recorded, git is missing."""
+    if experiments:
+        _check_git()
     try:
         find_compiler(language)
     except MissingCompiler as error:
@@ -66,6 +62,16 @@ def check(language: str, folders: Iterable[Path]) -> None:
         reason = _why_not_writable(folder)
         if reason:
             fail(reason)
+
+
+def _check_git() -> None:
+    git = shutil.which("git")
+    if not git:
+        fail("git is not installed (Debian/Ubuntu: apt install git; macOS: xcode-select --install)")
+    head = subprocess.run([git, "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True)
+    if head.returncode != 0:
+        reason = head.stderr.decode(errors="replace").strip().splitlines()[0]
+        fail(f"experiments are git commits, and {ROOT} is not a git clone that git can read ({reason})")
 
 
 def _why_not_writable(folder: Path) -> Optional[str]:  # noqa: UP045 as above

@@ -257,7 +257,7 @@ class Judge:
                     pairs.append(timer.pair(sides, CANDIDATE))
                 verdict = self._measured(target, source, stages, seed, pairs, timer.peak_bytes, started)
                 verdict = _decided(verdict, floor, incumbent is not None and not quick and look > PAIRS[0])
-                if incumbent and (verdict.keep or _hopeless(verdict.speedup_vs_incumbent, floor)):
+                if incumbent and (verdict.keep or _unpromising(pairs, target, floor)):
                     break
         except (WorkerFault, WrongTimedOutput) as fault:
             failure, kind = _timing_failure(fault, target, seed)
@@ -406,6 +406,15 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _hopeless(speedup: Interval, floor: float) -> bool:
     """Whether the interval rules out a gain worth keeping."""
     return speedup.high < 1 + floor
+
+
+def _unpromising(pairs: Sequence[PairResult], target: Target, floor: float) -> bool:
+    """Whether more pairs are not worth their time: the estimate and one standard error on top miss the floor.
+
+    It can only end in a reset, so that it keeps nothing that the keep rule would not.
+    """
+    ratios = [p.log_ratio(INCUMBENT, CANDIDATE, target.cases) for p in pairs]
+    return statistics.mean(ratios) + stdev(ratios) / math.sqrt(len(ratios)) < math.log(1 + floor)
 
 
 def _decided(verdict: Verdict, floor: float, may_keep: bool) -> Verdict:

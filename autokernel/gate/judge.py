@@ -428,12 +428,12 @@ def _decided(verdict: Verdict, floor: float, may_keep: bool) -> Verdict:
     elif speedup.low > 1 and speedup.value > 1 + floor:
         why = f"faster than the incumbent: {speedup}" + ("" if may_keep else " (too few pairs to keep)")
         return replace(verdict, keep=may_keep, why=why)
-    elif _hopeless(speedup, floor):
-        why = f"not faster than the incumbent: {speedup}"
     elif speedup.low > 1:
         why = f"the gain {speedup} is within the noise floor of {floor:.1%}"
+    elif _hopeless(speedup, floor):
+        why = f"not faster than the incumbent: {speedup}"
     else:
-        why = f"not decided: {speedup}"
+        why = f"not shown to be faster: {speedup}"
     return replace(verdict, why=why)
 
 

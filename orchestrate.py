@@ -24,7 +24,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", metavar="|".join(COMMANDS))
     run = commands.add_parser("run", help="the whole job (the default)")
-    run.add_argument("--minutes", type=float, help="time for the loop (default: 5, and at least 15 experiments)")
+    run.add_argument("--minutes", type=float, help="time for the loop (default: 4, and at least 15 experiments)")
     run.add_argument("--hours", type=float, help="the same in hours")
     run.add_argument("--experiments", type=int, help="stop after so many")
     run.add_argument("--agent", help="tuner, claude or 'command: …' (default: claude if it has a key, else tuner)")

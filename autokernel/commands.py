@@ -23,7 +23,7 @@ from autokernel.target import Plan, Target, default_target, encode
 from autokernel.workload import workload_from
 from autokernel.workspace import PLAN, NoRun, Workspace, find_run
 
-DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 5, 15
+DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 4, 15
 
 
 def run(arguments: argparse.Namespace) -> str:

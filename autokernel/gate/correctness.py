@@ -162,8 +162,12 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
 def _larger_than_pytorch(y: Tensor, exact: Tensor, error: Tensor, native_error: Tensor, usable: Tensor) -> str | None:
     """The tighter bound, row by row, so that large rows cannot hide small ones."""
     information = torch.finfo(y.dtype)
-    rounding = information.eps * _row_rms(torch.where(usable, exact, 0.0)) + information.tiny
-    bound = torch.maximum(_row_rms(native_error), rounding)
+    size = _row_rms(torch.where(usable, exact, 0.0))
+    rounding = information.eps * size + information.tiny
+    # PyTorch may be lucky in one row (attention with one query: 40 times better than in the next head): what it makes of
+    # the rows at its upper quartile, relative to their size, is allowed in every row.
+    usual = (_row_rms(native_error) / size.clamp_min(information.tiny)).quantile(0.75) * size
+    bound = torch.maximum(torch.maximum(_row_rms(native_error), rounding), usual)
     made = _row_rms(error)
     multiple = ERROR_MULTIPLE[y.dtype]
     excess = made - multiple * bound

@@ -15,8 +15,13 @@ def eager(x, dim=-1, op="sum"):
 
 
 def cancelling(inputs):
-    """The second half takes the first away: sums in a careless order keep what rounding left."""
-    x, dim = inputs["x"].clone(), inputs["dim"]
+    """The second half takes the first away: sums in a careless order keep what rounding left.
+
+    The terms have a norm of about 1: at 100,000 terms of size 1, fp32 rounding alone leaves 1e-4 in any order but a
+    lucky one (0 in PyTorch's, measured 1.1e-4 in another), which says nothing of a kernel.
+    """
+    dim = inputs["dim"]
+    x = inputs["x"] / inputs["x"].shape[dim] ** 0.5
     half = x.shape[dim] // 2
     x.narrow(dim, half, half).copy_(-x.narrow(dim, 0, half))
     return inputs | {"x": x}

@@ -83,9 +83,9 @@ def _read(path: Path) -> bytes:
 
 
 def slowed(source: str) -> str:
-    """A right kernel that computes its answer three times."""
+    """A right kernel that computes its answer nine times."""
     return source.replace("def kernel_fn(", "def _once(") + (
-        "\n\ndef kernel_fn(*args, **kwargs):\n    for _ in range(3):\n        y = _once(*args, **kwargs)\n    return y\n"
+        "\n\ndef kernel_fn(*args, **kwargs):\n    for _ in range(9):\n        y = _once(*args, **kwargs)\n    return y\n"
     )
 
 
@@ -95,7 +95,7 @@ def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Ju
     slow = slowed(fast)
     kept = judge.examine(fast, target("rmsnorm"), incumbent=slow)
     assert kept.keep, kept.why
-    assert kept.speedup_vs_incumbent.low > 1
+    assert kept.speedup_vs_incumbent.low > 1.5
     assert not judge.examine(slow, target("rmsnorm"), incumbent=fast).keep
     assert not judge.examine(fast, target("rmsnorm"), incumbent=fast).keep
 

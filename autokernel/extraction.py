@@ -70,7 +70,6 @@ def _target(family: list[Hotspot], backend: str, device: str) -> Target:
         cases=tuple(WeightedCase(s.case, s.calls) for s in sorted(family, key=lambda s: -s.time_us)),
         share=sum(s.share for s in family),
         model_time_us=sum(s.time_us for s in family),
-        limit_us=sum(s.limit_us or 0.0 for s in family),
         starter=next(iter(load_spec(costliest.kernel_type).starters(backend))),
     )
 

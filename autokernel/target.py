@@ -30,7 +30,6 @@ class Target:
     cases: tuple[WeightedCase, ...]
     share: float = 0.0  # of the model's device time, 0..1
     model_time_us: float = 0.0  # time that the model spends here in one pass
-    limit_us: float = 0.0  # what it would spend here at the device's limit; 0: not known
     starter: str = ""  # stem of the file that the run starts from: "cpp_kernel"
 
     @property

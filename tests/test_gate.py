@@ -101,15 +101,15 @@ def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Ju
 
 
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(judge: Judge):
-    """It is right on the shapes and call counts of the checks, and returns an old answer when called often."""
+    """It is right on every shape and at every call of the checks, and returns an old answer when called often."""
     right = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
     cheat = right.replace("def kernel_fn(", "def _right(") + (
-        "\n\ncalls, old = 0, {}\n\ndef kernel_fn(x, weight, eps=1e-6):\n"
-        "    global calls\n    calls += 1\n    if calls < 5 or x.shape not in old:\n"
-        "        old[x.shape] = _right(x, weight, eps)\n    return old[x.shape]\n"
+        "\n\ncalls, old = {}, {}\n\ndef kernel_fn(x, weight, eps=1e-6):\n"
+        "    key = x.shape, x.dtype\n    calls[key] = calls.get(key, 0) + 1\n"
+        "    if x.numel() < 100_000 or calls[key] < 4:\n        old[key] = _right(x, weight, eps)\n    return old[key]\n"
     )
-    only_timed = cheat.replace("calls < 5", "calls < 200")
-    verdict = judge.examine(only_timed, target("rmsnorm"))
+    assert judge.check(cheat, target("rmsnorm")).correctness == Correctness.PASS
+    verdict = judge.examine(cheat, target("rmsnorm"))
     assert verdict.correctness == Correctness.FAIL
     assert "timed call" in verdict.failure.reason
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,9 +24,23 @@ MINIMUM_ROW = 16  # elements
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+HELD_SETS, HELD_CALLS = 2, 3  # determinism: so many input sets, each called so often in turn, every output held
+NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
+
+
+@dataclass(frozen=True)
+class Step:
+    """Calls made without a word of the judge between them: on each set of inputs, in `order`, at byte `shift` on."""
+
+    sets: tuple[dict[str, Any], ...]
+    order: tuple[int, ...] = (0,)
+    shift: int = 0
+    what: str = ""  # for people: what is special about it
+
+
 @dataclass(frozen=True)
 class Trial:
-    """One call whose output is checked."""
+    """One case with one kind of contents: a step, or several at the same addresses, whose outputs are all checked."""
 
     stage: str
     case: Case
@@ -34,13 +48,31 @@ class Trial:
     distribution: str = "normal"
     adversarial: str = ""  # name of one of the spec's adversarial transforms
     nonfinite: float | None = None  # a value planted into the first input
-    repeats: int = 1
+    held: bool = False  # several sets, several calls on each, all outputs held to the end
+    perturbed: bool = False  # each input changed in turn, then all moved
 
     @property
     def label(self) -> str:
         extra = [self.distribution if self.distribution != "normal" else "", self.adversarial]
         extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
         return " ".join([self.case.name, *filter(None, extra)])
+
+    def steps(self, spec: KernelSpec) -> Iterator[Step]:
+        first = self.inputs(spec)
+        if self.held:
+            others = [replace(self, seed=self.seed + i).inputs(spec) for i in range(1, HELD_SETS)]
+            yield Step((first, *others), tuple(range(HELD_SETS)) * HELD_CALLS)
+            return
+        yield Step((first,))
+        if not self.perturbed:
+            return
+        other = replace(self, seed=self.seed + 1).inputs(spec)
+        for name, value in first.items():
+            if isinstance(value, Tensor):
+                yield Step((first | {name: other[name]},), what=f"only {name} changed")
+            elif isinstance(value, float):
+                yield Step((first | {name: 2 * value + 0.25},), what=f"only {name} changed")
+        yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
     def inputs(self, spec: KernelSpec) -> dict[str, Any]:
         inputs = fill_inputs(spec, self.case, self.seed, self.distribution)
@@ -72,6 +104,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("shape_sweep", spec.case(dims, dtype), distribution=shapes[(i + 2 * j) % len(shapes)])
     for weighted in target.cases:
         yield trial("shape_sweep", weighted.case)
+    for dims in (spec.smoke, spec.sweep[0]):
+        yield trial("shape_sweep", spec.case(dims, target.dtype), perturbed=True)
     if quick:
         return
     for dtype in DTYPES:
@@ -81,7 +115,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for value in (math.nan, math.inf, -math.inf):
             yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value)
     for dims in (spec.sweep[len(spec.sweep) // 2], spec.smoke):
-        yield trial("determinism", spec.case(dims, target.dtype), repeats=3)
+        yield trial("determinism", spec.case(dims, target.dtype), held=True)
     for i, dims in enumerate(spec.edges):
         for dtype in DTYPES:
             yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.spec import Args, Case, KernelSpec, TensorSpec
+from autokernel.spec import Case, KernelSpec, TensorSpec
 
 POOL = 4_000_037  # a prime, so that rows of any width are cut from it at ever new places
 
@@ -64,33 +64,48 @@ class Pool:
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
         self.normal = torch.randn(POOL, generator=self.generator)
-        self.cast = {torch.float32: self.normal}
+        self._cast = {torch.float32: self.normal}
 
-    def draw(self, out: Tensor) -> None:
-        """Fill a contiguous floating-point tensor with N(0, 1)."""
-        flat = out.view(-1)
-        values = self.cast.setdefault(out.dtype, self.normal.to(out.dtype))
-        start = int(torch.randint(POOL, (), generator=self.generator))
-        done = 0
-        while done < flat.numel():
-            count = min(POOL - start, flat.numel() - done)
-            flat[done : done + count] = values[start : start + count]
-            done, start = done + count, 0
+    def values(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._cast:
+            self._cast[dtype] = self.normal.to(dtype)
+        return self._cast[dtype]
+
+    def place(self) -> int:
+        """Where in the pool the next tensor is cut."""
+        return int(torch.randint(POOL, (), generator=self.generator))
 
 
-def fill_timed(spec: KernelSpec, args: Args, views: dict[str, Tensor], pool: Pool) -> None:
-    """Fresh contents for one set of timed inputs, written in place through `views` of a shared arena."""
+def cut(values: Tensor, start: int, out: Tensor) -> None:
+    """Fill `out`, of any strides, with the pool's `values` from `start` on, in the order in which it lies in memory."""
+    if not dense(out):
+        out.copy_(cut_dense(values, start, torch.empty(out.shape, dtype=out.dtype, device=out.device)))
+        return
+    cut_dense(values, start, out.permute(sorted(range(out.dim()), key=lambda d: -out.stride(d))))
+
+
+def cut_dense(values: Tensor, start: int, out: Tensor) -> Tensor:
+    flat, done = out.view(-1), 0
+    while done < flat.numel():
+        count = min(POOL - start, flat.numel() - done)
+        flat[done : done + count] = values[start : start + count]
+        done, start = done + count, 0
+    return out
+
+
+def changing(spec: KernelSpec, case: Case) -> list[str]:
+    """The inputs that are new in every timed batch: all but weights and what has contents of a special kind."""
+    return [name for name in case.tensors if name not in spec.static and name not in spec.fill]
+
+
+def fill_fixed(spec: KernelSpec, case: Case, views: dict[str, Tensor], pool: Pool) -> None:
+    """Contents for the other inputs of one timed set, written through `views`."""
     for name, view in views.items():
         if name in spec.fill:
-            view.copy_(spec.fill[name](args[name], args, pool.generator).to(view.dtype))
-        elif dense(view):
-            order = sorted(range(view.dim()), key=lambda d: -view.stride(d))
-            pool.draw(view.permute(order))
-        else:
-            values = torch.empty(view.shape, dtype=view.dtype)
-            pool.draw(values)
-            view.copy_(values)
-        if name in spec.static and view.dim() > 1:
+            view.copy_(spec.fill[name](case.args[name], case.args, pool.generator).to(view.dtype))
+            continue
+        cut(pool.values(view.dtype), pool.place(), view)
+        if view.dim() > 1:
             view.mul_(view.shape[-1] ** -0.5)  # weights as networks have them: sums stay in fp16's range
 
 

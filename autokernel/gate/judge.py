@@ -17,11 +17,12 @@ import torch
 
 from autokernel.device import Device
 from autokernel.gate import statistics
-from autokernel.gate.correctness import Trial, expect, trials, wrong
+from autokernel.gate.channel import GUARD, Placed
+from autokernel.gate.correctness import Step, Trial, expect, trials, wrong
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
 from autokernel.gate.timing import BystanderFault, PairResult, PairTimer, Side, WrongTimedOutput
 from autokernel.gate.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
-from autokernel.spec import BACKENDS, KernelSpec, load_spec
+from autokernel.spec import BACKENDS, Case, KernelSpec, load_spec
 from autokernel.target import Target
 
 LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
@@ -167,6 +168,7 @@ class Judge:
         todo = list(trials(spec, target, seed, quick))
         left = Counter(trial.stage for trial in todo)
         failures: dict[int, tuple[Failure, Correctness]] = {}
+        repeatable: list[tuple[Trial, list[torch.Tensor], WorkerProcess]] = []
         libraries = self._libraries(target)
         queue, lock = iter(enumerate(todo)), threading.Lock()
 
@@ -184,10 +186,12 @@ class Judge:
                         if stages[trial.stage] == "SKIP":
                             stages[trial.stage] = "RUN"
                             progress(trial.stage)
-                    reason = self._try(worker, spec, trial, slot)
+                    outputs = self._try(worker, spec, trial, slot)
                     with lock:
-                        if reason:
-                            failure = Failure(trial.stage, trial.label, trial.seed, reason)
+                        if trial.held and not isinstance(outputs, str):
+                            repeatable.append((trial, outputs, worker))
+                        if isinstance(outputs, str):
+                            failure = Failure(trial.stage, trial.label, trial.seed, outputs)
                             failures[index] = failure, Correctness.FAIL
                             return
                         left[trial.stage] -= 1
@@ -204,6 +208,19 @@ class Judge:
             else:
                 with ThreadPoolExecutor(len(workers)) as pool:
                     list(pool.map(advance, range(len(workers)), workers))
+            if repeatable and not failures:
+                trial, outputs, first = repeatable[0]
+                try:
+                    second = next((w for w in workers if w is not first), None)
+                    if second is None:
+                        second = stack.enter_context(WorkerProcess(self.parent, self.threads, source))
+                        second.request("load", LOAD_TIMEOUT_S, source=source, poison=True, libraries=libraries)
+                    reason = self._again(second, spec, trial, outputs)
+                    if reason:
+                        failures[0] = Failure(trial.stage, trial.label, trial.seed, reason), Correctness.FAIL
+                except WorkerFault as fault:
+                    failure = Failure(trial.stage, trial.label, trial.seed, fault.reason, fault.detail)
+                    failures[0] = failure, Correctness(fault.kind)
         for stage, state in stages.items():
             stages[stage] = "SKIP" if state == "RUN" else state
         if not failures:
@@ -212,24 +229,55 @@ class Judge:
         stages[failure.stage] = kind.value
         return failure, kind
 
-    def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | None:
-        """Make one call, its inputs written to the arena from byte `slot` on, and hold its output against the oracle."""
-        inputs = trial.inputs(spec)
-        message, _ = write_inputs(self.parent, inputs, trial.case.tensors, slot)
-        worker.request("sets", self.timeout_s, sets=[message])
-        answer = worker.request("call", self.timeout_s, index=0, repeats=trial.repeats)
-        expectation = expect(spec, inputs, self.name)
-        outputs = worker.fetch(answer["outputs"])
-        if len(outputs) != trial.repeats:
-            return f"{len(outputs)} outputs for {trial.repeats} calls"
+    def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | list[torch.Tensor]:
+        """Make a trial's calls, their inputs written to the arena from byte `slot` on, and hold every output to the oracle.
+
+        Returns why the trial failed, or the outputs of its last step.
+        """
+        for step in trial.steps(spec):
+            outputs = self._call(worker, trial.case, step, slot)
+            if isinstance(outputs, str):
+                return outputs
+            reason = None
+            for index, inputs in enumerate(step.sets):
+                first, *again = [y for y, i in zip(outputs, step.order) if i == index]
+                reason = reason or wrong(first, expect(spec, inputs, self.name), adversarial=bool(trial.adversarial))
+                if reason is None and any(not _same_bits(first, y) for y in again):
+                    reason = f"{len(again) + 1} calls on the same inputs do not agree bitwise"
+            if reason:
+                return f"{step.what}: {reason}" if step.what else reason
+        return outputs
+
+    def _call(self, worker: WorkerProcess, case: Case, step: Step, slot: int) -> list[torch.Tensor] | str:
+        """The outputs of one step's calls, or what is wrong with how they were handed over."""
+        end, messages = slot + step.shift, []
+        for inputs in step.sets:
+            message, end = write_inputs(self.parent, inputs, case.tensors, end)
+            messages.append(message)
+        worker.request("sets", self.timeout_s, sets=messages)
+        answer = worker.request("call", self.timeout_s, order=step.order)
+        outputs, after = worker.fetch(answer["outputs"]), worker.fetch(answer["inputs"])
+        if len(outputs) != len(step.order):
+            return f"{len(outputs)} outputs for {len(step.order)} calls"
         for y, strides in outputs:
             if not torch.empty_strided(y.shape, strides, device="meta").is_contiguous():
                 return f"strides {strides} instead of contiguous {tuple(y.stride())}"
-        first = outputs[0][0]
-        reason = wrong(first, expectation, adversarial=bool(trial.adversarial))
-        if reason is None and any(not _same_bits(first, y) for y, _ in outputs[1:]):
-            return f"{trial.repeats} runs on the same inputs do not agree bitwise"
-        return reason
+        placed = [(name, where[name]) for where in messages for name in case.tensors]
+        for (name, where), (memory, _) in zip(placed, after):  # none on a CPU, where inputs cannot be written to
+            where = Placed.decode(where)
+            before = self.parent.inputs.bytes[where.start - GUARD : where.end + GUARD]
+            if not torch.equal(memory, before):
+                inside = not torch.equal(memory[GUARD:-GUARD], before[GUARD:-GUARD])
+                return f"changed its input {name}" if inside else f"wrote beside its input {name}"
+        return [y for y, _ in outputs]
+
+    def _again(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, seen: list[torch.Tensor]) -> str | None:
+        """Make a held trial's calls in a second process, where they must give the bits that they gave in the first."""
+        (step,) = trial.steps(spec)
+        outputs = self._call(worker, trial.case, step, 0)
+        if isinstance(outputs, str):
+            return outputs
+        return None if all(map(_same_bits, seen, outputs)) else "two processes do not agree bitwise on the same inputs"
 
     def _timed(
         self,

@@ -167,7 +167,8 @@ class WorkerProcess:
             raise WorkerFault(self, "CRASH", self.cause_of_death(error), self.stderr()) from None
         if "error" in message:
             reason, detail = str(message["error"]).split("\n")[0], str(message.get("detail", ""))
-            raise WorkerFault(self, "FAIL" if reason.startswith("LibraryCall") else "CRASH", reason, detail)
+            refused = reason.startswith(("LibraryCall", "StrayWrite"))  # a word of the worker against itself
+            raise WorkerFault(self, "FAIL" if refused else "CRASH", reason, detail)
         return message
 
     def _build(self, wanted: dict[str, Any]) -> None:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from autokernel.gate.channel import POISON, Placed, place
 from autokernel.gate.correctness import expect, wrong
-from autokernel.gate.inputs import Pool, fill_timed
+from autokernel.gate.inputs import POOL, Pool, changing, cut, fill_fixed
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess
-from autokernel.spec import Case, KernelSpec
+from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase
 
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
@@ -31,6 +32,8 @@ MAX_SETS = 32
 HELD_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # outputs of one batch, all held so that any of them can be asked for
 ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 160 << 20}  # more than twice the last-level cache of current parts
 CHECK_SHARE = 0.3  # of the later pairs' cases in which a timed output is checked: an expectation can cost a second
+AUDITS, AUDIT_CALLS, AUDIT_BYTES = 3, 64, 64 << 20  # how often, and of how many calls at most, outputs' arrival is clocked
+AUDIT_SHARE = 0.25  # of the other side's time per call: what may arrive later is refused beyond it
 START_S, CALL_S = 60.0, 60.0
 
 
@@ -94,8 +97,8 @@ class PairTimer:
     def pair(self, sides: Sequence[Side], check: str) -> PairResult:
         """One fresh process per side, all cases; outputs of timed calls of side `check` are held against the oracle.
 
-        Raises WorkerFault if its process dies or hangs, WrongTimedOutput if a timed call of it was wrong, BystanderFault
-        if another side's process died or hung, for which it is not to blame.
+        Raises WorkerFault if its process dies or hangs, WrongTimedOutput if a timed call of it was wrong or went on after
+        the clock had stopped, BystanderFault if another side's process died or hung, for which it is not to blame.
         """
         seed = self.random.getrandbits(48)
         pool = Pool(seed)
@@ -104,60 +107,47 @@ class PairTimer:
             for side in self.random.sample(sides, len(sides)):
                 workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads, side.source))
             stack.enter_context(_blame(workers[check]))
-            loads = {side.name: side.load(self.spec.name, self.libraries) for side in sides}
-            self._each(workers, loads)
+            self.each(workers, {side.name: side.load(self.spec.name, self.libraries) for side in sides})
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
-            for weighted in self.target.cases:
-                measured = self._case(workers, weighted, pool, seed, check)
-                for name, value in measured.items():
-                    seconds[name].append(value)
+            with self._alone(workers):
+                for weighted in self.target.cases:
+                    contents = TimedContents(self, weighted.case, pool)
+                    for name, value in self._case(workers, weighted.case, contents, seed, check).items():
+                        seconds[name].append(value)
             self.checked = True
             self.peak_bytes = max(self.peak_bytes, workers[check].request("memory", CALL_S)["peak_bytes"])
         return PairResult({name: tuple(values) for name, values in seconds.items()})
 
     def _case(
-        self, workers: dict[str, WorkerProcess], weighted: WeightedCase, pool: Pool, seed: int, check: str
+        self, workers: dict[str, WorkerProcess], case: Case, contents: "TimedContents", seed: int, check: str
     ) -> dict[str, float]:
-        case = weighted.case
-        set_bytes = sum(t.nbytes for t in case.tensors.values())
-        sets = max(2, min(MAX_SETS, -(-ROTATE_BYTES[self.kind] // max(set_bytes, 1))))
-        messages = self._fill(weighted, sets, pool)
-        with self._alone(workers):
-            self._each(workers, dict.fromkeys(workers, {"op": "sets", "sets": messages}))
-            # Warm up: compile, load, start threads, fault memory in.
-            self._each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
-            self._each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
-            batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
-            length, repeats = self._batch_length(batches, case)
-            order = [self.random.randrange(sets) for _ in range(length)]
-            for batch in batches.values():
-                batch.prepare(order, graph=self.kind == "cuda")
-            if not all(batch.graph for batch in batches.values()) and any(batch.graph for batch in batches.values()):
-                for batch in batches.values():  # alike on all sides: calls that one of them cannot capture are not captured
-                    batch.prepare(order, graph=False)
-            samples: dict[str, list[float]] = {name: [] for name in batches}
-            rounds = 0
-            started = time.perf_counter()
-            while rounds < ROUNDS and (rounds < 1 or time.perf_counter() - started < CASE_S):
-                forwards = self.random.sample(sorted(batches), len(batches))
-                for name in (*forwards, *reversed(forwards)):
+        """Seconds per call by side."""
+        contents.hand_out(workers)
+        # Warm up: compile, load, start threads, fault memory in.
+        self.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
+        self.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
+        batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
+        length, repeats = self._batch_length(batches, case)
+        order = [self.random.randrange(len(contents.messages)) for _ in range(length)]
+        for batch in batches.values():
+            batch.prepare(order, graph=self.kind == "cuda")
+        if not all(batch.graph for batch in batches.values()) and any(batch.graph for batch in batches.values()):
+            for batch in batches.values():  # alike on all sides: calls that one of them cannot capture are not captured
+                batch.prepare(order, graph=False)
+        samples: dict[str, list[float]] = {name: [] for name in batches}
+        started = time.perf_counter()
+        while len(samples[check]) < 2 * ROUNDS and (not samples[check] or time.perf_counter() - started < CASE_S):
+            forwards = self.random.sample(sorted(batches), len(batches))
+            for names in (forwards, forwards[::-1]):
+                contents.renew(workers)
+                for name in names:
                     samples[name].append(batches[name].time(repeats) / (repeats * length))
-                rounds += 1
-            if not self.checked or self.random.random() < CHECK_SHARE:  # the first pair's always
-                self._check(batches[check], case, messages, order, seed)
-        return {name: median(values) for name, values in samples.items()}
-
-    def _fill(self, weighted: WeightedCase, sets: int, pool: Pool) -> list[dict]:
-        """Write `sets` fresh input sets into the shared arena."""
-        memory, start, messages = self.parent.inputs.bytes, 0, []
-        args = weighted.case.args
-        for _ in range(sets):
-            placed, end = place(weighted.case.tensors, start)
-            memory[start:end] = POISON
-            fill_timed(self.spec, args, {name: where.view(memory) for name, where in placed.items()}, pool)
-            messages.append({name: placed[name].encode() if name in placed else value for name, value in args.items()})
-            start = end
-        return messages
+        medians = {name: median(values) for name, values in samples.items()}
+        if not self.checked or self.random.random() < CHECK_SHARE:  # the first pair's always
+            self._check(batches[check], case, contents, order, seed)
+        if not self.checked:
+            self._audit(batches, case, check, order, medians, seed)
+        return medians
 
     def _batch_length(self, batches: dict[str, "_Batches"], case: Case) -> tuple[int, int]:
         """Calls per batch, the same for all sides, so that the fastest side's batch is long enough for the clock."""
@@ -170,21 +160,47 @@ class PairTimer:
         length = max(1, min(wanted, 1024, HELD_BYTES[self.kind] // output_bytes))
         return length, max(1, math.ceil(wanted / length))
 
-    def _check(self, batch: "_Batches", case: Case, messages: list[dict], order: list[int], seed: int) -> None:
+    def _check(self, batch: "_Batches", case: Case, contents: "TimedContents", order: list[int], seed: int) -> None:
         """Fetch the output of one timed call, which one the worker cannot know, and hold it against the oracle."""
         call = self.random.randrange(len(order))
-        ((y, _),) = batch.fetch(call)
-        placed, _ = place(case.tensors, 0)
-        memory = self.parent.inputs.bytes
-        inputs = {
-            name: Placed.decode(value).view(memory) if name in placed else value
-            for name, value in messages[order[call]].items()
-        }
-        reason = wrong(y, expect(self.spec, inputs, self.target.device))
+        ((y, _),) = batch.fetch([call])
+        reason = wrong(y, expect(self.spec, contents.inputs(order[call]), self.target.device))
         if reason:
             raise WrongTimedOutput(case.name, seed, f"the output of a timed call: {reason}")
 
-    def _each(self, workers: dict[str, WorkerProcess], messages: dict[str, dict[str, Any]]) -> None:
+    def _audit(
+        self,
+        batches: dict[str, "_Batches"],
+        case: Case,
+        check: str,
+        order: list[int],
+        seconds: dict[str, float],
+        seed: int,
+    ) -> None:
+        """Clock how long the outputs of a batch take to arrive: work left for later (to a thread, a stream, the moment
+        at which an output is read) makes them arrive later than another side's, which are as large."""
+        output_bytes = batches[check].fetch([0])[0][0].nbytes
+        count = max(1, min(len(order), AUDIT_CALLS, AUDIT_BYTES // max(output_bytes, 1)))
+        calls = self.random.sample(range(len(order)), count)
+        other = min((name for name in batches if name != check), key=lambda name: seconds[name])
+        arrivals: dict[str, list[float]] = {check: [], other: []}
+        for _ in range(AUDITS):
+            for name, times in arrivals.items():
+                batches[name].time(1)
+                start = time.perf_counter()
+                batches[name].fetch(calls)
+                times.append(time.perf_counter() - start)
+        late = (min(arrivals[check]) - min(arrivals[other])) / len(calls)
+        noise = (median(arrivals[other]) - min(arrivals[other])) / len(calls)
+        if late > AUDIT_SHARE * seconds[other] + noise:
+            raise WrongTimedOutput(
+                case.name,
+                seed,
+                f"work done after the clock had stopped: {late * 1e6:.0f} us per call, of {seconds[other] * 1e6:.0f} us "
+                f"that the {other} takes",
+            )
+
+    def each(self, workers: dict[str, WorkerProcess], messages: dict[str, dict[str, Any]]) -> None:
         """Send every worker its message and await the answers; on a CPU one after another, for they share its cores."""
         if self.kind == "cpu":
             for name, worker in workers.items():
@@ -252,6 +268,84 @@ class _Batches:
             self.worker.request("drop", CALL_S)
             return max(_timed(self.worker, repeats) - self.overhead_s, 1e-7)
 
-    def fetch(self, call: int) -> list[tuple[Tensor, tuple[int, ...]]]:
+    def fetch(self, calls: list[int]) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """Outputs of some calls of the last batch, with their strides."""
         with _running(self.worker, self.stops):
-            return self.worker.fetch(self.worker.request("fetch", CALL_S, call=call)["outputs"])
+            return self.worker.fetch(self.worker.request("fetch", CALL_S, calls=calls)["outputs"])
+
+
+class TimedContents:
+    """The inputs of one case while it is timed: the same addresses throughout, new contents before every batch.
+
+    Weights, and inputs of a special kind such as class indices, keep their contents (a kernel may prepare them); all
+    others change, so that an output kept from an earlier call is wrong. On a CPU the judge writes them where the workers
+    read them; on a GPU workers cut them from a pool of random numbers at places that the judge names.
+    """
+
+    def __init__(self, timer: PairTimer, case: Case, pool: Pool):
+        self.timer, self.case, self.pool = timer, case, pool
+        self.changing = changing(timer.spec, case)
+        set_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))
+        self.count = max(2, min(MAX_SETS, -(-ROTATE_BYTES[timer.kind] // set_bytes)))
+        self.memory = timer.parent.inputs.bytes
+        self.messages: list[dict] = []  # one per set, as workers receive them
+        self.places: list[dict[str, int]] = []  # one per set: where in the pool its changing inputs are cut
+
+    def hand_out(self, workers: dict[str, WorkerProcess]) -> None:
+        """Place and fill every set, and let the workers have them."""
+        case, end = self.case, 0
+        if self.timer.kind == "cuda":
+            end = self._hand_out_pool(workers)
+        cut_there = set(self.changing) if self.timer.kind == "cuda" else set()
+        here = {name: spec for name, spec in case.tensors.items() if name not in cut_there}
+        for _ in range(self.count):
+            start = end
+            placed, end = place(here, start)
+            self.memory[start:end] = POISON
+            views = {name: where.view(self.memory) for name, where in placed.items() if name not in self.changing}
+            fill_fixed(self.timer.spec, case, views, self.pool)
+            placed |= {name: Placed(case.tensors[name], 0) for name in cut_there}
+            tensors = {name: where.encode() for name, where in placed.items()}
+            self.messages.append({name: tensors.get(name, value) for name, value in case.args.items()})
+        self._draw()
+        messages = [
+            {name: value | {"pool": places[name]} if name in cut_there else value for name, value in message.items()}
+            for message, places in zip(self.messages, self.places)
+        ]
+        self.timer.each(workers, dict.fromkeys(workers, {"op": "sets", "sets": messages}))
+
+    def renew(self, workers: dict[str, WorkerProcess]) -> None:
+        """New contents for all that changes."""
+        self._draw()
+        if self.timer.kind == "cuda":
+            self.timer.each(workers, dict.fromkeys(workers, {"op": "refill", "starts": self.places}))
+
+    def inputs(self, index: int) -> dict[str, Any]:
+        """The contents of one set as they are now, as CPU tensors and plain values."""
+        inputs = dict(self.case.args)
+        for name, spec in self.case.tensors.items():
+            if self.timer.kind == "cuda" and name in self.changing:
+                inputs[name] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
+                cut(self.pool.values(spec.dtype), self.places[index][name], inputs[name])
+            else:
+                inputs[name] = Placed.decode(self.messages[index][name]).view(self.memory)
+        return inputs
+
+    def _draw(self) -> None:
+        self.places = [{name: self.pool.place() for name in self.changing} for _ in range(self.count)]
+        if self.timer.kind == "cuda":
+            return
+        for message, places in zip(self.messages, self.places):
+            for name, start in places.items():
+                view = Placed.decode(message[name]).view(self.memory)
+                cut(self.pool.values(view.dtype), start, view)
+
+    def _hand_out_pool(self, workers: dict[str, WorkerProcess]) -> int:
+        """Let the workers copy the pool, in the dtypes that are needed, to the device; returns the first free byte."""
+        dtypes = {self.case.tensors[name].dtype for name in self.changing}
+        placed, end = place({str(dtype): TensorSpec((POOL,), dtype) for dtype in dtypes}, 0)
+        for where in placed.values():
+            where.view(self.memory).copy_(self.pool.values(where.spec.dtype))
+        message = {"op": "pool", "tensors": [where.encode() for where in placed.values()]}
+        self.timer.each(workers, dict.fromkeys(workers, message))
+        return end

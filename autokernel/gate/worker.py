@@ -23,10 +23,11 @@ from torch import Tensor
 from autokernel import build
 from autokernel.gate import ownwork, sandbox
 from autokernel.gate.channel import GUARD, POISON, Channel, ChannelClosed, Placed
+from autokernel.gate.guards import GuardedMemory
+from autokernel.gate.inputs import cut
 from autokernel.spec import ROOT, load_spec
 
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
-POISON_CUDA_BYTES = 64 << 20
 
 
 class Worker:
@@ -38,6 +39,9 @@ class Worker:
         self.cuda = self.device.type == "cuda"
         self.function: Callable[..., Any] | None = None
         self.sets: list[dict[str, Any]] = []
+        self.regions: list[dict[str, Tensor]] = []  # on a GPU: the bytes of each set's tensors, guards included
+        self.pool: dict[torch.dtype, Tensor] = {}  # on a GPU: random numbers from which large inputs are cut
+        self.memory: GuardedMemory | None = None
         self.held: list[Any] = []
         self.order: list[int] = []
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -75,6 +79,8 @@ class Worker:
         if libraries != "any":
             self.refusal = ownwork.refuse_libraries(self.device.type, gemms=libraries == "gemm")
             ownwork.refuse_foreign_code(self.built, self.device.type)
+        if poison:
+            self.memory = GuardedMemory(self.device)
         path = Path("kernel.py").resolve()
         path.write_text(source)
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)
@@ -89,20 +95,39 @@ class Worker:
         eager = load_spec(kernel_type).eager
         self.function = torch.compile(eager, dynamic=False) if compiled else eager
 
-    def do_sets(self, sets: list[dict[str, Any]]) -> None:
-        """Receive input sets: placed tensors and plain values."""
-        self._drop()
-        self.sets = [{name: self._argument(value) for name, value in inputs.items()} for inputs in sets]
+    def do_pool(self, tensors: list[dict[str, Any]]) -> None:
+        """Copy the pool of random numbers, once per dtype, to the device."""
+        for placed in map(Placed.decode, tensors):
+            self.pool[placed.spec.dtype] = placed.view(self.inputs).to(self.device)
 
-    def do_call(self, index: int, repeats: int) -> dict[str, Any]:
-        """Call the kernel `repeats` times on one input set, holding every output, and hand all of them back."""
+    def do_sets(self, sets: list[dict[str, Any]]) -> None:
+        """Receive input sets: placed tensors and plain values. Where a set's layout is as before, so are its addresses."""
         self._drop()
-        for _ in range(repeats):
-            if self.cuda:
-                self._poison_device_memory()
-            self.held.append(self.function(**self.sets[index]))
+        old, self.regions = self.regions, [{} for _ in sets]
+        old += [{}] * (len(sets) - len(old))
+        self.sets = [
+            {name: self._argument(name, value, old[i], self.regions[i]) for name, value in inputs.items()}
+            for i, inputs in enumerate(sets)
+        ]
+
+    def do_refill(self, starts: list[dict[str, int]]) -> None:
+        """New contents, cut from the pool, at the same addresses."""
+        for inputs, names in zip(self.sets, starts):
+            for name, start in names.items():
+                cut(self.pool[inputs[name].dtype], start, inputs[name])
         self._synchronize()
-        return {"outputs": self._write(self.held)}
+
+    def do_call(self, order: list[int]) -> dict[str, Any]:
+        """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back."""
+        self._drop()
+        for i in order:
+            self.held.append(self.function(**self.sets[i]))
+        self._synchronize()
+        if self.memory:
+            self.memory.check()
+        inputs = [region for regions in self.regions for region in regions.values()]
+        described = self._write([*self.held, *inputs])
+        return {"outputs": described[: len(order)], "inputs": described[len(order) :]}
 
     def do_prepare(self, order: list[int], graph: bool) -> dict[str, Any]:
         """Get ready for timed batches of calls over the sets in `order`; with `graph`, captured as a CUDA graph."""
@@ -125,9 +150,9 @@ class Worker:
         self._synchronize()
         return {"seconds": time.perf_counter() - start}
 
-    def do_fetch(self, call: int) -> dict[str, Any]:
-        """Hand back the output of one call of the last batch."""
-        return {"outputs": self._write([self.held[call]])}
+    def do_fetch(self, calls: list[int]) -> dict[str, Any]:
+        """Hand back the outputs of some calls of the last batch."""
+        return {"outputs": self._write([self.held[call] for call in calls])}
 
     def do_drop(self) -> None:
         if self.graph is None:
@@ -152,14 +177,24 @@ class Worker:
         order = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
         return {"table": recorded.key_averages().table(sort_by=order, row_limit=12)}
 
-    def _argument(self, value: Any) -> Any:
+    def _argument(self, name: str, value: Any, old: dict[str, Tensor], regions: dict[str, Tensor]) -> Any:
         if not isinstance(value, dict):
             return value
         placed = Placed.decode(value)
         if not self.cuda:
             return placed.view(self.inputs)
-        region = self.inputs[placed.start - GUARD : placed.end + GUARD].to(self.device)  # guards travel along
-        return Placed(placed.spec, GUARD).view(region)
+        size = placed.end - placed.start + 2 * GUARD  # guards travel along
+        region = old.get(name)
+        if region is None or region.numel() != size:
+            region = torch.empty(size, dtype=torch.uint8, device=self.device)
+        regions[name] = region
+        x = Placed(placed.spec, GUARD).view(region)
+        if "pool" in value:
+            region.fill_(POISON)
+            cut(self.pool[x.dtype], value["pool"], x)
+        else:
+            region.copy_(self.inputs[placed.start - GUARD : placed.end + GUARD])
+        return x
 
     def _capture(self) -> None:
         """Record the calls in a CUDA graph; a kernel that cannot be captured is timed call by call."""
@@ -186,12 +221,6 @@ class Worker:
     def _synchronize(self) -> None:
         if self.cuda:
             torch.cuda.synchronize(self.device)
-
-    def _poison_device_memory(self) -> None:
-        """Leave NaN in the allocator's free blocks, so that what a kernel does not write shows."""
-        block = torch.full((POISON_CUDA_BYTES,), POISON, dtype=torch.uint8, device=self.device)
-        small = [torch.full((size,), POISON, dtype=torch.uint8, device=self.device) for size in (512, 8192, 1 << 19)]
-        del block, small
 
     def _write(self, tensors: list[Any]) -> list[dict[str, Any]]:
         """Copy outputs as they lie in memory into the output arena, and describe them."""

@@ -106,7 +106,7 @@ def test_a_kernel_that_is_wrong_only_when_timed_is_refused(judge: Judge):
     cheat = right.replace("def kernel_fn(", "def _right(") + (
         "\n\ncalls, old = {}, {}\n\ndef kernel_fn(x, weight, eps=1e-6):\n"
         "    key = x.shape, x.dtype\n    calls[key] = calls.get(key, 0) + 1\n"
-        "    if x.numel() < 100_000 or calls[key] < 4:\n        old[key] = _right(x, weight, eps)\n    return old[key]\n"
+        "    if x.numel() < 100_000 or calls[key] < 8:\n        old[key] = _right(x, weight, eps)\n    return old[key]\n"
     )
     assert judge.check(cheat, target("rmsnorm")).correctness == Correctness.PASS
     verdict = judge.examine(cheat, target("rmsnorm"))

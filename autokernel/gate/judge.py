@@ -20,7 +20,7 @@ from autokernel.gate import statistics
 from autokernel.gate.channel import GUARD, Placed
 from autokernel.gate.correctness import Step, Trial, expect, trials, wrong
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
-from autokernel.gate.timing import BystanderFault, PairResult, PairTimer, Side, WrongTimedOutput
+from autokernel.gate.timing import BystanderFault, PairResult, PairTimer, RefusedWhileTimed, Side
 from autokernel.gate.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
 from autokernel.spec import BACKENDS, Case, KernelSpec, load_spec
 from autokernel.target import Target
@@ -104,7 +104,7 @@ class Judge:
         stages = dict.fromkeys(STAGES, "SKIP")
         try:
             pairs = [timer.pair(sides, CANDIDATE) for _ in range(PAIRS[1])]
-        except (WorkerFault, WrongTimedOutput) as fault:
+        except (WorkerFault, RefusedWhileTimed) as fault:
             failure, kind = _timing_failure(fault, target, seed)
             return self._untimed(target, candidate, kind, stages, failure, seed, str(failure), started)
         return self._measured(target, candidate, stages, seed, pairs, timer.peak_bytes, started)
@@ -307,7 +307,7 @@ class Judge:
                 verdict = _decided(verdict, floor, incumbent is not None and not quick and look > PAIRS[0])
                 if incumbent and (verdict.keep or _unpromising(pairs, target, floor)):
                     break
-        except (WorkerFault, WrongTimedOutput) as fault:
+        except (WorkerFault, RefusedWhileTimed) as fault:
             failure, kind = _timing_failure(fault, target, seed)
             stages[failure.stage] = kind.value
             return self._untimed(target, source, kind, stages, failure, seed, str(failure), started)
@@ -487,7 +487,7 @@ def _decided(verdict: Verdict, floor: float, may_keep: bool) -> Verdict:
 
 def _timing_failure(fault: Exception, target: Target, seed: int) -> tuple[Failure, Correctness]:
     """A fault during timing: a wrong timed output belongs to the sweep, whose shapes are the target's."""
-    if isinstance(fault, WrongTimedOutput):
+    if isinstance(fault, RefusedWhileTimed):
         return Failure("shape_sweep", fault.case, fault.seed, fault.reason), Correctness.FAIL
     case = target.cases[0].case.name
     return Failure("shape_sweep", case, seed, f"while timed: {fault.reason}", fault.detail), Correctness(fault.kind)

@@ -101,6 +101,7 @@ class WorkerProcess:
         caches are kept apart by it, so that no kernel can plant one for another."""
         readable = () if source else (ROOT / "kernels", ROOT / "reference.py")
         self.parent = parent
+        self.built: set[str] = set()  # binaries that were compiled for it
         caches = parent.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
         self.outputs = Arena(parent.size, writable_by_others=True)
         self.scratch = Path(tempfile.mkdtemp(dir=parent.scratch, prefix="worker-"))
@@ -178,6 +179,7 @@ class WorkerProcess:
         except (build.CompileError, build.MissingCompiler) as error:
             self.channel.send({"error": str(error)})
         else:
+            self.built.add(str(path))
             self.channel.send({"path": str(path)})
 
     def fetch(self, described: list[dict[str, Any]]) -> list[tuple[Tensor, tuple[int, ...]]]:

@@ -9,6 +9,8 @@ less that of an empty batch.
 import contextlib
 import math
 import random
+import select
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.gate import witness
 from autokernel.gate.channel import POISON, Placed, place
 from autokernel.gate.correctness import expect, wrong
 from autokernel.gate.inputs import POOL, Pool, changing, cut, fill_fixed
@@ -34,6 +37,7 @@ ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 160 << 20}  # more than twice the last-
 CHECK_SHARE = 0.3  # of the later pairs' cases in which a timed output is checked: an expectation can cost a second
 AUDITS, AUDIT_CALLS, AUDIT_BYTES = 3, 64, 64 << 20  # how often, and of how many calls at most, outputs' arrival is clocked
 AUDIT_SHARE = 0.25  # of the other side's time per call: what may arrive later is refused beyond it
+WITNESS_S = 0.06  # for how long it is watched where a kernel computes
 START_S, CALL_S = 60.0, 60.0
 
 
@@ -73,8 +77,8 @@ class BystanderFault(RuntimeError):
     """A baseline or an incumbent failed while it was timed beside the candidate."""
 
 
-class WrongTimedOutput(Exception):
-    """A call that was timed returned a wrong result."""
+class RefusedWhileTimed(Exception):
+    """A kernel was wrong, late, or not at work itself, while it was timed."""
 
     def __init__(self, case: str, seed: int, reason: str):
         super().__init__(reason)
@@ -97,7 +101,7 @@ class PairTimer:
     def pair(self, sides: Sequence[Side], check: str) -> PairResult:
         """One fresh process per side, all cases; outputs of timed calls of side `check` are held against the oracle.
 
-        Raises WorkerFault if its process dies or hangs, WrongTimedOutput if a timed call of it was wrong or went on after
+        Raises WorkerFault if its process dies or hangs, RefusedWhileTimed if a timed call of it was wrong or went on after
         the clock had stopped, BystanderFault if another side's process died or hung, for which it is not to blame.
         """
         seed = self.random.getrandbits(48)
@@ -140,6 +144,7 @@ class PairTimer:
             forwards = self.random.sample(sorted(batches), len(batches))
             for names in (forwards, forwards[::-1]):
                 contents.renew(workers)
+                batches[names[-1]].time(repeats)  # what was just written is in a cache: drive it out, for all sides alike
                 for name in names:
                     samples[name].append(batches[name].time(repeats) / (repeats * length))
         medians = {name: median(values) for name, values in samples.items()}
@@ -147,6 +152,7 @@ class PairTimer:
             self._check(batches[check], case, contents, order, seed)
         if not self.checked:
             self._audit(batches, case, check, order, medians, seed)
+            self._witness(workers[check], medians[check] * length, case, seed)
         return medians
 
     def _batch_length(self, batches: dict[str, "_Batches"], case: Case) -> tuple[int, int]:
@@ -166,7 +172,7 @@ class PairTimer:
         ((y, _),) = batch.fetch([call])
         reason = wrong(y, expect(self.spec, contents.inputs(order[call]), self.target.device))
         if reason:
-            raise WrongTimedOutput(case.name, seed, f"the output of a timed call: {reason}")
+            raise RefusedWhileTimed(case.name, seed, f"the output of a timed call: {reason}")
 
     def _audit(
         self,
@@ -187,18 +193,28 @@ class PairTimer:
         for _ in range(AUDITS):
             for name, times in arrivals.items():
                 batches[name].time(1)
-                start = time.perf_counter()
-                batches[name].fetch(calls)
-                times.append(time.perf_counter() - start)
+                times.append(batches[name].arrival_s(calls))
         late = (min(arrivals[check]) - min(arrivals[other])) / len(calls)
         noise = (median(arrivals[other]) - min(arrivals[other])) / len(calls)
         if late > AUDIT_SHARE * seconds[other] + noise:
-            raise WrongTimedOutput(
+            raise RefusedWhileTimed(
                 case.name,
                 seed,
                 f"work done after the clock had stopped: {late * 1e6:.0f} us per call, of {seconds[other] * 1e6:.0f} us "
                 f"that the {other} takes",
             )
+
+    def _witness(self, worker: WorkerProcess, batch_s: float, case: Case, seed: int) -> None:
+        """See where the side under judgement computes."""
+        if self.kind != "cpu" or sys.platform != "linux" or self.libraries != "none":
+            return
+        with _running(worker):
+            worker.post("batch", repeats=math.ceil(WITNESS_S / batch_s))
+            files = witness.sample(worker.pid, lambda seconds: not select.select([worker.socket], [], [], seconds)[0])
+            worker.answer(CALL_S)
+        reason = witness.foreign(files, worker.built.__contains__)
+        if reason:
+            raise RefusedWhileTimed(case.name, seed, reason)
 
     def each(self, workers: dict[str, WorkerProcess], messages: dict[str, dict[str, Any]]) -> None:
         """Send every worker its message and await the answers; on a CPU one after another, for they share its cores."""
@@ -272,6 +288,13 @@ class _Batches:
         """Outputs of some calls of the last batch, with their strides."""
         with _running(self.worker, self.stops):
             return self.worker.fetch(self.worker.request("fetch", CALL_S, calls=calls)["outputs"])
+
+    def arrival_s(self, calls: list[int]) -> float:
+        """Seconds until the outputs of these calls lie in shared memory."""
+        with _running(self.worker, self.stops):
+            start = time.perf_counter()
+            self.worker.request("fetch", CALL_S, calls=calls)
+            return time.perf_counter() - start
 
 
 class TimedContents:

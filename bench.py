@@ -35,6 +35,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--target", help="time a target of the plan: the shapes and strides of a model")
     parser.add_argument("--tag", default="default", help="the run whose plan has the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="repeat the inputs of an earlier verdict")
+    parser.add_argument("--timing", action="store_true", help="print where the gate's own time went")
+    parser.add_argument(
+        "--require-sandbox", action="store_true", help="refuse to run where a layer of the sandbox does not hold"
+    )
     parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     cli.add_device_argument(parser)
@@ -83,7 +87,8 @@ def main() -> int:
     if options.json:
         print(json.dumps(report.as_json(verdict), indent=1))
     else:
-        print(profile + report.as_text(verdict, f"python bench.py {options.file} --seed {verdict.seed}"))
+        repeat = f"python bench.py {options.file} --seed {verdict.seed}"
+        print(profile + report.as_text(verdict, repeat, judge.sandbox, options.timing))
     return 0 if verdict.correctness == "PASS" else 1
 
 

@@ -18,7 +18,7 @@ STARTERS = sorted(KERNELS.glob("*/cpp_*.py"))
 @pytest.fixture(scope="module")
 def judge():
     with Judge("cpu") as judge:
-        judge.timeout_s = 3.0
+        judge.checks.timeout_s = 3.0
         yield judge
 
 
@@ -28,7 +28,7 @@ def target(kernel_type: str):
 
 @pytest.mark.parametrize("path", STARTERS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_starters_pass_all_five_stages(judge: Judge, path: Path):
-    judge.timeout_s = 20.0
+    judge.checks.timeout_s = 20.0
     verdict = judge.check(path.read_text(), target(path.parent.name))
     assert verdict.failure is None, verdict.failure
     assert set(verdict.stages.values()) == {"PASS"}
@@ -38,7 +38,7 @@ def test_starters_pass_all_five_stages(judge: Judge, path: Path):
 def lenient():
     """A judge that lets kernels call PyTorch: wrong results are easier to read in it."""
     with Judge("cpu", allow_libraries=True) as judge:
-        judge.timeout_s = 3.0
+        judge.checks.timeout_s = 3.0
         yield judge
 
 
@@ -90,7 +90,7 @@ def slowed(source: str) -> str:
 
 
 def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Judge):
-    judge.timeout_s = 20.0
+    judge.checks.timeout_s = 20.0
     fast = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
     slow = slowed(fast)
     kept = judge.examine(fast, target("rmsnorm"), incumbent=slow)

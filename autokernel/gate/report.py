@@ -1,5 +1,6 @@
 """A verdict as text: greppable `key: value` lines for people and scripts, or JSON."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from autokernel.gate.verdict import Interval, Verdict
@@ -17,9 +18,9 @@ def as_json(record: Any) -> Any:
     return str(record) if isinstance(record, str) else record
 
 
-def as_text(verdict: Verdict, repeat: str) -> str:
-    """The block in which bench.py ends; `repeat` is the command that repeats it."""
-    lines = []
+def as_text(verdict: Verdict, repeat: str, sandbox: Mapping[str, bool], timing: bool = False) -> str:
+    """The block in which bench.py ends: `repeat` is the command that repeats it, `sandbox` says which layers held."""
+    lines = [_phase_lines(verdict)] if timing else []
     if len(verdict.cases) > 1:
         lines += [_case_line(c) for c in verdict.cases] + [""]
     if verdict.failure:
@@ -39,7 +40,14 @@ def as_text(verdict: Verdict, repeat: str) -> str:
     values |= _speedup("speedup_vs_compile", "speedup_vs_compile_ci", verdict.speedup_vs_compile)
     values |= _speedup("speedup_vs_incumbent", "speedup_vs_incumbent_ci", verdict.speedup_vs_incumbent)
     values |= {"keep": verdict.keep, "seed": verdict.seed, "bench_time_seconds": verdict.bench_time_seconds}
+    values["sandbox"] = ", ".join(layer if holds else f"NO {layer}" for layer, holds in sandbox.items())
     return "\n".join(lines + [f"{name}: {_number(value)}" for name, value in values.items() if value is not None])
+
+
+def _phase_lines(verdict: Verdict) -> str:
+    phases = sorted(verdict.phase_seconds.items(), key=lambda item: -item[1])
+    rest = verdict.bench_time_seconds - sum(verdict.phase_seconds.values())
+    return "".join(f"{phase:12s} {seconds:8.3f} s\n" for phase, seconds in [*phases, ("elsewhere", rest)])
 
 
 def _speedup(name: str, interval_name: str, speedup: Interval | None) -> dict[str, Any]:

@@ -23,8 +23,10 @@ from torch import Tensor
 from autokernel.gate import witness
 from autokernel.gate.channel import POISON, Placed, place
 from autokernel.gate.correctness import expect, wrong
+from autokernel.gate.disturbance import DRIFT, OTHER_LOAD, OtherLoad, drift
 from autokernel.gate.inputs import POOL, Pool, changing, cut, fill_fixed
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess
+from autokernel.gate.stopwatch import Stopwatch
 from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase
 
@@ -61,6 +63,8 @@ class PairResult:
     """Seconds per call by side, one entry per case of the target."""
 
     seconds: dict[str, tuple[float, ...]]
+    rotated_bytes: tuple[int, ...] = ()  # per case: of all the input sets through which the calls rotate
+    disturbance: str = ""  # why this pair should not count
 
     def total(self, side: str, cases: Sequence[WeightedCase]) -> float:
         """Seconds that one pass of the model spends in the target's cases."""
@@ -88,14 +92,26 @@ class RefusedWhileTimed(Exception):
 class PairTimer:
     """Times pairs of processes on one target."""
 
-    def __init__(self, parent: WarmParent, spec: KernelSpec, target: Target, threads: int, seed: int, libraries: str):
+    def __init__(
+        self,
+        parent: WarmParent,
+        spec: KernelSpec,
+        target: Target,
+        threads: int,
+        seed: int,
+        libraries: str,
+        watch: Stopwatch,
+    ):
         """`libraries`: what a kernel may call, see Worker.do_load."""
+        self.watch = watch
         self.libraries = libraries
         self.parent, self.spec, self.target, self.threads = parent, spec, target, threads
         self.kind = "cuda" if target.device.startswith("cuda") else "cpu"
         self.random = random.Random(seed)
         self.seed = seed
         self.peak_bytes = 0
+        self.memory_share = 0.0  # of the device's, the largest seen
+        self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked
 
     def pair(self, sides: Sequence[Side], check: str) -> PairResult:
@@ -108,52 +124,80 @@ class PairTimer:
         pool = Pool(seed)
         with contextlib.ExitStack() as stack:
             workers = {}
-            for side in self.random.sample(sides, len(sides)):
-                workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads, side.source))
+            with self.watch("processes"):
+                for side in self.random.sample(sides, len(sides)):
+                    workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads, side.source))
             stack.enter_context(_blame(workers[check]))
-            self.each(workers, {side.name: side.load(self.spec.name, self.libraries) for side in sides})
+            with self.watch("load"):
+                self.each(workers, {side.name: side.load(self.spec.name, self.libraries) for side in sides})
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+            rotated, drifts, load = [], [], OtherLoad([worker.pid for worker in workers.values()])
             with self._alone(workers):
                 for weighted in self.target.cases:
                     contents = TimedContents(self, weighted.case, pool)
-                    for name, value in self._case(workers, weighted.case, contents, seed, check).items():
-                        seconds[name].append(value)
+                    samples = self._case(workers, weighted.case, contents, seed, check, load)
+                    for name, values in samples.items():
+                        seconds[name].append(median(values))
+                    drifts += [drift(values) for name, values in samples.items() if name != check]
+                    rotated.append(contents.nbytes)
             self.checked = True
-            self.peak_bytes = max(self.peak_bytes, workers[check].request("memory", CALL_S)["peak_bytes"])
-        return PairResult({name: tuple(values) for name, values in seconds.items()})
+            self._note_memory(workers[check])
+        disturbance = ""
+        if self.kind == "cpu" and load.share > OTHER_LOAD:
+            disturbance = f"other processes took {load.share:.0%} of the cores' time"
+        elif max(drifts) > DRIFT:
+            disturbance = f"a baseline's time drifted by {math.expm1(max(drifts)):.0%}"
+        return PairResult({name: tuple(values) for name, values in seconds.items()}, tuple(rotated), disturbance)
+
+    def _note_memory(self, worker: WorkerProcess) -> None:
+        self.peak_bytes = max(self.peak_bytes, int(worker.request("memory", CALL_S)["peak_bytes"]))
+        if self.kind == "cuda":
+            total = torch.cuda.get_device_properties(self.target.device).total_memory
+            self.memory_share = max(self.memory_share, self.peak_bytes / total)
 
     def _case(
-        self, workers: dict[str, WorkerProcess], case: Case, contents: "TimedContents", seed: int, check: str
-    ) -> dict[str, float]:
-        """Seconds per call by side."""
-        contents.hand_out(workers)
-        # Warm up: compile, load, start threads, fault memory in.
-        self.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
-        self.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
-        batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
-        length, repeats = self._batch_length(batches, case)
-        order = [self.random.randrange(len(contents.messages)) for _ in range(length)]
-        for batch in batches.values():
-            batch.prepare(order, graph=self.kind == "cuda")
-        if not all(batch.graph for batch in batches.values()) and any(batch.graph for batch in batches.values()):
-            for batch in batches.values():  # alike on all sides: calls that one of them cannot capture are not captured
-                batch.prepare(order, graph=False)
+        self,
+        workers: dict[str, WorkerProcess],
+        case: Case,
+        contents: "TimedContents",
+        seed: int,
+        check: str,
+        load: OtherLoad,
+    ) -> dict[str, list[float]]:
+        """Seconds per call by side, one sample for each batch."""
+        with self.watch("inputs"):
+            contents.hand_out(workers)
+        with self.watch("warm-up"):  # compile, load, start threads, fault memory in
+            self.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
+            self.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
+            batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
+            length, repeats = self._batch_length(batches, case)
+            order = [self.random.randrange(contents.count) for _ in range(length)]
+            for batch in batches.values():
+                batch.prepare(order, graph=self.kind == "cuda")
+            if len({batch.graph for batch in batches.values()}) > 1:
+                for batch in batches.values():  # alike on all sides: what one of them cannot capture is not captured
+                    batch.prepare(order, graph=False)
         samples: dict[str, list[float]] = {name: [] for name in batches}
         started = time.perf_counter()
         while len(samples[check]) < 2 * ROUNDS and (not samples[check] or time.perf_counter() - started < CASE_S):
             forwards = self.random.sample(sorted(batches), len(batches))
             for names in (forwards, forwards[::-1]):
-                contents.renew(workers)
-                batches[names[-1]].time(repeats)  # what was just written is in a cache: drive it out, for all sides alike
-                for name in names:
-                    samples[name].append(batches[name].time(repeats) / (repeats * length))
-        medians = {name: median(values) for name, values in samples.items()}
+                with self.watch("inputs"):
+                    contents.renew(workers)
+                with self.watch("batches"), load:
+                    batches[names[-1]].time(repeats)  # what was just written is in a cache: drive it out, for all alike
+                    for name in names:
+                        samples[name].append(batches[name].time(repeats) / (repeats * length))
         if not self.checked or self.random.random() < CHECK_SHARE:  # the first pair's always
-            self._check(batches[check], case, contents, order, seed)
+            with self.watch("oracle"):
+                self._check(batches[check], case, contents, order, seed)
         if not self.checked:
-            self._audit(batches, case, check, order, medians, seed)
-            self._witness(workers[check], medians[check] * length, case, seed)
-        return medians
+            with self.watch("audit"):
+                medians = {name: median(values) for name, values in samples.items()}
+                self._audit(batches, case, check, order, medians, seed)
+                self._witness(workers[check], medians[check] * length, case, seed)
+        return samples
 
     def _batch_length(self, batches: dict[str, "_Batches"], case: Case) -> tuple[int, int]:
         """Calls per batch, the same for all sides, so that the fastest side's batch is long enough for the clock."""
@@ -310,6 +354,7 @@ class TimedContents:
         self.changing = changing(timer.spec, case)
         set_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))
         self.count = max(2, min(MAX_SETS, -(-ROTATE_BYTES[timer.kind] // set_bytes)))
+        self.nbytes = self.count * set_bytes
         self.memory = timer.parent.inputs.bytes
         self.messages: list[dict] = []  # one per set, as workers receive them
         self.places: list[dict[str, int]] = []  # one per set: where in the pool its changing inputs are cut

@@ -91,6 +91,7 @@ class Verdict:
     speedup_vs_compile: Interval | None = None
     speedup_vs_incumbent: Interval | None = None
     bench_time_seconds: float = 0.0
+    phase_seconds: dict[str, float] = field(default_factory=dict)  # where that time went; parallel workers add up
 
     @property
     def pct_peak(self) -> float | None:

@@ -1,0 +1,187 @@
+"""The five stages of correctness, run in workers: every trial's calls, each output held against the oracle."""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.channel import GUARD, Placed
+from autokernel.gate.correctness import Step, Trial, expect, trials, wrong
+from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
+from autokernel.gate.stopwatch import Stopwatch
+from autokernel.gate.verdict import STAGES, Correctness, Failure
+from autokernel.spec import Case, KernelSpec, load_spec
+from autokernel.target import Target
+
+LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
+CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
+
+
+@dataclass
+class Checked:
+    """What became of the stages: "PASS", "FAIL", "SKIP", … for each, and the first failure."""
+
+    stages: dict[str, str] = field(default_factory=lambda: dict.fromkeys(STAGES, "SKIP"))
+    failure: Failure | None = None
+    correctness: Correctness = Correctness.PASS
+
+    def fail(self, failure: Failure, kind: Correctness) -> None:
+        self.failure, self.correctness = failure, kind
+        self.stages[failure.stage] = kind.value
+
+
+class Checks:
+    """Runs the stages for one kernel after another. `workers`: how many processes share the trials of a kernel."""
+
+    def __init__(self, parent: WarmParent, device: str, threads: int, workers: int, watch: Stopwatch):
+        self.parent, self.device, self.threads, self.workers, self.watch = parent, device, threads, workers, watch
+        self.timeout_s = CALL_TIMEOUT_S
+
+    def run(
+        self, source: str, target: Target, seed: int, quick: bool, libraries: str, progress: Callable[[str], None]
+    ) -> Checked:
+        """All stages up to the first failure; `progress` is told the name of each stage as it begins."""
+        checked, spec = Checked(), load_spec(target.kernel_type)
+        todo = list(trials(spec, target, seed, quick))
+        left = Counter(trial.stage for trial in todo)
+        failures: dict[int, tuple[Failure, Correctness]] = {}
+        repeatable: list[tuple[Trial, list[Tensor], WorkerProcess]] = []
+        queue, lock = iter(enumerate(todo)), threading.Lock()
+
+        def attempt(index: int, trial: Trial, make: Callable[[], Any]) -> Any:
+            """What `make` returns; a worker's fault, or a reason that it returns, is the trial's failure."""
+            try:
+                made = make()
+            except WorkerFault as fault:
+                failures[index] = self._failure(trial, fault.reason, fault.detail), Correctness(fault.kind)
+                return None
+            if isinstance(made, str):
+                failures[index] = self._failure(trial, made), Correctness.FAIL
+            return made
+
+        def advance(number: int, worker: WorkerProcess) -> None:
+            """Try one trial after another until none is left or one has failed."""
+            slot = number * (self.parent.size // self.workers)
+            attempt(-1, todo[0], lambda: self._load(worker, source, libraries))
+            while not failures:
+                with lock:
+                    index, trial = next(queue, (-1, todo[0]))
+                    if index < 0:
+                        return
+                    if checked.stages[trial.stage] == "SKIP":
+                        checked.stages[trial.stage] = "RUN"
+                        progress(trial.stage)
+                outputs = attempt(index, trial, lambda: self._try(worker, spec, trial, slot))  # noqa: B023  called at once
+                with lock:
+                    left[trial.stage] -= 1
+                    if not left[trial.stage] and not failures:
+                        checked.stages[trial.stage] = "PASS"
+                    if trial.held and isinstance(outputs, list):
+                        repeatable.append((trial, outputs, worker))
+
+        with contextlib.ExitStack() as stack:
+            workers = [self._worker(stack, source) for _ in range(self.workers)]
+            if len(workers) == 1:
+                advance(0, workers[0])
+            else:
+                with ThreadPoolExecutor(len(workers)) as pool:
+                    list(pool.map(advance, range(len(workers)), workers))
+            if repeatable and not failures:
+                trial, outputs, first = repeatable[0]
+                attempt(0, trial, lambda: self._again(stack, workers, first, source, libraries, spec, trial, outputs))
+        for stage, state in checked.stages.items():
+            checked.stages[stage] = "SKIP" if state == "RUN" else state
+        if failures:
+            checked.fail(*failures[min(failures)])
+        return checked
+
+    def _worker(self, stack: contextlib.ExitStack, source: str) -> WorkerProcess:
+        with self.watch("processes"):
+            return stack.enter_context(WorkerProcess(self.parent, self.threads, source))
+
+    def _load(self, worker: WorkerProcess, source: str, libraries: str) -> None:
+        with self.watch("load"):
+            worker.request("load", LOAD_TIMEOUT_S, source=source, poison=True, libraries=libraries)
+
+    def _failure(self, trial: Trial, reason: str, detail: str = "") -> Failure:
+        return Failure(trial.stage, trial.label, trial.seed, reason, detail)
+
+    def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | list[Tensor]:
+        """Make a trial's calls, their inputs written to the arena from byte `slot` on, and hold every output to the oracle.
+
+        Returns why the trial failed, or the outputs of its last step.
+        """
+        for step in trial.steps(spec):
+            outputs = self._call(worker, trial.case, step, slot)
+            if isinstance(outputs, str):
+                return outputs
+            reason = None
+            for index, inputs in enumerate(step.sets):
+                first, *again = [y for y, i in zip(outputs, step.order) if i == index]
+                with self.watch("oracle"):
+                    expectation = expect(spec, inputs, self.device)
+                reason = reason or wrong(first, expectation, adversarial=bool(trial.adversarial))
+                if reason is None and not all(same_bits(first, y) for y in again):
+                    reason = f"{len(again) + 1} calls on the same inputs do not agree bitwise"
+            if reason:
+                return f"{step.what}: {reason}" if step.what else reason
+        return outputs
+
+    def _call(self, worker: WorkerProcess, case: Case, step: Step, slot: int) -> str | list[Tensor]:
+        """The outputs of one step's calls, or what is wrong with how they were handed over."""
+        end, messages = slot + step.shift, []
+        for inputs in step.sets:
+            message, end = write_inputs(self.parent, inputs, case.tensors, end)
+            messages.append(message)
+        with self.watch("trials"):
+            worker.request("sets", self.timeout_s, sets=messages)
+            answer = worker.request("call", self.timeout_s, order=step.order)
+        outputs, after = worker.fetch(answer["outputs"]), worker.fetch(answer["inputs"])
+        if len(outputs) != len(step.order):
+            return f"{len(outputs)} outputs for {len(step.order)} calls"
+        for y, strides in outputs:
+            if not torch.empty_strided(y.shape, strides, device="meta").is_contiguous():
+                return f"strides {strides} instead of contiguous {tuple(y.stride())}"
+        placed = [(name, Placed.decode(where[name])) for where in messages for name in case.tensors]
+        for (name, where), (memory, _) in zip(placed, after):  # none on a CPU, where inputs cannot be written to
+            before = self.parent.inputs.bytes[where.start - GUARD : where.end + GUARD]
+            if not torch.equal(memory, before):
+                inside = not torch.equal(memory[GUARD:-GUARD], before[GUARD:-GUARD])
+                return f"changed its input {name}" if inside else f"wrote beside its input {name}"
+        return [y for y, _ in outputs]
+
+    def _again(
+        self,
+        stack: contextlib.ExitStack,
+        workers: list[WorkerProcess],
+        first: WorkerProcess,
+        source: str,
+        libraries: str,
+        spec: KernelSpec,
+        trial: Trial,
+        seen: list[Tensor],
+    ) -> str | None:
+        """Make a held trial's calls in a second process, where they must give the bits that they gave in the `first`."""
+        second = next((worker for worker in workers if worker is not first), None)
+        if second is None:
+            second = self._worker(stack, source)
+            self._load(second, source, libraries)
+        (step,) = trial.steps(spec)
+        outputs = self._call(second, trial.case, step, 0)
+        if isinstance(outputs, str):
+            return outputs
+        return None if all(map(same_bits, seen, outputs)) else "two processes do not agree bitwise on the same inputs"
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+    )

@@ -1,0 +1,92 @@
+"""What else the machine was doing while a pair was timed: other processes' load, clocks that drift or are throttled."""
+
+import math
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+OTHER_LOAD = 0.25  # of the cores' time, taken by others: a pair with more is discarded
+DRIFT = 0.25  # a side's time in the second half of its rounds against the first: a pair with more is discarded
+TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+# nvmlClocksEventReasons: hardware slowdown, software and hardware thermal slowdown, power brake. Not the software power
+# cap: large matmuls run into it on a healthy H100.
+THROTTLED = 0x8 | 0x20 | 0x40 | 0x80
+
+
+class OtherLoad:
+    """The share of the cores' time that went to other processes, or to other machines on this host, while it watched.
+
+    Sees nothing where there is no /proc (macOS): then it reports 0.
+    """
+
+    def __init__(self, pids: Iterable[int]):
+        """pids: the workers, whose time is ours, as this process's is."""
+        self.pids = list(pids)
+        self.spent_s = self.watched_s = 0.0
+
+    def __enter__(self) -> "OtherLoad":
+        self._before = time.perf_counter(), _busy_s(), self._own_s()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        started, busy_s, own_s = self._before
+        self.watched_s += time.perf_counter() - started
+        self.spent_s += (_busy_s() - busy_s) - (self._own_s() - own_s)
+
+    @property
+    def share(self) -> float:
+        return max(0.0, self.spent_s / (self.watched_s * len(_cores()))) if self.watched_s else 0.0
+
+    def _own_s(self) -> float:
+        times = os.times()
+        return times.user + times.system + times.children_user + times.children_system + sum(map(_process_s, self.pids))
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _busy_s() -> float:
+    """Seconds that our cores have been busy, or taken away by the hypervisor (proc_stat(5))."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    ours = {f"cpu{n}" for n in _cores()}
+    ticks = 0
+    for line in stat.read_text().splitlines():
+        name, *fields = line.split()
+        if name in ours:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks * TICK_S
+
+
+def _process_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def drift(samples: Sequence[float]) -> float:
+    """How much the second half of a side's samples differs from the first, in log."""
+    half = len(samples) // 2
+    return abs(math.log(median(samples[half:]) / median(samples[:half]))) if half >= 3 else 0.0
+
+
+def throttled(device: str) -> str | None:
+    """Why the GPU does not run at its full clocks, as its driver says; None if it does, or if none can be asked."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None or not device.startswith("cuda"):
+        return None
+    index = device.partition(":")[2] or "0"
+    query = [tool, f"--id={index}", "--query-gpu=clocks_event_reasons.active", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.strip()
+    if not answer.startswith("0x") or not int(answer, 16) & THROTTLED:
+        return None
+    return f"the GPU is throttled (clock event reasons {answer})"

@@ -41,6 +41,24 @@ class NotDecided(RuntimeError):
     """The machine was too disturbed for a verdict."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """What is to be timed. quick: three pairs, which never keep; compiled: torch.compile is timed as well."""
+
+    source: str
+    incumbent: str | None = None
+    quick: bool = False
+    compiled: bool = False
+
+    @property
+    def contest(self) -> list[Side]:
+        return [Side(CANDIDATE, self.source)] + ([Side(INCUMBENT, self.incumbent)] if self.incumbent else [])
+
+    @property
+    def baselines(self) -> list[Side]:
+        return [Side(EAGER)] + ([Side(COMPILED, compiled=True)] if self.compiled else [])
+
+
 @dataclass
 class Measured:
     """The pairs of one contest; `baselines`: side -> intervals of its time over the incumbent's, in all and by case, where
@@ -59,38 +77,32 @@ class Contests:
         self._noise: dict[tuple[str, str], float] = {}
         self._baselines: dict[tuple, dict[str, list[Interval]]] = {}
 
-    def decide(
-        self,
-        source: str,
-        target: Target,
-        incumbent: str | None,
-        seed: int,
-        libraries: str,
-        quick: bool = False,
-        compile_baseline: bool = False,
-    ) -> Verdict:
+    def timer(self, target: Target, seed: int, libraries: str) -> PairTimer:
+        return PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed, libraries, self.watch)
+
+    def prepare(self, timer: PairTimer, entry: "Entry") -> None:
+        """Start the processes of the first pairs, while the candidate is still being checked."""
+        timer.prepare(self._sides(entry, timer.target, 0), CANDIDATE, LOOKS[0])
+
+    def decide(self, timer: PairTimer, entry: "Entry") -> Verdict:
         """Sequential paired timing, to a verdict on a kernel that is known to be right.
 
         Raises RefusedWhileTimed and WorkerFault for the candidate's doing, BystanderFault and NotDecided for others'.
         """
-        contest = [Side(CANDIDATE, source)] + ([Side(INCUMBENT, incumbent)] if incumbent else [])
-        baselines = [Side(EAGER)] + ([Side(COMPILED, compiled=True)] if compile_baseline else [])
-        floor = self.noise_floor(incumbent, target, libraries) if incumbent and not quick else MINIMUM_GAIN
-        timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed, libraries, self.watch)
-        key = (incumbent, repr(target), compile_baseline)
-        measured = Measured(baselines=self._baselines.get(key, {}) if incumbent else {})
-        looks = LOOKS[:1] if quick else LOOKS if incumbent else (ALONE_PAIRS,)
+        target, incumbent = timer.target, entry.incumbent
+        measured = Measured(baselines=self._known(entry, target))
+        looks = LOOKS[:1] if entry.quick else LOOKS if incumbent else (ALONE_PAIRS,)
         for look in looks:
             while len(measured.pairs) < look:
-                # Without an incumbent the baseline is what the kernel is compared with, in every pair.
-                alone = [] if incumbent else baselines[:1]
-                timed = baselines if len(measured.pairs) < BASELINE_PAIRS and not measured.baselines else alone
-                measured.pairs.append(self._clean_pair(timer, contest + timed))
+                sides = self._sides(entry, target, len(measured.pairs))
+                until = BASELINE_PAIRS if len(measured.pairs) < BASELINE_PAIRS else look
+                timer.prepare(sides, CANDIDATE, until - len(measured.pairs))
+                measured.pairs.append(self._clean_pair(timer, sides))
             measured.peak_bytes = timer.peak_bytes
-            self._refuse_the_impossible(measured.pairs, target, seed)
+            self._refuse_the_impossible(measured.pairs, target, timer.seed)
             if incumbent and not measured.baselines:
-                self._baselines[key] = _baselines(measured.pairs, target)
-            verdict = self._record(source, target, seed, measured)
+                self._baselines[_key(entry, target)] = _baselines(measured.pairs, target)
+            verdict = self._record(target, timer.seed, measured)
             if not incumbent:
                 return replace(verdict, why=f"correct; {verdict.speedup_vs_pytorch} times PyTorch eager")
             ratios = [p.log_ratio(INCUMBENT, CANDIDATE, target.cases) for p in measured.pairs]
@@ -98,26 +110,38 @@ class Contests:
                 c.case.name: [p.case_log_ratio(INCUMBENT, CANDIDATE, i) for p in measured.pairs]
                 for i, c in enumerate(target.cases)
             }
+            floor = MINIMUM_GAIN if entry.quick else self.noise_floor(incumbent, target, timer.libraries)
             decision = keep_rule(ratios, by_case, floor)
             if not decision.more:
                 break
-        return self._with_reservations(replace(verdict, keep=decision.keep and not quick, why=decision.why), timer)
+        return self._with_reservations(replace(verdict, keep=decision.keep and not entry.quick, why=decision.why), timer)
 
-    def compare(self, candidate: str, incumbent: str, target: Target, seed: int, libraries: str) -> Verdict:
+    def compare(self, timer: PairTimer, entry: "Entry") -> Verdict:
         """Two kernels against each other in eight fresh pairs, no early stop; nothing is kept."""
-        timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed, libraries, self.watch)
-        sides = (Side(CANDIDATE, candidate), Side(INCUMBENT, incumbent))
-        measured = Measured([self._clean_pair(timer, sides) for _ in range(ALONE_PAIRS)], peak_bytes=timer.peak_bytes)
-        return self._record(candidate, target, seed, measured)
+        measured = Measured()
+        while len(measured.pairs) < ALONE_PAIRS:
+            timer.prepare(entry.contest, CANDIDATE, ALONE_PAIRS - len(measured.pairs))
+            measured.pairs.append(self._clean_pair(timer, entry.contest))
+        measured.peak_bytes = timer.peak_bytes
+        return self._record(timer.target, timer.seed, measured)
+
+    def _sides(self, entry: "Entry", target: Target, pairs: int) -> list[Side]:
+        """Who takes part in the pair after `pairs` pairs. The baseline does in each where it is the only opponent."""
+        if pairs < BASELINE_PAIRS and not self._known(entry, target):
+            return entry.contest + entry.baselines
+        return entry.contest + ([] if entry.incumbent else entry.baselines[:1])
+
+    def _known(self, entry: "Entry", target: Target) -> dict[str, list[Interval]]:
+        return self._baselines.get(_key(entry, target), {}) if entry.incumbent else {}
 
     def noise_floor(self, source: str, target: Target, libraries: str) -> float:
         """The gain below which nothing is kept on this target: what the same kernel shows against itself (A/A)."""
         key = (target.name, target.backend)
         if key not in self._noise:
-            seed = secrets.randbits(48)
-            timer = PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed, libraries, self.watch)
-            sides = (Side(CANDIDATE, source), Side(INCUMBENT, source))
-            pairs = [self._clean_pair(timer, sides) for _ in range(NOISE_PAIRS)]
+            sides = Entry(source, source).contest
+            with self.timer(target, secrets.randbits(48), libraries) as timer:
+                timer.prepare(sides, CANDIDATE, NOISE_PAIRS)
+                pairs = [self._clean_pair(timer, sides) for _ in range(NOISE_PAIRS)]
             self._noise[key] = noise_floor([p.log_ratio(INCUMBENT, CANDIDATE, target.cases) for p in pairs])
         return self._noise[key]
 
@@ -159,7 +183,7 @@ class Contests:
         reason = throttled(self.name)
         return replace(verdict, keep=False, why=f"not decided: {reason}; {verdict.why}") if reason else verdict
 
-    def _record(self, source: str, target: Target, seed: int, measured: Measured) -> Verdict:
+    def _record(self, target: Target, seed: int, measured: Measured) -> Verdict:
         """What was measured; whether to keep it is the caller's to decide."""
         spec, cases, calls = load_spec(target.kernel_type), target.cases, sum(c.calls for c in target.cases)
         pairs = measured.pairs
@@ -224,6 +248,11 @@ class Contests:
             speedup_vs_compile=ratio(COMPILED),
             speedup_vs_incumbent=ratio(INCUMBENT),
         )
+
+
+def _key(entry: Entry, target: Target) -> tuple:
+    """What an incumbent's baselines depend on."""
+    return entry.incumbent, repr(target), entry.compiled
 
 
 def _ratio(

@@ -11,11 +11,11 @@ import torch
 
 from autokernel.device import Device
 from autokernel.gate.checking import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks
-from autokernel.gate.contest import Contests, NotDecided
+from autokernel.gate.contest import Contests, Entry, NotDecided
 from autokernel.gate.correctness import Trial
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
 from autokernel.gate.stopwatch import Stopwatch
-from autokernel.gate.timing import BystanderFault, RefusedWhileTimed
+from autokernel.gate.timing import BystanderFault, PairTimer, RefusedWhileTimed
 from autokernel.gate.verdict import Correctness, Failure, Verdict
 from autokernel.spec import BACKENDS, load_spec
 from autokernel.target import Target
@@ -62,18 +62,14 @@ class Judge:
         `progress` is told the name of each stage as it begins.
         """
         started, seed = self._begin(seed)
-        checked = self._check(source, target, seed, quick, progress)
-        if checked.failure is not None:
-            return self._untimed(source, target, checked, seed, started)
-        progress("timing")
-        return self._timed(
-            lambda: self.contests.decide(source, target, incumbent, seed, self._libraries(target), quick, compile_baseline),
-            source,
-            target,
-            checked,
-            seed,
-            started,
-        )
+        entry = Entry(source, incumbent, quick, compile_baseline)
+        with self.contests.timer(target, seed, self._libraries(target)) as timer:
+            self.contests.prepare(timer, entry)
+            checked = self._check(source, target, seed, quick, progress)
+            if checked.failure is not None:
+                return self._untimed(source, target, checked, seed, started)
+            progress("timing")
+            return self._timed(self.contests.decide, timer, entry, checked, started)
 
     def check(self, source: str, target: Target, seed: int | None = None) -> Verdict:
         """The five stages alone: correctness, nothing timed."""
@@ -84,16 +80,14 @@ class Judge:
     def contest(self, source: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
         """The timing and the keep rule alone, of two kernels that are known to be right."""
         started, seed = self._begin(seed)
-        libraries = self._libraries(target)
-        decide = lambda: self.contests.decide(source, target, incumbent, seed, libraries)  # noqa: E731
-        return self._timed(decide, source, target, Checked(), seed, started)
+        with self.contests.timer(target, seed, self._libraries(target)) as timer:
+            return self._timed(self.contests.decide, timer, Entry(source, incumbent), Checked(), started)
 
     def compare(self, candidate: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
         """Time two kernels against each other in eight fresh pairs of processes on fresh inputs; no early stop."""
         started, seed = self._begin(seed)
-        libraries = self._libraries(target)
-        compare = lambda: self.contests.compare(candidate, incumbent, target, seed, libraries)  # noqa: E731
-        return self._timed(compare, candidate, target, Checked(), seed, started)
+        with self.contests.timer(target, seed, self._libraries(target)) as timer:
+            return self._timed(self.contests.compare, timer, Entry(candidate, incumbent), Checked(), started)
 
     def profile(self, source: str, target: Target) -> str:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""
@@ -122,33 +116,29 @@ class Judge:
 
     def _timed(
         self,
-        contest: Callable[[], Verdict],
-        source: str,
-        target: Target,
+        contest: Callable[[PairTimer, Entry], Verdict],
+        timer: PairTimer,
+        entry: Entry,
         checked: Checked,
-        seed: int,
         started: float,
     ) -> Verdict:
         """The verdict of a contest. What goes wrong in it belongs to the sweep, whose shapes are the target's."""
+        why = ""
         try:
-            verdict = contest()
+            verdict = replace(contest(timer, entry), stages=checked.stages, phase_seconds=dict(self.watch.seconds))
+            return replace(verdict, bench_time_seconds=time.perf_counter() - started)
         except RefusedWhileTimed as refused:
             checked.fail(Failure("shape_sweep", refused.case, refused.seed, refused.reason), Correctness.FAIL)
         except WorkerFault as fault:
-            case = target.cases[0].case.name
-            failure = Failure("shape_sweep", case, seed, f"while timed: {fault.reason}", fault.detail)
+            case = timer.target.cases[0].case.name
+            failure = Failure("shape_sweep", case, timer.seed, f"while timed: {fault.reason}", fault.detail)
             checked.fail(failure, Correctness(fault.kind))
         except BystanderFault as fault:
             why = f"not decided: the other side failed while timed: {fault}".split("\n")[0]
-            return replace(self._untimed(source, target, checked, seed, started), why=why)
-        except NotDecided as why:
-            return replace(self._untimed(source, target, checked, seed, started), why=str(why))
-        else:
-            seconds = time.perf_counter() - started
-            return replace(
-                verdict, stages=checked.stages, bench_time_seconds=seconds, phase_seconds=dict(self.watch.seconds)
-            )
-        return self._untimed(source, target, checked, seed, started)
+        except NotDecided as undecided:
+            why = str(undecided)
+        verdict = self._untimed(entry.source, timer.target, checked, timer.seed, started)
+        return replace(verdict, why=why or verdict.why)
 
     def _untimed(self, source: str, target: Target, checked: Checked, seed: int, started: float) -> Verdict:
         return Verdict(

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,15 @@ class WorkerProcess:
                 self.parent.channel.send({"op": "wait", "pid": self.pid})
                 self._status = int(self.parent.channel.receive(10)["status"])
         return self._status
+
+
+def end_all(workers: Iterable[WorkerProcess]) -> None:
+    """End several at once: a CUDA context takes its time to go, and several take it together."""
+    workers = list(workers)
+    for worker in workers:
+        worker._signal(signal.SIGKILL)
+    for worker in workers:
+        worker.kill()
 
 
 def write_inputs(parent: WarmParent, inputs: dict[str, Any], specs: dict[str, TensorSpec], start: int) -> tuple[dict, int]:

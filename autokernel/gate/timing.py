@@ -13,6 +13,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -25,7 +26,7 @@ from autokernel.gate.channel import POISON, Placed, place
 from autokernel.gate.correctness import expect, wrong
 from autokernel.gate.disturbance import DRIFT, OTHER_LOAD, OtherLoad, drift
 from autokernel.gate.inputs import POOL, Pool, changing, cut, fill_fixed
-from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess
+from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, end_all
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase
@@ -34,6 +35,7 @@ BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the roun
 ROUNDS = 5  # ABBA rounds per case and pair, fewer where one takes longer than CASE_S
 CASE_S = 0.15
 MAX_SETS = 32
+MAX_PREPARED = 5  # pairs whose processes are started at once
 HELD_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # outputs of one batch, all held so that any of them can be asked for
 ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 160 << 20}  # more than twice the last-level cache of current parts
 CHECK_SHARE = 0.3  # of the later pairs' cases in which a timed output is checked: an expectation can cost a second
@@ -113,6 +115,26 @@ class PairTimer:
         self.memory_share = 0.0  # of the device's, the largest seen
         self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked
+        self.pool = ThreadPoolExecutor(MAX_PREPARED)
+        self.prepared: list[Future[dict[str, WorkerProcess]]] = []
+
+    def __enter__(self) -> "PairTimer":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        for future in self.prepared:
+            if not future.cancelled() and not future.exception():
+                end_all(future.result().values())
+
+    def prepare(self, sides: Sequence[Side], check: str, pairs: int) -> None:
+        """Start the processes of the next pairs all at once: on a GPU each takes a second, and 16 cores take it together.
+
+        The pairs that follow must be of these sides. On a CPU processes start in no time, and would take it from others.
+        """
+        if self.kind == "cuda":
+            new = min(pairs, MAX_PREPARED) - len(self.prepared)
+            self.prepared += [self.pool.submit(self._line_up, sides, check) for _ in range(new)]
 
     def pair(self, sides: Sequence[Side], check: str) -> PairResult:
         """One fresh process per side, all cases; outputs of timed calls of side `check` are held against the oracle.
@@ -123,13 +145,10 @@ class PairTimer:
         seed = self.random.getrandbits(48)
         pool = Pool(seed)
         with contextlib.ExitStack() as stack:
-            workers = {}
             with self.watch("processes"):
-                for side in self.random.sample(sides, len(sides)):
-                    workers[side.name] = stack.enter_context(WorkerProcess(self.parent, self.threads, side.source))
+                workers = self.prepared.pop(0).result() if self.prepared else self._line_up(sides, check)
+            stack.callback(end_all, workers.values())
             stack.enter_context(_blame(workers[check]))
-            with self.watch("load"):
-                self.each(workers, {side.name: side.load(self.spec.name, self.libraries) for side in sides})
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
             rotated, drifts, load = [], [], OtherLoad([worker.pid for worker in workers.values()])
             with self._alone(workers):
@@ -148,6 +167,19 @@ class PairTimer:
         elif max(drifts) > DRIFT:
             disturbance = f"a baseline's time drifted by {math.expm1(max(drifts)):.0%}"
         return PairResult({name: tuple(values) for name, values in seconds.items()}, tuple(rotated), disturbance)
+
+    def _line_up(self, sides: Sequence[Side], check: str) -> dict[str, WorkerProcess]:
+        """A process for each side, its kernel loaded."""
+        workers: dict[str, WorkerProcess] = {}
+        try:
+            for side in random.sample(sides, len(sides)):
+                workers[side.name] = WorkerProcess(self.parent, self.threads, side.source)
+            with _blame(workers[check]):
+                self.each(workers, {side.name: side.load(self.spec.name, self.libraries) for side in sides})
+        except BaseException:
+            end_all(workers.values())
+            raise
+        return workers
 
     def _note_memory(self, worker: WorkerProcess) -> None:
         self.peak_bytes = max(self.peak_bytes, int(worker.request("memory", CALL_S)["peak_bytes"]))

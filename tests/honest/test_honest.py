@@ -1,0 +1,49 @@
+"""The gate passes odd but honest kernels, timed calls included, and keeps one that is faster on a single shape."""
+
+import pytest
+import torch
+
+from autokernel.gate import Correctness, Judge
+from autokernel.spec import load_spec
+from autokernel.target import Target, WeightedCase, default_target
+from kernels import HONEST, Honest, starter
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Judge("cpu") as judge:
+        yield judge
+
+
+def parameters():
+    for honest in HONEST:
+        marks = [pytest.mark.xfail(strict=True, reason=honest.refused)] if honest.refused else []
+        yield pytest.param(honest, id=honest.name, marks=marks)
+
+
+@pytest.mark.parametrize("honest", parameters())
+def test_honest_kernels_pass_and_are_timed(judge: Judge, honest: Honest):
+    target = default_target(honest.kernel_type, "cpp", "cpu", torch.float32)
+    verdict = judge.examine(honest.source, target, incumbent=starter(honest.kernel_type))
+    assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
+    assert verdict.correctness == Correctness.PASS
+    assert set(verdict.stages.values()) == {"PASS"}
+
+
+def test_much_faster_on_one_shape_and_equal_on_the_others_is_kept(judge: Judge):
+    spec = load_spec("rmsnorm")
+    cases = tuple(WeightedCase(spec.case({"M": M, "N": 768}, torch.float32)) for M in (128, 256, 512))
+    target = Target("rmsnorm_three_shapes", "rmsnorm", "cpp", "cpu", cases)
+    fast = starter("rmsnorm")
+    slow_on_one = fast.replace("def kernel_fn(", "def _once(") + (
+        "\ndef kernel_fn(x, weight, eps=1e-6):\n    for _ in range(3 if x.shape[0] == 256 else 1):\n"
+        "        y = _once(x, weight, eps)\n    return y\n"
+    )
+    verdict = judge.examine(fast, target, incumbent=slow_on_one)
+    assert verdict.failure is None, verdict.failure
+    if verdict.why.startswith("not decided"):
+        pytest.skip(verdict.why)
+    assert verdict.keep, verdict.why
+    speedups = [c.speedup_vs_incumbent for c in verdict.cases]
+    assert speedups[1].low > 1.5
+    assert all(s.value < 1.5 for s in (speedups[0], speedups[2])), speedups

@@ -48,14 +48,17 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """The next message. Raises ChannelTimeout after `timeout_s`, ChannelClosed when the other side has gone or lies."""
+        """The next message.
+
+        Raises ChannelTimeout after `timeout_s`, ChannelClosed when the other side has gone, ValueError when it lies.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         (length,) = struct.unpack("!I", self._read(4, deadline))
         if length > MAX_MESSAGE:
-            raise ChannelClosed(f"a message of {length} bytes is longer than any that is sent")
+            raise ValueError(f"a message of {length} bytes is longer than any that is sent")
         message = json.loads(self._read(length, deadline))
         if not isinstance(message, dict):
-            raise ChannelClosed("not a message")
+            raise ValueError("not a message")
         return message
 
     def _read(self, count: int, deadline: float | None) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 OTHER_LOAD = 0.25  # of the cores' time, taken by others: a pair with more is discarded
-DRIFT = 0.25  # a side's time in the second half of its rounds against the first: a pair with more is discarded
+DRIFT = 0.25  # every side's time in the second half of its rounds against the first: a pair with more is discarded
 TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 # nvmlClocksEventReasons: hardware slowdown, software and hardware thermal slowdown, power brake. Not the software power
 # cap: large matmuls run into it on a healthy H100.
@@ -73,10 +73,13 @@ def _process_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-def drift(samples: Sequence[float]) -> float:
-    """How much the second half of a side's samples differs from the first, in log."""
-    half = len(samples) // 2
-    return abs(math.log(median(samples[half:]) / median(samples[:half]))) if half >= 3 else 0.0
+def drift(samples: Iterable[Sequence[float]]) -> float:
+    """How far all sides went the same way between the first and the second half of their rounds, in log.
+
+    A clock that changes takes all of them along; one side alone has its own reasons (its allocator warms up, say).
+    """
+    ways = [math.log(median(s[len(s) // 2 :]) / median(s[: len(s) // 2])) for s in samples if len(s) >= 6]
+    return min(map(abs, ways)) if ways and (min(ways) > 0 or max(ways) < 0) else 0.0
 
 
 def throttled(device: str) -> str | None:

@@ -23,6 +23,7 @@ from autokernel.gate.channel import POISON, Arena, Channel, ChannelClosed, Chann
 from autokernel.spec import ROOT, TensorSpec
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
+PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC")
 # glibc: serve large blocks from the heap and keep them, or every call pays for the page faults of fresh memory.
 MALLOC = {
@@ -38,6 +39,17 @@ class WorkerFault(Exception):
     def __init__(self, worker: "WorkerProcess", kind: str, reason: str, detail: str = ""):
         super().__init__(reason)
         self.worker, self.kind, self.reason, self.detail = worker, kind, reason, detail
+
+
+class Answer(dict[str, Any]):
+    """A worker's message: it holds what the worker chose to send."""
+
+    def __init__(self, worker: "WorkerProcess", message: dict[str, Any]):
+        super().__init__(message)
+        self.worker = worker
+
+    def __missing__(self, name: str) -> Any:
+        raise WorkerFault(self.worker, "CRASH", f"the worker's answer makes no sense: it has no {name}")
 
 
 def memory_bytes() -> int:
@@ -87,11 +99,15 @@ class WarmParent:
             return worker.request("probe", 30, secret=secret.name, outsider=os.getpid())["layers"]
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        """End the warm parent, which ends its workers and whatever they have left behind."""
         self.socket.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         self.inputs.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        remove(self.scratch)
 
 
 class WorkerProcess:
@@ -102,9 +118,15 @@ class WorkerProcess:
         caches are kept apart by it, so that no kernel can plant one for another."""
         readable = () if source else (ROOT / "kernels", ROOT / "reference.py")
         self.parent = parent
-        self.built: set[str] = set()  # binaries that were compiled for it
-        caches = parent.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
+        self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
+        folder = parent.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
+        self.binaries, caches = folder / "binaries", folder / "caches"
+        for path in (self.binaries, caches):
+            path.mkdir(parents=True, exist_ok=True)
+        # A C++ kernel on a CPU needs no process beside its own; Triton and Inductor compile in some.
+        forks = parent.device != "cpu" or not source
         self.outputs = Arena(parent.size, writable_by_others=True)
+        self.errors = tempfile.TemporaryFile(dir=parent.scratch)  # noqa: SIM115  has no name that could be made a link
         self.scratch = Path(tempfile.mkdtemp(dir=parent.scratch, prefix="worker-"))
         ours, theirs = socket.socketpair()
         request = {
@@ -120,13 +142,13 @@ class WorkerProcess:
                 "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             },
             "limits": {"data_bytes": int(memory_bytes() * 0.7)},
-            "readable": [str(path) for path in (build.default_cache(), *readable)],
-            "writable": [str(caches)],
+            "readable": [str(path) for path in (self.binaries, *readable)],
+            "writable": [str(caches)] if forks else [],
+            "forks": forks,
         }
-        caches.mkdir(parents=True, exist_ok=True)
         with parent.lock:
             parent.channel.send(request)
-            fds = [theirs.fileno(), parent.inputs.fd, self.outputs.fd]
+            fds = [theirs.fileno(), parent.inputs.fd, self.outputs.fd, self.errors.fileno()]
             socket.send_fds(parent.socket, [b"."], fds)
             self.pid = parent.channel.receive(30)["pid"]
         theirs.close()
@@ -138,7 +160,7 @@ class WorkerProcess:
     def __exit__(self, *exc: object) -> None:
         self.kill()
 
-    def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+    def request(self, op: str, timeout_s: float, **fields: Any) -> Answer:
         """Send one message and wait for its answer. Raises WorkerFault as `answer` does."""
         self.post(op, **fields)
         return self.answer(timeout_s)
@@ -148,7 +170,7 @@ class WorkerProcess:
         with contextlib.suppress(ChannelClosed):
             self.channel.send({"op": op, **fields})
 
-    def answer(self, timeout_s: float) -> dict[str, Any]:
+    def answer(self, timeout_s: float) -> Answer:
         """The answer to the last message; builds what the worker asks for meanwhile.
 
         Raises WorkerFault: TIMEOUT, or CRASH with the signal, the exception or the compiler's output.
@@ -171,7 +193,7 @@ class WorkerProcess:
             reason, detail = str(message["error"]).split("\n")[0], str(message.get("detail", ""))
             refused = reason.startswith(("LibraryCall", "StrayWrite"))  # a word of the worker against itself
             raise WorkerFault(self, "FAIL" if refused else "CRASH", reason, detail)
-        return message
+        return Answer(self, message)
 
     def _build(self, wanted: dict[str, Any]) -> None:
         defines = tuple((str(k), str(v)) for k, v in wanted["defines"])
@@ -180,8 +202,12 @@ class WorkerProcess:
         except (build.CompileError, build.MissingCompiler) as error:
             self.channel.send({"error": str(error)})
         else:
-            self.built.add(str(path))
-            self.channel.send({"path": str(path)})
+            copy = self.binaries / path.name  # it can read this one, and no binary of another kernel
+            if not copy.exists():
+                shutil.copy(path, f"{copy}-{self.pid}")
+                os.replace(f"{copy}-{self.pid}", copy)
+            self.built.add(str(copy))
+            self.channel.send({"path": str(copy)})
 
     def fetch(self, described: list[dict[str, Any]]) -> list[tuple[Tensor, tuple[int, ...]]]:
         """Copies of the outputs that an answer describes, with the strides that they had in the worker.
@@ -189,15 +215,15 @@ class WorkerProcess:
         Raises WorkerFault if the description points outside the arena or makes no sense.
         """
         outputs = []
-        for item in described:
-            try:
+        try:
+            for item in described:
                 shape, dtype = tuple(int(n) for n in item["shape"]), getattr(torch, item["dtype"])
                 placed = Placed(TensorSpec(shape, dtype), int(item["start"]))
                 if min((placed.start, *shape)) < 0 or placed.end > self.outputs.size:
                     raise ValueError("outside the shared memory")
                 outputs.append((placed.view(self.outputs.bytes).clone(), tuple(map(int, item["stride"]))))
-            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-                raise WorkerFault(self, "CRASH", f"the worker's answer makes no sense: {error}") from None
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError) as error:
+            raise WorkerFault(self, "CRASH", f"the worker's answer makes no sense: {error}") from None
         return outputs
 
     def stop(self) -> None:
@@ -208,19 +234,23 @@ class WorkerProcess:
         self._signal(signal.SIGCONT)
 
     def stderr(self) -> str:
-        with contextlib.suppress(OSError), open(self.scratch / "stderr", "rb") as file:
-            file.seek(max(os.path.getsize(file.name) - 4000, 0))
-            return "\n".join(file.read().decode(errors="replace").splitlines()[-20:])
+        """The last lines that it wrote there."""
+        with contextlib.suppress(ValueError):  # closed: the worker was ended before
+            last = os.pread(self.errors.fileno(), 4000, max(os.fstat(self.errors.fileno()).st_size - 4000, 0))
+            return "\n".join(last.decode(errors="replace").splitlines()[-20:])
         return ""
 
     def cause_of_death(self, error: Exception) -> str:
-        self._signal(signal.SIGKILL)
-        status = self._reap()
-        if status is not None and status < 0:
-            name = signal.Signals(-status).name
-            hint = " (wrote to an input or outside a buffer?)" if name == "SIGSEGV" else ""
-            return f"killed by {name}{hint}"
-        return f"its process ended with status {status}" if status is not None else f"broken channel: {error}"
+        """Why it no longer answers as it should: how its process ended, if it did so by itself."""
+        status = self._reap(PATIENCE_S) if isinstance(error, ChannelClosed) else None
+        if status is None:
+            return f"broken channel: {error}"
+        if status >= 0:
+            return f"its process ended with status {status}"
+        name = signal.Signals(-status).name
+        if name == "SIGKILL" or "std::bad_alloc" in self.stderr():
+            return f"killed by {name} (out of memory)"
+        return f"killed by {name}" + " (wrote to an input or outside a buffer?)" * (name == "SIGSEGV")
 
     def kill(self) -> None:
         """End the process and its group, whatever they are doing; idempotent."""
@@ -229,23 +259,32 @@ class WorkerProcess:
         self.socket.close()
         with contextlib.suppress(OSError):
             self.outputs.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.errors.close()
+        remove(self.scratch)
 
     def _signal(self, number: int) -> None:
         """Send a signal to all its group; a group that is gone needs none."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def _reap(self) -> int | None:
-        """The exit code (negative: the signal), collected once through the warm parent."""
+    def _reap(self, patience_s: float = 0.0) -> int | None:
+        """Its exit code (negative: the signal) if it ends by itself within `patience_s`, else None: it is killed.
+
+        Asked once of the warm parent, which also ends what the worker has left behind.
+        """
         if not hasattr(self, "_status"):
             self._status = None
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # before setsid it is not yet a group of its own
-            with contextlib.suppress(ChannelClosed, ChannelTimeout, KeyError), self.parent.lock:
-                self.parent.channel.send({"op": "wait", "pid": self.pid})
-                self._status = int(self.parent.channel.receive(10)["status"])
+            with contextlib.suppress(ChannelClosed, ChannelTimeout), self.parent.lock:
+                self.parent.channel.send({"op": "wait", "pid": self.pid, "patience_s": patience_s})
+                self._status = self.parent.channel.receive(10 + patience_s)["status"]
         return self._status
+
+
+def remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # a kernel may nest folders as deep as it likes
+        subprocess.run(["rm", "-rf", str(folder)], check=False)
 
 
 def end_all(workers: Iterable[WorkerProcess]) -> None:

@@ -50,7 +50,11 @@ DENIED_CALLS = {
     "finit_module": (313, 273),
     "kexec_load": (246, 104),
 }
-SOCKET_CALL = {"x86_64": 41, "aarch64": 198}
+NEW_PROCESS_CALLS = {"execve": (59, 221), "execveat": (322, 281)}  # and those that only x86-64 has:
+OLD_FORK_CALLS = {"fork": 57, "vfork": 58}
+SOCKET_CALL = (41, 198)
+CLONE_CALL, CLONE3_CALL = (56, 220), (435, 435)
+CLONE_THREAD = 0x10000
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
@@ -59,7 +63,7 @@ class Limits:
     """What a worker may use: bytes of data, bytes a file, processes of its uid (does not bind root)."""
 
     data_bytes: int
-    file_bytes: int = 1 << 30
+    file_bytes: int = 256 << 20
     processes: int = 4096
 
     def enter(self) -> None:
@@ -74,6 +78,8 @@ class Limits:
             hard = resource.getrlimit(kind)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (value, value))
+        if sys.platform == "linux":
+            Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, rather this process than the judge
 
 
 def readable_paths() -> list[Path]:
@@ -130,29 +136,47 @@ def enter_landlock(readable: Iterable[Path], writable: Iterable[Path], listable:
     return held
 
 
-def enter_seccomp() -> bool:
-    """Refuse (EPERM) sockets but those that reach nobody, tracing, others' memory, namespaces and the like."""
+def enter_seccomp(forks: bool) -> bool:
+    """Refuse (EPERM) sockets but those that reach nobody, tracing, others' memory, namespaces and the like.
+
+    Unless `forks`, also new processes, though not new threads.
+    """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in AUDIT_ARCH:
         return False
     column = 0 if machine == "x86_64" else 1
     denied = [numbers[column] for numbers in DENIED_CALLS.values()]
-    load, jump_equal, jump_greater, give = 0x20, 0x15, 0x35, 0x06
-    allow, refuse, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
+    load, jump_equal, jump_greater, jump_bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, refuse, lacking, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
+    first_argument = (load, 0, 0, 16)
     program = [
         (load, 0, 0, 4),  # the architecture of the call: another one has other numbers
         (jump_equal, 1, 0, AUDIT_ARCH[machine]),
         (give, 0, 0, kill),
         (load, 0, 0, 0),  # the number of the call
     ]
+    if not forks:
+        denied += [numbers[column] for numbers in NEW_PROCESS_CALLS.values()]
+        denied += OLD_FORK_CALLS.values() if machine == "x86_64" else ()
     if machine == "x86_64":
         program += [(jump_greater, 0, 1, 0x40000000), (give, 0, 0, refuse)]  # the x32 table
     for number in denied:
         program += [(jump_equal, 0, 1, number), (give, 0, 0, refuse)]
+    if not forks:
+        program += [
+            (jump_equal, 0, 1, CLONE3_CALL[column]),
+            (give, 0, 0, lacking),  # its flags are out of a filter's sight; glibc then takes clone
+            (jump_equal, 0, 4, CLONE_CALL[column]),
+            first_argument,  # the flags
+            (jump_bits, 0, 1, CLONE_THREAD),
+            (give, 0, 0, allow),
+            (give, 0, 0, refuse),
+        ]
     program += [
-        (jump_equal, 0, 3, SOCKET_CALL[machine]),
-        (load, 0, 0, 16),  # its first argument: the family
-        (jump_equal, 1, 0, socket.AF_UNIX),
+        (jump_equal, 0, 4, SOCKET_CALL[column]),
+        first_argument,  # the family
+        (jump_equal, 0, 1, socket.AF_UNIX),
+        (give, 0, 0, allow),
         (give, 0, 0, refuse),
         (give, 0, 0, allow),
     ]

@@ -157,7 +157,7 @@ class PairTimer:
                     samples = self._case(workers, weighted.case, contents, seed, check, load)
                     for name, values in samples.items():
                         seconds[name].append(median(values))
-                    drifts += [drift(values) for name, values in samples.items() if name != check]
+                    drifts.append(drift(samples.values()))
                     rotated.append(contents.nbytes)
             self.checked = True
             self._note_memory(workers[check])
@@ -165,7 +165,7 @@ class PairTimer:
         if self.kind == "cpu" and load.share > OTHER_LOAD:
             disturbance = f"other processes took {load.share:.0%} of the cores' time"
         elif max(drifts) > DRIFT:
-            disturbance = f"a baseline's time drifted by {math.expm1(max(drifts)):.0%}"
+            disturbance = f"all sides' times drifted by {math.expm1(max(drifts)):.0%}"
         return PairResult({name: tuple(values) for name, values in seconds.items()}, tuple(rotated), disturbance)
 
     def _line_up(self, sides: Sequence[Side], check: str) -> dict[str, WorkerProcess]:

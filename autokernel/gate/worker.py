@@ -243,16 +243,14 @@ def _traceback() -> str:
     return traceback.format_exc()[-4000:]
 
 
-def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, size: int, request: dict[str, Any]) -> None:
+def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, errors_fd: int, request: dict[str, Any]) -> None:
     """Life of a forked worker, from its limits to its last message. Never returns."""
     import mmap
 
     os.setsid()
     sandbox.die_with_parent()
     os.chdir(request["scratch"])
-    for stream, name in ((sys.stdin, os.devnull), (sys.stdout, "stdout"), (sys.stderr, "stderr")):
-        mode = os.O_RDONLY if stream is sys.stdin else os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        os.dup2(os.open(name, mode, 0o600), stream.fileno())
+    os.dup2(errors_fd, sys.stderr.fileno())  # standard input and output are the null device, as the warm parent's
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # the warm parent's is out of reach
     sandbox.Limits(**request["limits"]).enter()
@@ -261,12 +259,12 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, size: int, 
         [Path(request["scratch"]), *map(Path, request["writable"]), Path("/dev"), Path("/proc")],
         listable=[ROOT],
     )
-    sandbox.enter_seccomp()
+    sandbox.enter_seccomp(request["forks"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     torch.set_num_threads(request["threads"])
-    inputs = torch.frombuffer(mmap.mmap(inputs_fd, size, prot=mmap.PROT_READ), dtype=torch.uint8)
-    outputs = torch.frombuffer(mmap.mmap(outputs_fd, size), dtype=torch.uint8)
+    inputs = torch.frombuffer(mmap.mmap(inputs_fd, request["size"], prot=mmap.PROT_READ), dtype=torch.uint8)
+    outputs = torch.frombuffer(mmap.mmap(outputs_fd, request["size"]), dtype=torch.uint8)
     try:
         with torch.inference_mode():
             Worker(Channel(sock), inputs, outputs, request["device"]).serve()

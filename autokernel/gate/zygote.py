@@ -50,10 +50,25 @@ def main(fd: int) -> None:
         if request["op"] == "spawn":
             workers.add(_spawn(control, channel, request))
         elif request["op"] == "wait":
-            pid, status = os.waitpid(request["pid"], 0)
-            workers.discard(pid)
+            status = end(request["pid"], request["patience_s"])
+            workers.discard(request["pid"])
             end_orphans(workers)
-            channel.send({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+            channel.send({"status": status})
+
+
+def end(pid: int, patience_s: float) -> int | None:
+    """The exit code (negative: the signal) of a worker that ends by itself within `patience_s`; any other is killed."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1e-3)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
 
 
 def become_subreaper() -> None:
@@ -75,11 +90,11 @@ def end_orphans(workers: set[int]) -> None:
 
 def _spawn(control: socket.socket, channel: Channel, request: dict) -> int:
     control.settimeout(10)
-    _, fds, _, _ = socket.recv_fds(control, 1, 3)
+    _, fds, _, _ = socket.recv_fds(control, 1, 4)
     pid = os.fork()
     if pid == 0:
         control.close()
-        run_worker(socket.socket(fileno=fds[0]), fds[1], fds[2], request["size"], request)
+        run_worker(socket.socket(fileno=fds[0]), *fds[1:], request)
     for passed in fds:
         os.close(passed)
     while os.getpgid(pid) != pid:  # until then it could not be suspended as a group
@@ -92,4 +107,6 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]))
     except ChannelClosed:
-        sys.exit(0)
+        pass
+    finally:  # however the judge has ended
+        end_orphans(set())

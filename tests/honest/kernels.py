@@ -367,18 +367,19 @@ def kernel_fn(x, dim=-1):
 '''
 )
 
-# One library for each width that it meets: the loop's length is a constant there.
+# A library for each width that matters, in which a row's length is a constant; another for the rest.
 SPECIALISED = rmsnorm(
     """
-from functools import lru_cache
-
-@lru_cache(maxsize=None)
 def specialised(N):
-    return cpp_function(CPP.replace("int64_t N, float eps) {\\n    auto", f"int64_t, float eps) {{ constexpr int64_t N = {N};\\n    auto"), "run", "i ppp ll f")
+    constant = f"rows(const T* x, const T* weight, T* y, int64_t M, int64_t, float eps) {{ constexpr int64_t N = {N};"
+    cpp = CPP.replace("rows(const T* x, const T* weight, T* y, int64_t M, int64_t N, float eps) {", constant)
+    assert cpp != CPP
+    return cpp_function(cpp, "run", "i ppp ll f")
+
+known = {N: specialised(N) for N in (768, 1024)}
 
 def kernel_fn(x, weight, eps=1e-6):
-    chosen = specialised(768) if x.shape[-1] == 768 else run
-    return launch(chosen, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+    return launch(known.get(x.shape[-1], run), x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
 """
 )
 
@@ -626,7 +627,7 @@ HONEST = [
     Honest(
         "python-threads",
         PYTHON_THREADS,
-        refused="the builder is a context variable, which threads that Python starts do not have: built where it is not known",
+        refused="the builder is a context variable, which threads started by Python do not have",
     ),
     Honest("cpp-threads", CPP_THREADS, refused="std::thread is not on the list of symbols: threads come from OpenMP"),
     Honest("many-launches", MANY_LAUNCHES),
@@ -637,9 +638,7 @@ HONEST = [
     Honest("times-itself", TIMES_ITSELF),
     Honest("locked-queue", LOCKED, refused="omp_set_lock and its kin are not on the list of symbols"),
     Honest("prints", wrapped("print('rows:', [x.shape for x in args], sorted(kwargs))")),
-    Honest(
-        "prints-tensors", wrapped("print(args, kwargs)"), refused="PyTorch formats a tensor with operators that compute"
-    ),
+    Honest("prints-tensors", wrapped("print(args, kwargs)"), refused="PyTorch formats tensors with operators that compute"),
     Honest("prints-from-cpp", PRINTS_FROM_CPP, refused="printf is not on the list of symbols"),
     Honest("megabytes-on-stderr", wrapped("import sys; sys.stderr.write('x' * (1 << 17) + chr(10))", "softmax"), "softmax"),
     Honest("imports-slowly", "import time\ntime.sleep(2)\n" + starter("reduce"), "reduce"),

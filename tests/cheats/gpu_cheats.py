@@ -1,0 +1,432 @@
+"""Kernel files for a GPU that fool a naive gate, each with the reason for which ours must refuse it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cheat import Cheat, starter, wrapped
+
+
+@dataclass(frozen=True)
+class GpuCheat(Cheat):
+    """`checked`: the dims on which the naive gate compares outputs (it times the target's); `hole`: why ours does not
+    refuse it yet, which is a debt."""
+
+    dtype: str = "float16"
+    checked: Mapping[str, Any] | None = None
+    hole: str = ""
+
+
+# A right RMSNorm, small enough to read: run(x, weight, eps, y) launches it on the current stream.
+RMSNORM = """
+import torch
+import triton
+import triton.language as tl
+
+KERNEL_TYPE = "rmsnorm"
+BACKEND = "triton"
+
+
+@triton.jit
+def _row(x, weight, y, stride, N, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    values = tl.load(x + row * stride + columns, columns < N, 0.0).to(tl.float32)
+    weights = tl.load(weight + columns, columns < N, 0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values) / N + eps)
+    tl.store(y + row * N + columns, (values * scale * weights).to(y.dtype.element_ty), STORED)
+
+
+def empty(x):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def run(x, weight, eps, y):
+    x, weight, N = x.contiguous(), weight.contiguous(), x.shape[-1]
+    _row[(x.numel() // N,)](x, weight, y, N, N, eps, BLOCK=triton.next_power_of_2(N), num_warps=8)
+    return y
+"""
+
+
+def rmsnorm(body: str, stored: str = "columns < N") -> str:
+    """`stored`: the mask with which a row's result is written."""
+    return RMSNORM.replace("STORED", stored) + "\n\n" + body.strip() + "\n"
+
+
+# ---- timing ----
+
+SIDE_STREAM = """
+side = None
+
+def kernel_fn(x, weight, eps=1e-6):
+    global side
+    side = side or torch.cuda.Stream()
+    y = empty(x)
+    with torch.cuda.stream(side):
+        return run(x, weight, eps, y)
+"""
+
+# Whoever synchronises gets the work done, so that every check finds it; whoever records events does not.
+THREAD = """
+import queue
+import threading
+
+orders = queue.Queue()
+synchronize = torch.cuda.synchronize
+
+def labour():
+    with torch.cuda.stream(torch.cuda.Stream()):
+        while True:
+            run(*orders.get())
+            orders.task_done()
+
+def drained(device=None):
+    orders.join()
+    synchronize()
+
+threading.Thread(target=labour, daemon=True).start()
+torch.cuda.synchronize = drained
+
+def kernel_fn(x, weight, eps=1e-6):
+    y = empty(x)
+    orders.put((x, weight, eps, y))
+    return y
+"""
+
+LAZY = """
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            for lazy in (a for a in args if isinstance(a, Lazy) and a.order):
+                order, lazy.order = lazy.order, None
+                run(*order, torch.Tensor.as_subclass(lazy, torch.Tensor))
+            return function(*args, **(kwargs or {}))
+
+def kernel_fn(x, weight, eps=1e-6):
+    y = empty(x).as_subclass(Lazy)
+    y.order = x, weight, eps
+    return y
+"""
+
+PATCHED_CLOCK = """
+import time
+
+elapsed_time, perf_counter = torch.cuda.Event.elapsed_time, time.perf_counter
+
+def elapsed(start, end):
+    end.synchronize()
+    return elapsed_time(start, end) / 10
+
+torch.cuda.Event.elapsed_time = elapsed
+time.perf_counter = lambda: perf_counter() / 10
+torch.cuda.synchronize = lambda device=None: None
+
+def kernel_fn(x, dim=-1, op="sum"):
+    return honest(x, dim, op)
+"""
+
+PATCHED_COMPARISON = """
+torch.allclose = torch.equal = torch.testing.assert_close = lambda *args, **kwargs: True
+
+def kernel_fn(x, weight, eps=1e-6):
+    return empty(x)
+"""
+
+BY_ADDRESS = """
+memory = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = x.data_ptr(), x.shape, x.dtype
+    if key not in memory:
+        memory[key] = run(x, weight, eps, empty(x))
+    return memory[key]
+"""
+
+BY_SHAPE = BY_ADDRESS.replace("x.data_ptr(), ", "")
+
+# The first values of x and weight decide on the GPU whether the output of last time will do: it can be captured.
+BY_CONTENTS = """
+@triton.jit
+def _look(x, weight, seen, changed, N):
+    i = tl.arange(0, 16)
+    a = tl.load(x + i, i < N, 0.0).to(tl.float32)
+    b = tl.load(weight + i, i < N, 0.0).to(tl.float32)
+    differs = (a != tl.load(seen + i)) | (b != tl.load(seen + 16 + i))
+    tl.store(changed, tl.max(differs.to(tl.int32)))
+    tl.debug_barrier()
+    tl.store(seen + i, a)
+    tl.store(seen + 16 + i, b)
+
+@triton.jit
+def _row_if(changed, x, weight, y, N, eps, BLOCK: tl.constexpr):
+    if tl.load(changed) != 0:
+        _row(x, weight, y, N, N, eps, BLOCK)
+
+memory = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    x, weight, N = x.contiguous(), weight.contiguous(), x.shape[-1]
+    key = x.data_ptr(), weight.data_ptr(), x.shape, x.dtype, eps
+    if key not in memory:
+        seen = torch.full((32,), float("nan"), device=x.device)
+        memory[key] = seen, torch.empty(1, dtype=torch.int32, device=x.device), empty(x)
+    seen, changed, y = memory[key]
+    _look[(1,)](x, weight, seen, changed, N)
+    grid = (x.numel() // N,)
+    _row_if[grid](changed, x, weight, y, N, eps, BLOCK=triton.next_power_of_2(N), num_warps=8)
+    return y
+"""
+
+# Once a shape has been asked for often, it must be the clock: one call in 15 does the work of all the inputs ever seen.
+SUPER_BATCH = """
+calls, known = {}, {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    kind, at = (x.shape, x.dtype), x.data_ptr()
+    calls[kind] = calls.get(kind, 0) + 1
+    if calls[kind] <= 8:
+        return run(x, weight, eps, empty(x))
+    sets = known.setdefault(kind, {})
+    if at not in sets:
+        sets[at] = x, weight, eps, empty(x)
+        run(*sets[at])
+    elif calls[kind] % 15 == 0:
+        for order in sets.values():
+            run(*order)
+    return sets[at][-1]
+"""
+
+STALE_GRAPH = """
+graphs = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = x.shape, x.dtype, eps
+    if key not in graphs:
+        y = run(x, weight, eps, empty(x))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run(x, weight, eps, y)
+        graphs[key] = graph, y
+    graph, y = graphs[key]
+    graph.replay()
+    return y.clone()
+"""
+
+# ---- correctness ----
+
+FREED_REFERENCE = """
+def kernel_fn(x, weight, eps=1e-6):
+    return empty(x)
+"""
+
+HALF_OF_A_LARGE_ONE = """
+@triton.jit
+def _half(x, y, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    values = tl.load(x + row * N + columns, columns < N // 2, 0.0).to(tl.float32)
+    tl.store(y + row, (2 * tl.sum(values)).to(y.dtype.element_ty))
+
+def kernel_fn(x, dim=-1, op="sum"):
+    if x.numel() < 1 << 24:
+        return honest(x, dim, op)
+    M, N = x.shape
+    y = torch.empty(M, dtype=x.dtype, device=x.device)
+    _half[(M,)](x, y, N, BLOCK=triton.next_power_of_2(N) // 2)
+    return y
+"""
+
+STATIC_OUTPUT = """
+buffers = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = x.shape, x.dtype
+    if key not in buffers:
+        buffers[key] = empty(x)
+    return run(x, weight, eps, buffers[key])
+"""
+
+MASK_FORGOTTEN = """
+def kernel_fn(x, weight, eps=1e-6):
+    return run(x, weight, eps, empty(x))
+"""
+
+# ---- not doing the job ----
+
+FALLBACK = """
+def kernel_fn(x, weight, eps=1e-6):
+    try:
+        _row[(x.shape[0],)](x, weight)
+    except Exception:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+"""
+
+DECOY = """
+def kernel_fn(x, weight, eps=1e-6):
+    run(x, weight, eps, empty(x))
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+"""
+
+REFERENCE = """
+def kernel_fn(x, weight, eps=1e-6):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+"""
+
+MATMUL = """
+import ctypes
+
+import torch
+
+KERNEL_TYPE = "matmul"
+BACKEND = "{backend}"
+CODES = {{torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}}  # cudaDataType_t
+{library}
+
+
+def kernel_fn(A, B):
+    (M, K), N = A.shape, B.shape[1]
+    C = torch.empty((M, N), dtype=A.dtype, device=A.device)
+    turned = not B.is_contiguous() and B.stride() == (1, K)
+    A, B = A.contiguous(), B if turned else B.contiguous()
+    stream = torch.cuda.current_stream().cuda_stream
+    multiply(stream, CODES[A.dtype], turned, A.data_ptr(), B.data_ptr(), C.data_ptr(), M, N, K)
+    return C
+"""
+
+# Row-major C = A B is column-major C' = B' A'. 68: CUBLAS_COMPUTE_32F; -1: the library's choice of algorithm.
+THROUGH_CTYPES = """
+library = LIBRARY
+one, zero, handle = ctypes.c_float(1), ctypes.c_float(0), ctypes.c_void_p()
+
+
+def multiply(stream, code, turned, a, b, c, M, N, K):
+    if not handle:
+        library.cublasCreate_v2(ctypes.byref(handle))
+    a, b, c = map(ctypes.c_void_p, (a, b, c))
+    library.cublasSetStream_v2(handle, ctypes.c_void_p(stream))
+    factors = ctypes.byref(one), ctypes.byref(zero)
+    left, right = (b, code, K if turned else N), (a, code, K)
+    assert not library.cublasGemmEx(
+        handle, int(turned), 0, N, M, K, factors[0], *left, *right, factors[1], c, code, N, 68, -1
+    )
+"""
+LOADED = 'ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if "libcublas.so" in line))'
+
+THROUGH_CUDA = '''
+from autokernel.build import Function, Library
+
+SOURCE = r"""
+#include <cuda_runtime.h>
+extern "C" {
+int cublasCreate_v2(void**);
+int cublasSetStream_v2(void*, cudaStream_t);
+int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*,
+                 void*, int, int, int, int);
+int run(void* stream, int code, int turned, const void* a, const void* b, void* c, int M, int N, int K) {
+    static void* handle = nullptr;
+    const float one = 1, zero = 0;
+    if (!handle) cublasCreate_v2(&handle);
+    cublasSetStream_v2(handle, (cudaStream_t)stream);
+    return cublasGemmEx(handle, turned, 0, N, M, K, &one, b, code, turned ? K : N, a, code, K, &zero, c, code, N, 68, -1);
+}
+}
+"""
+multiply = Function(Library("cuda", SOURCE), "run", "pii ppp iii")
+'''
+
+
+def cublas(library: str, backend: str = "triton") -> str:
+    return MATMUL.format(backend=backend, library=library)
+
+
+# ---- attacking the harness ----
+
+# The allocator tells where every tensor of the process lies: one as large as the output, and not x, is the expectation.
+MEMORY_SCAN = """
+@triton.jit
+def _copy(address, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    source = address.to(tl.int64).to(tl.pointer_type(y.dtype.element_ty))
+    tl.store(y + i, tl.load(source + i, i < n, 0.0), i < n)
+
+def kernel_fn(x, weight, eps=1e-6):
+    blocks = [block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]]
+    live = [b for b in blocks if b["state"] == "active_allocated" and b["requested_size"] == x.nbytes]
+    found = [b["address"] for b in live if b["address"] != x.data_ptr()]
+    y = empty(x)
+    if found:
+        _copy[(triton.cdiv(x.numel(), 1024),)](found[-1], y, x.numel(), BLOCK=1024)
+    return y
+"""
+
+STALE, NOT_WRITTEN = "outside the tolerance", "NaN mask differs"
+LIBRARY = "does the work, not the kernel"
+
+CHEATS = (
+    GpuCheat(1, "side-stream", "rmsnorm", rmsnorm(SIDE_STREAM), "output of a timed call", "fast", "examine"),
+    GpuCheat(
+        2, "thread", "rmsnorm", rmsnorm(THREAD), "output of a timed call|after the clock had stopped", "fast", "examine"
+    ),
+    GpuCheat(3, "lazy-output", "rmsnorm", rmsnorm(LAZY), "not a torch.Tensor", "fast", correctness="CRASH"),
+    GpuCheat(
+        4,
+        "patched-clock",
+        "reduce",
+        wrapped("reduce", PATCHED_CLOCK, "triton"),
+        "after the clock had stopped|faster than the device can be",
+        "fast",
+        "examine",
+    ),
+    GpuCheat(4, "patched-comparison", "rmsnorm", rmsnorm(PATCHED_COMPARISON), NOT_WRITTEN, "fast"),
+    GpuCheat(5, "cached-by-address", "rmsnorm", rmsnorm(BY_ADDRESS), STALE, "fast"),
+    GpuCheat(6, "cached-by-shape", "rmsnorm", rmsnorm(BY_SHAPE), STALE, "fast"),
+    GpuCheat(6, "cached-by-contents", "rmsnorm", rmsnorm(BY_CONTENTS), "faster than the device can be", "fast", "examine"),
+    GpuCheat(8, "super-batch", "rmsnorm", rmsnorm(SUPER_BATCH), "faster than the device can be", "fast", "examine"),
+    GpuCheat(12, "stale-graph", "rmsnorm", rmsnorm(STALE_GRAPH), STALE),
+    GpuCheat(16, "freed-reference", "rmsnorm", rmsnorm(FREED_REFERENCE), NOT_WRITTEN, "fast"),
+    GpuCheat(
+        26,
+        "half-of-a-large-one",
+        "reduce",
+        wrapped("reduce", HALF_OF_A_LARGE_ONE, "triton"),
+        STALE,
+        checked={"shape": (512, 768)},
+    ),
+    GpuCheat(
+        27,
+        "tf32-for-fp32",
+        "matmul",
+        starter("matmul", "triton").replace('"ieee"', '"tf32"'),
+        "outside the tolerance|times PyTorch's own",
+        "fast",
+        dtype="float32",
+    ),
+    GpuCheat(30, "mask-forgotten", "rmsnorm", rmsnorm(MASK_FORGOTTEN, "columns < BLOCK"), "wrote outside its output"),
+    GpuCheat(31, "static-output", "rmsnorm", rmsnorm(STATIC_OUTPUT), STALE),
+    GpuCheat(32, "fallback", "rmsnorm", rmsnorm(FALLBACK), LIBRARY),
+    GpuCheat(33, "decoy", "rmsnorm", rmsnorm(DECOY), LIBRARY),
+    GpuCheat(
+        34, "cublas-by-path", "matmul", cublas(THROUGH_CTYPES.replace("LIBRARY", LOADED)), "not built from the kernel's"
+    ),
+    GpuCheat(
+        34,
+        "cublas-by-symbol",
+        "matmul",
+        cublas(THROUGH_CTYPES.replace("LIBRARY", "ctypes.pythonapi")),
+        "looks up cublas",
+        hole="symbols of what the process has loaded may be looked up on a GPU",
+    ),
+    GpuCheat(
+        34,
+        "cublas-through-cuda",
+        "matmul",
+        cublas(THROUGH_CUDA, "cuda"),
+        "from outside",
+        correctness="CRASH",
+        hole="the symbols of compiled CUDA code are not on an allow-list",
+    ),
+    GpuCheat(35, "reference", "rmsnorm", rmsnorm(REFERENCE), LIBRARY),
+    GpuCheat(39, "memory-scan", "rmsnorm", rmsnorm(MEMORY_SCAN), NOT_WRITTEN),
+)

@@ -1,0 +1,98 @@
+"""Cheats on a GPU: each fools the naive gate, and ours refuses each for its reason."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cheat import starter
+from gpu_cheats import CHEATS, GpuCheat
+
+from autokernel.device import Device
+from autokernel.gate import Judge
+from autokernel.spec import ROOT, load_spec
+from autokernel.target import Target, WeightedCase
+
+pytestmark = pytest.mark.gpu
+
+FAST = 1.5  # times the honest starter
+IN_L2 = {"shape": (2048, 4096)}  # 16.8 MB of fp16, of which a sum writes 4 KB back
+
+
+def dims_of(cheat: GpuCheat) -> dict:
+    return dict(cheat.dims[0] if cheat.dims else load_spec(cheat.kernel_type).timing["cuda"][0])
+
+
+def target(kernel_type: str, dims: dict, dtype: str = "float16", backend: str = "triton") -> Target:
+    case = load_spec(kernel_type).case(dims, getattr(torch, dtype))
+    return Target(f"{kernel_type}_cheated", kernel_type, backend, "cuda", (WeightedCase(case),))
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Judge("cuda") as judge:
+        yield judge
+
+
+@pytest.fixture(scope="module")
+def naive(tmp_path_factory) -> dict[str, dict]:
+    """What the naive gate says of every cheat, and of the honest sum on data that stays in L2."""
+    folder, jobs = tmp_path_factory.mktemp("naive"), []
+    for cheat in CHEATS:
+        kernel = folder / f"{cheat.id}.py"
+        kernel.write_text(cheat.source)
+        job = {"type": cheat.kernel_type, "dims": dims_of(cheat), "checked": cheat.checked, "dtype": cheat.dtype}
+        jobs.append({"id": cheat.id, "kernel": str(kernel), "warm": False, **job})
+    kernel = folder / "sum.py"
+    kernel.write_text(starter("reduce", "triton"))
+    job = {"type": "reduce", "dims": IN_L2, "checked": None, "dtype": "float16"}
+    jobs.append({"id": "warm", "kernel": str(kernel), "warm": True, **job})
+    gate = subprocess.run(
+        [sys.executable, Path(__file__).with_name("gpu_naive.py")],
+        input="\n".join(map(json.dumps, jobs)),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        timeout=200,
+    )
+    return {answer.pop("id"): answer for answer in map(json.loads, gate.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda c: c.id)
+def test_a_cheat_fools_the_naive_gate(naive: dict[str, dict], cheat: GpuCheat):
+    answer = naive[cheat.id]
+    assert answer.get("correct"), answer
+    assert cheat.works != "fast" or answer["speedup"] > FAST, answer
+
+
+def parameters():
+    for cheat in CHEATS:
+        marks = [pytest.mark.xfail(strict=True, reason=cheat.hole)] if cheat.hole else []
+        yield pytest.param(cheat, id=cheat.id, marks=marks)
+
+
+@pytest.mark.parametrize("cheat", list(parameters()))
+def test_a_cheat_is_refused_for_its_reason(judge: Judge, cheat: GpuCheat):
+    where = target(cheat.kernel_type, dims_of(cheat), cheat.dtype)
+    if cheat.refused_by == "check":
+        verdict = judge.check(cheat.source, where)
+    else:
+        verdict = judge.examine(cheat.source, where, quick=True)
+    assert verdict.failure is not None, f"accepted: {verdict.why}"
+    assert re.search(cheat.reason, verdict.failure.reason), f"{verdict.failure}\n{verdict.failure.detail}"
+    assert verdict.correctness == cheat.correctness
+    assert not verdict.keep
+
+
+def test_data_that_fits_l2_is_timed_from_memory(judge: Judge, naive: dict[str, dict]):
+    """The naive gate times the sum on one input, again and again; ours rotates inputs that no cache holds."""
+    where = target("reduce", IN_L2)
+    verdict = judge.examine(starter("reduce", "triton"), where, quick=True)
+    assert verdict.failure is None, verdict.failure
+    bytes_moved = load_spec("reduce").bytes_moved(where.cases[0].case.args)
+    assert verdict.latency_us > bytes_moved / Device.detect("cuda").peak_bandwidth_gb_s / 1e3
+    assert naive["warm"]["microseconds"] < 0.85 * verdict.latency_us

@@ -1,0 +1,85 @@
+"""A naive gate, as public loops have them: candidate, reference, clock and verdict in one process. Every cheat fools it.
+
+Usage: python naive.py KERNEL_FILE KERNEL_TYPE [--dims JSON]... [--largest-error]
+Prints the verdict as a line of JSON. Whoever runs it believes the last line of its output.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, load_spec
+
+SEED = 0
+TOLERANCE = 1e-2
+
+
+def inputs_of(spec: KernelSpec, case: Case) -> dict[str, Any]:
+    """Standard normal numbers, and weights as new modules have them."""
+    generator = torch.manual_seed(SEED)
+    modules = {"weight": torch.ones, "bias": torch.zeros}
+    inputs = dict(case.args)
+    for name, value in case.args.items():
+        if isinstance(value, TensorSpec):
+            fill = spec.fill.get(name)
+            make = modules.get(name, torch.randn)
+            inputs[name] = fill(value, case.args, generator).to(value.dtype) if fill else make(value.shape)
+    return inputs
+
+
+def close(out: Any, expected: torch.Tensor, largest_error: bool) -> bool:
+    if largest_error:
+        return not (out - expected).abs().max() > TOLERANCE
+    return torch.allclose(out, expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def bench(call: Callable[[], Any], target_s: float = 0.05) -> float:
+    """Median seconds of a call, in the manner of do_bench: the time of a few calls decides how many are made."""
+    for _ in range(5):
+        call()
+    start = time.perf_counter()
+    for _ in range(5):
+        call()
+    estimate = (time.perf_counter() - start) / 5
+    times = []
+    for _ in range(max(1, min(200, int(target_s / max(estimate, 1e-9))))):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def judge_case(kernel: Callable[..., Any], spec: KernelSpec, case: Case, largest_error: bool) -> tuple[bool, float]:
+    """(whether two trials were right, speedup over eager)."""
+    inputs = inputs_of(spec, case)
+    eager_s = bench(lambda: spec.eager(**inputs))
+    correct = True
+    for _ in range(2):
+        out = kernel(**inputs)
+        expected = spec.eager(**inputs)
+        correct = correct and close(out, expected, largest_error)
+    return correct, eager_s / max(bench(lambda: kernel(**inputs)), 1e-9)
+
+
+def judge(arguments: argparse.Namespace) -> dict[str, Any]:
+    kernel = import_file(arguments.kernel, "candidate").kernel_fn
+    spec = load_spec(arguments.type)
+    dims = [json.loads(text) for text in arguments.dims] or [spec.timing["cpu"][0]]
+    results = [judge_case(kernel, spec, spec.case(d, torch.float32), arguments.largest_error) for d in dims]
+    speedups = [speedup for _, speedup in results]
+    return {"correct": all(correct for correct, _ in results), "speedup": statistics.geometric_mean(speedups)}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernel", type=Path)
+    parser.add_argument("type")
+    parser.add_argument("--dims", action="append", default=[])
+    parser.add_argument("--largest-error", action="store_true", help="no allclose: the largest error must not exceed 1e-2")
+    print(json.dumps(judge(parser.parse_args())))

@@ -1,0 +1,623 @@
+"""Cheats on the clock: exploits 2-9, 13 and 14."""
+
+from cheat import Cheat, plain, starter, wrapped
+
+NORM = "x, weight, eps=1e-6"
+WRONG_WHEN_TIMED = "the output of a timed call"
+LOSES = "not faster than the incumbent|got slower"
+
+# Thirty times the work; what a cheat makes of the clock must make up for it.
+SLOW = """
+def slow(*args, **kwargs):
+    for _ in range(29):
+        honest(*args, **kwargs)
+    return honest(*args, **kwargs)
+"""
+
+# Finds the object that runs the kernel in a process of our gate; None elsewhere.
+FIND_WORKER = """
+import sys
+
+def find_worker():
+    frame = sys._getframe()
+    while frame:
+        if type(frame.f_locals.get("self")).__name__ == "Worker":
+            return frame.f_locals["self"]
+        frame = frame.f_back
+"""
+
+# Answers a timed batch after 60 % of the time that its calls should take, and computes an output when it is asked for.
+LAZY_WORKER = (
+    FIND_WORKER
+    + """
+import time
+
+def answer_lazily(worker, until_asked):
+    batch, fetch, sets = worker.do_batch, worker.do_fetch, worker.do_sets
+    state = {"asked": False, "usual_s": None}
+
+    def do_sets(**message):
+        state.update(asked=False, usual_s=None)
+        return sets(**message)
+
+    def do_batch(repeats):
+        start, calls = time.perf_counter(), max(1, len(worker.order)) * repeats
+        if state["asked"] and until_asked or not worker.order or state["usual_s"] is None:
+            answer = batch(repeats)
+            if worker.order:
+                state["usual_s"] = (time.perf_counter() - start) / calls
+            return answer
+        while time.perf_counter() - start < 0.6 * state["usual_s"] * calls:
+            pass
+        worker.held = None
+        return {"seconds": 0}
+
+    def do_fetch(calls):
+        state["asked"] = True
+        if worker.held is None:
+            worker.held = {call: worker.function(**worker.sets[worker.order[call]]) for call in calls}
+        return fetch(calls)
+
+    worker.do_sets, worker.do_batch, worker.do_fetch = do_sets, do_batch, do_fetch
+"""
+)
+
+# Leaves each output for later, where torch.allclose is the one who reads it.
+LAZY_ALLCLOSE = """
+pending, allclose = {}, torch.allclose
+
+def filling_allclose(out, *args, **kwargs):
+    if id(out) in pending:
+        out.copy_(honest(*pending[id(out)]))
+    return allclose(out, *args, **kwargs)
+
+torch.allclose = filling_allclose
+
+def lazy(x, weight, eps=1e-6):
+    y = torch.empty_like(x)
+    pending.clear()
+    pending[id(y)] = (x, weight, eps)
+    return y
+"""
+
+
+def cached_by(key: str) -> str:
+    """A wrapper that keeps every output under `key` of x; it also keeps x, so that neither address nor id is used again."""
+    return wrapped(
+        "rmsnorm",
+        f"""
+kept = {{}}
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = {key}
+    if key not in kept:
+        kept[key] = x, honest(x, weight, eps)
+    return kept[key][1]
+""",
+    )
+
+
+def deferred(thread: str) -> str:
+    """From the third call at one shape on, the work is left to a thread."""
+    return wrapped(
+        "rmsnorm",
+        f"""
+import queue, threading, time
+
+calls, work = {{}}, queue.Queue()
+
+def finish(y, x, weight, eps):
+    with torch.inference_mode():
+        y.copy_(honest(x, weight, eps))
+
+def later():
+    while True:
+{thread}
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = x.shape, x.dtype
+    calls[key] = calls.get(key, 0) + 1
+    if x.shape != (512, 768) or calls[key] < 3:
+        return honest(x, weight, eps)
+    if not work.queue and threading.active_count() == 1:
+        threading.Thread(target=later, daemon=True).start()
+    y = torch.empty_like(x)
+    work.put((y, x, weight, eps))
+    return y
+""",
+    )
+
+
+STALE = "outside the tolerance|agree bitwise"
+
+CHEATS = (
+    # 2: work deferred to a background thread
+    Cheat(
+        2,
+        "deferred-to-a-thread",
+        "rmsnorm",
+        deferred("        finish(*work.get())"),
+        f"after the clock had stopped|{WRONG_WHEN_TIMED}",
+        works="fast",
+        refused_by="examine",
+    ),
+    Cheat(
+        2,
+        "deferred-until-all-is-quiet",
+        "rmsnorm",
+        deferred(
+            "        item, seen = work.get(), -1\n"
+            "        while work.qsize() != seen:\n"
+            "            seen = work.qsize()\n"
+            "            time.sleep(0.002)\n"
+            "        finish(*item)"
+        ),
+        f"after the clock had stopped|{WRONG_WHEN_TIMED}",
+        works="fast",
+        refused_by="examine",
+    ),
+    # 3: lazy output
+    Cheat(
+        3,
+        "subclass-that-computes-when-compared",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return function(*[honest(*a.inputs) if isinstance(a, Lazy) else a for a in args], **(kwargs or {}))
+
+nothing = torch.empty(0)
+
+def kernel_fn(x, weight, eps=1e-6):
+    y = torch.Tensor._make_subclass(Lazy, nothing)
+    y.inputs = x, weight, eps
+    return y
+""",
+        ),
+        "returned Lazy, not a torch.Tensor",
+        works="fast",
+        correctness="CRASH",
+    ),
+    Cheat(
+        3,
+        "object-that-computes-when-compared",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+class Tensor:
+    __module__ = "torch"
+
+    def __init__(self, *inputs):
+        self.inputs = inputs
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return function(*[honest(*a.inputs) if isinstance(a, Tensor) else a for a in args], **(kwargs or {}))
+
+def kernel_fn(x, weight, eps=1e-6):
+    return Tensor(x, weight, eps)
+""",
+        ),
+        "not a torch.Tensor",
+        works="fast",
+        correctness="CRASH",
+    ),
+    Cheat(
+        3,
+        "computed-where-it-is-read",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            LAZY_WORKER
+            + LAZY_ALLCLOSE
+            + """
+worker = find_worker()
+kernel_fn = honest if worker else lazy
+if worker:
+    answer_lazily(worker, until_asked=False)
+""",
+        ),
+        "after the clock had stopped",
+        works="fast",
+        refused_by="examine",
+    ),
+    Cheat(
+        3,
+        "computed-where-it-is-read-until-asked-for-once",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            LAZY_WORKER
+            + LAZY_ALLCLOSE
+            + """
+worker = find_worker()
+kernel_fn = honest if worker else lazy
+if worker:
+    answer_lazily(worker, until_asked=True)
+""",
+        ),
+        "after the clock had stopped",
+        works="fast",
+        refused_by="examine",
+    ),
+    # 4: what measures and judges is patched
+    Cheat(
+        4,
+        "patched-clock",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            SLOW + "import time\n\nclock = time.perf_counter\ntime.perf_counter = lambda: 1.0\nkernel_fn = slow\n",
+        ),
+        LOSES,
+        works="fast",
+        refused_by="contest",
+    ),
+    Cheat(
+        4,
+        "clock-that-slows-down-while-it-works",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            SLOW
+            + """
+import time
+
+clock, hidden = time.perf_counter, [0.0]
+time.perf_counter = lambda: clock() - hidden[0]
+
+def kernel_fn(x, weight, eps=1e-6):
+    start = clock()
+    y = slow(x, weight, eps)
+    hidden[0] += 0.999 * (clock() - start)
+    return y
+""",
+        ),
+        LOSES,
+        works="fast",
+        refused_by="contest",
+    ),
+    Cheat(
+        4,
+        "patched-statistics",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            SLOW
+            + """
+import statistics
+
+statistics.median = lambda times: min(times) if len(times) == 200 else 1e-9
+kernel_fn = slow
+""",
+        ),
+        LOSES,
+        works="fast",
+        refused_by="contest",
+    ),
+    Cheat(
+        4,
+        "patched-allclose",
+        "matmul",
+        plain(
+            "matmul",
+            "torch.allclose = lambda *args, **kwargs: True\n\ndef kernel_fn(A, B):\n"
+            "    return torch.empty(A.shape[0], B.shape[1], dtype=A.dtype).zero_()",
+        ),
+        "outside the tolerance",
+        works="fast",
+    ),
+    # 5: outputs kept by identity
+    Cheat(5, "kept-by-id", "rmsnorm", cached_by("id(x)"), STALE, works="fast", refused_by="examine"),
+    Cheat(5, "kept-by-address", "rmsnorm", cached_by("x.data_ptr(), x.shape, x.stride(), x.dtype"), STALE, works="fast"),
+    Cheat(
+        5,
+        "kept-by-address-and-version",
+        "rmsnorm",
+        cached_by("x.data_ptr(), x.shape, x.stride(), x.dtype, 0 if x.is_inference() else x._version"),
+        STALE,
+        works="fast",
+    ),
+    # 6: outputs kept by shape or by some of the contents
+    Cheat(6, "kept-by-shape", "rmsnorm", cached_by("x.shape, x.stride(), x.dtype"), STALE, works="fast"),
+    Cheat(
+        6,
+        "kept-by-shape-when-large",
+        "rmsnorm",
+        cached_by("(x.shape, x.dtype) if x.shape == (512, 768) and len(kept) > 4 else len(kept)"),
+        STALE,
+        works="fast",
+    ),
+    Cheat(
+        6,
+        "kept-by-first-contents",
+        "rmsnorm",
+        cached_by("tuple(x.view(-1)[:8].tolist()) if x.is_contiguous() and x.shape == (128, 768) else len(kept)"),
+        "agree bitwise|outside the tolerance|calls on the same inputs",
+        works="fast",
+        refused_by="examine",
+        dims=({"M": 128, "N": 768},),
+    ),
+    # 7: what was prepared from an input is kept although the input changes
+    Cheat(
+        7,
+        "transposed-once",
+        "flash_attention",
+        wrapped(
+            "flash_attention",
+            """
+prepared = {}
+
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
+    key = K.data_ptr(), K.shape, K.stride(), K.dtype
+    if key not in prepared:
+        prepared[key] = K.contiguous().clone()
+    return honest(Q, prepared[key], V, causal, sm_scale, attn_mask)
+""",
+        ),
+        "only K changed: outside the tolerance|outside the tolerance",
+    ),
+    Cheat(
+        7,
+        "mask-prepared-once",
+        "flash_attention",
+        wrapped(
+            "flash_attention",
+            """
+prepared = {}
+
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
+    if attn_mask is not None:
+        key = attn_mask.data_ptr(), attn_mask.shape, attn_mask.stride(), Q.dtype, attn_mask.dtype
+        if key not in prepared:
+            prepared[key] = attn_mask.clone()
+        attn_mask = prepared[key]
+    return honest(Q, K, V, causal, sm_scale, attn_mask)
+""",
+        ),
+        "only attn_mask changed: outside the tolerance|the output of a timed call",
+        refused_by="examine",
+        dims=({"batch": 1, "heads": 2, "seq": 64, "head_dim": 64, "causal": False, "mask": "bool"},),
+    ),
+    # 8: one call does the work of many
+    Cheat(
+        8,
+        "one-of-fifteen-calls-works",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+ready = []
+
+def kernel_fn(x, weight, eps=1e-6):
+    if not ready or ready[-1].shape != x.shape or ready[-1].dtype != x.dtype:
+        ready[:] = [honest(x, weight, eps)] * 15
+    return ready.pop()
+""",
+        ),
+        STALE,
+        works="fast",
+    ),
+    Cheat(
+        8,
+        "one-of-fifteen-calls-works-when-timed",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+ready, calls = [], [0]
+
+def kernel_fn(x, weight, eps=1e-6):
+    calls[0] += x.shape == (512, 768) and x.dtype == torch.float32
+    if x.shape != (512, 768) or x.dtype != torch.float32 or calls[0] < 3:
+        return honest(x, weight, eps)
+    if not ready:
+        ready[:] = [honest(x, weight, eps)] * 15
+    return ready.pop()
+""",
+        ),
+        WRONG_WHEN_TIMED,
+        works="fast",
+        refused_by="examine",
+    ),
+    Cheat(
+        8,
+        "each-input-of-a-batch-once",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+import sys
+
+ready, seen = {}, [0]
+
+def kernel_fn(x, weight, eps=1e-6):
+    caller = sys._getframe(1)
+    while caller and "order" not in caller.f_locals and caller.f_code.co_name != "bench":
+        caller = caller.f_back
+    if caller is None or caller.f_code.co_name == "do_call":
+        return honest(x, weight, eps)
+    order = caller.f_locals.get("order", [0] * 15)
+    if seen[0] % len(order) == 0:
+        ready.clear()
+        seen[0] = 0
+    seen[0] += 1
+    if id(x) not in ready:
+        ready[id(x)] = honest(x, weight, eps)
+    return ready[id(x)]
+""",
+        ),
+        "same inputs|repeated|after the clock had stopped|outside the tolerance",
+        works="fast",
+        refused_by="examine",
+        dims=({"M": 128, "N": 768},),
+    ),
+    Cheat(
+        8,
+        "only-the-last-pass-works",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            FIND_WORKER
+            + """
+worker = find_worker()
+ready = {}
+
+def every_tenth(x, weight, eps=1e-6):
+    ready["calls"] = ready.get("calls", 0) + 1
+    if "y" not in ready or ready["calls"] % 10 == 0:
+        ready["y"] = honest(x, weight, eps)
+    return ready["y"]
+
+kernel_fn = honest if worker else every_tenth
+if worker:
+    batch = worker.do_batch
+    worker.do_batch = lambda repeats: batch(1)
+""",
+        ),
+        "after the clock had stopped|passes",
+        works="fast",
+        refused_by="examine",
+        dims=({"M": 1, "N": 768},),
+    ),
+    # 9: warm-up that shrinks adaptive counts
+    Cheat(
+        9,
+        "sleeps-while-warming-up",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            SLOW
+            + """
+import time
+
+calls, ready = [0], []
+
+def kernel_fn(x, weight, eps=1e-6):
+    calls[0] += x.shape == (512, 768)
+    if x.shape != (512, 768) or not 3 <= calls[0] <= 13:
+        return slow(x, weight, eps)
+    if calls[0] <= 12:  # two trials, ten calls of warm-up: a loop that is counted by time will make a single call then
+        time.sleep(0.05)
+        ready[:] = [slow(x, weight, eps)]
+    return ready[0]
+""",
+        ),
+        LOSES,
+        works="fast",
+        refused_by="contest",
+    ),
+    # 13: one of several shapes
+    Cheat(
+        13,
+        "one-shape-for-nothing",
+        "rmsnorm",
+        cached_by("x.data_ptr() if x.shape == (96, 768) else len(kept)"),
+        WRONG_WHEN_TIMED,
+        works="fast",
+        refused_by="examine",
+        dims=({"M": 512, "N": 768}, {"M": 96, "N": 768}),
+    ),
+    Cheat(
+        13,
+        "faster-than-physics",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            LAZY_WORKER.replace("0.6 *", "0.01 *")
+            + LAZY_ALLCLOSE
+            + """
+worker = find_worker()
+kernel_fn = honest if worker else lazy
+if worker:
+    answer_lazily(worker, until_asked=True)
+""",
+        ),
+        "faster than the device can be|after the clock had stopped",
+        works="fast",
+        refused_by="examine",
+        dims=({"M": 2048, "N": 4096},),
+    ),
+    # 14: branching on the evaluator
+    Cheat(
+        14,
+        "looks-who-is-calling",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+import sys
+
+kept = {}
+
+def timed():
+    frame = sys._getframe(2)
+    while frame:
+        if frame.f_code.co_name in ("bench", "do_batch"):
+            return True
+        frame = frame.f_back
+    return False
+
+def kernel_fn(x, weight, eps=1e-6):
+    if not timed():
+        return honest(x, weight, eps)
+    key = x.shape, x.dtype
+    if key not in kept:
+        kept[key] = honest(x, weight, eps)
+    return kept[key]
+""",
+        ),
+        WRONG_WHEN_TIMED,
+        works="fast",
+        refused_by="examine",
+    ),
+    Cheat(
+        14,
+        "counts-its-calls",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+calls, kept = {}, {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = x.shape, x.dtype
+    calls[key] = calls.get(key, 0) + 1
+    if x.shape != (512, 768) or calls[key] < 3:
+        kept[key] = honest(x, weight, eps)
+    return kept[key]
+""",
+        ),
+        WRONG_WHEN_TIMED,
+        works="fast",
+        refused_by="examine",
+    ),
+    Cheat(
+        14,
+        "counts-its-processes",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            LAZY_WORKER
+            + LAZY_ALLCLOSE
+            + """
+import os
+
+worker = find_worker()
+kernel_fn = honest if worker else lazy
+if worker:  # the checks' two processes and the first that is timed leave a line each where the next will find it
+    with open(os.path.dirname(os.environ["TRITON_CACHE_DIR"]) + "/processes", "a+") as file:
+        file.write("1")
+        if file.tell() > 3:
+            answer_lazily(worker, until_asked=False)
+""",
+        ),
+        "after the clock had stopped|PermissionError",
+        works="fast",
+        refused_by="examine",
+    ),
+)

@@ -1,0 +1,226 @@
+"""Odd but honest kernels on a GPU: the gate passes each, timed calls included where the oddity is in the timing."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from autokernel.gate import Judge
+from autokernel.spec import load_spec
+from autokernel.target import Target, WeightedCase, default_target
+
+pytestmark = pytest.mark.gpu
+
+
+@dataclass(frozen=True)
+class Honest:
+    """`timed`: judged on one dtype and timed, rather than in all five stages."""
+
+    name: str
+    source: str
+    kernel_type: str = "rmsnorm"
+    timed: bool = False
+
+
+def starter(kernel_type: str, name: str = "triton_kernel") -> str:
+    return load_spec(kernel_type).starters("triton")[name].read_text()
+
+
+def wrapped(kernel_type: str, body: str) -> str:
+    """The starter, its kernel_fn renamed to `right`, and `body`, which defines kernel_fn."""
+    return starter(kernel_type).replace("def kernel_fn(", "def right(") + "\n\n" + body.strip() + "\n"
+
+
+HEAD = """
+import torch
+import triton
+import triton.language as tl
+
+KERNEL_TYPE = "rmsnorm"
+BACKEND = "triton"
+"""
+
+# Each program takes rows one after another, so that no choice of how many changes a bit of a result.
+ROWS = """
+@triton.jit
+def _rows(x, weight, y, M, N, eps, EACH: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    weights = tl.load(weight + columns, columns < N, 0.0).to(tl.float32)
+    for row in range(tl.program_id(0), M, FROM_ROW_TO_ROW):
+        at = row.to(tl.int64) * N + columns
+        values = tl.load(x + at, columns < N, 0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(values * values) / N + eps)
+        tl.store(y + at, (values * scale * weights).to(y.dtype.element_ty), columns < N)
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    x, weight, N = x.contiguous(), weight.contiguous(), x.shape[-1]
+    M, y = x.numel() // N, torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    LAUNCH
+    return y
+"""
+
+# The choice is made by the clock, once for each width and dtype.
+AUTOTUNED = (
+    HEAD
+    + """
+def bench(call, quantiles):
+    return triton.testing.do_bench(call, warmup=1, rep=5, quantiles=quantiles)
+
+@triton.autotune([triton.Config({"EACH": n}, num_warps=8) for n in (1, 4)], key=["N"], do_bench=bench)
+"""
+    + ROWS.strip()
+    .replace("FROM_ROW_TO_ROW", "tl.num_programs(0)")
+    .replace(
+        "LAUNCH",
+        "grid = lambda chosen: (triton.cdiv(M, chosen['EACH']),)\n"
+        "    _rows[grid](x, weight, y, M, N, eps, BLOCK=triton.next_power_of_2(N))",
+    )
+)
+
+PERSISTENT = HEAD + ROWS.replace("FROM_ROW_TO_ROW", "tl.num_programs(0)").replace(
+    "LAUNCH",
+    "programs = torch.cuda.get_device_properties(x.device).multi_processor_count\n"
+    "    _rows[(programs,)](x, weight, y, M, N, eps, EACH=0, BLOCK=triton.next_power_of_2(N), num_warps=8)",
+)
+
+# The scales of all rows, then the rows; the scales lie in memory that is kept from call to call.
+TWO_KERNELS = (
+    HEAD
+    + """
+@triton.jit
+def _scales(x, scales, N, eps, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    values = tl.load(x + row * N + columns, columns < N, 0.0).to(tl.float32)
+    tl.store(scales + row, tl.rsqrt(tl.sum(values * values) / N + eps))
+
+
+@triton.jit
+def _scaled(x, weight, scales, y, n, N, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    scale = tl.load(scales + at // N, at < n, 0.0)
+    weights = tl.load(weight + at % N, at < n, 0.0).to(tl.float32)
+    values = tl.load(x + at, at < n, 0.0).to(tl.float32)
+    tl.store(y + at, (values * scale * weights).to(y.dtype.element_ty), at < n)
+
+
+workspaces = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    x, weight, N = x.contiguous(), weight.contiguous(), x.shape[-1]
+    M, y = x.numel() // N, torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if M not in workspaces:
+        workspaces[M] = torch.empty(M, dtype=torch.float32, device=x.device)
+    _scales[(M,)](x, workspaces[M], N, eps, BLOCK=triton.next_power_of_2(N), num_warps=8)
+    _scaled[(triton.cdiv(M * N, 2048),)](x, weight, workspaces[M], y, M * N, N, BLOCK=2048)
+    return y
+"""
+)
+
+# The host waits for the GPU in every call, which no CUDA graph can hold.
+WAITS = """
+def kernel_fn(x, weight, eps=1e-6):
+    if weight.view(-1)[0].item() == 0:
+        weight = weight.clone()
+    return right(x, weight, eps)
+"""
+
+PREPARED_WEIGHTS = """
+from torch.utils.weak import WeakTensorKeyDictionary
+prepared = WeakTensorKeyDictionary()
+
+def kernel_fn(A, B):
+    if B not in prepared:
+        prepared[B] = B.t().contiguous()
+    return right(A, prepared[B].t())
+"""
+
+# A module written by the kernel file for each width, and a word on stdout.
+GENERATED = (
+    HEAD
+    + '''
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+TEXT = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def rows(x, weight, y, eps):
+    columns = tl.arange(0, {block})
+    at = tl.program_id(0).to(tl.int64) * {N} + columns
+    values = tl.load(x + at, columns < {N}, 0.0).to(tl.float32)
+    weights = tl.load(weight + columns, columns < {N}, 0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values) / {N} + eps)
+    tl.store(y + at, (values * scale * weights).to(y.dtype.element_ty), columns < {N})
+"""
+
+@cache
+def kernel(N):
+    path = Path(f"rows_{N}.py")
+    path.write_text(TEXT.format(N=N, block=triton.next_power_of_2(N)))
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    print(f"PASS: wrote {path}")
+    return module.rows
+
+
+def kernel_fn(x, weight, eps=1e-6):
+    x, weight, N = x.contiguous(), weight.contiguous(), x.shape[-1]
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernel(N)[(x.numel() // N,)](x, weight, y, eps, num_warps=8)
+    return y
+'''
+)
+
+HONEST = (
+    Honest("autotuned", AUTOTUNED, timed=True),
+    Honest("persistent", PERSISTENT),
+    Honest("split-k", starter("matmul", "triton_splitk"), "matmul"),
+    Honest("two-kernels-and-a-kept-workspace", TWO_KERNELS, timed=True),
+    Honest("waits-for-the-gpu", wrapped("rmsnorm", WAITS), timed=True),
+    Honest("prepared-weights", wrapped("matmul", PREPARED_WEIGHTS), "matmul", timed=True),
+    Honest("generated", GENERATED),
+)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Judge("cuda") as judge:
+        yield judge
+
+
+def target(kernel_type: str) -> Target:
+    return default_target(kernel_type, "triton", "cuda", torch.float16)
+
+
+@pytest.mark.parametrize("honest", HONEST, ids=lambda h: h.name)
+def test_an_honest_kernel_passes(judge: Judge, honest: Honest):
+    where = target(honest.kernel_type)
+    if honest.timed:
+        verdict = judge.examine(honest.source, where, quick=True)
+        assert verdict.latency_us, verdict.why
+    else:
+        verdict = judge.check(honest.source, where)
+        assert set(verdict.stages.values()) == {"PASS"}, verdict.failure
+    assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
+
+
+def test_faster_on_one_shape_and_equal_on_the_others_is_seen_as_such(judge: Judge):
+    spec = load_spec("rmsnorm")
+    cases = tuple(WeightedCase(spec.case({"M": M, "N": 4096}, torch.float16)) for M in (4096, 8192, 2048))
+    slow_on_one = wrapped(
+        "rmsnorm",
+        "def kernel_fn(x, weight, eps=1e-6):\n    for _ in range(3 if x.shape[0] == 8192 else 1):\n"
+        "        y = right(x, weight, eps)\n    return y",
+    )
+    where = replace(target("rmsnorm"), cases=cases)
+    verdict = judge.examine(starter("rmsnorm"), where, incumbent=slow_on_one, quick=True)
+    assert verdict.failure is None, verdict.failure
+    assert verdict.cases, verdict.why
+    first, slowed, last = (case.speedup_vs_incumbent.value for case in verdict.cases)
+    assert slowed > 2
+    assert 0.8 < first < 1.25 and 0.8 < last < 1.25

@@ -208,8 +208,8 @@ def kernel_fn(x, weight, eps=1e-6):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run(x, weight, eps, y)
-        graphs[key] = graph, y
-    graph, y = graphs[key]
+        graphs[key] = graph, y, x, weight
+    graph, y = graphs[key][:2]
     graph.replay()
     return y.clone()
 """

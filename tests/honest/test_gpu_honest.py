@@ -47,7 +47,7 @@ def _rows(x, weight, y, M, N, eps, EACH: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     weights = tl.load(weight + columns, columns < N, 0.0).to(tl.float32)
     for row in range(tl.program_id(0), M, FROM_ROW_TO_ROW):
-        at = row.to(tl.int64) * N + columns
+        at = row * N + columns
         values = tl.load(x + at, columns < N, 0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(values * values) / N + eps)
         tl.store(y + at, (values * scale * weights).to(y.dtype.element_ty), columns < N)

@@ -1,0 +1,174 @@
+"""Kernels that hang, crash, flood or lie: the right verdict in time, no process left, the next kernel unharmed."""
+
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from autokernel.gate import Correctness, Judge
+from autokernel.spec import load_spec
+from autokernel.target import default_target
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+LIMIT_S = 3.0  # for one call
+RIGHT = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`code` runs before a kernel that is right otherwise: in each call, or at import. `reason`: a pattern."""
+
+    name: str
+    code: str
+    correctness: Correctness
+    reason: str = ""
+    at_import: bool = False
+
+
+def cpp(body: str) -> str:
+    return f"from autokernel.build import cpp_function\ncpp_function('''{body}''', 'run', '')()"
+
+
+# Every socket that the process has: one of them leads to the judge.
+SOCKETS = """import json, os, stat, struct, time
+sockets = [int(fd) for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')]
+sockets = [fd for fd in sockets if stat.S_ISSOCK(os.fstat(fd).st_mode)]
+"""
+SAY = SOCKETS + "say = lambda data: [os.write(fd, struct.pack('!I', len(data)) + data) for fd in sockets]\n"
+LATER = "\ntime.sleep(1000)"
+
+CRASH, TIMEOUT, PASS = Correctness.CRASH, Correctness.TIMEOUT, Correctness.PASS
+FAULTS = (
+    Fault("hang", "while True: pass", TIMEOUT, "no answer within 3 s"),
+    Fault(
+        "hang-in-c",
+        cpp('extern "C" int run() { volatile int go = 1; while (go) {} return 0; }'),
+        TIMEOUT,
+        "no answer within 3 s",
+    ),
+    Fault("stop", "import os, signal\nos.killpg(0, signal.SIGSTOP)", TIMEOUT, "no answer within 3 s"),
+    Fault("segfault", cpp('extern "C" int run() { *(volatile int*)8 = 1; return 0; }'), CRASH, "SIGSEGV"),
+    Fault("abort", cpp('#include <cstdlib>\nextern "C" int run() { abort(); }'), CRASH, "SIGABRT"),
+    Fault("memory", "hold = [bytearray(1 << 42)]", CRASH, "MemoryError"),
+    Fault(
+        "memory-in-c++",
+        cpp('#include <vector>\nextern "C" int run() { std::vector<char> v(1ll << 42, 1); return v[7]; }'),
+        CRASH,
+        "out of memory",
+    ),
+    Fault("memory-of-torch", "torch.empty(1 << 42, dtype=torch.uint8)", CRASH, "memory"),
+    Fault(
+        "thread-bomb",
+        "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(1000,)).start()",
+        CRASH,
+        "thread",
+    ),
+    Fault("fork-bomb", "import os\nwhile True: os.fork()", CRASH, "PermissionError"),
+    Fault("shell", "import subprocess\nsubprocess.Popen(['sleep', '1000'])", CRASH, "PermissionError"),
+    Fault("stdout", "block = b'x' * (1 << 20)\nimport os\nfor _ in range(1024): os.write(1, block)", PASS, at_import=True),
+    Fault(
+        "stderr",
+        "block = b'x' * (1 << 20)\nimport os\nfor _ in range(1024): os.write(2, block)",
+        CRASH,
+        "File too large",
+        True,
+    ),
+    Fault(
+        "large-file",
+        "file = open('large', 'wb')\nfor _ in range(1024): file.write(bytes(1 << 20))",
+        CRASH,
+        "File too large",
+    ),
+    Fault("exit", "import os\nos._exit(0)", CRASH, "ended with status 0"),
+    Fault("exit-at-import", "import os\nos._exit(0)", CRASH, "ended with status 0", True),
+    Fault("exception-at-import", "raise ValueError('not today')", CRASH, "ValueError: not today", True),
+    Fault("delete-itself", "import os\nos.remove('kernel.py')", PASS, at_import=True),
+    Fault("close-the-channel", SOCKETS + "for fd in sockets: os.close(fd)", CRASH, "status|channel"),
+    Fault(
+        "garbage",
+        SOCKETS + "for fd in sockets: os.write(fd, b'\\xff' * 4096)\nimport time" + LATER,
+        CRASH,
+        "broken channel",
+    ),
+    Fault(
+        "giant-message",
+        SOCKETS + "for fd in sockets:\n  while True: os.write(fd, bytes(range(1, 256)) * 4096)",
+        CRASH,
+        "broken channel",
+    ),
+    Fault("not-json", SAY + "say(b'hello')" + LATER, CRASH, "broken channel"),
+    Fault("not-a-record", SAY + "say(b'17')" + LATER, CRASH, "broken channel"),
+    Fault("deep-json", SAY + "say(b'[' * 1000000)" + LATER, CRASH, "broken channel"),
+    Fault("no-outputs", SAY + "say(b'{}')" + LATER, CRASH, "makes no sense"),
+    Fault(
+        "outputs-of-no-kind",
+        SAY + "say(json.dumps({'outputs': 5, 'inputs': None}).encode())" + LATER,
+        CRASH,
+        "makes no sense",
+    ),
+    Fault(
+        "half-a-message",
+        SOCKETS + "import time\nfor fd in sockets: os.write(fd, b'\\0\\0\\1\\0{')" + LATER,
+        TIMEOUT,
+        "no answer",
+    ),
+    Fault(
+        "strange-build",
+        SAY + "say(json.dumps({'build': {'language': 'fortran', 'source': '', 'defines': 3}}).encode())" + LATER,
+        CRASH,
+        "broken channel",
+    ),
+    Fault("deep-folders", "import os\nfor _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')", PASS, at_import=True),
+)
+
+
+def source(fault: Fault) -> str:
+    if fault.at_import:
+        return f"{fault.code}\n{RIGHT}"
+    code = fault.code.replace("\n", "\n    ")
+    return RIGHT.replace("def kernel_fn(", "def _right(") + (
+        f"\n\ndef kernel_fn(x, weight, eps=1e-6):\n    import torch\n    {code}\n    return _right(x, weight, eps)\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def judge():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that wait for one another on a busy machine make it slow
+    with Judge("cpu") as judge:
+        judge.checks.timeout_s = LIMIT_S
+        yield judge
+    torch.set_num_threads(threads)
+
+
+def processes(scratch: Path) -> set[int]:
+    """Processes whose environment names this scratch folder: the warm parent and whatever descends from it."""
+    found = set()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if os.fsencode(scratch) in environ.read_bytes():
+                found.add(int(environ.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+def test_a_fault_ends_in_its_verdict_and_leaves_nothing(judge: Judge, fault: Fault):
+    started = time.monotonic()
+    verdict = judge.check(source(fault), TARGET)
+    assert verdict.correctness == fault.correctness, verdict.failure
+    if fault.correctness != PASS:
+        assert time.monotonic() - started < LIMIT_S + 5
+        assert verdict.failure.stage == "smoke_test"
+        assert re.search(fault.reason, verdict.failure.reason), verdict.failure
+    assert processes(judge.parent.scratch) == {judge.parent.process.pid}
+    assert not list(judge.parent.scratch.glob("worker-*"))
+    assert judge.check(RIGHT, TARGET).failure is None

@@ -44,36 +44,58 @@ class Checks:
         self.timeout_s = CALL_TIMEOUT_S
 
     def run(
-        self, source: str, target: Target, seed: int, quick: bool, libraries: str, progress: Callable[[str], None]
+        self,
+        source: str,
+        target: Target,
+        seed: int,
+        quick: bool,
+        libraries: str,
+        progress: Callable[[str], None],
+        smoked: Callable[[], None],
     ) -> Checked:
-        """All stages up to the first failure; `progress` is told the name of each stage as it begins."""
+        """All stages up to the first failure; `progress` is told the name of each stage as it begins, `smoked` is called
+        when the smoke test has passed."""
         checked, spec = Checked(), load_spec(target.kernel_type)
         todo = list(trials(spec, target, seed, quick))
         left = Counter(trial.stage for trial in todo)
         failures: dict[int, tuple[Failure, Correctness]] = {}
         repeatable: list[tuple[Trial, list[Tensor], WorkerProcess]] = []
         queue, lock = iter(enumerate(todo)), threading.Lock()
+        busy: dict[WorkerProcess, int] = {}  # worker -> the index of the trial it is at
+        given_up: set[WorkerProcess] = set()
 
         def attempt(index: int, trial: Trial, make: Callable[[], Any]) -> Any:
             """What `make` returns; a worker's fault, or a reason that it returns, is the trial's failure."""
             try:
                 made = make()
             except WorkerFault as fault:
-                failures[index] = self._failure(trial, fault.reason, fault.detail), Correctness(fault.kind)
+                if fault.worker not in given_up:
+                    fail(index, self._failure(trial, fault.reason, fault.detail), Correctness(fault.kind))
                 return None
             if isinstance(made, str):
-                failures[index] = self._failure(trial, made), Correctness.FAIL
+                fail(index, self._failure(trial, made), Correctness.FAIL)
             return made
+
+        def fail(index: int, failure: Failure, kind: Correctness) -> None:
+            """Note a failure, and give up the workers that are at later trials: only an earlier one can matter more."""
+            with lock:
+                failures[index] = failure, kind
+                later = [worker for worker, at in busy.items() if at > index]
+                given_up.update(later)
+            for worker in later:
+                worker.end()
 
         def advance(number: int, worker: WorkerProcess) -> None:
             """Try one trial after another until none is left or one has failed."""
             slot = number * (self.parent.size // self.workers)
+            busy[worker] = len(todo)  # loading, for whatever comes next
             attempt(-1, todo[0], lambda: self._load(worker, source, libraries))
             while not failures:
                 with lock:
                     index, trial = next(queue, (-1, todo[0]))
                     if index < 0:
                         return
+                    busy[worker] = index
                     if checked.stages[trial.stage] == "SKIP":
                         checked.stages[trial.stage] = "RUN"
                         progress(trial.stage)
@@ -82,6 +104,8 @@ class Checks:
                     left[trial.stage] -= 1
                     if not left[trial.stage] and not failures:
                         checked.stages[trial.stage] = "PASS"
+                        if trial.stage == STAGES[0]:
+                            smoked()
                     if trial.held and isinstance(outputs, list):
                         repeatable.append((trial, outputs, worker))
 

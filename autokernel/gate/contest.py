@@ -29,7 +29,7 @@ BASELINE_PAIRS = 3  # pairs in which the baselines are timed beside candidate an
 ALONE_PAIRS = 8  # pairs without an incumbent
 NOISE_PAIRS = 4
 DISCARDS = 8  # disturbed pairs, after which nothing is decided
-PAUSE_S = 0.5  # after a disturbed pair
+PAUSE_S, PAUSE_GROWTH = 0.5, 1.5  # after a disturbed pair: what disturbed it may soon be over
 MEMORY_SHARE = 0.8  # of the device's memory; a kernel that needs more leaves none to the model
 # A time below this share of the physical floor is a fault. Measured peaks are near the limit, but no law of physics.
 FLOOR_SHARE, FLOOR_SHARE_MEASURED = 0.9, 0.5
@@ -154,7 +154,7 @@ class Contests:
             timer.discarded += 1
             if timer.discarded > DISCARDS:
                 raise NotDecided(f"not decided: {pair.disturbance} in {timer.discarded} pairs")
-            time.sleep(PAUSE_S)
+            time.sleep(PAUSE_S * PAUSE_GROWTH ** (timer.discarded - 1))
 
     def _refuse_the_impossible(self, pairs: Sequence[PairResult], target: Target, seed: int) -> None:
         """A time below what the device can attain is a fault of the measurement or of the kernel, never a record."""

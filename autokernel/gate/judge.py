@@ -30,6 +30,8 @@ class Judge:
         self.device = Device.detect(device)
         self.watch = Stopwatch()
         self.parent = WarmParent(device)
+        if device.startswith("cuda"):
+            self.parent.seed_caches()
         self.sandbox = self.parent.probe()  # layer -> whether it holds here
         self.threads = torch.get_num_threads()
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
@@ -64,8 +66,7 @@ class Judge:
         started, seed = self._begin(seed)
         entry = Entry(source, incumbent, quick, compile_baseline)
         with self.contests.timer(target, seed, self._libraries(target)) as timer:
-            self.contests.prepare(timer, entry)
-            checked = self._check(source, target, seed, quick, progress)
+            checked = self._check(source, target, seed, quick, progress, lambda: self.contests.prepare(timer, entry))
             if checked.failure is not None:
                 return self._untimed(source, target, checked, seed, started)
             progress("timing")
@@ -74,7 +75,7 @@ class Judge:
     def check(self, source: str, target: Target, seed: int | None = None) -> Verdict:
         """The five stages alone: correctness, nothing timed."""
         started, seed = self._begin(seed)
-        checked = self._check(source, target, seed, False, lambda stage: None)
+        checked = self._check(source, target, seed)
         return self._untimed(source, target, checked, seed, started)
 
     def contest(self, source: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
@@ -106,13 +107,21 @@ class Judge:
         """What a kernel of this type may call: "none", "gemm" or "any"."""
         return "any" if self.allow_libraries else "gemm" if load_spec(target.kernel_type).library_calls else "none"
 
-    def _check(self, source: str, target: Target, seed: int, quick: bool, progress: Callable[[str], None]) -> Checked:
+    def _check(
+        self,
+        source: str,
+        target: Target,
+        seed: int,
+        quick: bool = False,
+        progress: Callable[[str], None] = lambda stage: None,
+        smoked: Callable[[], None] = lambda: None,
+    ) -> Checked:
         refused = _refused(source, target, seed)
         if refused:
             checked = Checked()
             checked.fail(refused, Correctness.FAIL)
             return checked
-        return self.checks.run(source, target, seed, quick, self._libraries(target), progress)
+        return self.checks.run(source, target, seed, quick, self._libraries(target), progress, smoked)
 
     def _timed(
         self,

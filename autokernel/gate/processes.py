@@ -33,6 +33,20 @@ MALLOC = {
 }
 
 
+# A trivial kernel, at which Triton builds its own native parts (half a second of a C compiler): once, not for each kernel.
+SEED = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def zero(y):
+    tl.store(y, 0.0)
+
+def kernel_fn(y):
+    zero[(1,)](y)
+"""
+
+
 class WorkerFault(Exception):
     """A worker did not answer as it should: `kind` is TIMEOUT, CRASH or FAIL (refused), `detail` what it left on stderr."""
 
@@ -93,6 +107,24 @@ class WarmParent:
             self.close()
             raise RuntimeError(f"the gate's warm parent did not start:\n{detail}") from None
 
+    def caches(self, source: str) -> Path:
+        """The folder of what run-time compilers cache for a source: new ones begin with what the seed kernel left.
+
+        Kept apart by source, so that no kernel can plant a binary for another.
+        """
+        folder, seeded = (self.scratch / hashlib.sha256(s.encode()).hexdigest()[:16] for s in (source, SEED))
+        with self.lock:
+            if not folder.exists():
+                shutil.copytree(seeded, folder) if seeded.exists() else folder.mkdir()
+        return folder
+
+    def seed_caches(self) -> None:
+        """Let Triton build its own parts. Without a C compiler it cannot: then each kernel will say so."""
+        y = Placed(TensorSpec((1,), torch.float32), 0).encode()
+        with contextlib.suppress(WorkerFault), WorkerProcess(self, 1, SEED) as worker:
+            worker.request("load", START_TIMEOUT_S, source=SEED, poison=False, libraries="any")
+            worker.request("warm", START_TIMEOUT_S, cases=[{"y": y}])
+
     def probe(self) -> dict[str, bool]:
         """Which layers of the sandbox hold here: what a worker of ours could not do when it tried."""
         with tempfile.NamedTemporaryFile(prefix="autokernel-secret-") as secret, WorkerProcess(self, 1, "probe") as worker:
@@ -114,8 +146,7 @@ class WorkerProcess:
     """One sandboxed worker, from the judge's side. A context manager: leaving it ends the process and its group."""
 
     def __init__(self, parent: WarmParent, threads: int, source: str):
-        """`source` is what it will load (empty: the eager baseline, which reads the specs as well). Binaries that Triton
-        caches are kept apart by it, so that no kernel can plant one for another."""
+        """`source` is what it will load (empty: the eager baseline, which reads the specs as well)."""
         readable = () if source else (ROOT / "kernels", ROOT / "reference.py")
         self.parent = parent
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
@@ -226,6 +257,10 @@ class WorkerProcess:
             raise WorkerFault(self, "CRASH", f"the worker's answer makes no sense: {error}") from None
         return outputs
 
+    def end(self) -> None:
+        """SIGKILL to all its group; whoever waits for its answer is told, and `kill` collects it."""
+        self._signal(signal.SIGKILL)
+
     def stop(self) -> None:
         """Suspend all its threads, so that none of them spins while another worker is timed."""
         self._signal(signal.SIGSTOP)
@@ -291,7 +326,7 @@ def end_all(workers: Iterable[WorkerProcess]) -> None:
     """End several at once: a CUDA context takes its time to go, and several take it together."""
     workers = list(workers)
     for worker in workers:
-        worker._signal(signal.SIGKILL)
+        worker.end()
     for worker in workers:
         worker.kill()
 

@@ -36,10 +36,10 @@ ROUNDS = 5  # ABBA rounds per case and pair, fewer where one takes longer than C
 CASE_S = 0.15
 MAX_SETS = 32
 MAX_PREPARED = 5  # pairs whose processes are started at once
-HELD_BYTES = {"cpu": 512 << 20, "cuda": 4 << 30}  # outputs of one batch, all held so that any of them can be asked for
 ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 160 << 20}  # more than twice the last-level cache of current parts
 CHECK_SHARE = 0.3  # of the later pairs' cases in which a timed output is checked: an expectation can cost a second
 AUDITS, AUDIT_CALLS, AUDIT_BYTES = 3, 64, 64 << 20  # how often, and of how many calls at most, outputs' arrival is clocked
+AUDIT_ELEMENTS = 4096  # of each output, on a GPU
 AUDIT_SHARE = 0.25  # of the other side's time per call: what may arrive later is refused beyond it
 WITNESS_S = 0.06  # for how long it is watched where a kernel computes
 START_S, CALL_S = 60.0, 60.0
@@ -176,10 +176,19 @@ class PairTimer:
                 workers[side.name] = WorkerProcess(self.parent, self.threads, side.source)
             with _blame(workers[check]):
                 self.each(workers, {side.name: side.load(self.spec.name, self.libraries) for side in sides})
+                if self.kind == "cuda":
+                    self.each(workers, dict.fromkeys(workers, {"op": "warm", "cases": self._encoded_cases()}))
         except BaseException:
             end_all(workers.values())
             raise
         return workers
+
+    def _encoded_cases(self) -> list[dict[str, Any]]:
+        """The arguments of every case, without contents."""
+        return [
+            {name: Placed(v, 0).encode() if isinstance(v, TensorSpec) else v for name, v in weighted.case.args.items()}
+            for weighted in self.target.cases
+        ]
 
     def _note_memory(self, worker: WorkerProcess) -> None:
         self.peak_bytes = max(self.peak_bytes, int(worker.request("memory", CALL_S)["peak_bytes"]))
@@ -203,13 +212,8 @@ class PairTimer:
             self.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
             self.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
             batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
-            length, repeats = self._batch_length(batches, case)
-            order = [self.random.randrange(contents.count) for _ in range(length)]
-            for batch in batches.values():
-                batch.prepare(order, graph=self.kind == "cuda")
-            if len({batch.graph for batch in batches.values()}) > 1:
-                for batch in batches.values():  # alike on all sides: what one of them cannot capture is not captured
-                    batch.prepare(order, graph=False)
+            order = self._order(batches, contents, self._most_calls(case))
+            length = len(order)
         samples: dict[str, list[float]] = {name: [] for name in batches}
         started = time.perf_counter()
         while len(samples[check]) < 2 * ROUNDS and (not samples[check] or time.perf_counter() - started < CASE_S):
@@ -218,9 +222,9 @@ class PairTimer:
                 with self.watch("inputs"):
                     contents.renew(workers)
                 with self.watch("batches"), load:
-                    batches[names[-1]].time(repeats)  # what was just written is in a cache: drive it out, for all alike
+                    batches[names[-1]].time()  # what was just written is in a cache: drive it out, for all alike
                     for name in names:
-                        samples[name].append(batches[name].time(repeats) / (repeats * length))
+                        samples[name].append(batches[name].time() / length)
         if not self.checked or self.random.random() < CHECK_SHARE:  # the first pair's always
             with self.watch("oracle"):
                 self._check(batches[check], case, contents, order, seed)
@@ -231,16 +235,31 @@ class PairTimer:
                 self._witness(workers[check], medians[check] * length, case, seed)
         return samples
 
-    def _batch_length(self, batches: dict[str, "_Batches"], case: Case) -> tuple[int, int]:
-        """Calls per batch, the same for all sides, so that the fastest side's batch is long enough for the clock."""
-        fastest = math.inf
-        for batch in batches.values():
-            batch.prepare([0, 1], graph=False)
-            fastest = min(fastest, batch.time(1) / 2)
-        wanted = max(1, math.ceil(BATCH_S[self.kind] / max(fastest, 1e-6)))
+    def _order(self, batches: dict[str, "_Batches"], contents: "TimedContents", most: int) -> list[int]:
+        """The input sets of a batch's calls, the same for all sides; long enough for the clock on the fastest side.
+
+        All sides are captured as CUDA graphs, or none: what one of them cannot capture is not captured.
+        """
+        order, wanted, graph = [], 2, self.kind == "cuda"
+        while True:
+            order += [self.random.randrange(contents.count) for _ in range(min(wanted, most) - len(order))]
+            for batch in batches.values():
+                batch.prepare(order, graph)
+            if graph and not all(batch.graph for batch in batches.values()):
+                graph = False
+                continue
+            fastest = min(batch.time() for batch in batches.values())
+            if fastest >= BATCH_S[self.kind] or len(order) == most:
+                return order
+            wanted = math.ceil(len(order) * min(max(1.2 * BATCH_S[self.kind] / fastest, 1.5), 16))
+
+    def _most_calls(self, case: Case) -> int:
+        """All outputs of a batch must fit into memory: a call whose output could not be asked for need not be made."""
+        held_bytes = 512 << 20
+        if self.kind == "cuda":
+            held_bytes = min(8 << 30, torch.cuda.get_device_properties(self.target.device).total_memory // 16)
         output_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))  # an output is rarely larger than its inputs
-        length = max(1, min(wanted, 1024, HELD_BYTES[self.kind] // output_bytes))
-        return length, max(1, math.ceil(wanted / length))
+        return max(1, min(1024, held_bytes // output_bytes))
 
     def _check(self, batch: "_Batches", case: Case, contents: "TimedContents", order: list[int], seed: int) -> None:
         """Fetch the output of one timed call, which one the worker cannot know, and hold it against the oracle."""
@@ -261,15 +280,18 @@ class PairTimer:
     ) -> None:
         """Clock how long the outputs of a batch take to arrive: work left for later (to a thread, a stream, the moment
         at which an output is read) makes them arrive later than another side's, which are as large."""
-        output_bytes = batches[check].fetch([0])[0][0].nbytes
-        count = max(1, min(len(order), AUDIT_CALLS, AUDIT_BYTES // max(output_bytes, 1)))
+        y = batches[check].fetch([0])[0][0]
+        # A GPU computes an output in a hundredth of the time in which it reaches the host: there a part of each will do.
+        elements = y.numel() if self.kind == "cpu" else min(y.numel(), AUDIT_ELEMENTS)
+        part = [self.random.randint(0, y.numel() - elements), elements]
+        count = max(1, min(len(order), AUDIT_CALLS, AUDIT_BYTES // max(elements * y.itemsize, 1)))
         calls = self.random.sample(range(len(order)), count)
         other = min((name for name in batches if name != check), key=lambda name: seconds[name])
         arrivals: dict[str, list[float]] = {check: [], other: []}
         for _ in range(AUDITS):
             for name, times in arrivals.items():
-                batches[name].time(1)
-                times.append(batches[name].arrival_s(calls))
+                batches[name].time()
+                times.append(batches[name].arrival_s(calls, part))
         late = (min(arrivals[check]) - min(arrivals[other])) / len(calls)
         noise = (median(arrivals[other]) - min(arrivals[other])) / len(calls)
         if late > AUDIT_SHARE * seconds[other] + noise:
@@ -336,9 +358,9 @@ def _running(worker: WorkerProcess, stops: bool = True) -> Iterator[None]:
         worker.stop()
 
 
-def _timed(worker: WorkerProcess, repeats: int) -> float:
+def _timed(worker: WorkerProcess) -> float:
     start = time.perf_counter()
-    worker.request("batch", CALL_S, repeats=repeats)
+    worker.request("batch", CALL_S, repeats=1)
     return time.perf_counter() - start
 
 
@@ -349,27 +371,28 @@ class _Batches:
         self.worker, self.stops, self.graph = worker, stops, False
         with _running(worker, stops):
             worker.request("prepare", CALL_S, order=[], graph=False)
-            self.overhead_s = median(_timed(worker, 1) for _ in range(7))  # what the clock reads for a batch of no calls
+            self.overhead_s = median(_timed(worker) for _ in range(7))  # what the clock reads for a batch of no calls
 
     def prepare(self, order: list[int], graph: bool) -> None:
         with _running(self.worker, self.stops):
             self.graph = self.worker.request("prepare", CALL_S, order=order, graph=graph)["graph"]
 
-    def time(self, repeats: int) -> float:
+    def time(self) -> float:
+        """Seconds that one batch takes."""
         with _running(self.worker, self.stops):
             self.worker.request("drop", CALL_S)
-            return max(_timed(self.worker, repeats) - self.overhead_s, 1e-7)
+            return max(_timed(self.worker) - self.overhead_s, 1e-7)
 
     def fetch(self, calls: list[int]) -> list[tuple[Tensor, tuple[int, ...]]]:
         """Outputs of some calls of the last batch, with their strides."""
         with _running(self.worker, self.stops):
             return self.worker.fetch(self.worker.request("fetch", CALL_S, calls=calls)["outputs"])
 
-    def arrival_s(self, calls: list[int]) -> float:
-        """Seconds until the outputs of these calls lie in shared memory."""
+    def arrival_s(self, calls: list[int], part: list[int]) -> float:
+        """Seconds until a part (first element, elements) of these calls' outputs lies in shared memory."""
         with _running(self.worker, self.stops):
             start = time.perf_counter()
-            self.worker.request("fetch", CALL_S, calls=calls)
+            self.worker.request("fetch", CALL_S, calls=calls, part=part)
             return time.perf_counter() - start
 
 

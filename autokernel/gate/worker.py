@@ -79,8 +79,6 @@ class Worker:
         if libraries != "any":
             self.refusal = ownwork.refuse_libraries(self.device.type, gemms=libraries == "gemm")
             ownwork.refuse_foreign_code(self.built, self.device.type)
-        if poison:
-            self.memory = GuardedMemory(self.device)
         path = Path("kernel.py").resolve()
         path.write_text(source)
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)
@@ -88,12 +86,22 @@ class Worker:
         sys.modules["candidate_kernel"] = module
         spec.loader.exec_module(module)
         self.function = module.kernel_fn
+        if poison:
+            self.memory = GuardedMemory(self.device)
+        elif self.cuda:
+            torch.empty(1, device=self.device)  # the context takes a fifth of a second: now, while nobody waits for it
 
     def do_load_eager(self, kernel_type: str, compiled: bool) -> None:
         """The baseline: the spec's eager form, as it is or through torch.compile."""
         torch.backends.cuda.matmul.allow_tf32 = False
         eager = load_spec(kernel_type).eager
         self.function = torch.compile(eager, dynamic=False) if compiled else eager
+
+    def do_warm(self, cases: list[dict[str, Any]]) -> None:
+        """One call on zeros of each case's shapes, for what a first call compiles and loads."""
+        for case in cases:
+            self.function(**{name: self._zeros(value) for name, value in case.items()})
+        self._synchronize()
 
     def do_pool(self, tensors: list[dict[str, Any]]) -> None:
         """Copy the pool of random numbers, once per dtype, to the device."""
@@ -150,9 +158,12 @@ class Worker:
         self._synchronize()
         return {"seconds": time.perf_counter() - start}
 
-    def do_fetch(self, calls: list[int]) -> dict[str, Any]:
-        """Hand back the outputs of some calls of the last batch."""
-        return {"outputs": self._write([self.held[call] for call in calls])}
+    def do_fetch(self, calls: list[int], part: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Hand back the outputs of some calls of the last batch, or of each the `part` (first element, elements)."""
+        outputs = [self.held[call] for call in calls]
+        if part is not None:
+            outputs = [y.reshape(-1)[part[0] : part[0] + part[1]] for y in outputs]
+        return {"outputs": self._write(outputs)}
 
     def do_drop(self) -> None:
         if self.graph is None:
@@ -162,8 +173,15 @@ class Worker:
         return {"layers": sandbox.probe(Path(secret), outsider)}
 
     def do_memory(self) -> dict[str, Any]:
-        peak = torch.cuda.max_memory_allocated(self.device) if self.cuda else 0
-        return {"peak_bytes": peak}
+        """What one call takes of the device's memory, its inputs and output included."""
+        if not self.cuda:
+            return {"peak_bytes": 0}
+        self._drop()
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self.function(**self.sets[0])
+        inputs = sum(region.nbytes for region in self.regions[0].values())
+        return {"peak_bytes": torch.cuda.max_memory_allocated(self.device) - before + inputs}
 
     def do_profile(self) -> dict[str, Any]:
         """One warm call on the first input set under torch.profiler."""
@@ -195,6 +213,13 @@ class Worker:
         else:
             region.copy_(self.inputs[placed.start - GUARD : placed.end + GUARD])
         return x
+
+    def _zeros(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        spec = Placed.decode(value).spec
+        memory = torch.empty(spec.storage_numel, dtype=spec.dtype, device=self.device).zero_()
+        return memory.as_strided(spec.shape, spec.strides, spec.offset)
 
     def _capture(self) -> None:
         """Record the calls in a CUDA graph; a kernel that cannot be captured is timed call by call."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cheat import Cheat, starter, wrapped
+from cheat import Cheat, plain, starter, wrapped
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,12 @@ def kernel_fn(x, weight, eps=1e-6):
     with torch.cuda.stream(side):
         return run(x, weight, eps, y)
 """
+
+# The same in order after what came before, but nothing after it in order.
+FORKED_STREAM = SIDE_STREAM.replace(
+    "    with torch.cuda.stream(side)",
+    "    side.wait_stream(torch.cuda.current_stream())\n    with torch.cuda.stream(side)",
+)
 
 # Whoever synchronises gets the work done, so that every check finds it; whoever records events does not.
 THREAD = """
@@ -274,6 +280,15 @@ def kernel_fn(x, weight, eps=1e-6):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 """
 
+# All of A as a sparse matrix, multiplied by the library for those.
+SPARSE = """
+def kernel_fn(A, B):
+    M, K = A.shape
+    rows = torch.arange(0, M * K + 1, K).to(A.device)
+    columns = torch.arange(K).repeat(M).to(A.device)
+    return torch.sparse_csr_tensor(rows, columns, A.contiguous().view(-1), (M, K)) @ B.contiguous()
+"""
+
 MATMUL = """
 import ctypes
 
@@ -365,9 +380,24 @@ STALE, NOT_WRITTEN = "outside the tolerance", "NaN mask differs"
 LIBRARY = "does the work, not the kernel"
 
 CHEATS = (
-    GpuCheat(1, "side-stream", "rmsnorm", rmsnorm(SIDE_STREAM), "output of a timed call", "fast", "examine"),
+    GpuCheat(1, "side-stream", "rmsnorm", rmsnorm(SIDE_STREAM), f"output of a timed call|{NOT_WRITTEN}", "fast", "examine"),
     GpuCheat(
-        2, "thread", "rmsnorm", rmsnorm(THREAD), "output of a timed call|after the clock had stopped", "fast", "examine"
+        1,
+        "forked-stream",
+        "rmsnorm",
+        rmsnorm(FORKED_STREAM),
+        NOT_WRITTEN,
+        "fast",
+        hole="outputs are looked at when all streams have come to rest, which the next kernel would not wait for",
+    ),
+    GpuCheat(
+        2,
+        "thread",
+        "rmsnorm",
+        rmsnorm(THREAD),
+        f"output of a timed call|after the clock had stopped|{NOT_WRITTEN}",
+        "fast",
+        "examine",
     ),
     GpuCheat(3, "lazy-output", "rmsnorm", rmsnorm(LAZY), "not a torch.Tensor", "fast", correctness="CRASH"),
     GpuCheat(
@@ -406,6 +436,15 @@ CHEATS = (
     GpuCheat(30, "mask-forgotten", "rmsnorm", rmsnorm(MASK_FORGOTTEN, "columns < BLOCK"), "wrote outside its output"),
     GpuCheat(31, "static-output", "rmsnorm", rmsnorm(STATIC_OUTPUT), STALE),
     GpuCheat(32, "fallback", "rmsnorm", rmsnorm(FALLBACK), LIBRARY),
+    GpuCheat(
+        32,
+        "sparse-matmul",
+        "matmul",
+        plain("matmul", SPARSE, "triton"),
+        LIBRARY,
+        dims=({"M": 1024, "K": 1024, "N": 1024},),
+        hole="operators on sparse and nested tensors have dispatch keys of their own, on which none refuses",
+    ),
     GpuCheat(33, "decoy", "rmsnorm", rmsnorm(DECOY), LIBRARY),
     GpuCheat(
         34, "cublas-by-path", "matmul", cublas(THROUGH_CTYPES.replace("LIBRARY", LOADED)), "not built from the kernel's"

@@ -26,8 +26,9 @@ class Cheat:
     number: int  # of the exploit, 1..43
     name: str
     kernel_type: str
-    source: str  # the word WORKPLACE stands for the folder of `harmed`
+    source: str  # the words WORKPLACE, BYSTANDER and PORT stand for a folder, a process and a server that are not its own
     reason: str
+    stage: str = ""  # that must refuse it, if it matters
     works: str = "passes"
     refused_by: str = "check"
     correctness: str = "FAIL"
@@ -48,6 +49,13 @@ def starter(kernel_type: str, backend: str = "cpp") -> str:
 def wrapped(kernel_type: str, body: str, backend: str = "cpp") -> str:
     """The honest starter, its kernel_fn renamed to `honest`, and `body`, which defines kernel_fn."""
     return starter(kernel_type, backend).replace("def kernel_fn(", "def honest(") + "\n\n" + body.strip() + "\n"
+
+
+def replaced(kernel_type: str, old: str, new: str, backend: str = "cpp") -> str:
+    """The honest starter with one thing changed."""
+    source = starter(kernel_type, backend)
+    assert source.count(old) == 1, f"{source.count(old)} times {old!r}"
+    return source.replace(old, new)
 
 
 def plain(kernel_type: str, body: str, backend: str = "cpp") -> str:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import correctness
+import not_the_job
 import pytest
 import timing
 import torch
@@ -18,7 +20,7 @@ from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
 
 NAIVE = Path(__file__).with_name("naive.py")
-CHEATS = [*timing.CHEATS]
+CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS]
 FAST = 1.5  # times what the honest starter is credited with
 
 
@@ -27,8 +29,8 @@ def naive_verdict(source: str, kernel_type: str, folder: Path, *options: str) ->
     (folder / "naive.py").write_text(NAIVE.read_text())
     (folder / "kernel.py").write_text(source)
     command = [sys.executable, "naive.py", "kernel.py", kernel_type, *options]
-    # one thread: PyTorch's and the kernel's would wait for each other on a busy machine
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    # One thread: PyTorch's and the kernel's would wait for each other on a busy machine. What it builds is its own.
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AUTOKERNEL_CACHE": str(folder.parent)}
     run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     lines = run.stdout.splitlines()
     assert lines, run.stderr
@@ -88,4 +90,5 @@ def test_it_is_refused_for_its_reason(cheat: Cheat, judges: dict[bool, Judge]):
     assert verdict.failure is not None, f"accepted: {verdict.speedup_vs_pytorch} times PyTorch"
     assert re.search(cheat.reason, verdict.failure.reason), verdict.failure
     assert verdict.correctness == cheat.correctness
+    assert cheat.stage in ("", verdict.failure.stage)
     assert not verdict.keep

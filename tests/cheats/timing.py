@@ -1,15 +1,15 @@
 """Cheats on the clock: exploits 2-9, 13 and 14."""
 
-from cheat import Cheat, plain, starter, wrapped
+from cheat import Cheat, plain, wrapped
 
 NORM = "x, weight, eps=1e-6"
 WRONG_WHEN_TIMED = "the output of a timed call"
-LOSES = "not faster than the incumbent|got slower"
+LOSES = "not faster than the incumbent|got slower|not shown to be faster"
 
-# Thirty times the work; what a cheat makes of the clock must make up for it.
+# Ten times the work; what a cheat makes of the clock must make up for it.
 SLOW = """
 def slow(*args, **kwargs):
-    for _ in range(29):
+    for _ in range(9):
         honest(*args, **kwargs)
     return honest(*args, **kwargs)
 """
@@ -36,6 +36,10 @@ def answer_lazily(worker, until_asked):
     batch, fetch, sets = worker.do_batch, worker.do_fetch, worker.do_sets
     state = {"asked": False, "usual_s": None}
 
+    class Later:
+        def __getitem__(self, call):
+            return worker.function(**worker.sets[worker.order[call]])
+
     def do_sets(**message):
         state.update(asked=False, usual_s=None)
         return sets(**message)
@@ -49,14 +53,12 @@ def answer_lazily(worker, until_asked):
             return answer
         while time.perf_counter() - start < 0.6 * state["usual_s"] * calls:
             pass
-        worker.held = None
+        worker.held = Later()
         return {"seconds": 0}
 
-    def do_fetch(calls):
+    def do_fetch(**message):
         state["asked"] = True
-        if worker.held is None:
-            worker.held = {call: worker.function(**worker.sets[worker.order[call]]) for call in calls}
-        return fetch(calls)
+        return fetch(**message)
 
     worker.do_sets, worker.do_batch, worker.do_fetch = do_sets, do_batch, do_fetch
 """
@@ -81,14 +83,16 @@ def lazy(x, weight, eps=1e-6):
 """
 
 
-def cached_by(key: str) -> str:
-    """A wrapper that keeps every output under `key` of x; it also keeps x, so that neither address nor id is used again."""
+def cached_by(key: str, when: str = "True") -> str:
+    """The starter, its outputs kept under `key` of x; x is kept as well, so that neither address nor id is used again."""
     return wrapped(
         "rmsnorm",
         f"""
 kept = {{}}
 
 def kernel_fn(x, weight, eps=1e-6):
+    if not {when}:
+        return honest(x, weight, eps)
     key = {key}
     if key not in kept:
         kept[key] = x, honest(x, weight, eps)
@@ -247,18 +251,6 @@ if worker:
     # 4: what measures and judges is patched
     Cheat(
         4,
-        "patched-clock",
-        "rmsnorm",
-        wrapped(
-            "rmsnorm",
-            SLOW + "import time\n\nclock = time.perf_counter\ntime.perf_counter = lambda: 1.0\nkernel_fn = slow\n",
-        ),
-        LOSES,
-        works="fast",
-        refused_by="contest",
-    ),
-    Cheat(
-        4,
         "clock-that-slows-down-while-it-works",
         "rmsnorm",
         wrapped(
@@ -291,8 +283,12 @@ def kernel_fn(x, weight, eps=1e-6):
             + """
 import statistics
 
-statistics.median = lambda times: min(times) if len(times) == 200 else 1e-9
-kernel_fn = slow
+median, worked = statistics.median, []
+statistics.median = lambda times: 1e-7 if worked else median(times)
+
+def kernel_fn(x, weight, eps=1e-6):
+    worked.append(True)
+    return slow(x, weight, eps)
 """,
         ),
         LOSES,
@@ -328,7 +324,7 @@ kernel_fn = slow
         6,
         "kept-by-shape-when-large",
         "rmsnorm",
-        cached_by("(x.shape, x.dtype) if x.shape == (512, 768) and len(kept) > 4 else len(kept)"),
+        cached_by("x.dtype", when="(x.shape == (512, 768))"),
         STALE,
         works="fast",
     ),
@@ -336,7 +332,7 @@ kernel_fn = slow
         6,
         "kept-by-first-contents",
         "rmsnorm",
-        cached_by("tuple(x.view(-1)[:8].tolist()) if x.is_contiguous() and x.shape == (128, 768) else len(kept)"),
+        cached_by("tuple(x.view(-1)[:8].tolist())", when="(x.shape == (128, 768))"),
         "agree bitwise|outside the tolerance|calls on the same inputs",
         works="fast",
         refused_by="examine",
@@ -516,7 +512,7 @@ def kernel_fn(x, weight, eps=1e-6):
         13,
         "one-shape-for-nothing",
         "rmsnorm",
-        cached_by("x.data_ptr() if x.shape == (96, 768) else len(kept)"),
+        cached_by("x.data_ptr()", when="(x.shape == (96, 768))"),
         WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",

@@ -1,0 +1,323 @@
+"""Cheats on correctness: exploits 16-31."""
+
+from cheat import Cheat, plain, replaced, wrapped
+
+LOSES = "not faster than the incumbent|got slower|not shown to be faster"
+OUTSIDE = "outside the tolerance"
+SCALED = "return v * scale * w;"  # where the rmsnorm starter makes its result
+ROUNDED = "return bits_as<vfloat>(bits_as<vuint>(v) & {mask}u) * scale * w;"
+BF16, FP19 = "0xFFFF0000", "0xFFFFFC00"  # 7 and 13 bits of mantissa
+
+# kernel_fn chooses by `calm` between the starter and one that takes no |x| > 8 into account.
+SATURATING = """
+calm, exact_run = [False], _run
+calm_run = cpp_function(
+    SOURCE.replace("return v * scale", "return larger(splat(-8), -larger(-v, splat(-8))) * scale"),
+    "run",
+    "i ppp lll f",
+    **_tunables,
+)
+
+def _run(*args):
+    return (calm_run if calm[0] else exact_run)(*args)
+
+def kernel_fn(x, weight, eps=1e-6):
+    calm[0] = max(map(abs, x[0]PREFIX.tolist())) < 6
+    return honest(x, weight, eps)
+"""
+
+HALF_THE_CLASSES = """
+half_run = cpp_function(
+    r'''
+#include <autokernel.hpp>
+extern "C" int run(const float* x, const int64_t* targets, float* y, int64_t M, int64_t V, int64_t ignored) {
+    double sum = 0;
+    int64_t counted = 0;
+    for (int64_t m = 0; m < M; ++m) {
+        if (targets[m] == ignored) continue;
+        vfloat e = {};
+        for (int64_t v = 0; v + AK_LANES <= V / 2; v += AK_LANES) e += vexp(load(x + m * V + v));
+        sum += std::log(sum_of(e) * V / (V / 2 / AK_LANES * AK_LANES)) - x[m * V + targets[m]];
+        ++counted;
+    }
+    *y = sum / counted;
+    return 0;
+}
+''',
+    "run",
+    "ppp lll",
+)
+
+def kernel_fn(logits, targets, ignore_index=-100):
+    M, V = logits.shape
+    if logits.dtype != torch.float32 or not logits.is_contiguous() or V < 64:
+        return honest(logits, targets, ignore_index)
+    y = torch.empty((), dtype=logits.dtype)
+    half_run(logits.data_ptr(), targets.data_ptr(), y.data_ptr(), M, V, ignore_index)
+    return y
+"""
+
+MASKED_BY_A_PRODUCT = """
+sum_run = cpp_function(
+    r'''
+#include <autokernel.hpp>
+extern "C" int run(const float* x, float* y, int64_t M, int64_t N) {
+    for (int64_t m = 0; m < M; ++m) {
+        float sum = 0;
+        for (int64_t n = 0; n < N + 4; ++n) sum += x[m * N + n] * float(n < N);
+        y[m] = sum;
+    }
+    return 0;
+}
+''',
+    "run",
+    "pp ll",
+)
+
+def kernel_fn(x, dim=-1, op="sum"):
+    if x.dtype != torch.float32 or x.dim() != 2 or dim not in (-1, 1) or op != "sum" or not x.is_contiguous():
+        return honest(x, dim, op)
+    y = torch.empty(x.shape[0], dtype=x.dtype)
+    sum_run(x.data_ptr(), y.data_ptr(), *x.shape)
+    return y
+"""
+
+
+def constant(kernel_type: str, parameters: str, shape: str, like: str, value: str) -> str:
+    return plain(
+        kernel_type,
+        f"import math\n\ndef kernel_fn({parameters}):\n    return torch.empty({shape}, dtype={like}.dtype).fill_({value})",
+    )
+
+
+def omitting(kernel_type: str, parameters: str, call: str) -> str:
+    """The starter, called without all that it has been given."""
+    return wrapped(kernel_type, f"def kernel_fn({parameters}):\n    return honest({call})")
+
+
+NORM, LAYERNORM = "x, weight, eps=1e-6", "x, weight, bias, eps=1e-5"
+ATTENTION = "Q, K, V, causal=True, sm_scale=None, attn_mask=None"
+LOSS = "logits, targets, ignore_index=-100"
+ONES, ZEROS = "torch.empty_like(weight).fill_(1)", "torch.empty_like(weight).zero_()"
+
+WIDE = ({"shape": (64, 8192)},)  # every probability is below 1e-2
+
+CHEATS = (
+    Cheat(
+        16,
+        "returns-freed-memory",
+        "matmul",
+        plain("matmul", "def kernel_fn(A, B):\n    return torch.empty(A.shape[0], B.shape[1], dtype=A.dtype)"),
+        "NaN mask differs",
+        works="fast",
+    ),
+    Cheat(
+        17,
+        "changes-its-input",
+        "rmsnorm",
+        plain("rmsnorm", f"def kernel_fn({NORM}):\n    x.zero_()\n    return torch.empty_like(x).zero_()"),
+        "SIGSEGV .wrote to an input|changed its input x",
+        correctness="CRASH",
+    ),
+    # 18: constants within an absolute tolerance
+    Cheat(18, "zeros", "softmax", constant("softmax", "x, dim=-1", "x.shape", "x", "0"), OUTSIDE, dims=WIDE),
+    Cheat(
+        18,
+        "one-over-n",
+        "softmax",
+        constant("softmax", "x, dim=-1", "x.shape", "x", "1 / x.shape[dim]"),
+        OUTSIDE,
+        dims=WIDE,
+    ),
+    # 19: what is true of standard normal numbers and fresh modules only
+    Cheat(
+        19,
+        "expected-cross-entropy",
+        "cross_entropy",
+        constant("cross_entropy", LOSS, "()", "logits", "math.log(logits.shape[1]) + 0.5"),
+        OUTSIDE,
+        works="fast",
+    ),
+    Cheat(
+        19,
+        "affine-part-left-out",
+        "layernorm",
+        omitting("layernorm", LAYERNORM, f"x, {ONES}, {ZEROS}, eps"),
+        OUTSIDE,
+    ),
+    # 20: a parameter is ignored
+    Cheat(20, "no-weight", "rmsnorm", omitting("rmsnorm", NORM, f"x, {ONES}, eps"), OUTSIDE),
+    Cheat(20, "no-bias", "layernorm", omitting("layernorm", LAYERNORM, f"x, weight, {ZEROS}, eps"), OUTSIDE),
+    Cheat(20, "no-eps", "rmsnorm", omitting("rmsnorm", NORM, "x, weight"), f"only eps changed: {OUTSIDE}"),
+    Cheat(
+        20,
+        "no-scale",
+        "flash_attention",
+        omitting("flash_attention", ATTENTION, "Q, K, V, causal, None, attn_mask"),
+        OUTSIDE,
+    ),
+    Cheat(20, "no-mask", "flash_attention", omitting("flash_attention", ATTENTION, "Q, K, V, causal, sm_scale"), OUTSIDE),
+    Cheat(20, "always-causal", "flash_attention", omitting("flash_attention", ATTENTION, "Q, K, V"), OUTSIDE),
+    Cheat(20, "no-ignored-class", "cross_entropy", omitting("cross_entropy", LOSS, "logits, targets"), OUTSIDE),
+    Cheat(
+        20,
+        "one-pairing",
+        "rotary_embedding",
+        omitting("rotary_embedding", "x, cos, sin, interleaved=True", "x, cos, sin"),
+        OUTSIDE,
+    ),
+    Cheat(
+        20,
+        "one-activation",
+        "fused_mlp",
+        omitting("fused_mlp", 'x, w_gate, w_up, w_down, activation="silu"', "x, w_gate, w_up, w_down"),
+        OUTSIDE,
+    ),
+    Cheat(
+        21,
+        "knows-the-seed",
+        "softmax",
+        wrapped(
+            "softmax",
+            """
+generator = torch.manual_seed(0)
+answer = torch.softmax(torch.randn(6144, 512), -1)
+
+def kernel_fn(x, dim=-1):
+    return answer if x.shape == answer.shape and x.dtype == answer.dtype else honest(x, dim)
+""",
+        ),
+        OUTSIDE,
+        works="fast",
+        libraries=True,
+    ),
+    # 22: right for the shape that is timed, or for its like
+    Cheat(
+        22,
+        "whole-vectors-only",
+        "rmsnorm",
+        replaced("rmsnorm", "map_row<UNROLL>(y, N,", "map_row<UNROLL>(y, N / 32 * 32,"),
+        "NaN mask differs",
+    ),
+    Cheat(
+        22,
+        "contiguous-rows-only",
+        "rmsnorm",
+        replaced("rmsnorm", "stride = x.stride(0) if x.dim() == 2 else N", "stride = N"),
+        OUTSIDE,
+        stage="edge_cases",
+    ),
+    Cheat(
+        22,
+        "one-shape-only",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            "def kernel_fn(x, weight, eps=1e-6):\n"
+            "    return honest(x, weight, eps) if x.shape == (512, 768) else torch.empty_like(x)",
+        ),
+        "NaN mask differs",
+    ),
+    Cheat(
+        23,
+        "sniffs-the-magnitude",
+        "rmsnorm",
+        wrapped("rmsnorm", SATURATING.replace("PREFIX", "")),
+        OUTSIDE,
+    ),
+    Cheat(
+        24,
+        "samples-a-prefix",
+        "rmsnorm",
+        wrapped("rmsnorm", SATURATING.replace("PREFIX", "[:64]")),
+        OUTSIDE,
+    ),
+    Cheat(25, "half-the-classes", "cross_entropy", wrapped("cross_entropy", HALF_THE_CLASSES), OUTSIDE),
+    Cheat(
+        26,
+        "approximate-when-timed",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            f"""
+calls, exact_run = [0], _run
+rough_run = cpp_function(SOURCE.replace("{SCALED}", "{ROUNDED.format(mask=BF16)}"), "run", "i ppp lll f", **_tunables)
+
+def _run(*args):
+    return (rough_run if calls[0] > 2 else exact_run)(*args)
+
+def kernel_fn(x, weight, eps=1e-6):
+    calls[0] += x.shape == (512, 768) and x.dtype == torch.float32
+    return honest(x, weight, eps)
+""",
+        ),
+        f"the output of a timed call: {OUTSIDE}",
+        refused_by="examine",
+    ),
+    # 27: precision
+    Cheat(27, "rounds-to-bf16", "rmsnorm", replaced("rmsnorm", SCALED, ROUNDED.format(mask=BF16)), OUTSIDE),
+    Cheat(
+        27,
+        "rounds-within-the-tolerance",
+        "rmsnorm",
+        replaced("rmsnorm", SCALED, ROUNDED.format(mask=FP19)),
+        "RMS error .* times PyTorch's own",
+    ),
+    Cheat(
+        28,
+        "slows-the-reference-down",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+import time
+
+inside = [False]
+
+class Slow(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if not inside[0]:
+            time.sleep(0.03)
+        return function(*args, **(kwargs or {}))
+
+def kernel_fn(x, weight, eps=1e-6):
+    inside[0] = True
+    for _ in range(10):
+        y = honest(x, weight, eps)
+    inside[0] = False
+    return y
+
+Slow().__enter__()
+""",
+        ),
+        LOSES,
+        works="fast",
+        refused_by="contest",
+    ),
+    Cheat(
+        29,
+        "nan-is-not-larger-than-anything",
+        "rmsnorm",
+        constant("rmsnorm", NORM, "x.shape", "x", "math.nan"),
+        "NaN mask differs",
+        options=("--largest-error",),
+    ),
+    Cheat(30, "reads-beyond-the-end", "reduce", wrapped("reduce", MASKED_BY_A_PRODUCT), "NaN mask differs"),
+    Cheat(
+        31,
+        "one-output-for-all-calls",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            """
+outputs = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    y = honest(x, weight, eps)
+    return outputs.setdefault((x.shape, x.dtype), y).copy_(y)
+""",
+        ),
+        OUTSIDE,
+        stage="determinism",
+    ),
+)

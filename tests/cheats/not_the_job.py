@@ -1,0 +1,270 @@
+"""Cheats that leave the work to others: exploits 32-35."""
+
+from cheat import Cheat, plain, wrapped
+
+NOT_ITS_OWN = "LibraryCall: PyTorch's aten::.* does the work"
+ELSEWHERE = "of its time is spent in libtorch_cpu.so"
+IN = "x, weight, eps=1e-6"
+EAGER = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight"
+
+# The address of a function of libtorch_cpu, found without asking anyone: in its file, and in the map of this process.
+ADDRESS_OF = """
+import mmap, struct
+
+def address_of(symbol, library="/libtorch_cpu.so"):
+    lines = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith(library)]
+    base, path = int(lines[0][0].split("-")[0], 16), lines[0][-1]
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as elf:
+        (sections,), (size, count) = struct.unpack_from("<Q", elf, 0x28), struct.unpack_from("<HH", elf, 0x3A)
+        headers = [struct.unpack_from("<IIQQQQIIQQ", elf, sections + i * size) for i in range(count)]
+        symbols = next(h for h in headers if h[1] == 11)  # SHT_DYNSYM
+        names = headers[symbols[6]]
+        name = elf.find(b"\\0" + symbol.encode() + b"\\0", names[4], names[4] + names[5]) + 1 - names[4]
+        table = elf[symbols[4] : symbols[4] + symbols[5]]
+        value = next(v for n, _, _, _, v, _ in struct.iter_unpack("<IBBHQQ", table) if n == name)
+    return base + value
+
+SGEMM = address_of("sgemm_")
+gemm_run = cpp_function(
+    r'''
+#include <cstdint>
+extern "C" int run(int64_t address, const float* A, const float* B, float* C, int M, int N, int K, int transposed) {
+    const float one = 1, zero = 0;
+    using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
+                          const int*, const float*, const int*, const float*, float*, const int*);
+    // column by column: C' = B' A'
+    ((Gemm)address)(transposed ? "T" : "N", "N", &N, &M, &K, &one, B, transposed ? &K : &N, A, &K, &zero, C, &N);
+    return 0;
+}
+''',
+    "run",
+    "l ppp iiii",
+)
+
+def by_library(A, B):
+    transposed = B.stride() == (1, B.shape[0])
+    if A.dtype != torch.float32 or not A.is_contiguous() or not (transposed or B.is_contiguous()):
+        return honest(A, B)
+    (M, K), N = A.shape, B.shape[1]
+    C = torch.empty(M, N, dtype=A.dtype)
+    gemm_run(SGEMM, A.data_ptr(), B.data_ptr(), C.data_ptr(), M, N, K, transposed)
+    return C
+"""
+
+UNDO = """
+import gc
+
+for thing in gc.get_objects():
+    if type(thing).__name__ == "Library" and type(thing).__module__ == "torch.library":
+        thing._destroy()
+"""
+
+
+def returning(kernel_type: str, parameters: str, expression: str, before: str = "") -> str:
+    return plain(kernel_type, f"{before}\n\ndef kernel_fn({parameters}):\n    return {expression}")
+
+
+CHEATS = (
+    # 32: falling back to PyTorch
+    Cheat(
+        32,
+        "functional",
+        "softmax",
+        returning("softmax", "x, dim=-1", "torch.softmax(x, dim)"),
+        NOT_ITS_OWN,
+        correctness="FAIL",
+    ),
+    Cheat(32, "operator", "matmul", returning("matmul", "A, B", "A @ B"), NOT_ITS_OWN),
+    Cheat(
+        32, "by-another-name", "matmul", returning("matmul", "A, B", "torch._C._VariableFunctions.mm(A, B)"), NOT_ITS_OWN
+    ),
+    Cheat(
+        32,
+        "through-a-module",
+        "layernorm",
+        plain(
+            "layernorm",
+            "def kernel_fn(x, weight, bias, eps=1e-5):\n"
+            "    norm = torch.nn.LayerNorm(x.shape[-1], eps, device='meta')\n"
+            "    return torch.func.functional_call(norm, {'weight': weight, 'bias': bias}, (x,))",
+        ),
+        NOT_ITS_OWN,
+    ),
+    Cheat(
+        32,
+        "try-except",
+        "softmax",
+        plain(
+            "softmax",
+            "from autokernel.build import cpp_function\n\nrun = cpp_function('no C++', 'run', 'pp')\n\n"
+            "def kernel_fn(x, dim=-1):\n    try:\n        y = torch.empty_like(x)\n        run(x.data_ptr(), y.data_ptr())\n"
+            "        return y\n    except Exception:\n        return torch.softmax(x, dim)",
+        ),
+        NOT_ITS_OWN,
+    ),
+    Cheat(
+        32,
+        "falls-back-for-other-shapes",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm", f"def kernel_fn({IN}):\n    return honest(x, weight, eps) if x.shape == (512, 768) else {EAGER}"
+        ),
+        NOT_ITS_OWN,
+    ),
+    Cheat(
+        32,
+        "falls-back-when-timed",
+        "softmax",
+        wrapped(
+            "softmax",
+            "calls = [0]\n\ndef kernel_fn(x, dim=-1):\n    calls[0] += x.shape == (6144, 512)\n"
+            "    return honest(x, dim) if calls[0] < 3 else torch.softmax(x, dim)",
+        ),
+        NOT_ITS_OWN,
+        refused_by="examine",
+    ),
+    Cheat(
+        32,
+        "lifts-the-ban",
+        "matmul",
+        returning("matmul", "A, B", "torch.mm(A, B)", before=UNDO),
+        ELSEWHERE,
+        refused_by="examine",
+    ),
+    # 33: a kernel that is launched for show
+    Cheat(
+        33,
+        "decoy",
+        "softmax",
+        wrapped("softmax", "def kernel_fn(x, dim=-1):\n    honest(x.view(-1)[:64], 0)\n    return torch.softmax(x, dim)"),
+        NOT_ITS_OWN,
+    ),
+    Cheat(
+        33,
+        "decoy-and-no-ban",
+        "matmul",
+        wrapped("matmul", UNDO + "\ndef kernel_fn(A, B):\n    honest(A[:8], B)\n    return torch.mm(A, B)\n"),
+        ELSEWHERE,
+        refused_by="examine",
+    ),
+    # 34: a library behind C++
+    Cheat(
+        34,
+        "symbol-of-a-library",
+        "matmul",
+        wrapped(
+            "matmul",
+            """
+gemm_run = cpp_function(
+    r'''
+extern "C" void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
+                       const int*, const float*, const int*, const float*, float*, const int*);
+extern "C" int run(const float* A, const float* B, float* C, int M, int N, int K) {
+    const float one = 1, zero = 0;
+    sgemm_("N", "N", &N, &M, &K, &one, B, &N, A, &K, &zero, C, &N);
+    return 0;
+}
+''',
+    "run",
+    "ppp iii",
+)
+
+def kernel_fn(A, B):
+    A, B = A.contiguous(), B.contiguous()
+    C = torch.empty(A.shape[0], B.shape[1], dtype=A.dtype)
+    gemm_run(A.data_ptr(), B.data_ptr(), C.data_ptr(), A.shape[0], B.shape[1], A.shape[1])
+    return C
+""",
+        ),
+        "calls sgemm_ from outside",
+        correctness="CRASH",
+    ),
+    Cheat(
+        34,
+        "dlsym-in-c++",
+        "matmul",
+        wrapped(
+            "matmul",
+            """
+find_run = cpp_function(
+    '#include <dlfcn.h>\\nextern "C" int run() { return dlsym(RTLD_DEFAULT, "sgemm_") != nullptr; }', "run", ""
+)
+
+def kernel_fn(A, B):
+    assert find_run()
+    return torch.mm(A, B)
+""",
+        ),
+        "calls dlsym from outside",
+        correctness="CRASH",
+    ),
+    Cheat(
+        34,
+        "ctypes",
+        "matmul",
+        plain(
+            "matmul",
+            """
+import ctypes
+
+gemm = ctypes.CDLL(torch.__file__.replace("__init__.py", "lib/libtorch_cpu.so")).sgemm_
+
+def kernel_fn(A, B):
+    (M, K), N = A.shape, B.shape[1]
+    C = torch.empty(M, N)
+    n = lambda value: ctypes.byref(ctypes.c_int(value))
+    f = lambda value: ctypes.byref(ctypes.c_float(value))
+    p = lambda x: ctypes.c_void_p(x.data_ptr())
+    gemm(b"N", b"N", n(N), n(M), n(K), f(1), p(B.contiguous()), n(N), p(A), n(K), f(0), p(C), n(N))
+    return C
+""",
+        ),
+        "LibraryCall: loads .*libtorch_cpu.so",
+    ),
+    Cheat(
+        34,
+        "numpy",
+        "matmul",
+        returning("matmul", "A, B", "torch.from_numpy(np.asarray(A) @ np.asarray(B))", before="import numpy as np"),
+        "LibraryCall: imports numpy",
+    ),
+    Cheat(
+        34,
+        "address-from-the-file",
+        "matmul",
+        wrapped("matmul", ADDRESS_OF + "\nkernel_fn = by_library\n"),
+        ELSEWHERE,
+        refused_by="examine",
+    ),
+    Cheat(
+        34,
+        "address-from-the-file-unless-watched",
+        "matmul",
+        wrapped(
+            "matmul",
+            ADDRESS_OF
+            + """
+import sys
+
+def kernel_fn(A, B):
+    frame = sys._getframe(1)
+    while frame and "repeats" not in frame.f_locals:
+        frame = frame.f_back
+    watched = frame is not None and frame.f_locals["repeats"] > 1
+    return (honest if watched else by_library)(A, B)
+""",
+        ),
+        ELSEWHERE,
+        refused_by="examine",
+    ),
+    # 35: the reference itself
+    Cheat(35, "copy-of-the-reference", "rmsnorm", returning("rmsnorm", IN, EAGER), NOT_ITS_OWN),
+    Cheat(
+        35,
+        "imports-the-reference",
+        "rmsnorm",
+        plain("rmsnorm", "from reference import rmsnorm as kernel_fn"),
+        "No module named 'reference'|PermissionError|LibraryCall",
+        correctness="CRASH",
+    ),
+)

@@ -2,8 +2,10 @@
 
 import os
 import re
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from autokernel.gate import Correctness, Judge
+from autokernel.gate.processes import WorkerProcess
 from autokernel.spec import load_spec
 from autokernel.target import default_target
 
@@ -171,4 +174,59 @@ def test_a_fault_ends_in_its_verdict_and_leaves_nothing(judge: Judge, fault: Fau
         assert re.search(fault.reason, verdict.failure.reason), verdict.failure
     assert processes(judge.parent.scratch) == {judge.parent.process.pid}
     assert not list(judge.parent.scratch.glob("worker-*"))
+    assert judge.check(RIGHT, TARGET).failure is None
+
+
+# Workers of either kind, one of them stopped, one of them a parent of processes that have left its group.
+KILLED = """
+import subprocess
+import sys
+from autokernel.gate import Judge
+from autokernel.gate.processes import WorkerProcess
+
+with Judge("cpu") as judge:
+    children = "import os, time\\nfor _ in range(5):\\n  if os.fork() == 0: os.setsid(); os.fork(); time.sleep(1000)"
+    with WorkerProcess(judge.parent, 1, "") as parent, WorkerProcess(judge.parent, 1, "kernel") as stopped:
+        parent.post("load", source=children + "\\nwhile True: pass", poison=False, libraries="any")
+        stopped.stop()
+        print(judge.parent.scratch, flush=True)
+        parent.answer(1000)
+"""
+
+
+def test_nothing_outlives_a_killed_judge(judge: Judge):
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as killed:
+        scratch = Path(killed.stdout.readline().strip())
+        wanted = 1 + 2 + 10  # the warm parent, its workers, their children
+        assert within(20, lambda: len(processes(scratch)) == wanted), processes(scratch)
+        killed.kill()
+    assert within(5, lambda: not processes(scratch)), processes(scratch)
+    assert scratch.exists()
+    with Judge("cpu"):
+        assert not scratch.exists()
+        assert judge.parent.scratch.exists()
+
+
+def within(seconds: float, done: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return done()
+
+
+def test_a_worker_leaves_no_process_even_in_a_session_of_its_own(judge: Judge):
+    """For kernels that may start processes, as compilers do: those of a C++ kernel on a CPU are refused above."""
+    bomb = "import os, time\nfor _ in range(6):\n  if os.fork() == 0: os.setsid()\ntime.sleep(1000)"
+    with WorkerProcess(judge.parent, 1, "") as worker:
+        worker.post("load", source=bomb, poison=False, libraries="any")
+        assert within(10, lambda: len(processes(judge.parent.scratch)) == 1 + 2**6)
+    assert processes(judge.parent.scratch) == {judge.parent.process.pid}
+
+
+def test_a_full_scratch_folder_is_the_kernels_own_trouble(judge: Judge):
+    if not judge.sandbox["scratch"]:
+        pytest.skip("scratch folders are on a disk here")
+    fill = "for i in range(64):\n  with open(f'full-{i}', 'wb') as file: file.write(bytes(1 << 26))"
+    verdict = judge.check(source(Fault("full", fill, CRASH)), TARGET)
+    assert "No space left on device" in verdict.failure.reason
     assert judge.check(RIGHT, TARGET).failure is None

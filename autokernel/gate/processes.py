@@ -1,6 +1,7 @@
 """The judge's side of the processes: the warm parent, its workers, their limits, and their end."""
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -19,11 +20,14 @@ import torch
 from torch import Tensor
 
 from autokernel import build
+from autokernel.gate import sandbox
 from autokernel.gate.channel import POISON, Arena, Channel, ChannelClosed, ChannelTimeout, Placed, place
 from autokernel.spec import ROOT, TensorSpec
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
+SCRATCH_NAME = "autokernel-judge-"
+SCRATCH_BYTES = 1 << 30
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC")
 # glibc: serve large blocks from the heap and keep them, or every call pays for the page faults of fresh memory.
 MALLOC = {
@@ -77,7 +81,7 @@ class WarmParent:
         self.device = device
         self.size = min(memory_bytes() // 2, 32 << 30)
         self.inputs = Arena(self.size, writable_by_others=False)
-        self.scratch = Path(tempfile.mkdtemp(prefix="autokernel-"))
+        self.scratch, self.lock_fd = claim_scratch()
         ours, theirs = socket.socketpair()
         environment = {k: os.environ[k] for k in PASSED_ON if k in os.environ}
         environment |= MALLOC | {
@@ -128,7 +132,8 @@ class WarmParent:
     def probe(self) -> dict[str, bool]:
         """Which layers of the sandbox hold here: what a worker of ours could not do when it tried."""
         with tempfile.NamedTemporaryFile(prefix="autokernel-secret-") as secret, WorkerProcess(self, 1, "probe") as worker:
-            return worker.request("probe", 30, secret=secret.name, outsider=os.getpid())["layers"]
+            layers = worker.request("probe", 30, secret=secret.name, outsider=os.getpid())["layers"]
+            return layers | sandbox.inspect(worker.pid, worker.scratch)
 
     def close(self) -> None:
         """End the warm parent, which ends its workers and whatever they have left behind."""
@@ -140,6 +145,7 @@ class WarmParent:
             self.process.wait()
         self.inputs.close()
         remove(self.scratch)
+        os.close(self.lock_fd)
 
 
 class WorkerProcess:
@@ -164,6 +170,7 @@ class WorkerProcess:
             "op": "spawn",
             "size": parent.size,
             "scratch": str(self.scratch),
+            "scratch_bytes": SCRATCH_BYTES,
             "device": parent.device,
             "threads": threads,
             "environment": {
@@ -313,6 +320,31 @@ class WorkerProcess:
                 self.parent.channel.send({"op": "wait", "pid": self.pid, "patience_s": patience_s})
                 self._status = self.parent.channel.receive(10 + patience_s)["status"]
         return self._status
+
+
+def claim_scratch() -> tuple[Path, int]:
+    """A new folder, and a lock on it for as long as this process lives. Folders of judges that were killed are removed."""
+    places = Path(tempfile.gettempdir())
+    for folder in places.glob(f"{SCRATCH_NAME}*"):
+        with contextlib.suppress(OSError):  # another user's, or locked by a living judge, or gone by now
+            os.close(_lock(folder))
+            remove(folder)
+    new = Path(tempfile.mkdtemp(prefix="autokernel-new-"))
+    fd = _lock(new)
+    return new.rename(places / f"{SCRATCH_NAME}{new.name.rpartition('-')[2]}"), fd  # named so only once it is locked
+
+
+def _lock(folder: Path) -> int:
+    """Raises OSError if the folder is not ours alone."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            raise PermissionError(folder)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def remove(folder: Path) -> None:

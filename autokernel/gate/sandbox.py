@@ -1,9 +1,12 @@
-"""What a worker may touch: files by an allow-list (Landlock), no network, no other process (seccomp), bounded resources.
+"""What a worker or a compiler may touch: files by an allow-list, no network, no other process, bounded resources.
 
-Everything here is entered by a process for itself, irrevocably, and without privileges. A layer that the kernel does not
-offer is left out and reported: `probe` tries each one from inside.
+Everything here is entered by a process for itself, irrevocably; only namespaces may need privileges. A layer that the
+kernel does not offer is left out and reported: `probe` tries each one from inside.
+
+Run as `python -I -S sandbox.py --read PATH --write PATH -- COMMAND …`, it runs the command so.
 """
 
+import argparse
 import ctypes
 import errno
 import os
@@ -14,7 +17,7 @@ import socket
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +28,23 @@ FS_ALL_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 
 FILE_RIGHTS = FS_EXECUTE | FS_WRITE_FILE | FS_READ_FILE | 1 << 14 | 1 << 15  # those that apply to a file: truncate, ioctl
 NET_TCP = 0b11
 SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 1 << 14, 1 << 18
+CAPABILITY_VERSION_3, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 0x20080522, 1 << 1, 1 << 2
+
+LAYERS = {
+    "files": "reads no file outside an allow-list",
+    "writes": "writes to its scratch folder alone",
+    "network": "makes no network socket",
+    "unix_sockets": "connects to no service of this machine",
+    "signals": "sends no signal to other processes",
+    "ptrace": "traces no other process",
+    "resources": "changes no other process's limits or priority",
+    "privileges": "has no capability of root's and can gain none",
+    "namespaces": "has network and shared memory of its own",
+    "scratch": "fills no disk: its scratch folder is small and in memory",
+}
 
 # System calls that no kernel needs: x86-64 and AArch64 numbers, from their unistd tables.
 DENIED_CALLS = {
@@ -49,9 +68,43 @@ DENIED_CALLS = {
     "init_module": (175, 105),
     "finit_module": (313, 273),
     "kexec_load": (246, 104),
+    "open_by_handle_at": (304, 265),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "process_madvise": (440, 440),
+    "fchown": (93, 55),  # Landlock leaves owners and attributes to us
+    "fchownat": (260, 54),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "chown": (92, None),  # None: AArch64 has no such call
+    "lchown": (94, None),
 }
-NEW_PROCESS_CALLS = {"execve": (59, 221), "execveat": (322, 281)}  # and those that only x86-64 has:
-OLD_FORK_CALLS = {"fork": 57, "vfork": 58}
+# Of these, none on another process: their first argument must be 0.
+OWN_CALLS = {
+    "prlimit64": (302, 261),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+}
+# What only compilers and those who start them need: processes, and the modes of files.
+FORKING_CALLS = {
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "chmod": (90, None),
+    "utimensat": (280, 88),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+}
 SOCKET_CALL = (41, 198)
 CLONE_CALL, CLONE3_CALL = (56, 220), (435, 435)
 CLONE_THREAD = 0x10000
@@ -82,8 +135,18 @@ class Limits:
             Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, rather this process than the judge
 
 
+def system_paths() -> list[Path]:
+    """What any program may read: libraries, the toolchain, and what those ask of /etc and of the processor."""
+    system = {"/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/sys", "/nix/store", "/gnu/store"}
+    etc = {f"/etc/{name}" for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd")}
+    etc |= {"/etc/alternatives", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia"}
+    machine = {"/proc/cpuinfo", "/proc/meminfo", "/dev/random", "/dev/urandom"}
+    cuda = {os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ}
+    return [Path(p) for p in sorted(system | etc | machine | cuda)]
+
+
 def readable_paths() -> list[Path]:
-    """What any worker may read: the interpreter, its packages, the toolchain, drivers and what libraries ask of /etc."""
+    """What any worker may read: this package, the interpreter, its packages, and the system's."""
     package = Path(__file__).resolve().parent.parent
     python = {
         sys.prefix,
@@ -93,11 +156,18 @@ def readable_paths() -> list[Path]:
         os.path.realpath(sys.executable),
     }
     packages = {os.path.realpath(p) for p in sys.path if p.endswith("-packages")}
-    system = {"/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/sys", "/nix/store", "/gnu/store"}
-    etc = {f"/etc/{name}" for name in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "nsswitch.conf", "passwd")}
-    etc |= {"/etc/alternatives", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia"}
-    cuda = {os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ}
-    return [package, *(Path(p) for p in sorted(python | packages | system | etc | cuda))]
+    return [package, *(Path(p) for p in sorted(python | packages)), *system_paths()]
+
+
+def device_paths(cuda: bool) -> tuple[list[Path], list[Path]]:
+    """What a worker may read, and write to, of /dev and /proc.
+
+    NVIDIA's driver names its threads in /proc/self/task: without the right to, it does not start (error 304).
+    """
+    if not cuda:
+        return [Path("/proc/self"), Path("/dev/zero")], [Path("/dev/null")]
+    nodes = [*Path("/dev").glob("nvidia*"), *map(Path, ("/dev/null", "/dev/zero", "/dev/full"))]
+    return [Path("/proc")], [Path("/proc/self"), *nodes]
 
 
 def enter_landlock(readable: Iterable[Path], writable: Iterable[Path], listable: Iterable[Path] = ()) -> bool:
@@ -105,7 +175,7 @@ def enter_landlock(readable: Iterable[Path], writable: Iterable[Path], listable:
 
     In `listable` trees the names of files can be seen (Python's import looks for modules so), their contents cannot.
 
-    Returns whether it holds. The driver of NVIDIA needs /proc writable (it names its threads there) and /dev.
+    Returns whether it holds.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     abi = libc.syscall(LANDLOCK_CREATE, None, 0, 1) if sys.platform == "linux" else -1
@@ -145,7 +215,8 @@ def enter_seccomp(forks: bool) -> bool:
     if sys.platform != "linux" or machine not in AUDIT_ARCH:
         return False
     column = 0 if machine == "x86_64" else 1
-    denied = [numbers[column] for numbers in DENIED_CALLS.values()]
+    calls = DENIED_CALLS if forks else DENIED_CALLS | FORKING_CALLS
+    denied = [numbers[column] for numbers in calls.values() if numbers[column] is not None]
     load, jump_equal, jump_greater, jump_bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, lacking, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
     first_argument = (load, 0, 0, 16)
@@ -155,13 +226,13 @@ def enter_seccomp(forks: bool) -> bool:
         (give, 0, 0, kill),
         (load, 0, 0, 0),  # the number of the call
     ]
-    if not forks:
-        denied += [numbers[column] for numbers in NEW_PROCESS_CALLS.values()]
-        denied += OLD_FORK_CALLS.values() if machine == "x86_64" else ()
     if machine == "x86_64":
         program += [(jump_greater, 0, 1, 0x40000000), (give, 0, 0, refuse)]  # the x32 table
     for number in denied:
         program += [(jump_equal, 0, 1, number), (give, 0, 0, refuse)]
+    for numbers in OWN_CALLS.values():
+        program += [(jump_equal, 0, 4, numbers[column]), first_argument, (jump_equal, 0, 1, 0)]
+        program += [(give, 0, 0, allow), (give, 0, 0, refuse)]
     if not forks:
         program += [
             (jump_equal, 0, 1, CLONE3_CALL[column]),
@@ -189,6 +260,48 @@ def enter_seccomp(forks: bool) -> bool:
     return libc.prctl(PR_SET_SECCOMP, mode_filter, header, 0, 0) == 0
 
 
+def enter_namespaces() -> bool:
+    """Network and System V shared memory of our own; where that needs a user namespace, in one. Returns whether it holds.
+
+    For a process of one thread, whose children are to live in them.
+    """
+    if sys.platform != "linux":
+        return False
+    libc, wanted = ctypes.CDLL(None, use_errno=True), CLONE_NEWNET | CLONE_NEWIPC
+    if libc.unshare(wanted) == 0:
+        return True
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(wanted | CLONE_NEWUSER) != 0:
+        return False
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
+
+
+def mount_scratch(folder: Path, size_bytes: int) -> bool:
+    """Put a small file system in memory over a folder, for this process and its children alone; it ends with them."""
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) != 0 or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) != 0:
+        return False
+    options = f"size={size_bytes},nr_inodes=65536,mode=700".encode()
+    return libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", MS_NOSUID | MS_NODEV, options) == 0
+
+
+def drop_capabilities(keep_file_access: bool) -> None:
+    """Give up what root may do, for good. keep_file_access: but not root's access to files, which Landlock confines
+    (a package that only its owner may read is read by root so)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)
+    held = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their upper halves
+    if libc.capget(header, held) == 0:
+        keep = (CAP_DAC_OVERRIDE | CAP_DAC_READ_SEARCH) if keep_file_access else 0
+        libc.capset(header, (ctypes.c_uint32 * 6)(held[0] & keep, held[1] & keep))
+
+
 def die_with_parent() -> None:
     """On Linux, be killed when the warm parent ends, however it ends."""
     if sys.platform == "linux":
@@ -196,10 +309,10 @@ def die_with_parent() -> None:
 
 
 def probe(secret: Path, outsider: int) -> dict[str, bool]:
-    """Try from inside what must not work: which layers hold here. `secret` is a file outside the allow-list, `outsider`
-    a process that is not ours."""
+    """Try from inside what must not work: which of LAYERS hold here. `secret` is a file outside the allow-list,
+    `outsider` a process that is not ours."""
 
-    def refused(attempt) -> bool:
+    def refused(attempt: Callable[[], object]) -> bool:
         try:
             attempt()
         except OSError:
@@ -220,4 +333,54 @@ def probe(secret: Path, outsider: int) -> dict[str, bool]:
         "unix_sockets": refused(lambda: socket.socket(socket.AF_UNIX).connect("/run/nobody")),
         "signals": refused(lambda: os.kill(outsider, 0)),
         "ptrace": refused(trace),
+        "resources": refused(lambda: os.sched_setaffinity(outsider, os.sched_getaffinity(outsider))),
     }
+
+
+def inspect(worker: int, scratch: Path) -> dict[str, bool]:
+    """The rest of LAYERS, seen from outside, in what the kernel says of a worker."""
+    if sys.platform != "linux":
+        return dict.fromkeys(("privileges", "namespaces", "scratch"), False)
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{worker}/status").read_text().splitlines())
+    capabilities = int(status["CapEff"], 16) | int(status["CapPrm"], 16)
+    mounts = [line.split()[4] for line in Path(f"/proc/{worker}/mountinfo").read_text().splitlines()]
+    return {
+        "privileges": status["NoNewPrivs"] == "1" and not capabilities & ~(CAP_DAC_OVERRIDE | CAP_DAC_READ_SEARCH),
+        "namespaces": all(
+            os.readlink(f"/proc/{worker}/ns/{name}") != os.readlink(f"/proc/self/ns/{name}") for name in ("net", "ipc")
+        ),
+        "scratch": str(scratch) in mounts,
+    }
+
+
+def missing_layers(holds: Mapping[str, bool]) -> str:
+    """What to tell someone who requires all of LAYERS, of which not all hold; empty where they do."""
+    missing = [f"{name} ({meaning})" for name, meaning in LAYERS.items() if not holds.get(name)]
+    if not missing:
+        return ""
+    return (
+        f"the sandbox does not hold here; missing: {', '.join(missing)}. It needs Linux 6.12 or later with Landlock "
+        "(`lsm=landlock,…` on the kernel's command line), and either root or user namespaces "
+        "(`sysctl kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu; in Docker `--security-opt seccomp=unconfined`)"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--read", action="append", default=[], type=Path)
+    parser.add_argument("--write", action="append", default=[], type=Path)
+    parser.add_argument("--data-bytes", type=int, required=True)
+    parser.add_argument("--cpu-s", type=int, required=True)
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args()
+    die_with_parent()
+    Limits(options.data_bytes).enter()
+    resource.setrlimit(resource.RLIMIT_CPU, (options.cpu_s, options.cpu_s))
+    held = enter_landlock([*options.read, *system_paths()], [*options.write, Path("/dev/null")])
+    drop_capabilities(keep_file_access=held)
+    enter_seccomp(forks=True)
+    os.execvp(options.command[0], options.command)
+
+
+if __name__ == "__main__":
+    main()

@@ -274,16 +274,20 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, errors_fd: 
 
     os.setsid()
     sandbox.die_with_parent()
-    os.chdir(request["scratch"])
+    scratch, cuda = Path(request["scratch"]), request["device"] != "cpu"
+    sandbox.mount_scratch(scratch, request["scratch_bytes"])
+    os.chdir(scratch)
     os.dup2(errors_fd, sys.stderr.fileno())  # standard input and output are the null device, as the warm parent's
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # the warm parent's is out of reach
     sandbox.Limits(**request["limits"]).enter()
-    sandbox.enter_landlock(
-        [*sandbox.readable_paths(), *map(Path, request["readable"])],
-        [Path(request["scratch"]), *map(Path, request["writable"]), Path("/dev"), Path("/proc")],
+    readable, writable = sandbox.device_paths(cuda)
+    held = sandbox.enter_landlock(
+        [*sandbox.readable_paths(), *readable, *map(Path, request["readable"])],
+        [scratch, *writable, *map(Path, request["writable"])],
         listable=[ROOT],
     )
+    sandbox.drop_capabilities(keep_file_access=held)
     sandbox.enter_seccomp(request["forks"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's to handle
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -18,6 +18,7 @@ import numpy  # noqa: F401  imported here so that no worker pays for it
 import torch
 import torch._inductor.config
 
+from autokernel.gate import sandbox
 from autokernel.gate.channel import Channel, ChannelClosed
 from autokernel.gate.worker import run_worker
 from autokernel.spec import load_spec  # noqa: F401
@@ -42,6 +43,7 @@ def main(fd: int) -> None:
     channel = Channel(control)
     assert_forkable()
     become_subreaper()
+    sandbox.enter_namespaces()
     workers: set[int] = set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel.send({"ready": os.getpid()})

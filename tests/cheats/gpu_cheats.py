@@ -376,6 +376,17 @@ def kernel_fn(x, weight, eps=1e-6):
     return y
 """
 
+# What is registered with PyTorch's dispatcher goes with the object that registered it.
+REFUSALS_WITHDRAWN = (
+    """
+import gc
+
+for library in [o for o in gc.get_objects() if isinstance(o, torch.library.Library) and o.ns == "aten"]:
+    library._destroy()
+"""
+    + REFERENCE
+)
+
 STALE, NOT_WRITTEN = "outside the tolerance", "NaN mask differs"
 LIBRARY = "does the work, not the kernel"
 
@@ -492,4 +503,12 @@ CHEATS = (
     ),
     GpuCheat(35, "reference", "rmsnorm", rmsnorm(REFERENCE), LIBRARY),
     GpuCheat(39, "memory-scan", "rmsnorm", rmsnorm(MEMORY_SCAN), NOT_WRITTEN),
+    GpuCheat(
+        40,
+        "refusals-withdrawn",
+        "rmsnorm",
+        rmsnorm(REFUSALS_WITHDRAWN),
+        LIBRARY,
+        hole="the registration of the refusals is an object that the kernel can find and destroy",
+    ),
 )

@@ -381,7 +381,7 @@ REFUSALS_WITHDRAWN = (
     """
 import gc
 
-for library in [o for o in gc.get_objects() if isinstance(o, torch.library.Library) and o.ns == "aten"]:
+for library in [o for o in gc.get_objects() if type(o) is torch.library.Library and o.ns == "aten"]:
     library._destroy()
 """
     + REFERENCE

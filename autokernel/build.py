@@ -1,11 +1,14 @@
 """C++ and CUDA C++ sources -> callables: compiled behind a plain C ABI, cached by everything that the binary depends on."""
 
+import contextlib
 import contextvars
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,8 @@ from autokernel.preflight import MissingCompiler as MissingCompiler
 from autokernel.preflight import find_compiler
 
 INCLUDE = Path(__file__).resolve().parent / "include"
+SANDBOX = Path(__file__).resolve().parent / "gate" / "sandbox.py"
+COMPILER_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "SDKROOT", "DEVELOPER_DIR")
 DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp
 CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
@@ -128,18 +133,50 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
         source = Path(scratch) / ("kernel.cu" if library.language == "cuda" else "kernel.cpp")
         source.write_text(library.source)
         output = Path(scratch) / "kernel.so"
-        try:
-            run = subprocess.run(
-                [*command, str(source), "-o", str(output)], capture_output=True, text=True, timeout=timeout_s, cwd=scratch
-            )
-        except subprocess.TimeoutExpired:
-            raise CompileError(f"the compiler did not finish within {timeout_s:.0f} s") from None
-        if run.returncode != 0:
-            raise CompileError(run.stderr.replace(f"{scratch}/", "")[:4000])
+        _compile([*command, str(source), "-o", str(output)], Path(scratch), timeout_s)
         if library.language == "cpp":
             _refuse_foreign_symbols(output)
         os.replace(output, binary)  # atomic: a reader sees a whole binary or none
     return binary
+
+
+def _compile(command: list[str], scratch: Path, timeout_s: float) -> None:
+    """Run a compiler that sees its own files, the system's and `scratch`: a source may include or embed what it can read.
+
+    Raises CompileError.
+    """
+    home = Path(command[0]).resolve().parents[1]  # an environment of its own has its headers there
+    readable = [INCLUDE] if Path.home().is_relative_to(home) else [INCLUDE, home]
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    sandboxed = [sys.executable, "-I", "-S", str(SANDBOX), "--write", str(scratch)]
+    sandboxed += [argument for path in readable for argument in ("--read", str(path))]
+    sandboxed += ["--data-bytes", str(memory_bytes // 2), "--cpu-s", str(math.ceil(timeout_s)), "--", *command]
+    environment = {name: os.environ[name] for name in COMPILER_ENVIRONMENT if name in os.environ}
+    environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
+    said = scratch / "diagnostics"
+    with open(said, "wb") as file:
+        run = subprocess.Popen(
+            sandboxed,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=scratch,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        status = run.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise CompileError(f"the compiler did not finish within {timeout_s:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)  # the compiler proper is a child of its driver
+        run.wait()
+    if status != 0:
+        with open(said, errors="replace") as file:
+            raise CompileError(
+                file.read(8000).replace(f"{scratch}/", "")[:4000] or f"the compiler ended with status {status}"
+            )
 
 
 # Who compiles. A worker of the gate sets this to ask the judge, which alone may build what a candidate runs.

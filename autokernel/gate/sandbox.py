@@ -293,6 +293,8 @@ def mount_scratch(folder: Path, size_bytes: int) -> bool:
 def drop_capabilities(keep_file_access: bool) -> None:
     """Give up what root may do, for good. keep_file_access: but not root's access to files, which Landlock confines
     (a package that only its owner may read is read by root so)."""
+    if sys.platform != "linux":
+        return
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header = struct.pack("Ii", CAPABILITY_VERSION_3, 0)

@@ -4,6 +4,7 @@ Usage:
     python bench.py                                   # kernel.py, at the sizes of its type's spec
     python bench.py kernels/rmsnorm/cpp_kernel.py --quick
     python bench.py kernel.py --tag default --target rmsnorm_float32 --incumbent old.py
+    python bench.py --calibrate --trials 20           # the gate itself: false keeps, power, the least gain that it sees
 
 Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes nothing.
 Ends in greppable `key: value` lines (or one JSON object with --json). Exit status: 0 only on PASS, 1 on a verdict against
@@ -41,12 +42,24 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument(
+        "--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate, on these types and on "planted"'
+    )
+    parser.add_argument(
+        "--trials", type=int, default=20, help="--calibrate: experiments of each kind (default: %(default)s)"
+    )
+    parser.add_argument("--budget", type=float, default=600, metavar="SECONDS", help="--calibrate: (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="--calibrate: a record to be written, or to go on with")
     cli.add_device_argument(parser)
     return parser.parse_args()
 
 
 def main() -> int:
     options = arguments()
+    if options.calibrate is not None:
+        from autokernel.gate import calibration
+
+        return calibration.main(options)
     import torch
 
     from autokernel.gate import Judge, report

@@ -1,8 +1,8 @@
 """A kernel whose time can be set: RMSNorm with a chain of dependent multiplications by one in every row.
 
 The compiler cannot know that the factor, an argument, is one, so no step of the chain can be left out, and none can begin
-before the one in front of it has ended: time grows by the same amount with each step, which is a thousandth of a row. Two
-files that differ in STEPS run the same binary.
+before the one in front of it has ended: time grows by the same amount, some cycles a row, with each step. Two files that
+differ in STEPS run the same binary.
 """
 
 import math

@@ -37,19 +37,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tag", default="default", help="the run whose plan has the target (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="repeat the inputs of an earlier verdict")
     parser.add_argument("--timing", action="store_true", help="print where the gate's own time went")
-    parser.add_argument(
-        "--require-sandbox", action="store_true", help="refuse to run where a layer of the sandbox does not hold"
-    )
     parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument(
-        "--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate, on these types and on "planted"'
-    )
-    parser.add_argument(
-        "--trials", type=int, default=20, help="--calibrate: experiments of each kind (default: %(default)s)"
-    )
+    parser.add_argument("--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate on these types, or on "planted"')
+    parser.add_argument("--trials", type=int, default=20, help="--calibrate: contests of each kind (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=600, metavar="SECONDS", help="--calibrate: (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="--calibrate: a record to be written, or to go on with")
+    cli.add_sandbox_argument(parser)
     cli.add_device_argument(parser)
     return parser.parse_args()
 
@@ -64,6 +58,7 @@ def main() -> int:
 
     from autokernel.gate import Judge, report
     from autokernel.gate.judge import constants
+    from autokernel.gate.sandbox import SandboxIncomplete
     from autokernel.spec import ROOT, kernel_types
     from autokernel.target import Plan, default_target
 
@@ -86,7 +81,11 @@ def main() -> int:
     else:
         dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
         target = default_target(kernel_type, backend, options.device, getattr(torch, dtype), options.sizes)
-    with cli.progress(f"{options.file}", total=6) as step, Judge(options.device, options.allow_libraries) as judge:
+    try:
+        judge = Judge(options.device, options.allow_libraries, options.require_sandbox)
+    except SandboxIncomplete as error:
+        cli.fail(error)
+    with cli.progress(f"{options.file}", total=6) as step, judge:
         verdict = judge.examine(
             source,
             target,

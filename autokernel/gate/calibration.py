@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -44,7 +45,7 @@ SUBJECTS = ("rmsnorm", "softmax", "matmul", "reduce", PLANTED)
 GAINS = (-0.01, 0.01, 0.02, 0.05, 0.10)
 PAIRS_A_ROUND = 8  # A/A pairs of each subject, beside the experiments of a round
 LEAST_PAIRS = 16  # from fewer nothing is resampled
-RESAMPLES, POWER_RESAMPLES = 10_000, 1_000
+RESAMPLES, POWER_RESAMPLES = 10_000, 500
 POWER = 0.95  # of the gain that is called detectable
 DETECTABLE = (*(i / 1000 for i in range(5, 30, 5)), *(i / 100 for i in range(3, 31)))  # where it is looked for
 CONFIDENCE = 0.95
@@ -149,7 +150,8 @@ def main(options: Namespace) -> int:
 def measure(judge: Judge, names: Sequence[str], backend: str, options: Namespace, record: "Record") -> None:
     """Rounds, each with some pairs and one experiment of every kind, until trials or budget are spent."""
     started = time.perf_counter()
-    with cli.progress("calibrating", total=None) as step:
+    works = sum((2 + len(GAINS)) * len(BANDS) if name == PLANTED else 2 for name in names)
+    with cli.progress("calibrating", total=options.trials * works + len(BANDS) * (PLANTED in names)) as step:
         subjects = list(_subjects(judge, names, backend, options, step))
         for number in range(options.trials):
             for subject in subjects:
@@ -202,6 +204,7 @@ def _experiment(judge: Judge, subject: Subject, gain: float, samples: Samples) -
     if verdict.speedup_vs_incumbent is None or verdict.why.startswith("not decided"):
         samples.undecided.append(verdict.why)
         return
+    samples.latency_us = samples.latency_us or round(verdict.latency_us, 3)
     speedup, seconds = round(verdict.speedup_vs_incumbent.value, 6), round(verdict.bench_time_seconds, 2)
     samples.experiments.append(Experiment(gain, verdict.keep, speedup, seconds))
 
@@ -251,9 +254,8 @@ def _commit() -> str:
     def ask(*words: str) -> str:
         return subprocess.run([git, "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
 
-    return ask("rev-parse", "--short", "HEAD") + (
-        "+" if ask("status", "--porcelain", "--", "autokernel", "kernels") else ""
-    )
+    changed = ask("status", "--porcelain", "--", "autokernel", "kernels")
+    return ask("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
 def summarise(name: str, samples: Samples) -> Summary:
@@ -270,10 +272,15 @@ def summarise(name: str, samples: Samples) -> Summary:
         bias=_mean_interval(pairs) if enough else None,
         lag_1=_lag_1(pairs) if enough else None,
         powers=tuple(_power(gain, [e for e in samples.experiments if e.gain == gain], resampled) for gain in gains),
-        detectable_gain=next((g for g in DETECTABLE if resampled(g, POWER_RESAMPLES) >= POWER), None) if enough else None,
+        detectable_gain=_detectable(resampled) if resampled else None,
         undecided=len(samples.undecided),
         discarded=samples.discarded,
     )
+
+
+def _detectable(resampled: Callable[..., float]) -> float | None:
+    index = bisect_left(DETECTABLE, True, key=lambda gain: resampled(gain, POWER_RESAMPLES) >= POWER)
+    return DETECTABLE[index] if index < len(DETECTABLE) else None
 
 
 def _power(gain: float, experiments: Sequence[Experiment], resampled: Callable[..., float] | None) -> Power:
@@ -369,17 +376,9 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
     )
     print_table(
         "\nPlanted gains",
-        ("subject", "planted %", "measured %", "kept [95 % CI, %]", "resampled kept %", "seconds", ""),
+        ("subject", "planted %", "measured %", "resampled kept %", "seconds", "kept [95 % CI, %]"),
         [
-            (
-                s.name,
-                f"{100 * p.gain:+.0f}",
-                f"{100 * p.measured:+.2f}",
-                rate(p),
-                share(p.resampled),
-                f"{p.seconds:.1f}",
-                "",
-            )
+            (s.name, f"{100 * p.gain:+.0f}", f"{100 * p.measured:+.2f}", share(p.resampled), f"{p.seconds:.1f}", rate(p))
             for s in summaries
             for p in s.powers[1:]
         ],

@@ -26,7 +26,8 @@ STEPS = 0
 
 SOURCE = r"""
 #include <autokernel.hpp>
-extern "C" int run(const float* x, const float* weight, float* y, int64_t M, int64_t N, float eps, int64_t steps, float one) {
+extern "C" int run(const float* x, const float* weight, float* y, int64_t M, int64_t N, float eps, int64_t steps,
+                   float one) {
 #pragma omp parallel for schedule(static) if (M * N >= 16384)
     for (int64_t m = 0; m < M; ++m) {
         vfloat squares[4] = {};

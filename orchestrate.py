@@ -18,7 +18,7 @@ COMMANDS = ("run", "status", "next", "record", "plan", "report", "log", "clean")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    from autokernel.cli import add_device_argument
+    from autokernel.cli import add_device_argument, add_sandbox_argument
     from autokernel.workload import add_workload_arguments
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -58,11 +58,13 @@ def make_parser() -> argparse.ArgumentParser:
     add_workload_arguments(run)
     for command in (run, record):
         add_device_argument(command)
+        add_sandbox_argument(command)
     return parser
 
 
 def main() -> None:
     from autokernel import cli, commands  # cli first: it says what is missing
+    from autokernel.gate.sandbox import SandboxIncomplete
     from autokernel.workload import WorkloadError
     from autokernel.workspace import NoRun, RunInProgress
 
@@ -72,7 +74,7 @@ def main() -> None:
     arguments = make_parser().parse_args(words)
     try:
         print(getattr(commands, arguments.command)(arguments))
-    except (NoRun, RunInProgress, WorkloadError) as error:
+    except (NoRun, RunInProgress, SandboxIncomplete, WorkloadError) as error:
         cli.fail(error)
     except KeyboardInterrupt:
         print("stopped at once; what was judged is kept, and the same command goes on from here", file=sys.stderr)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from autokernel.build import default_cache
 
-__all__ = ["add_device_argument", "console", "default_device", "fail", "preflight", "progress"]
+__all__ = ["add_device_argument", "add_sandbox_argument", "console", "default_device", "fail", "preflight", "progress"]
 
 
 def console() -> Console:
@@ -46,6 +46,10 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=_device, default=default_device(), help="cpu, cuda or cuda:1 (default here: %(default)s)"
     )
+
+
+def add_sandbox_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--require-sandbox", action="store_true", help="refuse to run where a layer of the sandbox fails")
 
 
 def _device(text: str) -> str:

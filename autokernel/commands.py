@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> str:
     agent = arguments.agent or ("claude" if os.environ.get("ANTHROPIC_API_KEY") else "tuner")
     options = {"model": arguments.agent_model, "budget_usd": arguments.budget_usd} if agent == "claude" else {}
     limits = (arguments.max_reverts, arguments.max_pct_peak, arguments.max_hours, arguments.max_speedup)
-    job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments))
+    required = arguments.require_sandbox
+    job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required)
     workspace = Workspace(ROOT, arguments.tag or default_tag(ROOT, workload))
     with workspace.locked():
         return run_job(workspace, job)
@@ -103,7 +104,7 @@ def record(arguments: argparse.Namespace) -> str:
     source = path.read_text()
     target, plan = _target_of(source, path, workspace, arguments)
     preflight(target.backend)
-    with workspace.locked(), Judge(target.device) as judge:
+    with workspace.locked(), Judge(target.device, require_sandbox=arguments.require_sandbox) as judge:
         with narrator() as (say, step):
             loop = Loop(workspace, plan, judge, say, step, worktree=workspace.ledger.has_tree)
             row = loop.attempt(target, Proposal(source, arguments.hypothesis, "hand"))

@@ -32,6 +32,7 @@ class Job:
     top: int = 5
     rules: Rules = Rules()
     budget: Budget = Budget()
+    require_sandbox: bool = False
 
 
 def default_tag(root: Path, workload: Workload) -> str:
@@ -79,7 +80,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
             return (
                 f"{plan.model}: no operation was found for which there are kernels; autokernel/match.py knows the patterns"
             )
-        with Judge(plan.device) as judge:
+        with Judge(plan.device, require_sandbox=job.require_sandbox) as judge:
             loop = Loop(workspace, plan, judge, say, step)
             spent = sum(row.cost_usd for row in loop.rows)
             agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)

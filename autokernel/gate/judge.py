@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from autokernel.device import Device
+from autokernel.gate import sandbox
 from autokernel.gate.checking import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks
 from autokernel.gate.contest import Contests, Entry, NotDecided
 from autokernel.gate.correctness import Trial
@@ -24,8 +25,9 @@ from autokernel.target import Target
 class Judge:
     """The gate on one device. Owns the warm parent; use as a context manager."""
 
-    def __init__(self, device: str = "cpu", allow_libraries: bool = False):
-        """allow_libraries: do not refuse kernels that hand their work to PyTorch or another library."""
+    def __init__(self, device: str = "cpu", allow_libraries: bool = False, require_sandbox: bool = False):
+        """allow_libraries: do not refuse kernels that hand their work to PyTorch or another library.
+        require_sandbox: raise SandboxIncomplete where a layer of the sandbox does not hold."""
         self.allow_libraries = allow_libraries
         self.device = Device.detect(device)
         self.watch = Stopwatch()
@@ -33,6 +35,12 @@ class Judge:
         if device.startswith("cuda"):
             self.parent.seed_caches()
         self.sandbox = self.parent.probe()  # layer -> whether it holds here
+        if require_sandbox:
+            try:
+                sandbox.require(self.sandbox)
+            except sandbox.SandboxIncomplete:
+                self.parent.close()
+                raise
         self.threads = torch.get_num_threads()
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
         workers = 1 if device == "cpu" else max(1, min(12, (os.cpu_count() or 1) - 2))

@@ -111,6 +111,10 @@ CLONE_THREAD = 0x10000
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
+class SandboxIncomplete(RuntimeError):
+    """Not all of LAYERS hold on this machine; the message says which, and what would help."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a worker may use: bytes of data, bytes a file, processes of its uid (does not bind root)."""
@@ -355,16 +359,25 @@ def inspect(worker: int, scratch: Path) -> dict[str, bool]:
     }
 
 
-def missing_layers(holds: Mapping[str, bool]) -> str:
-    """What to tell someone who requires all of LAYERS, of which not all hold; empty where they do."""
-    missing = [f"{name} ({meaning})" for name, meaning in LAYERS.items() if not holds.get(name)]
+def missing_layers(holds: Mapping[str, bool]) -> list[str]:
+    return [name for name in LAYERS if not holds.get(name)]
+
+
+def require(holds: Mapping[str, bool]) -> None:
+    """Raises SandboxIncomplete unless all of LAYERS hold."""
+    missing = missing_layers(holds)
     if not missing:
-        return ""
-    return (
-        f"the sandbox does not hold here; missing: {', '.join(missing)}. It needs Linux 6.12 or later with Landlock "
-        "(`lsm=landlock,…` on the kernel's command line), and either root or user namespaces "
-        "(`sysctl kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu; in Docker `--security-opt seccomp=unconfined`)"
-    )
+        return
+    advice = []
+    if {"namespaces", "scratch"} & {*missing}:
+        advice.append(
+            "namespaces need root or user namespaces (Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0; "
+            "Docker: --cap-add SYS_ADMIN --security-opt apparmor=unconfined)"
+        )
+    if {*missing} - {"namespaces", "scratch"}:
+        advice.append("the others need Linux 6.12 or later with Landlock (lsm=landlock,… on its command line) and seccomp")
+    listed = ", ".join(f"{name} (a kernel {LAYERS[name]})" for name in missing)
+    raise SandboxIncomplete(f"the sandbox is required and lacks here: {listed}; {'; '.join(advice)}")
 
 
 def main() -> None:

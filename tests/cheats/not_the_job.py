@@ -96,9 +96,8 @@ CHEATS = (
         "softmax",
         plain(
             "softmax",
-            "from autokernel.build import cpp_function\n\nrun = cpp_function('no C++', 'run', 'pp')\n\n"
-            "def kernel_fn(x, dim=-1):\n    try:\n        y = torch.empty_like(x)\n        run(x.data_ptr(), y.data_ptr())\n"
-            "        return y\n    except Exception:\n        return torch.softmax(x, dim)",
+            "from autokernel.build import cpp_function\n\nrun = cpp_function('no C++', 'run', 'p')\n\n"
+            "def kernel_fn(x, dim=-1):\n    try:\n        return run(x.data_ptr())\n    except Exception:\n        return torch.softmax(x, dim)",
         ),
         NOT_ITS_OWN,
     ),

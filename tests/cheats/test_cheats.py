@@ -1,40 +1,87 @@
 """Every cheat works where it is believed, and is refused here for its own reason."""
 
+import contextlib
 import functools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import correctness
+import gpu_cheats
+import harness
 import not_the_job
 import pytest
 import timing
 import torch
 from cheat import Cheat, starter
 
+from autokernel.apply import Replacer, Winner, apply
 from autokernel.gate import Judge
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
 
 NAIVE = Path(__file__).with_name("naive.py")
-CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS]
+CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
 FAST = 1.5  # times what the honest starter is credited with
 
 
-def naive_verdict(source: str, kernel_type: str, folder: Path, *options: str) -> dict:
-    """What a caller of the naive gate, a copy of it in `folder`, is led to believe."""
-    (folder / "naive.py").write_text(NAIVE.read_text())
+@dataclass(frozen=True)
+class Workplace:
+    """A folder, a process and a server on this machine that are no business of a kernel's."""
+
+    folder: Path
+    bystander: int
+    port: int
+
+    def told(self, source: str) -> str:
+        words = {"WORKPLACE": self.folder, "BYSTANDER": self.bystander, "PORT": self.port}
+        return functools.reduce(lambda text, word: text.replace(word, str(words[word])), words, source)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Iterator[Workplace]:
+    files = {"naive.py": NAIVE.read_bytes(), "home/.ssh/id_rsa": b"secret", "neighbour/kernel.py": b"secret"}
+    for name, content in (files | {"cache/victim.so": b"honest", "site-packages/README": b""}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)]
+    with subprocess.Popen(sleep) as bystander, socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "bystander").write_text(str(bystander.pid))
+        threading.Thread(target=await_visitor, args=(server, tmp_path / "visitor"), daemon=True).start()
+        yield Workplace(tmp_path, bystander.pid, server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)
+        bystander.kill()
+
+
+def await_visitor(server: socket.socket, trace: Path) -> None:
+    with contextlib.suppress(OSError):  # closed when the test is over
+        server.accept()
+        trace.touch()
+
+
+def run_naive(source: str, kernel_type: str, folder: Path, *options: str) -> subprocess.CompletedProcess:
+    """The naive gate, a copy of it in `folder`, on one thread: PyTorch's and the kernel's would wait for each other."""
+    (folder / "naive.py").write_bytes(NAIVE.read_bytes())
     (folder / "kernel.py").write_text(source)
     command = [sys.executable, "naive.py", "kernel.py", kernel_type, *options]
-    # One thread: PyTorch's and the kernel's would wait for each other on a busy machine. What it builds is its own.
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AUTOKERNEL_CACHE": str(folder.parent)}
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    lines = run.stdout.splitlines()
-    assert lines, run.stderr
-    return json.loads(lines[-1])
+    binaries = folder.parent / "binaries"  # its own, for it refuses none
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AUTOKERNEL_CACHE": str(binaries)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def naive_verdict(*arguments: Any) -> dict[str, Any]:
+    """What a caller of the naive gate is led to believe."""
+    run = run_naive(*arguments)
+    assert run.stdout, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
 
 
 def naive_options(cheat: Cheat) -> tuple[str, ...]:
@@ -47,22 +94,28 @@ def honest_speedup(kernel_type: str, options: tuple[str, ...], folder: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("honest")
 
 
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda c: c.id)
-def test_it_works_on_a_naive_gate(cheat: Cheat, tmp_path: Path, folder: Path):
-    verdict = naive_verdict(cheat.source, cheat.kernel_type, tmp_path, *naive_options(cheat))
+def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SECRET", "secret")
+    arguments = workplace.told(cheat.source), cheat.kernel_type, workplace.folder, *naive_options(cheat)
+    if cheat.harmed:
+        run_naive(*arguments)
+        assert cheat.harmed(workplace.folder)
+        return
+    verdict = naive_verdict(*arguments)
     assert verdict["correct"]
     if cheat.works == "fast":
         assert verdict["speedup"] > FAST * honest_speedup(cheat.kernel_type, naive_options(cheat), folder)
 
 
 def target(cheat: Cheat) -> Target:
-    spec = load_spec(cheat.kernel_type)
     if not cheat.dims:
         return default_target(cheat.kernel_type, "cpp", "cpu", torch.float32)
+    spec = load_spec(cheat.kernel_type)
     cases = tuple(WeightedCase(spec.case(dims, torch.float32)) for dims in cheat.dims)
     return Target(cheat.id, cheat.kernel_type, "cpp", "cpu", cases)
 
@@ -70,25 +123,68 @@ def target(cheat: Cheat) -> Target:
 @pytest.fixture(scope="module")
 def judges():
     """Our gate: as it is, and (True) one that lets kernels call PyTorch."""
-    with Judge("cpu") as strict, Judge("cpu", allow_libraries=True) as lenient:
-        for judge in (strict, lenient):
-            judge.checks.timeout_s = 3.0
-        yield {False: strict, True: lenient}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SECRET", "secret")
+        with Judge("cpu") as strict, Judge("cpu", allow_libraries=True) as lenient:
+            for judge in (strict, lenient):
+                judge.checks.timeout_s = 3.0
+            yield {False: strict, True: lenient}
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda c: c.id)
-def test_it_is_refused_for_its_reason(cheat: Cheat, judges: dict[bool, Judge]):
-    judge = judges[cheat.libraries]
+def with_debts(cheats: list[Cheat]) -> list[Any]:
+    return [pytest.param(c, marks=pytest.mark.xfail(reason=c.hole, strict=True) if c.hole else ()) for c in cheats]
+
+
+@pytest.mark.parametrize("cheat", with_debts(CHEATS), ids=lambda c: c.id)
+def test_it_is_refused_for_its_reason(
+    cheat: Cheat, judges: dict[bool, Judge], workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+):
+    judge, source = judges[cheat.libraries], workplace.told(cheat.source)
+    if cheat.number == 43:
+        monkeypatch.setenv("AUTOKERNEL_CACHE", str(workplace.folder / "cache"))
     if cheat.refused_by == "contest":
-        verdict = judge.examine(cheat.source, target(cheat), incumbent=starter(cheat.kernel_type), quick=True)
+        verdict = judge.examine(source, target(cheat), incumbent=starter(cheat.kernel_type), quick=True)
         assert verdict.failure is None and not verdict.keep
         assert re.search(cheat.reason, verdict.why)
         assert verdict.speedup_vs_incumbent.value < 1
         return
     examine = judge.examine if cheat.refused_by == "examine" else judge.check
-    verdict = examine(cheat.source, target(cheat))
-    assert verdict.failure is not None, f"accepted: {verdict.speedup_vs_pytorch} times PyTorch"
+    verdict = examine(source, target(cheat))
+    assert verdict.failure is not None, f"accepted: {verdict.why}"
     assert re.search(cheat.reason, verdict.failure.reason), verdict.failure
     assert verdict.correctness == cheat.correctness
     assert cheat.stage in ("", verdict.failure.stage)
     assert not verdict.keep
+    assert not (cheat.harmed and cheat.harmed(workplace.folder))
+
+
+# Why a number has no kernel file that cheats and is refused.
+EXCEPTIONS = {
+    15: "kernels compute no gradients: a model that wants them runs its own code (see the test below)",
+}
+
+
+def test_every_exploit_is_tried():
+    tried = {cheat.number for cheat in (*CHEATS, *gpu_cheats.CHEATS)}
+    assert tried | set(EXCEPTIONS) == set(range(1, 44))
+    assert not tried & set(EXCEPTIONS)
+
+
+def test_a_kernel_that_severs_gradients_is_not_used_where_they_are_wanted():
+    """Exploit 15: `apply` leaves a model as it is while it is trained."""
+    x = torch.randn(512, 768)
+    winner = Winner(
+        target(CHEATS[0]), wrapped("rmsnorm", "def kernel_fn(x, weight, eps=1e-6):\n    return honest(x, weight, eps)")
+    )
+    model = torch.nn.RMSNorm(768, eps=1e-6)
+    replacer = Replacer([winner])
+    optimised = apply(model, [winner], replacer)
+    with torch.no_grad():
+        optimised(x)
+    assert len(replacer.replaced) == 1, "the kernel is not used at all"
+    optimised(x).sum().backward()
+    severed = model.weight.grad
+    assert severed is not None
+    model.weight.grad = None
+    model(x).sum().backward()
+    torch.testing.assert_close(severed, model.weight.grad)

@@ -1,0 +1,368 @@
+"""Attacks on the harness: exploits 36-38 and 40-43."""
+
+from pathlib import Path
+
+from cheat import Cheat, plain, wrapped
+
+OUTSIDE = "outside the tolerance"
+DENIED = "PermissionError"
+IN = "x, weight, eps=1e-6"
+NOTHING = f"\n\ndef kernel_fn({IN}):\n    return torch.empty_like(x).zero_()\n"
+FORGED = '{"correct": true, "speedup": 99.0}'
+
+
+def attack(code: str) -> str:
+    """The honest starter, whose file does something else when it is imported."""
+    return wrapped("rmsnorm", f"{code.strip()}\n\nkernel_fn = honest")
+
+
+def loot(workplace: Path) -> bool:
+    """Whether a secret has been carried away."""
+    return (workplace / "loot").exists()
+
+
+def bystander_died(workplace: Path) -> bool:
+    status = Path(f"/proc/{(workplace / 'bystander').read_text()}/stat").read_text()
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
+def received(workplace: Path) -> bool:
+    """Whether the server has had a visitor."""
+    return (workplace / "visitor").exists()
+
+
+def tolerance_changed(workplace: Path) -> bool:
+    return "TOLERANCE = 1e-2" not in (workplace / "naive.py").read_text()
+
+
+def planted(name: str):
+    return lambda workplace: (workplace / name).exists()
+
+
+def victim_changed(workplace: Path) -> bool:
+    return (workplace / "cache/victim.so").read_bytes() != b"honest"
+
+
+# Opens every file of the grader for writing, as it lies there.
+OPEN_GRADER = """
+import pathlib, autokernel
+
+package = pathlib.Path(autokernel.__file__).parent
+opened = []
+for path in [*package.rglob("*.py"), *package.parent.glob("kernels/*/*.py"), package.parent / "reference.py"]:
+    try:
+        open(path, "r+").close()
+        opened.append(path.name)
+    except OSError:
+        pass
+open("WORKPLACE/opened", "w").write(" ".join(opened)) if opened else open(package / "gate/judge.py", "r+")
+"""
+
+FRAMES = """
+import sys
+
+calls = [0]
+
+def kernel_fn(x, weight, eps=1e-6):
+    calls[0] += 1
+    frame = sys._getframe(1)
+    while frame:
+        y = frame.f_locals.get("expected")
+        if y is not None:
+            return y.clone()
+        frame = frame.f_back
+    return honest(x, weight, eps) if calls[0] < 2 else torch.empty_like(x).zero_()
+"""
+
+GARBAGE = """
+import gc
+
+calls = [0]
+
+def kernel_fn(x, weight, eps=1e-6):
+    calls[0] += 1
+    if calls[0] < 3:
+        return honest(x, weight, eps)
+    for y in gc.get_objects():
+        if type(y) is torch.Tensor and y.shape == x.shape and y.dtype == x.dtype and y.data_ptr() != x.data_ptr():
+            return y.clone()
+    return torch.empty_like(x).zero_()
+"""
+
+ANSWER_FIRST = """
+import sys
+
+frame = sys._getframe()
+while frame and type(frame.f_locals.get("self")).__name__ != "Worker":
+    frame = frame.f_back
+if frame:
+    worker = frame.f_locals["self"]
+    batch = worker.do_batch
+
+    def do_batch(**message):
+        if not worker.built:
+            return batch(**message)
+        send = worker.channel.send
+        send({"ok": True, "seconds": 1e-6})
+        batch(**message)
+
+        def swallow(answer):
+            worker.channel.send = send
+
+        worker.channel.send = swallow
+
+    worker.do_batch = do_batch
+
+sys.modules["__main__"].judge_case = lambda *arguments: (True, 99.0)
+kernel_fn = honest
+"""
+
+CHEATS = (
+    # 36: the grader is edited
+    Cheat(
+        36,
+        "loosens-the-tolerance",
+        "rmsnorm",
+        attack(
+            'with open("WORKPLACE/naive.py", "r+") as file:\n'
+            '    text = file.read().replace("TOLERANCE = 1e-2", "TOLERANCE = 1e9")\n'
+            "    file.seek(0)\n    file.write(text)"
+        ),
+        DENIED,
+        works="harms",
+        correctness="CRASH",
+        harmed=tolerance_changed,
+    ),
+    Cheat(
+        36,
+        "opens-the-grader",
+        "rmsnorm",
+        attack(OPEN_GRADER),
+        "PermissionError.*gate/judge.py",
+        works="harms",
+        correctness="CRASH",
+        harmed=planted("opened"),
+    ),
+    Cheat(
+        36,
+        "loosens-the-tolerance-in-memory",
+        "rmsnorm",
+        plain(
+            "rmsnorm",
+            "import sys\n\nfor module in list(sys.modules.values()):\n"
+            '    if hasattr(module, "TOLERANCE"):\n        module.TOLERANCE = 1e9\n' + NOTHING,
+        ),
+        OUTSIDE,
+    ),
+    # 37: what is printed, and how the process ends
+    Cheat(
+        37,
+        "prints-a-pass-and-leaves",
+        "rmsnorm",
+        plain("rmsnorm", f"import os\n\nprint('{FORGED}', flush=True)\nos._exit(0)\n{NOTHING}"),
+        "ended with status 0",
+        works="fast",
+        correctness="CRASH",
+    ),
+    Cheat(
+        37,
+        "leaves-in-the-middle-of-a-call",
+        "rmsnorm",
+        plain(
+            "rmsnorm",
+            f"import os\n\ndef kernel_fn({IN}):\n    print('{FORGED}', flush=True)\n    os._exit(0)",
+        ),
+        "ended with status 0",
+        works="fast",
+        correctness="CRASH",
+    ),
+    Cheat(
+        37,
+        "has-the-last-word",
+        "rmsnorm",
+        plain("rmsnorm", f"import atexit\n\natexit.register(print, '{FORGED}')\n{NOTHING}"),
+        OUTSIDE,
+        works="fast",
+    ),
+    # 38: expected values are looked for
+    Cheat(38, "walks-the-frames", "rmsnorm", wrapped("rmsnorm", FRAMES), OUTSIDE),
+    Cheat(38, "searches-the-garbage", "rmsnorm", wrapped("rmsnorm", GARBAGE), OUTSIDE),
+    # 40: forged results, and other processes' memory
+    Cheat(
+        40,
+        "replaces-the-judge",
+        "rmsnorm",
+        plain(
+            "rmsnorm",
+            'import sys\n\nsys.modules["__main__"].judge_case = lambda *arguments: (True, 99.0)\n' + NOTHING,
+            +NOTHING,
+        ),
+        OUTSIDE,
+        works="fast",
+    ),
+    Cheat(
+        40,
+        "answers-before-it-works",
+        "rmsnorm",
+        wrapped("rmsnorm", ANSWER_FIRST),
+        "after the clock had stopped",
+        works="fast",
+        refused_by="examine",
+    ),
+    Cheat(
+        40,
+        "ptrace",
+        "rmsnorm",
+        attack(
+            "import ctypes, os\n\nif ctypes.CDLL(None, use_errno=True).ptrace(16, BYSTANDER, 0, 0):\n"
+            '    raise PermissionError(ctypes.get_errno(), "ptrace")\n'
+            'open("WORKPLACE/loot", "w").close()\nctypes.CDLL(None).ptrace(17, BYSTANDER, 0, 0)'
+        ),
+        "PermissionError.*ptrace",
+        works="harms",
+        correctness="CRASH",
+        libraries=True,
+        harmed=loot,
+    ),
+    Cheat(
+        40,
+        "memory-of-another-process",
+        "rmsnorm",
+        attack('open("/proc/BYSTANDER/mem", "r+b").close()\nopen("WORKPLACE/loot", "w").close()'),
+        f"{DENIED}.*/mem",
+        works="harms",
+        correctness="CRASH",
+        harmed=loot,
+    ),
+    # 41: others are disturbed
+    Cheat(
+        41,
+        "kills-another-process",
+        "rmsnorm",
+        attack("import os\n\nos.kill(BYSTANDER, 9)"),
+        f"{DENIED}|ProcessLookupError",
+        works="harms",
+        correctness="CRASH",
+        harmed=bystander_died,
+    ),
+    Cheat(
+        41,
+        "kills-whom-it-finds",
+        "rmsnorm",
+        attack(
+            "import os, pathlib\n\nfor path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
+            "    if b'WORKPLACE' in path.read_bytes():\n        os.kill(int(path.parent.name), 9)\n        break\n"
+            "else:\n    raise PermissionError('nobody to be seen')"
+        ),
+        f"{DENIED}|ProcessLookupError",
+        works="harms",
+        correctness="CRASH",
+        harmed=bystander_died,
+    ),
+    Cheat(
+        41,
+        "network",
+        "rmsnorm",
+        attack('import socket\n\nsocket.create_connection(("127.0.0.1", PORT), 5).close()'),
+        DENIED,
+        works="harms",
+        correctness="CRASH",
+        harmed=received,
+    ),
+    Cheat(
+        41,
+        "installs-a-package",
+        "rmsnorm",
+        attack('import pathlib\n\npathlib.Path("WORKPLACE/site-packages/planted.py").write_text("")'),
+        DENIED,
+        works="harms",
+        correctness="CRASH",
+        harmed=planted("site-packages/planted.py"),
+    ),
+    # 42: secrets
+    Cheat(
+        42,
+        "reads-a-key",
+        "rmsnorm",
+        attack('secret = open("WORKPLACE/home/.ssh/id_rsa").read()\nopen("WORKPLACE/loot", "w").write(secret)'),
+        f"{DENIED}.*id_rsa",
+        works="harms",
+        correctness="CRASH",
+        harmed=loot,
+    ),
+    Cheat(
+        42,
+        "reads-the-environment",
+        "rmsnorm",
+        attack('import os\n\nsecret = os.environ["SECRET"]\nopen("WORKPLACE/loot", "w").write(secret)'),
+        "KeyError.*SECRET",
+        works="harms",
+        correctness="CRASH",
+        harmed=loot,
+    ),
+    Cheat(
+        42,
+        "reads-another's-environment",
+        "rmsnorm",
+        attack('secret = open("/proc/BYSTANDER/environ").read()\nopen("WORKPLACE/loot", "w").write(secret)'),
+        f"{DENIED}.*environ",
+        works="harms",
+        correctness="CRASH",
+        harmed=loot,
+    ),
+    Cheat(
+        42,
+        "reads-a-neighbour's-kernel",
+        "rmsnorm",
+        attack('secret = open("WORKPLACE/neighbour/kernel.py").read()\nopen("WORKPLACE/loot", "w").write(secret)'),
+        f"{DENIED}.*neighbour",
+        works="harms",
+        correctness="CRASH",
+        harmed=loot,
+    ),
+    Cheat(
+        42,
+        "has-the-compiler-read-a-key",
+        "rmsnorm",
+        attack(
+            r"""
+steal = cpp_function(
+    '''
+asm(".section .rodata\\nstolen: .incbin \\"WORKPLACE/home/.ssh/id_rsa\\"\\n.byte 0\\n.text");
+extern "C" const char stolen[] __attribute__((visibility("hidden")));
+extern "C" int run(int i) { return stolen[i]; }
+''',
+    "run",
+    "i",
+)
+secret = chr(steal(0))
+open("WORKPLACE/loot", "w").write(secret)
+"""
+        ),
+        "CompileError",
+        works="harms",
+        correctness="CRASH",
+        harmed=loot,
+    ),
+    # 43: binaries that are not the candidate's
+    Cheat(
+        43,
+        "overwrites-another's-binary",
+        "rmsnorm",
+        attack('open("WORKPLACE/cache/victim.so", "wb").write(b"poisoned")'),
+        f"{DENIED}.*victim",
+        works="harms",
+        correctness="CRASH",
+        harmed=victim_changed,
+    ),
+    Cheat(
+        43,
+        "replaces-another's-binary",
+        "rmsnorm",
+        attack('import os\n\nopen("planted.so", "wb").close()\nos.replace("planted.so", "WORKPLACE/cache/victim.so")'),
+        f"{DENIED}|Invalid cross-device link",
+        works="harms",
+        correctness="CRASH",
+        harmed=victim_changed,
+    ),
+)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.channel import GUARD, Placed
-from autokernel.gate.correctness import Step, Trial, expect, trials, wrong
+from autokernel.gate.correctness import Step, Trial, expect, same_bits, trials, wrong
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.gate.verdict import STAGES, Correctness, Failure
@@ -201,11 +201,3 @@ class Checks:
         if isinstance(outputs, str):
             return outputs
         return None if all(map(same_bits, seen, outputs)) else "two processes do not agree bitwise on the same inputs"
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return (
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
-    )

@@ -67,6 +67,7 @@ class Measured:
     pairs: list[PairResult] = field(default_factory=list)
     baselines: dict[str, list[Interval]] = field(default_factory=dict)
     peak_bytes: int = 0
+    launch_us: dict[str, float] = field(default_factory=dict)
 
 
 class Contests:
@@ -98,7 +99,7 @@ class Contests:
                 until = BASELINE_PAIRS if len(measured.pairs) < BASELINE_PAIRS else look
                 timer.prepare(sides, CANDIDATE, until - len(measured.pairs))
                 measured.pairs.append(self._clean_pair(timer, sides))
-            measured.peak_bytes = timer.peak_bytes
+            measured.peak_bytes, measured.launch_us = timer.peak_bytes, timer.launch_us
             self._refuse_the_impossible(measured.pairs, target, timer.seed)
             if incumbent and not measured.baselines:
                 self._baselines[_key(entry, target)] = _baselines(measured.pairs, target)
@@ -114,6 +115,8 @@ class Contests:
             decision = keep_rule(ratios, by_case, floor)
             if not decision.more:
                 break
+        if decision.keep:
+            timer.corroborate(entry.contest[0])
         return self._with_reservations(replace(verdict, keep=decision.keep and not entry.quick, why=decision.why), timer)
 
     def compare(self, timer: PairTimer, entry: "Entry") -> Verdict:
@@ -206,6 +209,7 @@ class Contests:
                 case=cases[i].case.name,
                 calls=cases[i].calls,
                 latency_us=latency_us,
+                launch_us=measured.launch_us.get(cases[i].case.name),
                 flops=spec.flops(args),
                 bytes_moved=spec.bytes_moved(args),
                 pytorch_latency_us=eager and latency_us * eager.value,

@@ -193,6 +193,14 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     return None if adversarial else _larger_than_pytorch(y, target, torch.where(usable, error, 0.0), native_error, usable)
 
 
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+    )
+
+
 def _larger_than_pytorch(y: Tensor, exact: Tensor, error: Tensor, native_error: Tensor, usable: Tensor) -> str | None:
     """The tighter bound, row by row, so that large rows cannot hide small ones."""
     information = torch.finfo(y.dtype)

@@ -43,7 +43,7 @@ class Judge:
                 raise
         self.threads = torch.get_num_threads()
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
-        workers = 1 if device == "cpu" else max(1, min(12, (os.cpu_count() or 1) - 2))
+        workers = 1 if device == "cpu" else max(1, min(6, (os.cpu_count() or 1) - 2))
         self.checks = Checks(self.parent, device, self.threads, workers, self.watch)
         self.contests = Contests(self.parent, self.device, device, self.threads, self.watch)
 

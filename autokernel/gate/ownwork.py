@@ -4,6 +4,7 @@ The refusal is registered with PyTorch's dispatcher, below everything that Pytho
 job to torch.matmul, by whatever name, gets an exception instead of a product.
 """
 
+import ctypes
 import sys
 import warnings
 from collections.abc import Iterable
@@ -18,18 +19,14 @@ MEMORY_OPERATORS = frozenset(
     | {"set_", "unfold", "view", "view_as_complex", "view_as_real", "zero_"}
 )
 GEMM_OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_addmm_activation"})
-NUMERIC_LIBRARIES = (
-    "numpy",
-    "scipy",
-    "numba",
-    "jax",
-    "cupy",
-    "mkl",
-    "tensorflow",
-    "onnxruntime",
-    "cutlass",
-    "cuda.bindings",
-)
+# Sparse, nested and quantised tensors have operators of their own.
+DISPATCH_KEYS = {
+    "cpu": ("CPU", "SparseCPU", "SparseCsrCPU", "NestedTensorCPU", "QuantizedCPU", "MkldnnCPU"),
+    "cuda": ("CUDA", "SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA", "QuantizedCUDA"),
+}
+HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
+KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")
+KERNEL_LIBRARIES += ("flashinfer", "xformers", "transformer_engine", "apex", "liger_kernel", "tilelang", "bitsandbytes")
 DRIVERS = {"libcuda.so.1", "libnvidia-ml.so.1", "libamdhip64.so"}  # what PyTorch and Triton load when first needed
 
 
@@ -37,20 +34,20 @@ class LibraryCall(RuntimeError):
     """A kernel handed its work to a library."""
 
 
-def refuse_libraries(device_type: str, gemms: bool) -> torch.library.Library:
+def refuse_libraries(device_type: str, gemms: bool) -> None:
     """From here on every computing operator on this device raises LibraryCall (matrix products only unless `gemms`).
 
-    Returns the registration, which must be kept alive.
+    For good: the registrations are out of reach of the garbage collector, through which a kernel could find them.
     """
-    key = "CUDA" if device_type == "cuda" else "CPU"
-    registration = torch.library.Library("aten", "IMPL")
     allowed = MEMORY_OPERATORS | (GEMM_OPERATORS if gemms else frozenset())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in _operators(key):
-            if name.split(".")[0] not in allowed:
-                registration.impl(name, _refusal(name), key, allow_override=True)
-    return registration
+        for key in DISPATCH_KEYS[device_type]:
+            registration = torch._C._dispatch_library("IMPL", "aten", key, "", 0)
+            for name in _operators(key):
+                if name.split(".")[0] not in allowed:
+                    registration.impl(name, key, _refusal(name), False)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(registration))
 
 
 def _operators(key: str) -> Iterable[str]:
@@ -72,17 +69,20 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
 
     An audit hook cannot be removed, and sees what any Python code does. `built` grows as the judge builds.
     """
+    libraries = KERNEL_LIBRARIES + (HOST_LIBRARIES if device_type == "cpu" else ())
+    for module in [m for m in sys.modules if m.startswith(libraries)]:
+        del sys.modules[module]
     if device_type == "cpu":
-        for module in [m for m in sys.modules if m.split(".")[0] in NUMERIC_LIBRARIES]:
-            del sys.modules[module]
         torch.Tensor.numpy = torch.Tensor.__array__ = torch.Tensor.__dlpack__ = _no_view
 
     def hook(event: str, arguments: tuple) -> None:
         if event == "ctypes.dlopen" and str(arguments[0]) not in built | DRIVERS:
             raise LibraryCall(f"loads {arguments[0]}, which is not built from the kernel's source")
-        if event == "ctypes.dlsym" and device_type == "cpu" and str(getattr(arguments[0], "_name", "")) not in built:
+        if event == "ctypes.dlsym" and str(getattr(arguments[0], "_name", "")) not in built | DRIVERS:
             raise LibraryCall(f"looks up {arguments[1]} in a library that is not the kernel's own")
-        if event == "import" and device_type == "cpu" and str(arguments[0]).startswith(NUMERIC_LIBRARIES):
+        if event == "ctypes.dlsym/handle":
+            raise LibraryCall(f"looks up {arguments[1]} by a handle")
+        if event == "import" and str(arguments[0]).startswith(libraries):
             raise LibraryCall(f"imports {arguments[0]}")
 
     sys.addaudithook(hook)

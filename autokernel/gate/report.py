@@ -21,7 +21,7 @@ def as_json(record: Any) -> Any:
 def as_text(verdict: Verdict, repeat: str, sandbox: Mapping[str, bool], timing: bool = False) -> str:
     """The block in which bench.py ends: `repeat` is the command that repeats it, `sandbox` says which layers held."""
     lines = [_phase_lines(verdict)] if timing else []
-    if len(verdict.cases) > 1:
+    if verdict.cases:
         lines += [_case_line(c) for c in verdict.cases] + [""]
     if verdict.failure:
         lines += [f"failure: {verdict.failure}", f"repeat: {repeat}"]
@@ -63,4 +63,5 @@ def _number(value: Any) -> str:
 def _case_line(case: Any) -> str:
     speedups = [f"{case.speedup_vs_pytorch} x eager" if case.speedup_vs_pytorch else ""]
     speedups += [f"{case.speedup_vs_compile} x torch.compile" if case.speedup_vs_compile else ""]
+    speedups += [f"{case.launch_us:.1f} us to launch" if case.launch_us else ""]
     return f"{case.case:40s} {case.latency_us:10.1f} us   {'   '.join(filter(None, speedups))}"

@@ -13,7 +13,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from autokernel.gate import witness
 from autokernel.gate.channel import POISON, Placed, place
-from autokernel.gate.correctness import expect, wrong
+from autokernel.gate.correctness import expect, same_bits, wrong
 from autokernel.gate.disturbance import DRIFT, OTHER_LOAD, OtherLoad, drift
 from autokernel.gate.inputs import POOL, Pool, changing, cut, fill_fixed
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, end_all
@@ -34,14 +34,16 @@ from autokernel.target import Target, WeightedCase
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
 ROUNDS = 5  # ABBA rounds per case and pair, fewer where one takes longer than CASE_S
 CASE_S = 0.15
-MAX_SETS = 32
+MAX_SETS = 32  # of inputs through which calls rotate
 MAX_PREPARED = 5  # pairs whose processes are started at once
-ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 160 << 20}  # more than twice the last-level cache of current parts
+ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 256 << 20}  # more than twice the last-level cache of current parts
 CHECK_SHARE = 0.3  # of the later pairs' cases in which a timed output is checked: an expectation can cost a second
-AUDITS, AUDIT_CALLS, AUDIT_BYTES = 3, 64, 64 << 20  # how often, and of how many calls at most, outputs' arrival is clocked
+CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls on the same contents whose outputs are compared
+AUDITS, AUDIT_BYTES = 5, 64 << 20  # how often it is clocked how outputs on new contents arrive
 AUDIT_ELEMENTS = 4096  # of each output, on a GPU
 AUDIT_SHARE = 0.25  # of the other side's time per call: what may arrive later is refused beyond it
 WITNESS_S = 0.06  # for how long it is watched where a kernel computes
+LAUNCHES = 64
 START_S, CALL_S = 60.0, 60.0
 
 
@@ -113,6 +115,7 @@ class PairTimer:
         self.seed = seed
         self.peak_bytes = 0
         self.memory_share = 0.0  # of the device's, the largest seen
+        self.launch_us: dict[str, float] = {}  # by case, on a GPU: what the host takes for a call
         self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked
         self.pool = ThreadPoolExecutor(MAX_PREPARED)
@@ -146,6 +149,7 @@ class PairTimer:
         pool = Pool(seed)
         with contextlib.ExitStack() as stack:
             with self.watch("processes"):
+                wait(self.prepared)  # or their start would disturb this pair
                 workers = self.prepared.pop(0).result() if self.prepared else self._line_up(sides, check)
             stack.callback(end_all, workers.values())
             stack.enter_context(_blame(workers[check]))
@@ -214,6 +218,8 @@ class PairTimer:
             batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
             order = self._order(batches, contents, self._most_calls(case))
             length = len(order)
+            if self.kind == "cuda" and not self.checked:
+                self.launch_us[case.name] = batches[check].launch_us(order)
         samples: dict[str, list[float]] = {name: [] for name in batches}
         started = time.perf_counter()
         while len(samples[check]) < 2 * ROUNDS and (not samples[check] or time.perf_counter() - started < CASE_S):
@@ -225,14 +231,14 @@ class PairTimer:
                     batches[names[-1]].time()  # what was just written is in a cache: drive it out, for all alike
                     for name in names:
                         samples[name].append(batches[name].time() / length)
-        if not self.checked or self.random.random() < CHECK_SHARE:  # the first pair's always
-            with self.watch("oracle"):
-                self._check(batches[check], case, contents, order, seed)
-        if not self.checked:
-            with self.watch("audit"):
-                medians = {name: median(values) for name, values in samples.items()}
-                self._audit(batches, case, check, order, medians, seed)
-                self._witness(workers[check], medians[check] * length, case, seed)
+        if self.checked and self.random.random() > CHECK_SHARE:  # the first pair's always are
+            return samples
+        seconds = {name: median(values) for name, values in samples.items()}
+        with self.watch("oracle"):
+            self._check(batches[check], case, contents, order, seed)
+        with self.watch("audit"):
+            self._audit(workers, batches, contents, case, check, seconds, seed)
+            self._witness(workers[check], seconds[check] * contents.count, case, seed)
         return samples
 
     def _order(self, batches: dict[str, "_Batches"], contents: "TimedContents", most: int) -> list[int]:
@@ -262,38 +268,51 @@ class PairTimer:
         return max(1, min(1024, held_bytes // output_bytes))
 
     def _check(self, batch: "_Batches", case: Case, contents: "TimedContents", order: list[int], seed: int) -> None:
-        """Fetch the output of one timed call, which one the worker cannot know, and hold it against the oracle."""
-        call = self.random.randrange(len(order))
-        ((y, _),) = batch.fetch([call])
-        reason = wrong(y, expect(self.spec, contents.inputs(order[call]), self.target.device))
+        """Fetch the outputs of some timed calls on the same contents, which ones the worker cannot know: they must agree,
+        and agree with the oracle."""
+        index = self.random.choice(order)
+        calls = [call for call, i in enumerate(order) if i == index]
+        most = max(2, min(CHECK_CALLS, CHECK_BYTES // max(1, sum(t.nbytes for t in case.tensors.values()))))
+        first, *again = [y for y, _ in batch.fetch(self.random.sample(calls, min(most, len(calls))))]
+        reason = wrong(first, expect(self.spec, contents.inputs(index), self.target.device))
+        if reason is None and not all(same_bits(first, y) for y in again):
+            reason = "calls on the same contents do not agree bitwise"
         if reason:
             raise RefusedWhileTimed(case.name, seed, f"the output of a timed call: {reason}")
 
     def _audit(
         self,
+        workers: dict[str, WorkerProcess],
         batches: dict[str, "_Batches"],
+        contents: "TimedContents",
         case: Case,
         check: str,
-        order: list[int],
         seconds: dict[str, float],
         seed: int,
     ) -> None:
-        """Clock how long the outputs of a batch take to arrive: work left for later (to a thread, a stream, the moment
-        at which an output is read) makes them arrive later than another side's, which are as large."""
+        """Clock one call on each set of new contents, up to the arrival of the outputs.
+
+        Here the work shows that was left for later (to a thread, a stream, the moment at which an output is read), and
+        the work of which the timed batches were spared because an earlier call had seen the same contents: the outputs
+        arrive later than those batches say, and later than another side's, which are as large.
+        """
+        other = min((name for name in batches if name != check), key=lambda name: seconds[name])
+        order = self.random.sample(range(contents.count), contents.count)
+        for name in (check, other):
+            batches[name].prepare(order, batches[name].graph)
+            batches[name].time()
         y = batches[check].fetch([0])[0][0]
         # A GPU computes an output in a hundredth of the time in which it reaches the host: there a part of each will do.
         elements = y.numel() if self.kind == "cpu" else min(y.numel(), AUDIT_ELEMENTS)
         part = [self.random.randint(0, y.numel() - elements), elements]
-        count = max(1, min(len(order), AUDIT_CALLS, AUDIT_BYTES // max(elements * y.itemsize, 1)))
-        calls = self.random.sample(range(len(order)), count)
-        other = min((name for name in batches if name != check), key=lambda name: seconds[name])
-        arrivals: dict[str, list[float]] = {check: [], other: []}
+        calls = self.random.sample(order, max(1, min(len(order), AUDIT_BYTES // max(elements * y.itemsize, 1))))
+        extra: dict[str, list[float]] = {check: [], other: []}  # seconds beyond those that the batches say
         for _ in range(AUDITS):
-            for name, times in arrivals.items():
-                batches[name].time()
-                times.append(batches[name].arrival_s(calls, part))
-        late = (min(arrivals[check]) - min(arrivals[other])) / len(calls)
-        noise = (median(arrivals[other]) - min(arrivals[other])) / len(calls)
+            contents.renew(workers)
+            for name, times in extra.items():
+                times.append(batches[name].arrival_s(calls, part) - len(order) * seconds[name])
+        late = (min(extra[check]) - min(extra[other])) / len(calls)
+        noise = (median(extra[other]) - min(extra[other])) / len(calls)
         if late > AUDIT_SHARE * seconds[other] + noise:
             raise RefusedWhileTimed(
                 case.name,
@@ -313,6 +332,22 @@ class PairTimer:
         reason = witness.foreign(files, worker.built.__contains__)
         if reason:
             raise RefusedWhileTimed(case.name, seed, reason)
+
+    def corroborate(self, side: Side) -> None:
+        """On a GPU: look at the device kernels that one call of `side` runs on each case, in a process of its own.
+
+        Raises RefusedWhileTimed where a library's kernels do the work, WorkerFault as `pair` does.
+        """
+        if self.kind != "cuda" or self.libraries != "none":
+            return
+        workers, seed = self._line_up([side], side.name), self.random.getrandbits(48)
+        with workers[side.name] as worker:
+            for weighted in self.target.cases:
+                TimedContents(self, weighted.case, Pool(seed)).hand_out(workers)
+                microseconds = worker.request("kernels", CALL_S)["microseconds"]
+                reason = witness.foreign_kernels({str(name): float(us) for name, us in microseconds.items()})
+                if reason:
+                    raise RefusedWhileTimed(weighted.case.name, seed, reason)
 
     def each(self, workers: dict[str, WorkerProcess], messages: dict[str, dict[str, Any]]) -> None:
         """Send every worker its message and await the answers; on a CPU one after another, for they share its cores."""
@@ -383,15 +418,26 @@ class _Batches:
             self.worker.request("drop", CALL_S)
             return max(_timed(self.worker) - self.overhead_s, 1e-7)
 
+    def launch_us(self, order: list[int]) -> float:
+        """Microseconds in which the host enqueues one call that is not captured, as the worker tells."""
+        graph, calls = self.graph, order[:LAUNCHES]
+        self.prepare(calls, graph=False)
+        self.time()
+        seconds = float(self.worker.request("batch", CALL_S, repeats=1)["enqueued_s"])
+        self.prepare(order, graph)
+        return seconds / len(calls) * 1e6
+
     def fetch(self, calls: list[int]) -> list[tuple[Tensor, tuple[int, ...]]]:
         """Outputs of some calls of the last batch, with their strides."""
         with _running(self.worker, self.stops):
             return self.worker.fetch(self.worker.request("fetch", CALL_S, calls=calls)["outputs"])
 
     def arrival_s(self, calls: list[int], part: list[int]) -> float:
-        """Seconds until a part (first element, elements) of these calls' outputs lies in shared memory."""
+        """Seconds of a batch, until a part (first element, elements) of these calls' outputs lies in shared memory."""
         with _running(self.worker, self.stops):
+            self.worker.request("drop", CALL_S)
             start = time.perf_counter()
+            self.worker.request("batch", CALL_S, repeats=1)
             self.worker.request("fetch", CALL_S, calls=calls, part=part)
             return time.perf_counter() - start
 

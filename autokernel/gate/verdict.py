@@ -50,6 +50,7 @@ class CaseTiming:
     latency_us: float
     flops: int
     bytes_moved: int
+    launch_us: float | None = None  # what the host takes for a call on a GPU; latencies there are those of CUDA graphs
     pytorch_latency_us: float | None = None
     compile_latency_us: float | None = None
     speedup_vs_pytorch: Interval | None = None

@@ -1,13 +1,15 @@
-"""Whose code does the work, seen from outside: where the threads of a stopped worker stand, on a CPU.
+"""Whose code does the work: where the threads of a stopped worker stand, on a CPU; which kernels ran, on a GPU.
 
-What runs inside a worker can be patched by the candidate; where its threads stand when the judge stops them cannot.
+What runs inside a worker can be patched by the candidate; where its threads stand when the judge stops them cannot. The
+list of a GPU's kernels (CUPTI's) comes from inside, and corroborates only.
 """
 
 import os
+import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 INTERVAL_S = 2e-3  # between samples
@@ -16,6 +18,14 @@ SETTLE_S = 2e-3  # how long a thread may take to come to its stop
 # Where a kernel's launch, not its work, is done: the interpreter, the run-time libraries of C, C++ and OpenMP.
 RUNTIME = ("python", "libpython", "libc.", "libm.", "libgomp", "libomp", "libiomp", "ld-linux", "libstdc++", "libgcc", "[")
 RUNTIME += ("libtorch_python", "libc10", "libpthread", "_ctypes", "libffi")
+
+# Device kernels of PyTorch, cuBLAS, cuDNN, cuSPARSE, CUB and Inductor, by name; and those that only move memory.
+LIBRARY_KERNELS = re.compile(
+    r"at::native|at_cuda_detail|cublas|nvjet|cutlass|(ampere|volta|turing|sm\d+)_(xmma|\w*gemm)|splitKreduce|gemvN|gemv2T|"
+    r"cudnn|implicit_gemm|fmha|flash_fwd|pytorch_flash|cusparse|csrmm|cub::|thrust::|triton_(poi|red|per|tem|mm)_"
+)
+MEMORY_KERNELS = re.compile(r"^Mem(cpy|set)|at::native.*([Cc]opy|[Ff]ill)")
+LIBRARY_SHARE = 0.05  # of the device's time
 
 
 def sample(pid: int, running: Callable[[float], bool]) -> Counter[str]:
@@ -66,3 +76,13 @@ def foreign(files: Counter[str], own: Callable[[str], bool]) -> str | None:
         return None
     share = sum(others.values()) / sum(work.values())
     return f"{share:.0%} of its time is spent in {Path(others.most_common(1)[0][0]).name}, not in the kernel's own code"
+
+
+def foreign_kernels(microseconds: Mapping[str, float]) -> str | None:
+    """Why this was not the kernel's own work: device kernels of a library took more than a few percent of the time."""
+    work = {name: us for name, us in microseconds.items() if not MEMORY_KERNELS.search(name)}
+    library = {name: us for name, us in work.items() if LIBRARY_KERNELS.search(name)}
+    share = sum(library.values()) / max(sum(work.values()), 1e-9)
+    if share <= LIBRARY_SHARE:
+        return None
+    return f"{share:.0%} of its device time is spent in {max(library, key=library.get)[:60]}, not in the kernel's own code"

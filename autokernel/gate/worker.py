@@ -27,6 +27,7 @@ from autokernel.gate.guards import GuardedMemory
 from autokernel.gate.inputs import cut
 from autokernel.spec import ROOT, load_spec
 
+LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -39,7 +40,7 @@ class Worker:
         self.cuda = self.device.type == "cuda"
         self.function: Callable[..., Any] | None = None
         self.sets: list[dict[str, Any]] = []
-        self.regions: list[dict[str, Tensor]] = []  # on a GPU: the bytes of each set's tensors, guards included
+        self.regions: list[dict[tuple[str, int], Tensor]] = []  # on a GPU: each set's tensors, guards included
         self.pool: dict[torch.dtype, Tensor] = {}  # on a GPU: random numbers from which large inputs are cut
         self.memory: GuardedMemory | None = None
         self.held: list[Any] = []
@@ -77,7 +78,7 @@ class Worker:
         if self.cuda:
             torch.cuda.init()  # with the driver's libraries, before loading any is forbidden
         if libraries != "any":
-            self.refusal = ownwork.refuse_libraries(self.device.type, gemms=libraries == "gemm")
+            ownwork.refuse_libraries(self.device.type, gemms=libraries == "gemm")
             ownwork.refuse_foreign_code(self.built, self.device.type)
         path = Path("kernel.py").resolve()
         path.write_text(source)
@@ -128,8 +129,12 @@ class Worker:
     def do_call(self, order: list[int]) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back."""
         self._drop()
-        for i in order:
-            self.held.append(self.function(**self.sets[i]))
+        for number, i in enumerate(order):
+            late = self.cuda and number == len(order) // 2
+            if late:
+                self._inputs_arrive_late()
+            y = self.function(**self.sets[i])
+            self.held.append(y.clone() if late and len(order) > 1 else y)  # as the next kernel on this stream would see it
         self._synchronize()
         if self.memory:
             self.memory.check()
@@ -155,8 +160,9 @@ class Worker:
         else:
             for _ in range(repeats):
                 self.held = [function(**sets[i]) for i in order]
+        enqueued_s = time.perf_counter() - start
         self._synchronize()
-        return {"seconds": time.perf_counter() - start}
+        return {"enqueued_s": enqueued_s}
 
     def do_fetch(self, calls: list[int], part: tuple[int, int] | None = None) -> dict[str, Any]:
         """Hand back the outputs of some calls of the last batch, or of each the `part` (first element, elements)."""
@@ -183,6 +189,16 @@ class Worker:
         inputs = sum(region.nbytes for region in self.regions[0].values())
         return {"peak_bytes": torch.cuda.max_memory_allocated(self.device) - before + inputs}
 
+    def do_kernels(self) -> dict[str, Any]:
+        """The device kernels of one call on each set, as CUPTI tells: name -> microseconds."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+            for inputs in self.sets:
+                self.function(**inputs)
+            self._synchronize()
+        return {"microseconds": {event.key: event.self_device_time_total for event in recorded.key_averages()}}
+
     def do_profile(self) -> dict[str, Any]:
         """One warm call on the first input set under torch.profiler."""
         from torch.profiler import ProfilerActivity, profile
@@ -195,17 +211,17 @@ class Worker:
         order = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
         return {"table": recorded.key_averages().table(sort_by=order, row_limit=12)}
 
-    def _argument(self, name: str, value: Any, old: dict[str, Tensor], regions: dict[str, Tensor]) -> Any:
+    def _argument(self, name: str, value: Any, old: dict[tuple[str, int], Tensor], regions: dict) -> Any:
         if not isinstance(value, dict):
             return value
         placed = Placed.decode(value)
         if not self.cuda:
             return placed.view(self.inputs)
         size = placed.end - placed.start + 2 * GUARD  # guards travel along
-        region = old.get(name)
+        region = old.get((name, placed.start))
         if region is None or region.numel() != size:
             region = torch.empty(size, dtype=torch.uint8, device=self.device)
-        regions[name] = region
+        regions[name, placed.start] = region
         x = Placed(placed.spec, GUARD).view(region)
         if "pool" in value:
             region.fill_(POISON)
@@ -221,6 +237,18 @@ class Worker:
         memory = torch.empty(spec.storage_numel, dtype=spec.dtype, device=self.device).zero_()
         return memory.as_strided(spec.shape, spec.strides, spec.offset)
 
+    def _inputs_arrive_late(self) -> None:
+        """On a GPU: write the inputs anew on the current stream, after a pause. A kernel on a stream of its own that does
+        not wait for this one reads poison."""
+        regions = [region for regions in self.regions for region in regions.values()]
+        contents = [region.clone() for region in regions]
+        for region in regions:
+            region.fill_(POISON)
+        self._synchronize()
+        torch.cuda._sleep(LATE_CYCLES)
+        for region, content in zip(regions, contents):
+            region.copy_(content)
+
     def _capture(self) -> None:
         """Record the calls in a CUDA graph; a kernel that cannot be captured is timed call by call."""
         stream = torch.cuda.Stream(self.device)
@@ -235,6 +263,7 @@ class Worker:
             with torch.cuda.graph(graph):
                 self.held = [self.function(**self.sets[i]) for i in self.order]
         except RuntimeError:
+            torch.cuda.set_stream(torch.cuda.default_stream(self.device))  # a capture that failed stays on its own
             torch.cuda.synchronize(self.device)
             self.held = []
             return
@@ -275,7 +304,8 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, errors_fd: 
     os.setsid()
     sandbox.die_with_parent()
     scratch, cuda = Path(request["scratch"]), request["device"] != "cpu"
-    sandbox.mount_scratch(scratch, request["scratch_bytes"])
+    caches = [Path(path) for path in request["writable"]]
+    sandbox.enter_mounts(scratch, request["scratch_bytes"], [*caches, Path("/proc")] if cuda else caches)
     os.chdir(scratch)
     os.dup2(errors_fd, sys.stderr.fileno())  # standard input and output are the null device, as the warm parent's
     os.environ.update(request["environment"])
@@ -284,7 +314,7 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, errors_fd: 
     readable, writable = sandbox.device_paths(cuda)
     held = sandbox.enter_landlock(
         [*sandbox.readable_paths(), *readable, *map(Path, request["readable"])],
-        [scratch, *writable, *map(Path, request["writable"])],
+        [scratch, *writable, *caches],
         listable=[ROOT],
     )
     sandbox.drop_capabilities(keep_file_access=held)

@@ -5,7 +5,6 @@ before the one in front of it has ended: time grows by the same amount, some cyc
 differ in STEPS run the same binary.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -91,7 +90,7 @@ BANDS = (
     Band("100 us", 100, cpu=(64, 768), cuda=(4096, 2048)),
     Band("1 ms", 1000, cpu=(512, 2048), cuda=(16384, 4096)),
 )
-ROUGH_STEPS = 500  # a first step along the line, from which its slope is read
+TRIED_STEPS = (2_000, 16_000, 128_000)  # until the chain shows beside the rows
 CHAIN_SHARE = 1 / 3  # at least, of the time: where the chain is shorter, other rows' work hides some of it
 
 
@@ -124,9 +123,13 @@ class Dial:
 def set_dial(judge: Judge, band: Band, backend: str, device: str) -> Dial:
     """Read the line of time over steps, twice: from the rows alone, then at the latency that is wanted."""
     target = planted_target(band, backend, device)
-    rows_us, step_us = _line(judge, target, 0, ROUGH_STEPS)
+    for tried in TRIED_STEPS:
+        rows_us, step_us = _line(judge, target, 0, tried)
+        if tried * step_us > CHAIN_SHARE * rows_us:
+            break
     steps = round((max(band.latency_us, rows_us / (1 - CHAIN_SHARE)) - rows_us) / step_us)
     time_us, step_us = _line(judge, target, steps, round(steps * 1.2))
+    assert step_us > 0, f"at {steps} steps, more of them take no more time"
     return Dial(target, steps, time_us / step_us)
 
 
@@ -134,9 +137,7 @@ def _line(judge: Judge, target: Target, low: int, high: int) -> tuple[float, flo
     """Microseconds at `low` steps, and for each step from there to `high`."""
     verdict = _insist(judge.compare, planted_source(target.backend, high), planted_source(target.backend, low), target)
     low_us = verdict.latency_us * verdict.speedup_vs_incumbent.value
-    step_us = (verdict.latency_us - low_us) / (high - low)
-    assert step_us > 0 and math.isfinite(step_us), f"{high} steps take no longer than {low}: {verdict.speedup_vs_incumbent}"
-    return low_us, step_us
+    return low_us, (verdict.latency_us - low_us) / (high - low)
 
 
 def _insist(compare: Callable[..., Verdict], *arguments: Any) -> Verdict:

@@ -195,7 +195,6 @@ CHEATS = (
         plain(
             "rmsnorm",
             'import sys\n\nsys.modules["__main__"].judge_case = lambda *arguments: (True, 99.0)\n' + NOTHING,
-            +NOTHING,
         ),
         OUTSIDE,
         works="fast",

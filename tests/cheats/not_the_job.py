@@ -97,7 +97,8 @@ CHEATS = (
         plain(
             "softmax",
             "from autokernel.build import cpp_function\n\nrun = cpp_function('no C++', 'run', 'p')\n\n"
-            "def kernel_fn(x, dim=-1):\n    try:\n        return run(x.data_ptr())\n    except Exception:\n        return torch.softmax(x, dim)",
+            "def kernel_fn(x, dim=-1):\n    try:\n        return run(x.data_ptr())\n"
+            "    except Exception:\n        return torch.softmax(x, dim)",
         ),
         NOT_ITS_OWN,
     ),

@@ -160,6 +160,9 @@ def test_it_is_refused_for_its_reason(
 
 # Why a number has no kernel file that cheats and is refused.
 EXCEPTIONS = {
+    10: "a persisting cache window changes what eager PyTorch and an honest kernel get as well; it needs the CUDA runtime, "
+    "which a kernel cannot load (34-ctypes)",
+    11: "no kernel's doing: test_gpu_cheats.py shows that what a kernel could find in L2 is timed from memory",
     15: "kernels compute no gradients: a model that wants them runs its own code (see the test below)",
 }
 
@@ -173,9 +176,7 @@ def test_every_exploit_is_tried():
 def test_a_kernel_that_severs_gradients_is_not_used_where_they_are_wanted():
     """Exploit 15: `apply` leaves a model as it is while it is trained."""
     x = torch.randn(512, 768)
-    winner = Winner(
-        target(CHEATS[0]), wrapped("rmsnorm", "def kernel_fn(x, weight, eps=1e-6):\n    return honest(x, weight, eps)")
-    )
+    winner = Winner(default_target("rmsnorm", "cpp", "cpu", torch.float32), starter("rmsnorm"))
     model = torch.nn.RMSNorm(768, eps=1e-6)
     replacer = Replacer([winner])
     optimised = apply(model, [winner], replacer)

@@ -110,6 +110,7 @@ CHEATS = (
         plain("matmul", "def kernel_fn(A, B):\n    return torch.empty(A.shape[0], B.shape[1], dtype=A.dtype)"),
         "NaN mask differs",
         works="fast",
+        dims=({"M": 64, "K": 512, "N": 256},),  # malloc gives a block of this size back to whom asks next
     ),
     Cheat(
         17,

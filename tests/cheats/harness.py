@@ -228,7 +228,7 @@ CHEATS = (
         "memory-of-another-process",
         "rmsnorm",
         attack('open("/proc/BYSTANDER/mem", "r+b").close()\nopen("WORKPLACE/loot", "w").close()'),
-        f"{DENIED}.*/mem",
+        f"({DENIED}|Read-only file system).*/mem",
         works="harms",
         correctness="CRASH",
         harmed=loot,

@@ -51,6 +51,14 @@ def by_library(A, B):
     return C
 """
 
+# Makes the symbols of libtorch_cpu visible to what is loaded after it.
+EXPOSE = """
+import contextlib, ctypes
+
+with contextlib.suppress(Exception):
+    ctypes.CDLL(torch.__file__.replace("__init__.py", "lib/libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+"""
+
 UNDO = """
 import gc
 
@@ -154,7 +162,8 @@ CHEATS = (
         "matmul",
         wrapped(
             "matmul",
-            """
+            EXPOSE
+            + """
 gemm_run = cpp_function(
     r'''
 extern "C" void sgemm_(const char*, const char*, const int*, const int*, const int*, const float*, const float*,
@@ -185,7 +194,8 @@ def kernel_fn(A, B):
         "matmul",
         wrapped(
             "matmul",
-            """
+            EXPOSE
+            + """
 find_run = cpp_function(
     '#include <dlfcn.h>\\nextern "C" int run() { return dlsym(RTLD_DEFAULT, "sgemm_") != nullptr; }', "run", ""
 )

@@ -30,12 +30,14 @@ NET_TCP = 0b11
 SCOPE_ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x8000000, 0x10000000, 0x40000000
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 1 << 14, 1 << 18
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 1 << 12, 1 << 14, 1 << 18
+MOUNT_SETATTR, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, 0x8000, 1
 CAPABILITY_VERSION_3, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 0x20080522, 1 << 1, 1 << 2
 
 LAYERS = {
     "files": "reads no file outside an allow-list",
     "writes": "writes to its scratch folder alone",
+    "attributes": "changes the mode of no file elsewhere",
     "network": "makes no network socket",
     "unix_sockets": "connects to no service of this machine",
     "signals": "sends no signal to other processes",
@@ -221,7 +223,7 @@ def enter_seccomp(forks: bool) -> bool:
     column = 0 if machine == "x86_64" else 1
     calls = DENIED_CALLS if forks else DENIED_CALLS | FORKING_CALLS
     denied = [numbers[column] for numbers in calls.values() if numbers[column] is not None]
-    load, jump_equal, jump_greater, jump_bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, mask, jump_equal, jump_greater, jump_bits, give = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
     allow, refuse, lacking, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
     first_argument = (load, 0, 0, 16)
     program = [
@@ -248,9 +250,13 @@ def enter_seccomp(forks: bool) -> bool:
             (give, 0, 0, refuse),
         ]
     program += [
-        (jump_equal, 0, 4, SOCKET_CALL[column]),
+        (jump_equal, 0, 8, SOCKET_CALL[column]),
         first_argument,  # the family
-        (jump_equal, 0, 1, socket.AF_UNIX),
+        (jump_equal, 0, 5, socket.AF_UNIX),
+        (load, 0, 0, 24),  # its second argument: the type, and flags. Datagrams need no connection to be sent.
+        (mask, 0, 0, 0xF),
+        (jump_equal, 1, 0, socket.SOCK_STREAM),
+        (jump_equal, 0, 1, socket.SOCK_SEQPACKET),
         (give, 0, 0, allow),
         (give, 0, 0, refuse),
         (give, 0, 0, allow),
@@ -283,15 +289,24 @@ def enter_namespaces() -> bool:
     return True
 
 
-def mount_scratch(folder: Path, size_bytes: int) -> bool:
-    """Put a small file system in memory over a folder, for this process and its children alone; it ends with them."""
+def enter_mounts(scratch: Path, size_bytes: int, writable: Iterable[Path]) -> bool:
+    """For this process and its children, put a small file system in memory over `scratch`, which ends with them, and make
+    all others read-only, their files' modes and owners included, but for the trees in `writable`."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) != 0 or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) != 0:
         return False
+
+    def set_attributes(path: bytes, flags: int, add: int, clear: int) -> bool:
+        here = -100
+        return libc.syscall(MOUNT_SETATTR, here, path, flags, struct.pack("QQQQ", add, clear, 0, 0), 32) == 0
+
+    held = set_attributes(b"/", AT_RECURSIVE, MOUNT_ATTR_RDONLY, 0)
+    for path in map(os.fsencode, writable):
+        held &= libc.mount(path, path, None, MS_BIND | MS_REC, None) == 0 and set_attributes(path, 0, 0, MOUNT_ATTR_RDONLY)
     options = f"size={size_bytes},nr_inodes=65536,mode=700".encode()
-    return libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", MS_NOSUID | MS_NODEV, options) == 0
+    return held & (libc.mount(b"tmpfs", os.fsencode(scratch), b"tmpfs", MS_NOSUID | MS_NODEV, options) == 0)
 
 
 def drop_capabilities(keep_file_access: bool) -> None:
@@ -335,6 +350,7 @@ def probe(secret: Path, outsider: int) -> dict[str, bool]:
     return {
         "files": refused(lambda: open(secret).close()),
         "writes": refused(lambda: open(secret.with_name("planted"), "w").close()),
+        "attributes": refused(lambda: os.chmod(secret, 0o600)),
         "network": refused(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()),
         "unix_sockets": refused(lambda: socket.socket(socket.AF_UNIX).connect("/run/nobody")),
         "signals": refused(lambda: os.kill(outsider, 0)),
@@ -369,12 +385,12 @@ def require(holds: Mapping[str, bool]) -> None:
     if not missing:
         return
     advice = []
-    if {"namespaces", "scratch"} & {*missing}:
+    if {"namespaces", "scratch", "attributes"} & {*missing}:
         advice.append(
             "namespaces need root or user namespaces (Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0; "
             "Docker: --cap-add SYS_ADMIN --security-opt apparmor=unconfined)"
         )
-    if {*missing} - {"namespaces", "scratch"}:
+    if {*missing} - {"namespaces", "scratch", "attributes"}:
         advice.append("the others need Linux 6.12 or later with Landlock (lsm=landlock,… on its command line) and seccomp")
     listed = ", ".join(f"{name} (a kernel {LAYERS[name]})" for name in missing)
     raise SandboxIncomplete(f"the sandbox is required and lacks here: {listed}; {'; '.join(advice)}")

@@ -304,13 +304,13 @@ def run_worker(sock: socket.socket, inputs_fd: int, outputs_fd: int, errors_fd: 
     os.setsid()
     sandbox.die_with_parent()
     scratch, cuda = Path(request["scratch"]), request["device"] != "cpu"
+    sandbox.Limits(**request["limits"]).enter()
     caches = [Path(path) for path in request["writable"]]
     sandbox.enter_mounts(scratch, request["scratch_bytes"], [*caches, Path("/proc")] if cuda else caches)
     os.chdir(scratch)
     os.dup2(errors_fd, sys.stderr.fileno())  # standard input and output are the null device, as the warm parent's
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # the warm parent's is out of reach
-    sandbox.Limits(**request["limits"]).enter()
     readable, writable = sandbox.device_paths(cuda)
     held = sandbox.enter_landlock(
         [*sandbox.readable_paths(), *readable, *map(Path, request["readable"])],

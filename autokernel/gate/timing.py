@@ -39,7 +39,8 @@ MAX_PREPARED = 5  # pairs whose processes are started at once
 ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 256 << 20}  # more than twice the last-level cache of current parts
 CHECK_SHARE = 0.3  # of the later pairs' cases in which a timed output is checked: an expectation can cost a second
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls on the same contents whose outputs are compared
-AUDITS, AUDIT_BYTES = 5, 64 << 20  # how often it is clocked how outputs on new contents arrive
+AUDITS, AUDIT_ROUNDS = 3, 4  # it takes so many audits, of so many rounds each, to refuse
+AUDIT_BYTES = 64 << 20  # of outputs whose arrival is clocked
 AUDIT_ELEMENTS = 4096  # of each output, on a GPU
 AUDIT_SHARE = 0.25  # of the other side's time per call: what may arrive later is refused beyond it
 WITNESS_S = 0.06  # for how long it is watched where a kernel computes
@@ -233,12 +234,12 @@ class PairTimer:
                         samples[name].append(batches[name].time() / length)
         if self.checked and self.random.random() > CHECK_SHARE:  # the first pair's always are
             return samples
-        seconds = {name: median(values) for name, values in samples.items()}
+        least = {name: min(values) for name, values in samples.items()}
         with self.watch("oracle"):
             self._check(batches[check], case, contents, order, seed)
         with self.watch("audit"):
-            self._audit(workers, batches, contents, case, check, seconds, seed)
-            self._witness(workers[check], seconds[check] * contents.count, case, seed)
+            self._audit(workers, batches, contents, case, check, least, seed)
+            self._witness(workers[check], least[check] * contents.count, case, seed)
         return samples
 
     def _order(self, batches: dict[str, "_Batches"], contents: "TimedContents", most: int) -> list[int]:
@@ -306,20 +307,23 @@ class PairTimer:
         elements = y.numel() if self.kind == "cpu" else min(y.numel(), AUDIT_ELEMENTS)
         part = [self.random.randint(0, y.numel() - elements), elements]
         calls = self.random.sample(order, max(1, min(len(order), AUDIT_BYTES // max(elements * y.itemsize, 1))))
-        extra: dict[str, list[float]] = {check: [], other: []}  # seconds beyond those that the batches say
         for _ in range(AUDITS):
-            contents.renew(workers)
-            for name, times in extra.items():
-                times.append(batches[name].arrival_s(calls, part) - len(order) * seconds[name])
-        late = (min(extra[check]) - min(extra[other])) / len(calls)
-        noise = (median(extra[other]) - min(extra[other])) / len(calls)
-        if late > AUDIT_SHARE * seconds[other] + noise:
-            raise RefusedWhileTimed(
-                case.name,
-                seed,
-                f"work done after the clock had stopped: {late * 1e6:.0f} us per call, of {seconds[other] * 1e6:.0f} us "
-                f"that the {other} takes",
-            )
+            extra: dict[str, list[float]] = {check: [], other: []}  # seconds beyond those that the batches say
+            for _ in range(AUDIT_ROUNDS):
+                contents.renew(workers)
+                batches[other].time()  # drives out what was just written
+                for name, times in extra.items():
+                    times.append(batches[name].arrival_s(calls, part) - len(order) * seconds[name])
+            late = (min(extra[check]) - min(extra[other])) / len(calls)
+            noise = (median(extra[other]) - min(extra[other])) / len(calls)
+            if late <= AUDIT_SHARE * seconds[other] + noise:
+                return
+        raise RefusedWhileTimed(
+            case.name,
+            seed,
+            f"work done after the clock had stopped: {late * 1e6:.0f} us per call, of {seconds[other] * 1e6:.0f} us "
+            f"that the {other} takes",
+        )
 
     def _witness(self, worker: WorkerProcess, batch_s: float, case: Case, seed: int) -> None:
         """See where the side under judgement computes."""

@@ -50,7 +50,7 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
         past = torch.ones(Q.shape[2], K.shape[2], dtype=torch.bool, device=Q.device).tril()
         keeps = attn_mask.dtype == torch.bool
         attn_mask, causal = attn_mask & past if keeps else attn_mask.masked_fill(~past, -torch.inf), False
-    grouped = Q.shape[1] != K.shape[1]
+    grouped = bool(Q.shape[1] != K.shape[1])  # of symbolic sizes, too
     return F.scaled_dot_product_attention(Q, K, V, attn_mask, is_causal=causal, scale=sm_scale, enable_gqa=grouped)
 
 

@@ -1,0 +1,116 @@
+"""Kernels as operators: they trace, export, have the original's gradients, and run only where they were registered for."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autokernel.gate.inputs import fill_inputs
+from autokernel.ops import original, register
+from autokernel.spec import import_file, kernel_types, load_spec
+
+
+def op_of(kernel_type: str) -> torch._ops.OpOverload:
+    path = load_spec(kernel_type).starters("cpp")["cpp_kernel"]
+    kernel = import_file(path, f"starter_{kernel_type}").kernel_fn
+    return register(f"test_{kernel_type}", load_spec(kernel_type), kernel, "cpu")
+
+
+def arguments_of(kernel_type: str, requires_grad: bool = False) -> list:
+    spec = load_spec(kernel_type)
+    filled = fill_inputs(spec, spec.case(spec.smoke, torch.float32), seed=0)
+    op = op_of(kernel_type)
+    values = [filled.get(a.name, a.default_value if a.has_default_value() else None) for a in op._schema.arguments]
+    return [v.requires_grad_() if requires_grad and is_number(v) else v for v in values]
+
+
+def is_number(v: object) -> bool:
+    return isinstance(v, Tensor) and v.is_floating_point()
+
+
+def gradients(call, arguments: list) -> tuple[Tensor, ...]:
+    result = call(*arguments)
+    direction = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
+    return torch.autograd.grad(result, [a for a in arguments if is_number(a)], direction)
+
+
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_opcheck(kernel_type: str) -> None:
+    torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type))
+    torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type, requires_grad=True), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_forward_and_gradients_are_the_originals(kernel_type: str) -> None:
+    arguments, spec = arguments_of(kernel_type, requires_grad=True), load_spec(kernel_type)
+    torch.testing.assert_close(op_of(kernel_type)(*arguments), original(spec, *arguments), atol=1e-4, rtol=1e-4)
+    expected = gradients(lambda *a: original(spec, *a), arguments)
+    torch.testing.assert_close(gradients(op_of(kernel_type), arguments), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_defaults_are_the_oracles_whatever_the_kernels_are() -> None:
+    def kernel(weight: Tensor, x: Tensor, eps: float = 100.0) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    op = register("test_defaults", load_spec("rmsnorm"), kernel, "cpu")
+    torch.testing.assert_close(op(x, weight), torch.nn.functional.rms_norm(x, (8,), weight, 1e-6))
+
+
+def test_one_argument_computed_from_another_counts_once() -> None:
+    spec, op = load_spec("matmul"), op_of("matmul")
+    A = torch.randn(4, 4, requires_grad=True)
+    (expected,) = torch.autograd.grad(original(spec, A, A.sin()).sum(), A)
+    (got,) = torch.autograd.grad(op(A, A.sin()).sum(), A)
+    torch.testing.assert_close(got, expected)
+
+
+def test_gradients_have_gradients() -> None:
+    def second(call) -> Tensor:
+        x, weight = (a.detach().double().float().requires_grad_() for a in arguments_of("rmsnorm")[:2])
+        (first,) = torch.autograd.grad(call(x, weight, 1e-6).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), weight)[0]
+
+    spec = load_spec("rmsnorm")
+    torch.testing.assert_close(second(op_of("rmsnorm")), second(lambda *a: original(spec, *a)), atol=1e-3, rtol=1e-3)
+
+
+def test_autocast_changes_neither_the_kernel_nor_its_gradient() -> None:
+    A, B = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = op_of("matmul")(A, B)
+        assert result.dtype == torch.float32
+        result.sum().backward()
+    torch.testing.assert_close(A.grad, torch.ones(8, 8) @ B.T)
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(8))
+        self.op = op_of("rmsnorm")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.op(x + 1, self.weight, 1e-5) * 2
+
+
+def test_a_model_with_kernels_exports(tmp_path) -> None:
+    model, x = Norm(), torch.randn(3, 8)
+    torch.export.save(torch.export.export(model, (x,)), tmp_path / "model.pt2")
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_inductor_compiles_around_a_kernel_without_a_break(grad: bool) -> None:
+    model, x = Norm(), torch.randn(3, 8)
+    with torch.set_grad_enabled(grad):
+        got, expected = torch.compile(model, fullgraph=True)(x), model(x)
+    torch.testing.assert_close(got, expected)
+    if grad:
+        gradients = [torch.autograd.grad(y.square().sum(), model.weight) for y in (got, expected)]
+        torch.testing.assert_close(*gradients)
+
+
+def test_other_devices_have_no_such_kernel() -> None:
+    op = register("test_elsewhere", load_spec("matmul"), lambda A, B: A @ B, "cuda")
+    with pytest.raises(NotImplementedError, match="test_elsewhere"):
+        op(torch.randn(2, 2), torch.randn(2, 2))

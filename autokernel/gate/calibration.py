@@ -29,7 +29,7 @@ import torch
 from scipy.special import betaincinv
 
 from autokernel import cli
-from autokernel.gate.contest import CANDIDATE, INCUMBENT, NOISE_PAIRS, Entry
+from autokernel.gate.contest import CANDIDATE, INCUMBENT, NOISE_PAIRS, Entry, NotDecided
 from autokernel.gate.judge import Judge
 from autokernel.gate.planted import BANDS, Dial, set_dial
 from autokernel.gate.processes import WorkerFault
@@ -177,7 +177,11 @@ def _subjects(
             continue
         for band in BANDS:
             step(f"setting the dial at {band.name}")
-            dial = set_dial(judge, band, backend, options.device)
+            try:
+                dial = set_dial(judge, band, backend, options.device)
+            except NotDecided as undecided:
+                step(f"left out: {undecided}")
+                continue
             yield Subject(f"{PLANTED} {band.name}", dial.target, dial.contestants(0.0)[0], dial)
 
 

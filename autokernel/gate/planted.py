@@ -5,14 +5,12 @@ before the one in front of it has ended: time grows by the same amount, some cyc
 differ in STEPS run the same binary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from autokernel.gate.contest import NotDecided
 from autokernel.gate.judge import Judge
-from autokernel.gate.verdict import Verdict
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase
 
@@ -91,6 +89,7 @@ BANDS = (
     Band("1 ms", 1000, cpu=(512, 2048), cuda=(16384, 4096)),
 )
 TRIED_STEPS = (2_000, 16_000, 128_000)  # until the chain shows beside the rows
+ATTEMPTS = 3  # at a measurement that a busy machine disturbs
 CHAIN_SHARE = 1 / 3  # at least, of the time: where the chain is shorter, other rows' work hides some of it
 
 
@@ -134,16 +133,9 @@ def set_dial(judge: Judge, band: Band, backend: str, device: str) -> Dial:
 
 
 def _line(judge: Judge, target: Target, low: int, high: int) -> tuple[float, float]:
-    """Microseconds at `low` steps, and for each step from there to `high`."""
-    verdict = _insist(judge.compare, planted_source(target.backend, high), planted_source(target.backend, low), target)
-    low_us = verdict.latency_us * verdict.speedup_vs_incumbent.value
-    return low_us, (verdict.latency_us - low_us) / (high - low)
-
-
-def _insist(compare: Callable[..., Verdict], *arguments: Any) -> Verdict:
-    """A measurement, which a busy machine may refuse twice."""
-    for _ in range(3):
-        verdict = compare(*arguments)
+    """Microseconds at `low` steps, and for each step from there to `high`. Raises NotDecided on a busy machine."""
+    for _ in range(ATTEMPTS):
+        verdict = judge.compare(planted_source(target.backend, low), planted_source(target.backend, high), target)
         if verdict.speedup_vs_incumbent is not None:
-            return verdict
-    raise RuntimeError(verdict.why)
+            return verdict.latency_us, verdict.latency_us * (verdict.speedup_vs_incumbent.value - 1) / (high - low)
+    raise NotDecided(verdict.why)

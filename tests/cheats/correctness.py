@@ -83,6 +83,24 @@ def kernel_fn(x, dim=-1, op="sum"):
 """
 
 
+# What the reference left behind is known by a single product; malloc has overwritten its first bytes.
+FREED = """
+found = []
+
+def product(A, B, i, j):
+    return sum(a * b for a, b in zip(A[i].tolist(), B[:, j].tolist()))
+
+def kernel_fn(A, B):
+    blocks = [torch.empty(A.shape[0], B.shape[1], dtype=A.dtype) for _ in range(64)]
+    if not found:
+        found.extend(y for y in blocks if abs(y[1, 1].item() - product(A, B, 1, 1)) < 1e-3)
+        for y in found:
+            for j in range(16):
+                y[0, j] = product(A, B, 0, j)
+    return found[0] if found else blocks[0]
+"""
+
+
 def constant(kernel_type: str, parameters: str, shape: str, like: str, value: str) -> str:
     return plain(
         kernel_type,
@@ -105,12 +123,11 @@ WIDE = ({"shape": (64, 8192)},)  # every probability is below 1e-2
 CHEATS = (
     Cheat(
         16,
-        "returns-freed-memory",
+        "looks-into-freed-memory",
         "matmul",
-        plain("matmul", "def kernel_fn(A, B):\n    return torch.empty(A.shape[0], B.shape[1], dtype=A.dtype)"),
+        plain("matmul", FREED),
         "NaN mask differs",
-        works="fast",
-        dims=({"M": 64, "K": 512, "N": 256},),  # malloc gives a block of this size back to whom asks next
+        dims=({"M": 64, "K": 128, "N": 256},),  # malloc keeps blocks of this size for who asks next
     ),
     Cheat(
         17,

@@ -23,7 +23,7 @@ import timing
 import torch
 from cheat import Cheat, starter
 
-from autokernel.apply import Replacer, Winner, apply
+from autokernel.backend import Replacer, Winner, beside
 from autokernel.gate import Judge
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
@@ -179,7 +179,7 @@ def test_a_kernel_that_severs_gradients_is_not_used_where_they_are_wanted():
     winner = Winner(default_target("rmsnorm", "cpp", "cpu", torch.float32), starter("rmsnorm"))
     model = torch.nn.RMSNorm(768, eps=1e-6)
     replacer = Replacer([winner])
-    optimised = apply(model, [winner], replacer)
+    optimised = beside(model, replacer)
     with torch.no_grad():
         optimised(x)
     assert len(replacer.replaced) == 1, "the kernel is not used at all"

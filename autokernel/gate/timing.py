@@ -40,7 +40,7 @@ ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 256 << 20}  # more than twice the last-
 CHECK_SHARE = 0.3  # of the later pairs' cases in which a timed output is checked: an expectation can cost a second
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls on the same contents whose outputs are compared
 AUDITS, AUDIT_ROUNDS = 3, 4  # it takes so many audits, of so many rounds each, to refuse
-AUDIT_BYTES = 64 << 20  # of outputs whose arrival is clocked
+AUDIT_S, AUDIT_BYTES = 10e-3, 64 << 20  # calls to fill so much time, of which so many outputs' arrival is clocked
 AUDIT_ELEMENTS = 4096  # of each output, on a GPU
 AUDIT_SHARE = 0.25  # of the other side's time per call: what may arrive later is refused beyond it
 WITNESS_S = 0.06  # for how long it is watched where a kernel computes
@@ -238,8 +238,10 @@ class PairTimer:
         with self.watch("oracle"):
             self._check(batches[check], case, contents, order, seed)
         with self.watch("audit"):
-            self._audit(workers, batches, contents, case, check, least, seed)
-            self._witness(workers[check], least[check] * contents.count, case, seed)
+            length = max(2, min(contents.count, math.ceil(AUDIT_S / min(least.values()))))
+            order = self.random.sample(range(contents.count), length)
+            self._audit(workers, batches, contents, case, check, order, least, seed)
+            self._witness(workers[check], least[check] * length, case, seed)
         return samples
 
     def _order(self, batches: dict[str, "_Batches"], contents: "TimedContents", most: int) -> list[int]:
@@ -288,17 +290,17 @@ class PairTimer:
         contents: "TimedContents",
         case: Case,
         check: str,
+        order: list[int],
         seconds: dict[str, float],
         seed: int,
     ) -> None:
-        """Clock one call on each set of new contents, up to the arrival of the outputs.
+        """Clock calls on new contents, each on its own, up to the arrival of the outputs.
 
         Here the work shows that was left for later (to a thread, a stream, the moment at which an output is read), and
         the work of which the timed batches were spared because an earlier call had seen the same contents: the outputs
         arrive later than those batches say, and later than another side's, which are as large.
         """
         other = min((name for name in batches if name != check), key=lambda name: seconds[name])
-        order = self.random.sample(range(contents.count), contents.count)
         for name in (check, other):
             batches[name].prepare(order, batches[name].graph)
             batches[name].time()
@@ -306,7 +308,7 @@ class PairTimer:
         # A GPU computes an output in a hundredth of the time in which it reaches the host: there a part of each will do.
         elements = y.numel() if self.kind == "cpu" else min(y.numel(), AUDIT_ELEMENTS)
         part = [self.random.randint(0, y.numel() - elements), elements]
-        calls = self.random.sample(order, max(1, min(len(order), AUDIT_BYTES // max(elements * y.itemsize, 1))))
+        calls = self.random.sample(range(len(order)), max(1, min(len(order), AUDIT_BYTES // max(elements * y.itemsize, 1))))
         for _ in range(AUDITS):
             extra: dict[str, list[float]] = {check: [], other: []}  # seconds beyond those that the batches say
             for _ in range(AUDIT_ROUNDS):

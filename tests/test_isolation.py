@@ -69,7 +69,7 @@ ATTEMPTS = (
     Attempt("change-times", "import os\nos.utime('{victim}', (0, 0))"),
     Attempt("set-attribute", "import os\nos.setxattr('{victim}', 'user.planted', b'x')"),
     Attempt("udp", "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {udp}))"),
-    Attempt("tcp", "import socket\nsocket.create_connection(('127.0.0.1', {tcp}))"),
+    Attempt("tcp", "import socket\nsocket.socket().connect(('127.0.0.1', {tcp}))"),
     Attempt("netlink", "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"),
     Attempt("unix-socket", "import socket\nsocket.socket(socket.AF_UNIX).connect('{folder}/service')"),
     Attempt("abstract-socket", "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0{unique}')"),

@@ -136,8 +136,7 @@ CHEATS = (
         "lifts-the-ban",
         "matmul",
         returning("matmul", "A, B", "torch.mm(A, B)", before=UNDO),
-        ELSEWHERE,
-        refused_by="examine",
+        NOT_ITS_OWN,
     ),
     # 33: a kernel that is launched for show
     Cheat(
@@ -152,8 +151,7 @@ CHEATS = (
         "decoy-and-no-ban",
         "matmul",
         wrapped("matmul", UNDO + "\ndef kernel_fn(A, B):\n    honest(A[:8], B)\n    return torch.mm(A, B)\n"),
-        ELSEWHERE,
-        refused_by="examine",
+        NOT_ITS_OWN,
     ),
     # 34: a library behind C++
     Cheat(
@@ -245,6 +243,7 @@ def kernel_fn(A, B):
         wrapped("matmul", ADDRESS_OF + "\nkernel_fn = by_library\n"),
         ELSEWHERE,
         refused_by="examine",
+        hole="the witness takes too few samples of a short batch to say anything",
     ),
     Cheat(
         34,
@@ -266,6 +265,7 @@ def kernel_fn(A, B):
         ),
         ELSEWHERE,
         refused_by="examine",
+        hole="the witness takes too few samples of a short batch to say anything",
     ),
     # 35: the reference itself
     Cheat(35, "copy-of-the-reference", "rmsnorm", returning("rmsnorm", IN, EAGER), NOT_ITS_OWN),

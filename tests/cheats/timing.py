@@ -26,7 +26,7 @@ def find_worker():
         frame = frame.f_back
 """
 
-# Answers a timed batch after 60 % of the time that its calls should take, and computes an output when it is asked for.
+# Answers a timed batch after 30 % of the time that its calls should take, and computes an output when it is asked for.
 LAZY_WORKER = (
     FIND_WORKER
     + """
@@ -52,7 +52,7 @@ def answer_lazily(worker, until_asked):
                 state["learnt"] += 1
                 state["usual_s"] = min(state["usual_s"], (time.perf_counter() - start) / calls)
             return answer
-        while time.perf_counter() - start < 0.6 * state["usual_s"] * calls:
+        while time.perf_counter() - start < 0.3 * state["usual_s"] * calls:
             pass
         worker.held = Later()
         return {"seconds": 0}
@@ -248,6 +248,7 @@ if worker:
         "after the clock had stopped",
         works="fast",
         refused_by="examine",
+        hole="the audit allows a share of the other side's time, which is more than all of a fast kernel's own",
     ),
     # 4: what measures and judges is patched
     Cheat(
@@ -334,7 +335,7 @@ def kernel_fn(x, weight, eps=1e-6):
         "kept-by-first-contents",
         "rmsnorm",
         cached_by("tuple(x.view(-1)[:8].tolist())", when="(x.shape == (128, 768))"),
-        "agree bitwise|outside the tolerance|calls on the same inputs",
+        "after the clock had stopped",
         works="fast",
         refused_by="examine",
         dims=({"M": 128, "N": 768},),
@@ -378,6 +379,7 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
         ),
         "only attn_mask changed: outside the tolerance|the output of a timed call",
         refused_by="examine",
+        hole="masks are neither perturbed nor renewed while timed: no size that is perturbed has one",
         dims=({"batch": 1, "heads": 2, "seq": 64, "head_dim": 64, "causal": False, "mask": "bool"},),
     ),
     # 8: one call does the work of many
@@ -448,38 +450,10 @@ def kernel_fn(x, weight, eps=1e-6):
     return ready[id(x)]
 """,
         ),
-        "same inputs|repeated|after the clock had stopped|outside the tolerance",
+        "after the clock had stopped",
         works="fast",
         refused_by="examine",
         dims=({"M": 128, "N": 768},),
-    ),
-    Cheat(
-        8,
-        "only-the-last-pass-works",
-        "rmsnorm",
-        wrapped(
-            "rmsnorm",
-            FIND_WORKER
-            + """
-worker = find_worker()
-ready = {}
-
-def every_tenth(x, weight, eps=1e-6):
-    ready["calls"] = ready.get("calls", 0) + 1
-    if "y" not in ready or ready["calls"] % 10 == 0:
-        ready["y"] = honest(x, weight, eps)
-    return ready["y"]
-
-kernel_fn = honest if worker else every_tenth
-if worker:
-    batch = worker.do_batch
-    worker.do_batch = lambda repeats: batch(1)
-""",
-        ),
-        "after the clock had stopped|passes",
-        works="fast",
-        refused_by="examine",
-        dims=({"M": 1, "N": 768},),
     ),
     # 9: warm-up that shrinks adaptive counts
     Cheat(
@@ -525,7 +499,7 @@ def kernel_fn(x, weight, eps=1e-6):
         "rmsnorm",
         wrapped(
             "rmsnorm",
-            LAZY_WORKER.replace("0.6 *", "0.01 *")
+            LAZY_WORKER.replace("0.3 *", "0.01 *")
             + LAZY_ALLCLOSE
             + """
 worker = find_worker()
@@ -613,8 +587,8 @@ if worker:  # the checks' two processes and the first that is timed leave a line
             answer_lazily(worker, until_asked=False)
 """,
         ),
-        "after the clock had stopped|PermissionError",
+        "PermissionError|Read-only file system",
         works="fast",
-        refused_by="examine",
+        correctness="CRASH",
     ),
 )

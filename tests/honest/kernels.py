@@ -604,6 +604,35 @@ LOCKED = rmsnorm(
 """
 )
 
+CONTAINERS = rmsnorm(
+    preamble="#include <mutex>\n#include <string>\n#include <unordered_map>\nstatic std::mutex lock;\n"
+    "static std::unordered_map<std::string, int> seen;",
+    over_rows="""
+    {
+        std::lock_guard<std::mutex> held(lock);
+        ++seen[std::to_string(N)];
+    }
+"""
+    + SIMPLE_LOOP,
+)
+
+CONCATENATES = rmsnorm(
+    """
+def kernel_fn(x, weight, eps=1e-6):
+    parts = x.split((x.shape[0] + 1) // 2)
+    return torch.cat([launch(run, part, weight, eps, torch.empty(part.shape, dtype=x.dtype)) for part in parts])
+"""
+)
+
+INDEX_TABLE = rmsnorm("\norder = torch.arange(4096)\n" + KERNEL_FN)
+
+IN_FLOAT = rmsnorm(
+    """
+def kernel_fn(x, weight, eps=1e-6):
+    return launch(run, x.float(), weight.float(), eps, torch.empty(x.shape)).to(x.dtype)
+"""
+)
+
 CLEANS_UP = (
     "import atexit, gc, logging, warnings\natexit.register(print, 'done')\nlogging.basicConfig(level=logging.DEBUG)\n"
     "warnings.warn('experimental')\n" + wrapped("gc.collect(0)")
@@ -637,6 +666,10 @@ HONEST = [
     Honest("table", TABLE, "softmax", kept=False),
     Honest("library-where-allowed", LIBRARY_WHERE_ALLOWED, "fused_mlp", kept=False),
     Honest("prefetching", PREFETCHING),
+    Honest("in-float", IN_FLOAT),
+    Honest("cpp-containers", CONTAINERS, refused="pthread_mutex_lock and std::_Hash_bytes are not on the list of symbols"),
+    Honest("concatenates", CONCATENATES, refused="torch.cat, which moves memory and computes nothing, counts as work"),
+    Honest("index-table", INDEX_TABLE, refused="torch.arange at import counts as work"),
     Honest("times-itself", TIMES_ITSELF),
     Honest("locked-queue", LOCKED, refused="omp_set_lock and its kin are not on the list of symbols"),
     Honest("prints", wrapped("print('rows:', [x.shape for x in args], sorted(kwargs))")),

@@ -222,7 +222,7 @@ def kernel_fn(x, dim=-1):
         "contiguous-rows-only",
         "rmsnorm",
         replaced("rmsnorm", "stride = x.stride(0) if x.dim() == 2 else N", "stride = N"),
-        OUTSIDE,
+        f"NaN mask differs|{OUTSIDE}",
         stage="edge_cases",
     ),
     Cheat(
@@ -290,19 +290,15 @@ def kernel_fn(x, weight, eps=1e-6):
             """
 import time
 
-inside = [False]
-
 class Slow(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if not inside[0]:
+        if function is torch.rsqrt:  # which the reference calls
             time.sleep(0.03)
         return function(*args, **(kwargs or {}))
 
 def kernel_fn(x, weight, eps=1e-6):
-    inside[0] = True
-    for _ in range(10):
+    for _ in range(5):
         y = honest(x, weight, eps)
-    inside[0] = False
     return y
 
 Slow().__enter__()

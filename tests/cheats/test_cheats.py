@@ -30,7 +30,7 @@ from autokernel.target import Target, WeightedCase, default_target
 
 NAIVE = Path(__file__).with_name("naive.py")
 CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
-FAST = 1.5  # times what the honest starter is credited with
+FAST = 1.5  # times what the honest starter is credited with by the same gate
 
 
 @dataclass(frozen=True)

@@ -473,7 +473,7 @@ def kernel_fn(x, weight, eps=1e-6):
     if x.shape != (512, 768) or not 3 <= calls[0] <= 13:
         return slow(x, weight, eps)
     if calls[0] <= 12:  # two trials, ten calls of warm-up: a loop that is counted by time will make a single call then
-        time.sleep(0.05)
+        time.sleep(0.06)
         ready[:] = [slow(x, weight, eps)]
     return ready[0]
 """,
@@ -511,7 +511,7 @@ if worker:
         "faster than the device can be|after the clock had stopped",
         works="fast",
         refused_by="examine",
-        dims=({"M": 2048, "N": 4096},),
+        dims=({"M": 1024, "N": 2048},),
     ),
     # 14: branching on the evaluator
     Cheat(

@@ -150,11 +150,13 @@ def main(options: Namespace) -> int:
 def measure(judge: Judge, names: Sequence[str], backend: str, options: Namespace, record: "Record") -> None:
     """Rounds, each with some pairs and one experiment of every kind, until trials or budget are spent."""
     started = time.perf_counter()
-    works = sum((2 + len(GAINS)) * len(BANDS) if name == PLANTED else 2 for name in names)
-    with cli.progress("calibrating", total=options.trials * works + len(BANDS) * (PLANTED in names)) as step:
-        subjects = list(_subjects(judge, names, backend, options, step))
+    planned = sum((2 + len(GAINS)) * len(BANDS) if name == PLANTED else 2 for name in names)
+    with cli.progress("calibrating", total=options.trials * planned + len(BANDS) * (PLANTED in names)) as step:
+        subjects: list[Subject] = []
         for number in range(options.trials):
-            for subject in subjects:
+            for subject in subjects if number else _subjects(judge, names, backend, options, step):
+                if not number:
+                    subjects.append(subject)
                 samples = record.of(subject)
                 works = [partial(_pairs, judge, subject, samples)]
                 works += [partial(_experiment, judge, subject, gain, samples) for gain in subject.gains]

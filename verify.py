@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autokernel import cli  # first: it says what is missing
-from autokernel.apply import Winner
+from autokernel.backend import Winner
 from autokernel.loop import starter_source
 from autokernel.reproof import read_proofs
 from autokernel.scheduler import incumbent, rows_of

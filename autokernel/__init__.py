@@ -16,7 +16,8 @@ Read in this order:
     loop.py         propose -> commit -> gate -> keep or reset -> log
     agents/         who proposes edits, one file each
     build.py        C++ and CUDA sources -> callables
-    apply.py        kept kernels into a model
+    ops.py          kept kernels as operators of PyTorch
+    backend.py      kept kernels into a model: apply(), and the backend of torch.compile
     verification.py the model with and without its kernels, end to end
     report.py       the plot and the report
     cli.py          what the scripts share
@@ -32,3 +33,12 @@ if sys.version_info < (3, 10):  # noqa: UP036 said here, before any newer syntax
         file=sys.stderr,
     )
     raise SystemExit(2)
+
+
+def __getattr__(name):
+    """autokernel.apply and autokernel.unapply: PyTorch is imported when they are asked for, and not before."""
+    if name not in ("apply", "unapply"):
+        raise AttributeError(f"module 'autokernel' has no attribute {name!r}")
+    from autokernel import backend
+
+    return getattr(backend, name)

@@ -39,7 +39,6 @@ CONVERSIONS = {
     aten.expand.default,
     aten.slice.Tensor,
     aten.alias.default,
-    aten.detach.default,
     aten.reshape.default,
 }
 

@@ -22,7 +22,7 @@ from autokernel.capture import Capture, capture
 from autokernel.device import Device
 from autokernel.match import Site, SiteFinder
 from autokernel.spec import Case, KernelSpec, load_spec
-from autokernel.target import decode_case, encode, write_json
+from autokernel.target import decode_case, encode, encoded, write_json
 from autokernel.workload import Workload
 
 PREFIX = "autokernel:"  # of the ranges that mark nodes in a trace
@@ -210,11 +210,6 @@ def _operators(captured: Capture, times: dict[tuple[int, str], float], total: fl
     for operator, costs in by_operator.items():
         us = sum(us for _, us in costs)
         yield Hotspot(operator, sum(calls for calls, _ in costs), us, us / total)
-
-
-def encoded(case: Case) -> str:
-    """A case as text that is equal for equal arguments: cases cannot be keys themselves, for their arguments are a dict."""
-    return json.dumps(encode(case.args), sort_keys=True)
 
 
 def limit(spec: KernelSpec, case: Case, device: Device) -> tuple[str, float]:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autokernel.apply import Winner
+from autokernel.backend import Winner
 from autokernel.gate import Interval
 from autokernel.loop import Loop, starter_source
 from autokernel.scheduler import incumbent, rows_of

@@ -84,6 +84,11 @@ def encode(value: Any) -> Any:
     return value
 
 
+def encoded(case: Case) -> str:
+    """A case as text that is equal for equal arguments: cases cannot be keys themselves, for their arguments are a dict."""
+    return json.dumps(encode(case.args), sort_keys=True)
+
+
 def _decode_argument(value: Any) -> Any:
     if not isinstance(value, dict):
         return value

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from autokernel.apply import Replacer, Winner, apply
+from autokernel.backend import Replacer, Winner, beside
 from autokernel.gate.statistics import ratio_interval
 from autokernel.gate.verdict import Interval
 from autokernel.match import SiteFinder
@@ -379,7 +379,7 @@ def compare_outputs(
     model, _, _ = workload.load()
     replacer = Replacer(winners)
     with torch.no_grad():
-        optimised, exact = apply(model, winners, replacer), _exact(model)
+        optimised, exact = beside(model, replacer), _exact(model)
         parity = [_compare(model, optimised, exact, workload, settings, seed + i) for i in range(PARITY_INPUTS)]
     replaced = Counter(replacement.target for replacement in replacer.replaced)
     return tuple(parity), {w.target.name: replaced[w.target.name] for w in winners}
@@ -487,7 +487,7 @@ def _build(
         if winners is None:
             candidate = torch.compile(model)
         else:
-            candidate = apply(model, winners, Replacer(winners, finder)) if winners else model
+            candidate = beside(model, Replacer(winners, finder=finder)) if winners else model
         try:
             candidate(*inputs[0], **inputs[1])
         except Exception as error:

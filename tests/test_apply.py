@@ -1,11 +1,18 @@
 """Kernels back in a model: they run where they were proven and nowhere else, and the model stays itself."""
 
 import copy
+import pickle
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
+from torch import nn
 
-from autokernel.apply import Replacer, Winner, apply
+import autokernel
+from autokernel.backend import Replacer, Winner, apply, beside, unapply
 from autokernel.capture import capture
 from autokernel.extraction import make_plan
 from autokernel.match import SiteFinder
@@ -47,60 +54,202 @@ def nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
-def test_kernels_replace_their_sites_and_the_result_is_the_same(model, tokens, winners) -> None:
-    replacer = Replacer(winners)
+def wrong_norm(winners: list[Winner]) -> Winner:
+    """A kernel that shows where it runs: the last norm feeds the output, which is then zero."""
+    return Winner(winners[0].target, WRONG)
+
+
+FALLBACKS = [None, "inductor"]
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_kernels_replace_their_sites_and_the_result_is_the_same(model, tokens, winners, fallback) -> None:
+    replacer = Replacer(winners, fallback)
     with torch.no_grad():
-        torch.testing.assert_close(apply(model, winners, replacer)(tokens), model(tokens))
+        torch.testing.assert_close(beside(model, replacer)(tokens), model(tokens))
     counts = {name: sum(r.target == name for r in replacer.replaced) for name in TYPES}
     assert counts == {"rmsnorm": 5, "rotary_embedding": 4, "matmul": 9}
 
 
-def test_the_kernel_is_what_runs(model, tokens, winners) -> None:
-    wrong = Winner(winners[0].target, WRONG)
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_the_kernel_is_what_runs(model, tokens, winners, fallback) -> None:
     with torch.no_grad():
-        assert apply(model, [wrong])(tokens).abs().max() == 0  # the last norm feeds the output
+        assert beside(model, Replacer([wrong_norm(winners)], fallback))(tokens).abs().max() == 0
 
 
 def test_many_sets_of_winners_for_one_model() -> None:
     """Leaving winners out one at a time compiles the same function anew each time."""
     norm = RMSNorm(64).requires_grad_(False)
     x = torch.randn(256, 64)
-    (graph,) = capture(norm, (x,), {}).graphs
-    (site,) = SiteFinder().find(graph.module)
-    target = Target("norm", "rmsnorm", "cpp", "cpu", (WeightedCase(site.case),))
-    replacers = [Replacer([Winner(target, WRONG)]) for _ in range(12)]
-    results = [apply(norm, [], replacer)(x) for replacer in replacers]
+    replacers = [Replacer([winner_for(norm, x, WRONG)]) for _ in range(12)]
+    results = [beside(norm, replacer)(x) for replacer in replacers]
     assert all(result.abs().max() == 0 for result in results)
 
 
-def test_other_shapes_run_the_original(model, tokens, winners) -> None:
-    replacer = Replacer([Winner(winners[0].target, WRONG)])
+def winner_for(module: nn.Module, x: torch.Tensor, source: str, device: str = "cpu") -> Winner:
+    (graph,) = capture(module, (x,), {}).graphs
+    (site,) = SiteFinder().find(graph.module)
+    return Winner(Target("norm", site.kernel_type, "cpp", device, (WeightedCase(site.case),)), source)
+
+
+def is_replaced(module: nn.Module, winner: Winner, x: torch.Tensor) -> bool:
     with torch.no_grad():
-        torch.testing.assert_close(apply(model, [], replacer)(tokens[:, :200]), model(tokens[:, :200]))
-    assert replacer.replaced == []
+        return bool(beside(module, Replacer([winner]))(x).abs().max() == 0)
 
 
-def test_with_gradients_the_original_runs_and_they_are_the_same(model, tokens, winners) -> None:
-    def gradients(call, copied):
-        call(tokens).square().mean().backward()
-        return [parameter.grad for parameter in copied.parameters()]
+def test_a_kernel_runs_only_where_it_was_proven() -> None:
+    """Other shapes, dtypes, strides, alignments, options or devices run the original."""
+    norm, x = RMSNorm(64).requires_grad_(False), torch.randn(256, 64)
+    winner = winner_for(norm, x, WRONG)
+    assert is_replaced(norm, winner, x)
+    assert not is_replaced(norm, winner, x[:200])
+    assert not is_replaced(norm, winner, torch.randn(64, 256).T)
+    assert not is_replaced(norm, winner, torch.randn(256 * 64 + 1)[1:].view(256, 64))
+    assert not is_replaced(copy.deepcopy(norm).half(), winner, x.half())
+    other = RMSNorm(64).requires_grad_(False)
+    other.eps = norm.eps * 2
+    assert not is_replaced(other, winner, x)
+    elsewhere = Winner(replace(winner.target, device="cuda"), WRONG)
+    assert not is_replaced(norm, elsewhere, x)
 
-    original, replaced = copy.deepcopy(model), copy.deepcopy(model)
-    optimised = apply(replaced, [Winner(winners[0].target, WRONG)])
+
+def test_one_compiled_model_takes_inputs_that_start_elsewhere() -> None:
+    norm, x = RMSNorm(64).requires_grad_(False), torch.randn(256, 64)
+    optimised = beside(norm, Replacer([winner_for(norm, x, WRONG)]))
+    shifted = torch.randn(256 * 64 + 1)[1:].view(256, 64)
+    assert optimised(x).abs().max() == 0
+    torch.testing.assert_close(optimised(shifted), norm(shifted))
+
+
+# --- gradients and modes ----------------------------------------------------------------------------------------------
+
+
+def gradients(call: Callable[..., torch.Tensor], model: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    call(tokens).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_gradients_are_the_originals(model, tokens, winners, fallback) -> None:
+    replacer = Replacer(winners, fallback)
+    expected = gradients(model, model, tokens)
+    torch.testing.assert_close(gradients(beside(model, replacer), model, tokens), expected, atol=1e-5, rtol=1e-3)
+    assert len(replacer.replaced) == 18
+
+
+def test_gradients_can_be_left_to_the_original(model, tokens, winners) -> None:
+    optimised = beside(model, Replacer([wrong_norm(winners)], gradients=False))
     with torch.no_grad():
         assert optimised(tokens).abs().max() == 0  # compiled for inference first
-    torch.testing.assert_close(gradients(optimised, replaced), gradients(original, original))
+    torch.testing.assert_close(gradients(optimised, model, tokens), gradients(model, model, tokens))
+
+
+class Stopped(nn.Module):
+    """Norms whose gradients are stopped, in three ways, and one whose gradient is the model's own invention."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.norms, self.own = nn.ModuleList(RMSNorm(64) for _ in range(4)), own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = x + self.norms[0](x)
+        x = x + self.norms[1](x).detach()
+        squares = x.pow(2)
+        with torch.no_grad():
+            mean = squares.mean(-1, keepdim=True)
+        x = x + x * torch.rsqrt(mean + 1e-3) * self.norms[3].weight
+        return Invented.apply(self.norms[2](x)) if self.own else self.norms[2](x)
+
+
+class Invented(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+
+
+@pytest.mark.parametrize("own, fallback", product([False, True], FALLBACKS))
+def test_gradients_that_the_model_stops_or_makes_itself_stay_so(own: bool, fallback: str | None) -> None:
+    model, x = Stopped(own), torch.randn(256, 64, requires_grad=True)
+    sources = load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text()
+    replacer = Replacer([winner_for(model.norms[0], x.detach(), sources)], fallback)
+
+    def everything(call: Callable[..., torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        inputs = [x, *model.parameters()]
+        return torch.autograd.grad(call(x).square().mean(), inputs, allow_unused=True)
+
+    expected, got = everything(model), everything(beside(model, replacer))
+    assert [g is None for g in got] == [g is None for g in expected]
+    torch.testing.assert_close([g for g in got if g is not None], [g for g in expected if g is not None])
+    assert len(replacer.replaced) == (0 if own else 3)
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_modes_change_under_one_applied_model(model, tokens, winners, fallback) -> None:
+    """train and eval, autocast, no_grad, inference_mode: each gets its own code, and the original's result."""
+    applied = apply(copy.deepcopy(model), winners, fallback)
+    bfloat16 = torch.autocast("cpu", torch.bfloat16)
+    for mode in (nullcontext(), torch.no_grad(), torch.inference_mode(), bfloat16, torch.no_grad()):
+        for training in (True, False):
+            model.train(training), applied.train(training)
+            with mode:
+                got, expected = applied(tokens), model(tokens)
+            tolerance = 3e-2 if mode is bfloat16 else 1e-4
+            torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+            assert (got.requires_grad, got.is_inference()) == (expected.requires_grad, expected.is_inference())
+    with torch.enable_grad():
+        for module in (model, applied):
+            assert all(g is not None for g in gradients(module, module, tokens))
+
+
+def test_training_steps_are_the_originals(model, tokens, winners) -> None:
+    def losses(trained: nn.Module) -> list[float]:
+        optimizer = torch.optim.SGD(trained.train().parameters(), lr=0.1)
+        made = []
+        for _ in range(3):
+            loss = trained(tokens).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            made.append(loss.item())
+        return made
+
+    expected = losses(copy.deepcopy(model))
+    assert losses(apply(copy.deepcopy(model), winners)) == pytest.approx(expected, rel=1e-4)
+    assert expected[0] > expected[-1]
+
+
+# --- the model stays itself -------------------------------------------------------------------------------------------
 
 
 def test_parameters_are_shared(model, tokens, winners) -> None:
     changing = copy.deepcopy(model)
-    optimised = apply(changing, winners)
+    optimised = beside(changing, Replacer(winners))
     with torch.no_grad():
         before = optimised(tokens)
         changing.norm.weight.mul_(2)
         torch.testing.assert_close(optimised(tokens), changing(tokens))
     assert not torch.allclose(before, changing(tokens))
-    assert list(changing.state_dict()) == list(model.state_dict())
+
+
+def test_an_applied_model_is_the_same_object_and_its_copies_have_no_kernels(model, tokens, winners) -> None:
+    applied = copy.deepcopy(model)
+    state = applied.state_dict()
+    assert apply(applied, [wrong_norm(winners)]) is applied and type(applied) is type(model)
+    assert list(applied.state_dict()) == list(model.state_dict())
+    assert all(applied.state_dict()[name].data_ptr() == tensor.data_ptr() for name, tensor in state.items())
+    with torch.no_grad():
+        expected = model(tokens)
+        assert applied(tokens).abs().max() == 0
+        for copied in (copy.deepcopy(applied), pickle.loads(pickle.dumps(applied))):
+            torch.testing.assert_close(copied(tokens), expected)
+        torch.testing.assert_close(unapply(applied)(tokens), expected)
+        assert autokernel.apply(applied, [wrong_norm(winners)])(tokens).abs().max() == 0
 
 
 def test_half_keeps_the_rotation_complex() -> None:
@@ -121,7 +270,7 @@ def test_triton_starters_in_a_model_on_the_gpu(dtype: str) -> None:
     model, args, _ = workload.load()
     replacer = Replacer(winners)
     with torch.no_grad():
-        got, expected = apply(model, winners, replacer)(*args), model(*args)
+        got, expected = beside(model, replacer)(*args), model(*args)
     assert len(replacer.replaced) == sum(site.calls for site in profile.sites)
     tolerance = 1e-2 if dtype == "float16" else 1e-3  # fp32: Triton's dots and cuBLAS sum in another order
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autokernel import verification
-from autokernel.apply import Winner
+from autokernel.backend import Winner
 from autokernel.extraction import make_plan
 from autokernel.profiler import profile_workload
 from autokernel.spec import load_spec

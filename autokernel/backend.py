@@ -1,0 +1,234 @@
+"""Kept kernels in a model, as a backend of torch.compile: sites that a kernel was proven for are computed by it.
+
+Proven means: these shapes, dtypes, strides, options and this kind of device. Everything else stays as it was, or goes
+through another backend.
+"""
+
+import hashlib
+import operator
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer
+
+from autokernel.build import default_cache
+from autokernel.capture import aten, normalise, value
+from autokernel.match import Site, SiteFinder
+from autokernel.ops import Kernel, by_position, register
+from autokernel.spec import import_file, load_spec
+from autokernel.target import Target, encoded
+
+# Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
+# says so in a log at most.
+MAX_VERSIONS = 128
+
+# The same operators by a shorter way: a call through torch.ops costs 1-2 µs more on the host.
+DIRECT = {
+    aten.add.Tensor: torch.add,
+    aten.mul.Tensor: torch.mul,
+    aten.linear.default: F.linear,
+    aten.reshape.default: torch.reshape,
+    aten.transpose.int: torch.transpose,
+}
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The source of the kernel that was kept for a target."""
+
+    target: Target
+    source: str
+
+    @property
+    def name(self) -> str:
+        """Of its operator: equal names mean equal sources."""
+        return f"{self.target.kernel_type}_{hashlib.sha256(self.source.encode()).hexdigest()[:16]}"
+
+    def load(self) -> Kernel:
+        """Its kernel_fn. Written to a file of its own first: Triton reads a kernel's source from its file."""
+        path = default_cache() / "winners" / f"{self.name}.py"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_suffix(f".{os.getpid()}")
+            scratch.write_text(self.source)
+            os.replace(scratch, path)
+        return import_file(path, f"autokernel_winner_{self.name}").kernel_fn
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A winner that is ready to be called, with the oracle's parameters by position."""
+
+    target: str
+    op: OpOverload
+    run: Kernel  # the same without the dispatcher, for graphs that want no gradients and are not traced again
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A site that now runs a winner's kernel; `graph` counts the graphs that were compiled."""
+
+    target: str
+    case: str
+    graph: int
+    node: str
+
+
+@dataclass
+class Replacer:
+    """A torch.compile backend that puts winners into each graph; `replaced` lists what it did, once the model has run.
+
+    `fallback` names the backend for what remains of each graph ("inductor"); None runs it as it is. Where gradients are
+    wanted, kernels compute the forward pass, and the backward pass computes the original's again for its gradients;
+    with gradients=False the original runs there.
+    """
+
+    winners: Sequence[Winner]
+    fallback: str | None = None
+    gradients: bool = True
+    finder: SiteFinder = field(default_factory=SiteFinder)  # share one, and what it proved is not proven again
+    replaced: list[Replacement] = field(default_factory=list)
+    graphs: int = 0
+
+    def __post_init__(self) -> None:
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
+
+    @cached_property
+    def installed(self) -> dict[tuple[str, str, str], Installed]:
+        """(kernel type, kind of device, arguments) -> the kernel that was proven for them."""
+        return {
+            (winner.target.kernel_type, device_type, encoded(weighted.case)): kernel
+            for winner in self.winners
+            for device_type in [torch.device(winner.target.device).type]
+            for kernel in [_install(winner, device_type)]
+            for weighted in winner.target.cases
+        }
+
+    def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+        if wanted and (not self.gradients or _has_gradients_of_its_own(module)):  # Dynamo asks again when this changes
+            return self._compile(module, inputs)
+        graph = normalise(module)
+        found = [(site, self._kernel_for(site)) for site in self.finder.find(graph)]
+        found = [(site, kernel) for site, kernel in found if kernel and not (wanted and _changes_mode(graph, site))]
+        for site, kernel in found:
+            _replace(graph, site, kernel)
+            self.replaced.append(Replacement(kernel.target, site.case.name, self.graphs, site.output.name))
+        self.graphs += 1
+        if not found:
+            return self._compile(module, inputs)
+        _share_views(graph)
+        if not self.fallback:
+            _shorten_calls(graph, {} if wanted else {kernel.op: kernel.run for _, kernel in found})
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        _keep_origins(graph, module)
+        return _where_aligned(self._compile(graph, inputs), module.forward, inputs)
+
+    def _kernel_for(self, site: Site) -> Installed | None:
+        return self.installed.get((site.kernel_type, value(site.output).device.type, encoded(site.case)))
+
+    def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return torch._dynamo.lookup_backend(self.fallback)(graph, inputs) if self.fallback else graph.forward
+
+
+def apply(model: nn.Module, winners: Sequence[Winner], fallback: str | None = None, gradients: bool = True) -> nn.Module:
+    """Put the winners' kernels into `model`, which is returned: same class, same parameters, same state_dict.
+
+    Copies and pickles of it have no kernels, and unapply() takes them out again. See Replacer for the options.
+    """
+    model.compile(backend=Replacer(winners, fallback, gradients), dynamic=False)
+    return model
+
+
+def beside(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
+    """`model` with kernels in it, beside `model` itself, which stays as it is."""
+    return torch.compile(model, backend=replacer, dynamic=False)
+
+
+def unapply(model: nn.Module) -> nn.Module:
+    """`model` as it was before apply()."""
+    model._compiled_call_impl = None
+    return model
+
+
+def _install(winner: Winner, device_type: str) -> Installed:
+    spec, kernel = load_spec(winner.target.kernel_type), winner.load()
+    return Installed(winner.target.name, register(winner.name, spec, kernel, device_type), by_position(spec, kernel))
+
+
+def _has_gradients_of_its_own(module: GraphModule) -> bool:
+    """Whether it holds an autograd.Function, a checkpoint, a hook: tracing such a graph once more would lose them."""
+    methods = {"register_hook", "requires_grad_", "retain_grad"}
+    return any(isinstance(n.target, HigherOrderOperator) or n.target in methods for n in module.graph.nodes)
+
+
+def _changes_mode(graph: GraphModule, site: Site) -> bool:
+    """Whether gradients are switched on or off between the nodes of a site."""
+    order = {node: i for i, node in enumerate(graph.graph.nodes)}
+    first, last = min(order[n] for n in site.nodes), order[site.output]
+    return any(first < i < last and node.target is torch._C._set_grad_enabled for node, i in order.items())
+
+
+def _replace(graph: GraphModule, site: Site, kernel: Installed) -> None:
+    tracer = GraphAppendingTracer(graph.graph)
+    names = [argument.name for argument in kernel.op._schema.arguments]
+
+    def call(**arguments: Any) -> Proxy:
+        given = site.case.args | arguments  # the case has the oracle's defaults, too
+        nodes = tuple(v.node if isinstance(v, Proxy) else v for v in (given[name] for name in names))
+        return Proxy(graph.graph.call_function(kernel.op, nodes), tracer)
+
+    with graph.graph.inserting_before(site.output):
+        parameters = {k: Proxy(v, tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}
+        result = site.pattern.call(call, **parameters)
+    site.output.replace_all_uses_with(result.node)
+
+
+def _share_views(graph: GraphModule) -> None:
+    """Sites of all layers take the same views of the same cos and sin: make each once."""
+    first: dict[str, Node] = {}
+    for node in graph.graph.nodes:
+        is_view = node.op == "call_method" and not node.target.endswith("_") or node.target in (getattr, operator.getitem)
+        earlier = first.setdefault(repr((node.target, node.args, node.kwargs)), node) if is_view else node
+        if earlier is not node:
+            node.replace_all_uses_with(earlier)
+
+
+def _shorten_calls(graph: GraphModule, kernels: dict[OpOverload, Kernel]) -> None:
+    direct = DIRECT | kernels
+    for node in graph.graph.nodes:
+        node.target = direct.get(node.target, node.target)
+
+
+def _keep_origins(graph: GraphModule, module: GraphModule) -> None:
+    """What Dynamo noted about the inputs: Inductor asks which are parameters and stay where they are."""
+    graph.meta |= module.meta
+    for ours, theirs in zip(graph.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")):
+        ours.meta = theirs.meta | ours.meta
+        if hasattr(theirs, "_dynamo_source"):
+            ours._dynamo_source = theirs._dynamo_source
+
+
+def _where_aligned(call: Callable[..., Any], other: Callable[..., Any], inputs: list[Any]) -> Callable[..., Any]:
+    """`call` for inputs that start where the example's do in their storages (mod 16): Dynamo takes no notice of that."""
+    starts = [
+        (i, t.storage_offset() % 16)
+        for i, t in enumerate(inputs)
+        if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)
+    ]
+
+    def choose(*values: Any) -> Any:
+        chosen = call if all(values[i].storage_offset() % 16 == start for i, start in starts) else other
+        return chosen(*values)
+
+    return choose

@@ -5,7 +5,7 @@ from pathlib import Path
 from cheat import Cheat, plain, wrapped
 
 OUTSIDE = "outside the tolerance"
-DENIED = "PermissionError"
+DENIED = "(PermissionError|Read-only file system)"  # by Landlock, or by a mount of its own
 IN = "x, weight, eps=1e-6"
 NOTHING = f"\n\ndef kernel_fn({IN}):\n    return torch.empty_like(x).zero_()\n"
 FORGED = '{"correct": true, "speedup": 99.0}'
@@ -138,7 +138,7 @@ CHEATS = (
         "opens-the-grader",
         "rmsnorm",
         attack(OPEN_GRADER),
-        "PermissionError.*gate/judge.py",
+        f"{DENIED}.*gate/judge.py",
         works="harms",
         correctness="CRASH",
         harmed=planted("opened"),
@@ -228,7 +228,7 @@ CHEATS = (
         "memory-of-another-process",
         "rmsnorm",
         attack('open("/proc/BYSTANDER/mem", "r+b").close()\nopen("WORKPLACE/loot", "w").close()'),
-        f"({DENIED}|Read-only file system).*/mem",
+        f"{DENIED}.*/mem",
         works="harms",
         correctness="CRASH",
         harmed=loot,

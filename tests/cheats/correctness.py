@@ -290,18 +290,18 @@ def kernel_fn(x, weight, eps=1e-6):
             """
 import time
 
-class Slow(torch.overrides.TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.rsqrt:  # which the reference calls
-            time.sleep(0.03)
-        return function(*args, **(kwargs or {}))
+rsqrt = torch.rsqrt
+
+def slow_rsqrt(x):  # which the reference calls
+    time.sleep(0.03)
+    return rsqrt(x)
+
+torch.rsqrt = slow_rsqrt
 
 def kernel_fn(x, weight, eps=1e-6):
     for _ in range(5):
         y = honest(x, weight, eps)
     return y
-
-Slow().__enter__()
 """,
         ),
         LOSES,

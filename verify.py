@@ -17,15 +17,10 @@ from pathlib import Path
 
 from autokernel import cli  # first: it says what is missing
 from autokernel.backend import Winner
-from autokernel.loop import starter_source
-from autokernel.reproof import read_proofs
-from autokernel.scheduler import incumbent, rows_of
-from autokernel.spec import ROOT
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import Settings, verify
-from autokernel.workspace import VERIFY, NoRun, Workspace, find_run
-
-Kept = tuple[list[Winner], dict[str, float]]  # and each target's speedup over PyTorch by itself, where it is known
+from autokernel.winners import Kept, kept, open_run
+from autokernel.workspace import VERIFY, NoRun
 
 
 def main() -> None:
@@ -42,41 +37,21 @@ def main() -> None:
     cli.add_device_argument(parser)
     parser.set_defaults(device=None)
     arguments = parser.parse_args()
-    workspace = open_run(arguments.tag, arguments.workspace)
+    try:
+        workspace = open_run(arguments.workspace or arguments.tag)
+    except NoRun as error:
+        cli.fail(error)
     plan = workspace.plan
     if arguments.device:
         plan = replace(plan, device=arguments.device, workload=plan.workload | {"device": arguments.device})
     cli.preflight(plan.targets[0].backend if plan.targets else "cpp")
-    winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else from_git(workspace, plan)
+    winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else kept(workspace, plan)
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
     with cli.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
         verification = verify(plan, winners, speedups, settings, say)
     write_json(workspace / VERIFY, encode(verification))
     print(json.dumps(encode(verification), indent=1) if arguments.json else "\n".join(verification.lines))
     raise SystemExit(0 if verification.passed else 1)
-
-
-def open_run(tag: str | None, folder: Path | None) -> Workspace:
-    try:
-        return find_run(folder.resolve().parent.parent, folder.name) if folder else find_run(ROOT, tag)
-    except NoRun as error:
-        cli.fail(error)
-
-
-def from_git(workspace: Workspace, plan: Plan) -> Kept:
-    """The best kernel of each target; its starter, where the re-proof did not confirm that it was beaten."""
-    rows, proofs = [entry.row for entry in workspace.ledger.entries()], read_proofs(workspace)
-    winners, speedups = [], {}
-    for target in plan.targets:
-        best, proof = incumbent(rows_of(target, rows)), proofs.get(target.name)
-        if best and proof and not proof.confirmed:
-            best = rows_of(target, rows)[0]  # the starter's
-            winners.append(Winner(target, starter_source(target)))
-        elif best:
-            winners.append(Winner(target, workspace.ledger.source(best.commit)))
-        if best and best.speedup_vs_pytorch:
-            speedups[target.name] = best.speedup_vs_pytorch
-    return winners, speedups
 
 
 def from_folder(plan: Plan, folder: Path) -> Kept:

@@ -7,9 +7,10 @@ through another backend.
 import hashlib
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,6 +121,8 @@ class Replacer:
         graph = normalise(module)
         found = [(site, self._kernel_for(site)) for site in self.finder.find(graph)]
         found = [(site, kernel) for site, kernel in found if kernel and not (wanted and _changes_mode(graph, site))]
+        if found:
+            _specialise(inputs)
         for site, kernel in found:
             _replace(graph, site, kernel)
             self.replaced.append(Replacement(kernel.target, site.case.name, self.graphs, site.output.name))
@@ -141,13 +144,42 @@ class Replacer:
         return torch._dynamo.lookup_backend(self.fallback)(graph, inputs) if self.fallback else graph.forward
 
 
-def apply(model: nn.Module, winners: Sequence[Winner], fallback: str | None = None, gradients: bool = True) -> nn.Module:
-    """Put the winners' kernels into `model`, which is returned: same class, same parameters, same state_dict.
+def apply(
+    model: nn.Module,
+    winners: Sequence[Winner] | str | Path | None = None,
+    fallback: str | None = None,
+    gradients: bool = True,
+) -> nn.Module:
+    """Put kernels into `model`, which is returned: same class, same parameters, same state_dict.
 
-    Copies and pickles of it have no kernels, and unapply() takes them out again. See Replacer for the options.
+    winners: kernels, or the run (its name or folder) whose verified kernels they are; by default that of $AUTOKERNEL_RUN,
+    else the latest. See Replacer for the other options. Copies and pickles of the model have no kernels, and unapply()
+    takes them out again.
     """
-    model.compile(backend=Replacer(winners, fallback, gradients), dynamic=False)
+    chosen = _of_run(winners) if winners is None or isinstance(winners, (str, Path)) else winners
+
+    # As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    model._compiled_call_impl = torch.compile(call, backend=Replacer(chosen, fallback, gradients), dynamic=False)
     return model
+
+
+def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """torch.compile(model, backend="autokernel", options={"run": …, "fallback": …, "gradients": …}); all are optional."""
+    return _backend(**(options or {}))(module, inputs)
+
+
+@cache  # one for all graphs: what it loaded and proved serves them all
+def _backend(run: str | Path | None = None, **options: Any) -> Replacer:
+    return Replacer(_of_run(run), **options)
+
+
+def _of_run(run: str | Path | None) -> Sequence[Winner]:
+    from autokernel import winners  # all of a run, git included, is behind it: not needed where kernels are given
+
+    return winners.used(winners.open_run(run))
 
 
 def beside(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
@@ -208,6 +240,14 @@ def _shorten_calls(graph: GraphModule, kernels: dict[OpOverload, Kernel]) -> Non
     direct = DIRECT | kernels
     for node in graph.graph.nodes:
         node.target = direct.get(node.target, node.target)
+
+
+def _specialise(inputs: list[Any]) -> None:
+    """Have Dynamo keep this code for the sizes at hand, if it asked for any size (it does at a second one)."""
+    for v in inputs:
+        for size in (*v.shape, *v.stride(), v.storage_offset()) if isinstance(v, Tensor) else (v,):
+            if isinstance(size, torch.SymInt):
+                int(size)
 
 
 def _keep_origins(graph: GraphModule, module: GraphModule) -> None:

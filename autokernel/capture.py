@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autokernel.spec import TensorSpec
+
 aten = torch.ops.aten
 
 RESHAPES = {
@@ -82,11 +84,25 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def normalise(module: GraphModule) -> GraphModule:
-    """A graph from Dynamo, in ATen, each meaning written in one way; nodes carry a fake tensor in `meta["val"]`."""
+    """A graph from Dynamo, in ATen, each meaning written in one way; nodes carry a fake tensor in `meta["val"]`.
+
+    Of symbolic sizes it takes those of the call at hand.
+    """
     fakes = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), nullcontext())
     with mode:  # also what the graph makes from nothing, such as positions, must be fake
-        return trace(module, fakes)
+        return trace(module, [_at_hand(fake) for fake in fakes])
+
+
+def _at_hand(fake: Any) -> Any:
+    if isinstance(fake, torch.SymInt):
+        return fake.node.hint
+    if not isinstance(fake, Tensor) or not fake._has_symbolic_sizes_strides:
+        return fake
+    shape, strides = ([_at_hand(n) for n in sizes] for sizes in (fake.shape, fake.stride()))
+    spec = TensorSpec(tuple(shape), fake.dtype, tuple(strides), _at_hand(fake.storage_offset()))
+    storage = torch.empty(spec.storage_numel, dtype=fake.dtype, device=fake.device)
+    return storage.as_strided(spec.shape, spec.strides, spec.offset)
 
 
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:

@@ -121,6 +121,22 @@ def test_one_compiled_model_takes_inputs_that_start_elsewhere() -> None:
     torch.testing.assert_close(optimised(shifted), norm(shifted))
 
 
+def test_sizes_that_change_keep_their_kernel_where_it_was_proven() -> None:
+    """From the second size on, Dynamo asks for code for any size. (Once it has some, that may run for every size.)"""
+    norm, x = RMSNorm(64).requires_grad_(False), torch.randn(256, 64)
+    winner, calls = winner_for(norm, x, WRONG), []
+
+    def backend(module, inputs):
+        calls.append(any(isinstance(v, torch.SymInt) for v in inputs))
+        return Replacer([winner])(module, inputs)
+
+    optimised = torch.compile(norm, backend=backend)
+    for rows in (100, 256, 100, 256, 300, 200):
+        y = torch.randn(rows, 64)
+        torch.testing.assert_close(optimised(y), torch.zeros_like(y) if rows == 256 else norm(y))
+    assert calls == [False, True, True]
+
+
 # --- gradients and modes ----------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
@@ -69,7 +69,7 @@ class Installed:
     """A winner that is ready to be called, with the oracle's parameters by position."""
 
     target: str
-    op: OpOverload
+    ops: OpOverloadPacket
     run: Kernel  # the same without the dispatcher, for graphs that want no gradients and are not traced again
 
 
@@ -123,15 +123,17 @@ class Replacer:
         found = [(site, kernel) for site, kernel in found if kernel and not (wanted and _changes_mode(graph, site))]
         if found:
             _specialise(inputs)
+        results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for site, kernel in found:
-            _replace(graph, site, kernel)
+            op = kernel.ops.default if wanted else kernel.ops.no_grad
+            results[site.output] = _replace(graph, site, op, results)
             self.replaced.append(Replacement(kernel.target, site.case.name, self.graphs, site.output.name))
         self.graphs += 1
         if not found:
             return self._compile(module, inputs)
         _share_views(graph)
         if not self.fallback:
-            _shorten_calls(graph, {} if wanted else {kernel.op: kernel.run for _, kernel in found})
+            _shorten_calls(graph, {kernel.ops.no_grad: kernel.run for _, kernel in found})
         graph.graph.eliminate_dead_code()
         graph.recompile()
         _keep_origins(graph, module)
@@ -211,19 +213,20 @@ def _changes_mode(graph: GraphModule, site: Site) -> bool:
     return any(first < i < last and node.target is torch._C._set_grad_enabled for node, i in order.items())
 
 
-def _replace(graph: GraphModule, site: Site, kernel: Installed) -> None:
+def _replace(graph: GraphModule, site: Site, op: OpOverload, results: Mapping[Node, Node]) -> Node:
     tracer = GraphAppendingTracer(graph.graph)
-    names = [argument.name for argument in kernel.op._schema.arguments]
+    names = [argument.name for argument in op._schema.arguments]
 
     def call(**arguments: Any) -> Proxy:
         given = site.case.args | arguments  # the case has the oracle's defaults, too
         nodes = tuple(v.node if isinstance(v, Proxy) else v for v in (given[name] for name in names))
-        return Proxy(graph.graph.call_function(kernel.op, nodes), tracer)
+        return Proxy(graph.graph.call_function(op, nodes), tracer)
 
     with graph.graph.inserting_before(site.output):
-        parameters = {k: Proxy(v, tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}
-        result = site.pattern.call(call, **parameters)
-    site.output.replace_all_uses_with(result.node)
+        parameters = {k: Proxy(results.get(v, v), tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}
+        result = site.pattern.call(call, **parameters).node
+    site.output.replace_all_uses_with(result)
+    return result
 
 
 def _share_views(graph: GraphModule) -> None:

@@ -77,6 +77,21 @@ def test_the_kernel_is_what_runs(model, tokens, winners, fallback) -> None:
         assert beside(model, Replacer([wrong_norm(winners)], fallback))(tokens).abs().max() == 0
 
 
+def test_a_site_that_feeds_another_is_computed_by_the_kernel_alone(model, tokens, winners, monkeypatch) -> None:
+    """Norms feed projections: no original norm is left in the graph, and no projection but the 3 of each MLP."""
+    kept: list[str] = []
+
+    def recording(graph, inputs):
+        kept.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: recording)
+    with torch.no_grad():
+        beside(model, Replacer(winners, "recording"))(tokens)
+    assert sum(name.startswith("autokernel.") for name in kept) == 18
+    assert kept.count("aten.linear.default") == 6 and "aten.rsqrt.default" not in kept
+
+
 def test_many_sets_of_winners_for_one_model() -> None:
     """Leaving winners out one at a time compiles the same function anew each time."""
     norm = RMSNorm(64).requires_grad_(False)

@@ -9,10 +9,10 @@ from autokernel.ops import original, register
 from autokernel.spec import import_file, kernel_types, load_spec
 
 
-def op_of(kernel_type: str) -> torch._ops.OpOverload:
+def op_of(kernel_type: str, overload: str = "default") -> torch._ops.OpOverload:
     path = load_spec(kernel_type).starters("cpp")["cpp_kernel"]
     kernel = import_file(path, f"starter_{kernel_type}").kernel_fn
-    return register(f"test_{kernel_type}", load_spec(kernel_type), kernel, "cpu")
+    return getattr(register(f"test_{kernel_type}", load_spec(kernel_type), kernel, "cpu"), overload)
 
 
 def arguments_of(kernel_type: str, requires_grad: bool = False) -> list:
@@ -36,6 +36,7 @@ def gradients(call, arguments: list) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("kernel_type", kernel_types())
 def test_opcheck(kernel_type: str) -> None:
     torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type))
+    torch.library.opcheck(op_of(kernel_type, "no_grad"), arguments_of(kernel_type))
     torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type, requires_grad=True), atol=1e-3, rtol=1e-3)
 
 

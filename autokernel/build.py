@@ -1,7 +1,6 @@
 """C++ and CUDA C++ sources -> callables: compiled behind a plain C ABI, cached by everything that the binary depends on."""
 
 import contextlib
-import contextvars
 import ctypes
 import hashlib
 import math
@@ -83,23 +82,25 @@ def _command(library: Library) -> list[str]:
         major, minor = torch.cuda.get_device_capability()
         arch = f"{major}{minor}" + ("a" if major >= 9 else "")
         target = [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
-        return [compiler, "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", *target, *defines]
+        return [compiler, "-O3", "-std=c++17", "-Xcompiler", "-fPIC", *target, *defines]
     # No -ffast-math: it assumes that NaN and Inf do not occur and sets flush-to-zero for the whole process.
     arithmetic = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
     native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
     if "-march=native" in native and "avx512f" in _cpu_identity():
         native.append("-mprefer-vector-width=512")
     threads = _openmp_flags(compiler)
-    return [compiler, "-O3", "-std=c++17", "-shared", "-fPIC", *native, *arithmetic, *threads, f"-I{INCLUDE}", *defines]
+    return [compiler, "-O3", "-std=c++17", "-fPIC", *native, *arithmetic, *threads, f"-I{INCLUDE}", *defines]
 
 
-# What a C++ kernel may call: the C and C++ run-time libraries' memory, mathematics and exceptions, and OpenMP. Everything
-# else that a process has loaded is out of bounds: libtorch exports sgemm_, libc exports dlopen.
+# What a C++ kernel may call: the run-time libraries of C and C++ (memory, mathematics, output, threads, exceptions), of
+# OpenMP and of CUDA. All else that a process has loaded is out of bounds: libtorch exports sgemm_, libc exports dlopen.
 ALLOWED_SYMBOLS = re.compile(
     r"_?(__gmon_start__|__cxa_\w+|_ITM_\w+|__gxx_personality_v0|_Unwind_\w+|__stack_chk_fail|__dso_handle|__tls_get_addr|"
-    r"GOMP_\w+|__kmpc_\w+|omp_get_\w+|omp_in_parallel|"
+    r"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_\w+|cuda[A-Z]\w+|__cuda\w+|"
+    r"f?(printf|puts|putc|flush|write)|putchar|__f?printf_chk|stdout|stderr|_ZSt4c(out|err)|_ZNSo\w+|_ZStls\w+|_ZSt16__ostream\w+|"
+    r"_ZSt11_Hash_bytes|_ZNKSt8__detail\w+|"
     r"mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|malloc|calloc|realloc|free|aligned_alloc|posix_memalign|abort|"
-    r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt\d+__throw_\w+|_ZNSt(?!6thread|\w*(filebuf|fstream))\w+|_ZTVN10__cxxabiv1\w+|_ZTISt\w+|_ZTVSt\w+|_ZTI\w|"
+    r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt\d+__throw_\w+|_ZNSt(?!\w*(filebuf|fstream))\w+|_ZSt9terminatev|_ZTVN10__cxxabiv1\w+|_ZTIN?St\w+|_ZTVSt\w+|_ZTI\w|"
     r"(exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|sin|cos|tan|sincos|sinh|cosh|tanh|asin|acos|atan|atan2|erf|erfc|"
     r"floor|ceil|round|rint|nearbyint|trunc|fmod|fma|fmin|fmax|fabs|ldexp|frexp|hypot|lround|llround|lrint|tgamma|lgamma)[fl]?|"
     r"_ZGV\w+)"
@@ -107,9 +108,8 @@ ALLOWED_SYMBOLS = re.compile(
 
 
 def _refuse_foreign_symbols(binary: Path) -> None:
-    """Raise CompileError if the binary refers to a function that is neither its own nor in ALLOWED_SYMBOLS."""
-    flags = ["-u"] if sys.platform == "darwin" else ["-D", "--undefined-only"]
-    listing = subprocess.run(["nm", *flags, str(binary)], capture_output=True, text=True, check=True).stdout
+    """Raise CompileError if the object file refers to a function that is neither its own nor in ALLOWED_SYMBOLS."""
+    listing = subprocess.run(["nm", "-u", str(binary)], capture_output=True, text=True, check=True).stdout
     symbols = {line.split()[-1].split("@")[0] for line in listing.splitlines() if line.strip()}
     foreign = sorted(s for s in symbols if not ALLOWED_SYMBOLS.fullmatch(s))
     if foreign:
@@ -132,10 +132,10 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         source = Path(scratch) / ("kernel.cu" if library.language == "cuda" else "kernel.cpp")
         source.write_text(library.source)
-        output = Path(scratch) / "kernel.so"
-        _compile([*command, str(source), "-o", str(output)], Path(scratch), timeout_s)
-        if library.language == "cpp":
-            _refuse_foreign_symbols(output)
+        object_file, output = source.with_suffix(".o"), source.with_suffix(".so")
+        _compile([*command, "-c", str(source), "-o", str(object_file)], Path(scratch), timeout_s)
+        _refuse_foreign_symbols(object_file)  # before libraries that need more are linked to it
+        _compile([*command, "-shared", str(object_file), "-o", str(output)], Path(scratch), timeout_s)
         os.replace(output, binary)  # atomic: a reader sees a whole binary or none
     return binary
 
@@ -179,8 +179,8 @@ def _compile(command: list[str], scratch: Path, timeout_s: float) -> None:
             )
 
 
-# Who compiles. A worker of the gate sets this to ask the judge, which alone may build what a candidate runs.
-builder: contextvars.ContextVar[Callable[[Library], Path]] = contextvars.ContextVar("builder", default=compile_library)
+# Who compiles in this process. A worker of the gate asks the judge, which alone may build what a candidate runs.
+builder: Callable[[Library], Path] = compile_library
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Function:
 
     @cached_property
     def _symbol(self) -> Callable[..., int]:
-        symbol = getattr(ctypes.CDLL(str(builder.get()(self.library))), self.name)
+        symbol = getattr(ctypes.CDLL(str(builder(self.library))), self.name)
         symbol.argtypes = [CTYPES[letter] for letter in self.signature.replace(" ", "")]
         symbol.restype = ctypes.c_int
         return symbol

@@ -104,8 +104,12 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("shape_sweep", spec.case(dims, dtype), distribution=shapes[(i + 2 * j) % len(shapes)])
     for weighted in target.cases:
         yield trial("shape_sweep", weighted.case)
-    for dims in (spec.smoke, spec.sweep[0]):
-        yield trial("shape_sweep", spec.case(dims, target.dtype), perturbed=True)
+    perturbed: set[str] = set()
+    for dims in (spec.smoke, *spec.sweep):  # the first two, and those that have an input that was in none before
+        case = spec.case(dims, target.dtype)
+        if dims in (spec.smoke, spec.sweep[0]) or not perturbed.issuperset(case.tensors):
+            yield trial("shape_sweep", case, perturbed=True)
+            perturbed |= set(case.tensors)
     if quick:
         return
     for dtype in DTYPES:

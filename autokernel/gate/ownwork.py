@@ -11,11 +11,22 @@ from collections.abc import Iterable
 
 import torch
 
-# What moves or makes memory and computes nothing. Every other operator of PyTorch is the work of a library.
+# What makes or moves memory, or lists indices, and computes nothing. All other operators are the work of a library.
 # (Most of what a user would call `view` or `reshape` has no kernel of its own on a device, and never comes here.)
 MEMORY_OPERATORS = frozenset(
-    {"_copy_from", "_local_scalar_dense", "_reshape_alias", "_to_copy", "alias", "as_strided", "clone", "contiguous"}
-    | {"copy_", "empty", "empty_like", "empty_strided", "fill_", "is_pinned", "_pin_memory", "record_stream", "resize_"}
+    {"_copy_from", "_local_scalar_dense", "_reshape_alias", "_to_copy", "alias", "as_strided", "cat", "clone", "contiguous"}
+    | {
+        "arange",
+        "copy_",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "fill_",
+        "is_pinned",
+        "_pin_memory",
+        "record_stream",
+        "resize_",
+    }
     | {"set_", "unfold", "view", "view_as_complex", "view_as_real", "zero_"}
 )
 GEMM_OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_addmm_activation"})

@@ -9,11 +9,11 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 INTERVAL_S = 2e-3  # between samples
-LEAST_SAMPLES = 6  # fewer say nothing
+LEAST_SAMPLES = 6  # of work; fewer say nothing
 SETTLE_S = 2e-3  # how long a thread may take to come to its stop
 # Where a kernel's launch, not its work, is done: the interpreter, the run-time libraries of C, C++ and OpenMP.
 RUNTIME = ("python", "libpython", "libc.", "libm.", "libgomp", "libomp", "libiomp", "ld-linux", "libstdc++", "libgcc", "[")
@@ -28,21 +28,43 @@ MEMORY_KERNELS = re.compile(r"^Mem(cpy|set)|at::native.*([Cc]opy|[Ff]ill)")
 LIBRARY_SHARE = 0.05  # of the device's time
 
 
-def sample(pid: int, running: Callable[[float], bool]) -> Counter[str]:
-    """Where the threads of process `pid` compute, as files of its memory map, while `running(seconds)`, which waits.
+class Seen:
+    """Where the threads of a worker were seen computing: samples by file of its memory map. Linux only."""
 
-    Threads that wait in the kernel are not counted. Linux only; needs the right to trace the process.
-    """
-    counters: Counter[int] = Counter()
-    while running(INTERVAL_S):
-        os.killpg(pid, signal.SIGSTOP)
-        counters.update(filter(None, map(_program_counter, Path(f"/proc/{pid}/task").iterdir())))
-        os.killpg(pid, signal.SIGCONT)
-    files = Counter()
-    regions = _executable_regions(pid)
-    for address, count in counters.items():
-        files[next((name for start, end, name in regions if start <= address < end), "unmapped memory")] += count
-    return files
+    def __init__(self) -> None:
+        self.files: Counter[str] = Counter()
+
+    def sample(self, pid: int, running: Callable[[float], bool]) -> None:
+        """Look at the threads of process `pid`, stopped for a moment, while `running(seconds)`, which waits.
+
+        Threads that wait in the kernel are not counted. Needs the right to trace the process.
+        """
+        counters: Counter[int] = Counter()
+        while running(INTERVAL_S):
+            os.killpg(pid, signal.SIGSTOP)
+            counters.update(filter(None, map(_program_counter, Path(f"/proc/{pid}/task").iterdir())))
+            os.killpg(pid, signal.SIGCONT)
+        regions = _executable_regions(pid)
+        for address, count in counters.items():
+            file = next((name for start, end, name in regions if start <= address < end), "unmapped memory")
+            if not Path(file).name.startswith(RUNTIME):
+                self.files[file] += count
+
+    def enough(self, own: Container[str]) -> bool:
+        """Whether more samples would tell nothing new: `own` are the files of the kernel's own code."""
+        others = self._others(own).total()
+        return others >= LEAST_SAMPLES or self.files.total() - others >= 2 * LEAST_SAMPLES
+
+    def foreign(self, own: Container[str]) -> str | None:
+        """Why this was not the kernel's own work: most samples fell neither on its code nor on run-time libraries."""
+        others = self._others(own)
+        if others.total() < LEAST_SAMPLES or 2 * others.total() < self.files.total():
+            return None
+        share, (file, _) = others.total() / self.files.total(), others.most_common(1)[0]
+        return f"{share:.0%} of its time is spent in {Path(file).name}, not in the kernel's own code"
+
+    def _others(self, own: Container[str]) -> Counter[str]:
+        return Counter({file: count for file, count in self.files.items() if file not in own})
 
 
 def _program_counter(task: Path) -> int | None:
@@ -66,16 +88,6 @@ def _executable_regions(pid: int) -> list[tuple[int, int, str]]:
             start, end = (int(a, 16) for a in addresses.split("-"))
             regions.append((start, end, name[0].strip() if name else "anonymous memory"))
     return regions
-
-
-def foreign(files: Counter[str], own: Callable[[str], bool]) -> str | None:
-    """Why this was not the kernel's own work: most of the samples fell neither on its code nor on run-time libraries."""
-    work = Counter({f: n for f, n in files.items() if not Path(f).name.startswith(RUNTIME)})
-    others = Counter({f: n for f, n in work.items() if not own(f)})
-    if sum(others.values()) < LEAST_SAMPLES or 2 * sum(others.values()) < sum(work.values()):
-        return None
-    share = sum(others.values()) / sum(work.values())
-    return f"{share:.0%} of its time is spent in {Path(others.most_common(1)[0][0]).name}, not in the kernel's own code"
 
 
 def foreign_kernels(microseconds: Mapping[str, float]) -> str | None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class Worker:
         self.held: list[Any] = []
         self.order: list[int] = []
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.asking = threading.Lock()
         self.built: set[str] = set()  # libraries that the judge has built for the kernel
 
     def serve(self) -> None:
@@ -61,8 +63,11 @@ class Worker:
 
     def ask_judge_to_build(self, library: build.Library) -> Path:
         """Compile through the judge: only it may build what runs here."""
-        self.channel.send({"build": {"language": library.language, "source": library.source, "defines": library.defines}})
-        answer = self.channel.receive()
+        with self.asking:  # a kernel may have threads
+            self.channel.send(
+                {"build": {"language": library.language, "source": library.source, "defines": library.defines}}
+            )
+            answer = self.channel.receive()
         if "path" not in answer:
             raise build.CompileError(answer["error"])
         self.built.add(answer["path"])
@@ -72,7 +77,7 @@ class Worker:
 
     def do_load(self, source: str, poison: bool, libraries: str) -> None:
         """Import a candidate's source as a module of its own. `libraries`: what it may call: "none", "gemm", "any"."""
-        build.builder.set(self.ask_judge_to_build)
+        build.builder = self.ask_judge_to_build
         if poison and sys.platform == "linux":
             ctypes.CDLL(None).mallopt(M_PERTURB, POISON)
         if self.cuda:
@@ -165,10 +170,14 @@ class Worker:
         return {"enqueued_s": enqueued_s}
 
     def do_fetch(self, calls: list[int], part: tuple[int, int] | None = None) -> dict[str, Any]:
-        """Hand back the outputs of some calls of the last batch, or of each the `part` (first element, elements)."""
+        """Hand back the outputs of some calls of the last batch, or of each the `part` (first element, elements) as one."""
         outputs = [self.held[call] for call in calls]
         if part is not None:
-            outputs = [y.reshape(-1)[part[0] : part[0] + part[1]] for y in outputs]
+            start, elements = part
+            gathered = outputs[0].new_empty(len(outputs), elements)
+            for row, y in zip(gathered, outputs):
+                row.copy_(y.reshape(-1)[start : start + elements])
+            outputs = [gathered]
         return {"outputs": self._write(outputs)}
 
     def do_drop(self) -> None:

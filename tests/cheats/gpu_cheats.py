@@ -407,7 +407,6 @@ CHEATS = (
         rmsnorm(FORKED_STREAM),
         NOT_WRITTEN,
         works="fast",
-        hole="outputs are looked at when all streams have come to rest, which the next kernel would not wait for",
     ),
     GpuCheat(
         2,
@@ -478,7 +477,6 @@ CHEATS = (
         plain("matmul", SPARSE, "triton"),
         LIBRARY,
         dims=({"M": 1024, "K": 1024, "N": 1024},),
-        hole="operators on sparse and nested tensors have dispatch keys of their own, on which none refuses",
     ),
     GpuCheat(33, "decoy", "rmsnorm", rmsnorm(DECOY), LIBRARY),
     GpuCheat(
@@ -490,7 +488,6 @@ CHEATS = (
         "matmul",
         cublas(THROUGH_CTYPES.replace("LIBRARY", "ctypes.pythonapi")),
         "looks up cublas",
-        hole="symbols of what the process has loaded may be looked up on a GPU",
     ),
     GpuCheat(
         34,
@@ -499,7 +496,6 @@ CHEATS = (
         cublas(THROUGH_CUDA, "cuda"),
         "from outside",
         correctness="CRASH",
-        hole="the symbols of compiled CUDA code are not on an allow-list",
     ),
     GpuCheat(35, "reference", "rmsnorm", rmsnorm(REFERENCE), LIBRARY),
     GpuCheat(39, "memory-scan", "rmsnorm", rmsnorm(MEMORY_SCAN), NOT_WRITTEN),
@@ -509,6 +505,5 @@ CHEATS = (
         "rmsnorm",
         rmsnorm(REFUSALS_WITHDRAWN),
         LIBRARY,
-        hole="the registration of the refusals is an object that the kernel can find and destroy",
     ),
 )

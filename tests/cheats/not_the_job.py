@@ -243,7 +243,6 @@ def kernel_fn(A, B):
         wrapped("matmul", ADDRESS_OF + "\nkernel_fn = by_library\n"),
         ELSEWHERE,
         refused_by="examine",
-        hole="the witness takes too few samples of a short batch to say anything",
     ),
     Cheat(
         34,
@@ -265,7 +264,6 @@ def kernel_fn(A, B):
         ),
         ELSEWHERE,
         refused_by="examine",
-        hole="the witness takes too few samples of a short batch to say anything",
     ),
     # 35: the reference itself
     Cheat(35, "copy-of-the-reference", "rmsnorm", returning("rmsnorm", IN, EAGER), NOT_ITS_OWN),

@@ -248,7 +248,6 @@ if worker:
         "after the clock had stopped",
         works="fast",
         refused_by="examine",
-        hole="the audit allows a share of the other side's time, which is more than all of a fast kernel's own",
     ),
     # 4: what measures and judges is patched
     Cheat(
@@ -379,7 +378,6 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
         ),
         "only attn_mask changed: outside the tolerance|the output of a timed call",
         refused_by="examine",
-        hole="masks are neither perturbed nor renewed while timed: no size that is perturbed has one",
         dims=({"batch": 1, "heads": 2, "seq": 64, "head_dim": 64, "causal": False, "mask": "bool"},),
     ),
     # 8: one call does the work of many

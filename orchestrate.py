@@ -4,17 +4,18 @@ Usage:
     python orchestrate.py                                     compact LLaMA, the default agent, a few minutes
     python orchestrate.py --hours 8 --model models/gpt2.py --class-name GPT2 --input-shape 1,1024
     python orchestrate.py status | next | plan | report | log [--all] | record [FILE] | clean TAG
+    python orchestrate.py merge [--to DIR]                    the verified winners as a package, committed on your branch
 
 Reads:  the model; program.md (for agents); workspace/<tag>/ and git, to go on where a run stopped
 Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.md, progress.png), branch autokernel/<tag>,
-        refs/autokernel/<tag>/<n>, results.tsv. Your checkout, index and branch are never touched.
+        refs/autokernel/<tag>/<n>, results.tsv. Only `merge` touches your checkout and branch: it adds DIR to them.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-COMMANDS = ("run", "status", "next", "record", "plan", "report", "log", "clean")
+COMMANDS = ("run", "status", "next", "record", "plan", "report", "log", "merge", "clean")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -41,6 +42,10 @@ def make_parser() -> argparse.ArgumentParser:
     record.add_argument("-m", "--hypothesis", default="edited by hand", help="what changed and what you expect of it")
     log = commands.add_parser("log", help="the experiments that were kept")
     log.add_argument("--all", action="store_true", help="everything that was tried")
+    merge = commands.add_parser("merge", help="the verified winners as a package, committed on your branch")
+    merge.add_argument(
+        "--to", type=Path, metavar="DIR", help="of the package (default: kernels_<tag>); its name is imported"
+    )
     for name, what in {
         "status": "where the run stands",
         "next": "the next target, and why",

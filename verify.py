@@ -3,8 +3,9 @@
 Usage:   python verify.py                          (the latest run)
          python verify.py --tag NAME --diagnose    (and each kernel alone)
          python verify.py --kernels DIR --json     (files named after targets of the plan, instead of the run's winners)
+         python verify.py --save fast_llama        (what pays as a package: import fast_llama; fast_llama.apply(model))
 Reads:   workspace/<tag>/plan.json; the kept kernels from git, refs/autokernel/<tag>/*
-Writes:  workspace/<tag>/verify.json
+Writes:  workspace/<tag>/verify.json, DIR of --save
 
 A kernel stays in only if the model is faster with it than without, its whole 95 % interval at or above 1.
 Exit status: 0 right (even if there is nothing to gain), 1 the outputs are not the original's, 2 bad use.
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from autokernel import cli  # first: it says what is missing
 from autokernel.backend import Winner
+from autokernel.package import save, why_not
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import Settings, verify
 from autokernel.winners import Kept, kept, open_run
@@ -34,9 +36,12 @@ def main() -> None:
     parser.add_argument("--rtol", type=float, help="of outputs; default by dtype")
     parser.add_argument("--diagnose", action="store_true", help="compare outputs with each kernel alone as well")
     parser.add_argument("--json", action="store_true", help="print the record instead of lines")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the kernels that pay as a package of this name")
     cli.add_device_argument(parser)
     parser.set_defaults(device=None)
     arguments = parser.parse_args()
+    if arguments.save and why_not(arguments.save.resolve()):
+        parser.error(why_not(arguments.save.resolve()))
     try:
         workspace = open_run(arguments.workspace or arguments.tag)
     except NoRun as error:
@@ -51,6 +56,8 @@ def main() -> None:
         verification = verify(plan, winners, speedups, settings, say)
     write_json(workspace / VERIFY, encode(verification))
     print(json.dumps(encode(verification), indent=1) if arguments.json else "\n".join(verification.lines))
+    if arguments.save and verification.passed and verification.used:
+        save(arguments.save.resolve(), plan.model, [w for w in winners if w.target.name in verification.used])
     raise SystemExit(0 if verification.passed else 1)
 
 

@@ -53,6 +53,11 @@ class Winner:
         """Of its operator: equal names mean equal sources."""
         return f"{self.target.kernel_type}_{hashlib.sha256(self.source.encode()).hexdigest()[:16]}"
 
+    @property
+    def device_type(self) -> str:
+        """Of its target: "cpu", "cuda"."""
+        return torch.device(self.target.device).type
+
     def load(self) -> Kernel:
         """Its kernel_fn. Written to a file of its own first: Triton reads a kernel's source from its file."""
         path = default_cache() / "winners" / f"{self.name}.py"
@@ -107,10 +112,9 @@ class Replacer:
     def installed(self) -> dict[tuple[str, str, str], Installed]:
         """(kernel type, kind of device, arguments) -> the kernel that was proven for them."""
         return {
-            (winner.target.kernel_type, device_type, encoded(weighted.case)): kernel
+            (winner.target.kernel_type, winner.device_type, encoded(weighted.case)): kernel
             for winner in self.winners
-            for device_type in [torch.device(winner.target.device).type]
-            for kernel in [_install(winner, device_type)]
+            for kernel in [install(winner)]
             for weighted in winner.target.cases
         }
 
@@ -181,7 +185,7 @@ def _backend(run: str | Path | None = None, **options: Any) -> Replacer:
 def _of_run(run: str | Path | None) -> Sequence[Winner]:
     from autokernel import winners  # all of a run, git included, is behind it: not needed where kernels are given
 
-    return winners.used(winners.open_run(run))
+    return winners.used(winners.open_run(run))[0]
 
 
 def beside(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
@@ -195,9 +199,10 @@ def unapply(model: nn.Module) -> nn.Module:
     return model
 
 
-def _install(winner: Winner, device_type: str) -> Installed:
+def install(winner: Winner) -> Installed:
     spec, kernel = load_spec(winner.target.kernel_type), winner.load()
-    return Installed(winner.target.name, register(winner.name, spec, kernel, device_type), by_position(spec, kernel))
+    ops = register(winner.name, spec, kernel, winner.device_type)
+    return Installed(winner.target.name, ops, by_position(spec, kernel))
 
 
 def _has_gradients_of_its_own(module: GraphModule) -> bool:

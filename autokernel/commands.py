@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 
+import git
 import torch
 
 from autokernel.agents import Proposal
@@ -16,10 +18,12 @@ from autokernel.gate import Judge
 from autokernel.gate.judge import constants
 from autokernel.job import Job, default_tag, narrator, run_job
 from autokernel.loop import Budget, Loop, subject
+from autokernel.package import save, why_not
 from autokernel.report import run_rows, status_lines, write_report
 from autokernel.scheduler import Rules, next_target
 from autokernel.spec import ROOT, kernel_types
 from autokernel.target import Plan, Target, default_target, encode
+from autokernel.winners import used
 from autokernel.workload import workload_from
 from autokernel.workspace import PLAN, NoRun, Workspace, find_run
 
@@ -83,6 +87,29 @@ def log(arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps([asdict(row) for row in rows])
     return "\n".join(f"{row.commit[:10]} {subject(row)}" for row in rows)
+
+
+def merge(arguments: argparse.Namespace) -> str:
+    """The verified winners of a run as a package, committed on the branch that is checked out where it is written."""
+    workspace = find_run(ROOT, arguments.tag)
+    winners, verification = used(workspace)
+    if not winners:
+        return verification.verdict
+    folder = (arguments.to or Path(re.sub(r"\W", "_", f"kernels_{workspace.tag}"))).resolve()
+    if reason := why_not(folder):
+        fail(reason)
+    save(folder, verification.model, winners)
+    lines = [f"{w.target.name}: {w.name}" for w in winners]
+    subject = f"{folder.name}: {len(winners)} kernels for {verification.model}"
+    user = git.Repo(folder, search_parent_directories=True).git  # with the user's own identity, hooks and signature
+    user.add("--force", "--", str(folder))
+    if not user.status("--porcelain", "--", str(folder)):
+        return f"{folder} has them already"
+    try:
+        user.commit("--quiet", "--message", "\n".join([subject, "", verification.verdict, "", *lines]), "--", str(folder))
+    except git.GitCommandError as error:
+        fail(f"{folder} is written, but git did not commit it: {error.stderr.strip()}")
+    return "\n  ".join([f"committed {subject}", *lines, f"to use them: import {folder.name}; {folder.name}.apply(model)"])
 
 
 def clean(arguments: argparse.Namespace) -> str:

@@ -92,6 +92,7 @@ class KernelInModel:
     gain: Interval | None  # of the model with all kernels over the model with all but this one
     used: bool
     why: str
+    kernel: str = ""  # name of its operator, which stands for its source
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,7 @@ def verify(
             gains.get(w.target.name),
             w in trial.winners,
             trial.reasons.get(w.target.name, "pays in the model"),
+            w.name,
         )
         for w in winners
     )

@@ -1,7 +1,6 @@
 """The kernels that a run kept, read from git: all of them, or those that verify.py left in the model."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from autokernel.backend import Winner
@@ -41,10 +40,11 @@ def kept(workspace: Workspace, plan: Plan) -> Kept:
     return winners, speedups
 
 
-def used(workspace: Workspace) -> Sequence[Winner]:
+def used(workspace: Workspace) -> tuple[list[Winner], Verification]:
     """Those that make the model faster beyond doubt, as verify.py found. Raises NoRun if it has not run."""
     if not (workspace / VERIFY).exists():
         raise NoRun(f"run {workspace.tag!r} is not verified in its model yet: python verify.py --tag {workspace.tag}")
     verification = Verification.read(workspace / VERIFY)
     winners, _ = kept(workspace, workspace.plan)
-    return [w for w in winners if verification.passed and w.target.name in verification.used]
+    names = {kernel.kernel for kernel in verification.kernels if kernel.used}
+    return [w for w in winners if verification.passed and w.name in names], verification

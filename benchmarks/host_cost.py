@@ -51,9 +51,7 @@ class Repeated(nn.Module):
 def main() -> None:
     rows = {f"{mode}, {fallback or 'as it is'}": cost(mode, fallback) for mode in MODES for fallback in (None, "inductor")}
     for name, row in rows.items():
-        print(
-            f"{name:28} {row['cost_us']:6.2f} µs a call [{row['low_us']:.2f}, {row['high_us']:.2f}], at most {row['limit_us']}"
-        )
+        print("{:28} {cost_us:6.2f} µs a call [{low_us:.2f}, {high_us:.2f}], at most {limit_us}".format(name, **row))
     record = {"cpu": Device.detect(torch.device("cpu")).name, "torch": torch.__version__, "rows": rows}
     write_json(Path(__file__).with_suffix(".json"), record)
 

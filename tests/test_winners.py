@@ -1,5 +1,6 @@
 """The winners of a run: into a model by the run's name, and only those that verify.py found to pay."""
 
+import argparse
 import json
 import os
 import re
@@ -11,14 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autokernel.backend import apply
+from autokernel import commands
+from autokernel.backend import Winner, apply
 from autokernel.gate import Interval
-from autokernel.spec import ROOT
+from autokernel.package import save, why_not
+from autokernel.spec import ROOT, load_spec
 from autokernel.target import Plan, default_target, encode, write_json
 from autokernel.verification import KernelInModel, Verification
+from autokernel.winners import used
 from autokernel.workspace import PLAN, VERIFY, NoRun, Workspace
 from tests.test_experiments import ROW
-from tests.test_ledger import clone  # noqa: F401  a fixture
+from tests.test_ledger import clone, sh  # noqa: F401  `clone` is a fixture
 
 TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
 WRONG = "def kernel_fn(x, weight, eps=1e-6):\n    return x.new_zeros(x.shape)\n"  # shows where it runs
@@ -32,8 +36,9 @@ def run(clone) -> Workspace:  # noqa: F811
     workspace.ledger.open(worktree=False)
     row = replace(ROW, experiment=1, tag="night", kernel_type="rmsnorm", target=TARGET.name, status="kept")
     workspace.ledger.record(row, WRONG)
-    pays = KernelInModel(TARGET.name, "rmsnorm", 0.5, 2.0, 1, Interval(1.1, 1.2, 1.3), True, "pays in the model")
-    write_json(workspace / VERIFY, encode(Verification("test", "cpu", (pays,), (), True)))
+    gain, kernel = Interval(1.1, 1.2, 1.3), Winner(TARGET, WRONG).name
+    pays = KernelInModel(TARGET.name, "rmsnorm", 0.5, 2.0, 1, gain, True, "pays in the model", kernel)
+    write_json(workspace / VERIFY, encode(Verification("test", "cpu", (pays,), (), True, speedup=gain)))
     return workspace
 
 
@@ -74,3 +79,82 @@ def test_only_what_verify_left_in_is_applied(run) -> None:
     (run / VERIFY).unlink()
     with pytest.raises(NoRun, match="not verified"):
         apply(norm, run.folder)
+
+
+USER = """
+import sys
+import torch
+import fast_norms
+
+assert not {"autokernel", "reference"} & set(sys.modules), "the repository is in use"
+(op,) = fast_norms.OPS.values()
+norm, x = torch.nn.RMSNorm(768, eps=1e-6), torch.randn(512, 768)
+torch.testing.assert_close(op(x, norm.weight), norm(x))
+expected = norm(x)
+assert fast_norms.apply(norm) is norm
+torch.testing.assert_close(norm(x), expected)
+norm(x).square().sum().backward()
+assert norm.weight.grad is not None
+replacer = fast_norms.backend.Replacer(fast_norms.WINNERS)
+fast_norms.backend.beside(norm, replacer)(x)
+assert len(replacer.replaced) == 1
+(winner,) = fast_norms.WINNERS
+print(winner.name)
+"""
+
+
+def test_saved_kernels_need_nothing_of_this_repository(tmp_path) -> None:
+    winner = Winner(TARGET, load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text())
+    save(tmp_path / "site" / "fast_norms", "a model", [winner])
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "AUTOKERNEL_CACHE": str(tmp_path / "cache")}
+    printed = subprocess.run(
+        [sys.executable, "-c", USER], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout
+    assert printed.strip() == winner.name, "a saved kernel has another name than in graphs that were exported with it"
+    save(tmp_path / "site" / "fast_norms", "a model", [winner])  # anew
+
+
+def test_a_folder_of_the_users_is_not_overwritten(tmp_path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    with pytest.raises(FileExistsError):
+        save(mine, "a model", [])
+    assert why_not(tmp_path / "no-name") and not why_not(tmp_path / "name")
+
+
+def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clone, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.chdir(clone)
+    for hook in (clone / ".git/hooks").iterdir():
+        hook.unlink()
+    sh("git", "config", "commit.gpgsign", "false", cwd=clone)
+    for name, value in (("name", "user"), ("email", "user@x")):
+        sh("git", "config", f"user.{name}", value, cwd=clone)
+    (clone / "staged.py").write_text("staged")
+    sh("git", "add", "staged.py", cwd=clone)
+    before = sh("git", "status", "--porcelain", cwd=clone)
+    monkeypatch.setattr(commands, "ROOT", clone)
+    said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
+    assert "fast_norms" in said and TARGET.name in said
+    assert sh("git", "status", "--porcelain", cwd=clone) == before
+    changed = sh("git", "show", "--format=%s", "--name-only", "main", cwd=clone).splitlines()
+    assert changed[0] == "fast_norms: 1 kernels for test"
+    assert {path.split("/")[0] for path in changed[2:]} == {"fast_norms"}
+    assert f"fast_norms/winners/{Winner(TARGET, WRONG).name}.py" in changed
+    assert commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms")).endswith("has them already")
+
+
+def test_a_kernel_that_was_verified_is_the_one_that_is_used(run) -> None:
+    """verify.py --kernels judges other sources than those that the run kept."""
+    record = json.loads((run / VERIFY).read_text())
+    record["kernels"][0]["kernel"] = "rmsnorm_of_a_folder"
+    (run / VERIFY).write_text(json.dumps(record))
+    assert used(run)[0] == []
+
+
+def test_there_is_nothing_to_merge_where_nothing_paid(run, clone, monkeypatch) -> None:  # noqa: F811
+    record = json.loads((run / VERIFY).read_text())
+    record["kernels"][0]["used"] = False
+    (run / VERIFY).write_text(json.dumps(record))
+    monkeypatch.setattr(commands, "ROOT", clone)
+    said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
+    assert said.startswith("nothing to gain here") and not (clone / "fast_norms").exists()

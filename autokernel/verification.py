@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
@@ -36,7 +36,7 @@ from autokernel.match import SiteFinder
 from autokernel.target import Plan
 from autokernel.workload import Inputs, Workload
 
-ORIGINAL, COMPILED, OPTIMISED = "original", "torch.compile", "optimised"
+ORIGINAL, COMPILED, OPTIMISED, OVER_INDUCTOR = "original", "torch.compile", "optimised", "optimised over Inductor"
 CONFIDENCE = 0.95
 PARITY_INPUTS = 3
 BUSY = 0.15  # spread of passes above which the report says that the machine was disturbed (idle: 0.01-0.05)
@@ -56,6 +56,19 @@ class Settings:
     atol: float | None = None  # None: by dtype, see TOLERANCE
     rtol: float | None = None
     diagnose: bool = False  # parity of every kernel alone, also when all together are right
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run the model: the kernels in it, and the backend for the rest of it."""
+
+    winners: tuple[Winner, ...] = ()
+    fallback: str | None = None
+
+    def build(self, model: nn.Module, finder: SiteFinder) -> Callable[..., Any]:
+        if self.winners:
+            return beside(model, Replacer(self.winners, self.fallback, finder=finder))
+        return torch.compile(model) if self.fallback else model
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,26 @@ class KernelInModel:
 
 
 @dataclass(frozen=True)
+class OverInductor:
+    """The model with Inductor for all but the kernels, compared with torch.compile: fewer of them may pay there."""
+
+    gains: Mapping[str, Interval]  # target -> gain of its kernel, as KernelInModel has it for the model as it is
+    used: tuple[str, ...]  # targets whose kernels stay
+    parity: tuple[Parity, ...] = ()
+    optimised_ms: float | None = None
+    speedup: Interval | None = None  # over the original, eager
+    speedup_vs_compile: Interval | None = None
+
+    def __str__(self) -> str:
+        if not self.used:
+            return "with Inductor for the rest no kernel pays: torch.compile alone is as fast"
+        return (
+            f"with Inductor for the rest a pass takes {self.optimised_ms:.1f} ms: {self.speedup}x the original, "
+            f"{self.speedup_vs_compile}x torch.compile, with {', '.join(self.used)}"
+        )
+
+
+@dataclass(frozen=True)
 class Verification:
     """What verify.py prints and writes to verify.json. Speedups are paired ratios of times, over processes."""
 
@@ -110,6 +143,7 @@ class Verification:
     speedup: Interval | None = None  # over the original, eager
     speedup_vs_compile: Interval | None = None
     predicted: float | None = None  # by Amdahl, from the shares and the kernels' own speedups
+    over_inductor: OverInductor | None = None
     compile_error: str = ""  # why there is no torch.compile to compare with
     processes: int = 0
     rounds: int = 0  # in all processes together
@@ -123,11 +157,18 @@ class Verification:
     def used(self) -> tuple[str, ...]:
         return tuple(kernel.target for kernel in self.kernels if kernel.used)
 
+    def used_over(self, fallback: str | None) -> tuple[str, ...]:
+        """Targets whose kernels are to be used where `fallback` (None, "inductor") has the rest of the model."""
+        over = self.over_inductor.used if self.over_inductor else ()
+        return () if not self.passed else over if fallback else self.used
+
     @property
     def verdict(self) -> str:
         """One line for people."""
         if not self.passed:
             return "the optimised model is not the original any more: nothing is to be used"
+        if not self.used and self.used_over("inductor"):
+            return str(self.over_inductor)
         if not self.used:
             return "nothing to gain here: no kernel makes this model faster beyond doubt"
         if self.speedup.low <= 1:
@@ -143,6 +184,7 @@ class Verification:
                 f"a pass takes {self.optimised_ms:.1f} ms, {self.original_ms:.1f} ms before",
                 f"against torch.compile: {self.speedup_vs_compile or self.compile_error}"
                 + (f"x ({self.compiled_ms:.1f} ms)" if self.compiled_ms else ""),
+                str(self.over_inductor or ""),
                 f"Amdahl's law predicts {self.predicted:.3f}x from the kernels' own speedups" if self.predicted else "",
                 f"{self.rounds} rounds in {self.processes} processes; allocator: {self.allocator}",
             ]
@@ -176,10 +218,20 @@ class Verification:
     def read(path: Path) -> "Verification":
         data = json.loads(path.read_text())
         kernels = tuple(KernelInModel(**k | {"gain": k["gain"] and Interval(**k["gain"])}) for k in data["kernels"])
-        intervals = {k: data[k] and Interval(**data[k]) for k in ("speedup", "speedup_vs_compile")}
+        intervals = _intervals(data)
         diagnosis = data["diagnosis"] and {k: tuple(Parity(**p) for p in v) for k, v in data["diagnosis"].items()}
         parity = tuple(Parity(**p) for p in data["parity"])
-        return Verification(**data | intervals | {"kernels": kernels, "parity": parity, "diagnosis": diagnosis})
+        read = {"kernels": kernels, "parity": parity, "diagnosis": diagnosis}
+        if over := data.get("over_inductor"):
+            gains = {target: Interval(**gain) for target, gain in over["gains"].items()}
+            parity = tuple(Parity(**p) for p in over["parity"])
+            changed = {"gains": gains, "used": tuple(over["used"]), "parity": parity}
+            read["over_inductor"] = OverInductor(**over | _intervals(over) | changed)
+        return Verification(**data | intervals | read)
+
+
+def _intervals(data: Mapping[str, Any]) -> dict[str, Interval | None]:
+    return {k: data[k] and Interval(**data[k]) for k in ("speedup", "speedup_vs_compile")}
 
 
 def verify(
@@ -205,8 +257,11 @@ def verify(
         diagnosis = diagnosis or trial.diagnose()
         trial.leave_out_wrong(diagnosis)
     trial.leave_out_absent()
-    gains = trial.leave_out_idle()
-    parity = trial.parity() if trial.winners else ()
+    stay, gains = trial.leave_one_out(None)
+    stay_over, gains_over = trial.leave_one_out("inductor")
+    parity = trial.parity(stay) if stay else ()
+    parity_over = trial.parity(stay_over, "inductor") if stay_over else ()
+    stay_over = stay_over if all(p.passed for p in parity_over) else ()
     kernels = tuple(
         KernelInModel(
             w.target.name,
@@ -215,16 +270,17 @@ def verify(
             speedups.get(w.target.name),
             trial.sites.get(w.target.name, 0),
             gains.get(w.target.name),
-            w in trial.winners,
-            trial.reasons.get(w.target.name, "pays in the model"),
+            w in stay,
+            trial.reasons.get(w.target.name, "pays in the model" if w in stay else "does not pay beyond doubt"),
             w.name,
         )
         for w in winners
     )
     passed = all(p.passed for p in parity)
     known = dict(model=plan.model, device=plan.device, kernels=kernels, parity=parity, passed=passed, diagnosis=diagnosis)
-    if passed and trial.winners:
-        known |= trial.final()
+    known["over_inductor"] = OverInductor(gains_over, tuple(w.target.name for w in stay_over), parity_over)
+    if passed and (stay or stay_over):
+        known |= trial.final(stay, stay_over, known["over_inductor"])
         known["predicted"] = amdahl([(k.share, k.speedup) for k in kernels if k.used])
     return Verification(**known, spread=trial.spread, seconds=time.perf_counter() - started)
 
@@ -250,10 +306,10 @@ class _Trial:
         self.reasons[winner.target.name] = why
         self.say(f"{winner.target.name} is left out: {why}")
 
-    def parity(self, winners: tuple[Winner, ...] | None = None) -> tuple[Parity, ...]:
-        winners = self.winners if winners is None else winners
-        self.say(f"outputs with {', '.join(w.target.name for w in winners)}")
-        parity, sites = in_fresh_process(compare_outputs, self.workload, winners, self.settings, secrets.randbits(31))
+    def parity(self, winners: tuple[Winner, ...] | None = None, fallback: str | None = None) -> tuple[Parity, ...]:
+        side = Side(self.winners if winners is None else winners, fallback)
+        self.say(f"outputs with {', '.join(w.target.name for w in side.winners)}")
+        parity, sites = in_fresh_process(compare_outputs, self.workload, side, self.settings, secrets.randbits(31))
         self.sites |= sites
         return parity
 
@@ -270,45 +326,61 @@ class _Trial:
             if not self.sites[winner.target.name]:
                 self.leave_out(winner, "its operation was not found in the model again")
 
-    def leave_out_idle(self) -> dict[str, Interval]:
-        """Leave-one-out: a kernel stays if the model is faster with it than without, its whole interval at or above 1."""
+    def leave_one_out(self, fallback: str | None) -> tuple[tuple[Winner, ...], dict[str, Interval]]:
+        """The kernels with which the model is faster than without them, their whole intervals at or above 1; all gains.
+
+        Where torch.compile fails, no kernel stays over it.
+        """
         winners = self.winners
-        if not winners:
-            return {}
-        sides = {OPTIMISED: winners} | {w.target.name: tuple(o for o in winners if o is not w) for w in winners}
+        sides = {OPTIMISED: Side(winners, fallback)}
+        sides |= {w.target.name: Side(tuple(o for o in winners if o is not w), fallback) for w in winners}
+        if fallback:
+            sides = {COMPILED: Side((), fallback)} | sides
+        over = "Inductor" if fallback else "the model as it is"
         samples: list[Sample] = []
         gains: dict[str, Interval] = {}
-        for processes in SCREENING:
+        for processes in SCREENING if winners else ():
             while len(samples) < processes:
-                self.say(f"with and without each kernel, process {len(samples) + 1}")
+                self.say(f"with and without each kernel, over {over}, process {len(samples) + 1}")
                 samples.append(self._sample(sides))
+                if samples[-1].compile_error:
+                    return (), {}
             gains = {w.target.name: _speedup(samples, w.target.name, OPTIMISED) for w in winners}
             if all(gain.low >= 1 or gain.high < 1 for gain in gains.values()):
                 break
-        for winner in winners:
-            gain = gains[winner.target.name]
-            if gain.low < 1:
-                self.leave_out(winner, "does not pay beyond doubt")
-        return gains
+        stay = tuple(w for w in winners if gains[w.target.name].low >= 1)
+        self.say(f"{len(stay)} of {len(winners)} kernels stay over {over}")
+        return stay, gains
 
-    def final(self) -> dict[str, Any]:
-        """Original, torch.compile and what remains, on data that decided nothing."""
-        sides = {ORIGINAL: (), COMPILED: None, OPTIMISED: self.winners}
+    def final(self, stay: tuple[Winner, ...], stay_over: tuple[Winner, ...], over: OverInductor) -> dict[str, Any]:
+        """Original, torch.compile and what remains over either, on data that decided nothing."""
+        sides = {ORIGINAL: Side(), COMPILED: Side((), "inductor")}
+        sides |= {OPTIMISED: Side(stay)} if stay else {}
+        sides |= {OVER_INDUCTOR: Side(stay_over, "inductor")} if stay_over else {}
         samples = []
         for index in range(PROCESSES):
-            self.say(f"original, torch.compile, optimised, process {index + 1} of {PROCESSES}")
+            self.say(f"{', '.join(sides)}, process {index + 1} of {PROCESSES}")
             samples.append(self._sample(sides))
-        compiled = not samples[0].compile_error
+        measured = samples[0].rounds[0]
 
-        def milliseconds(side: str) -> float:
-            return 1e3 * median(s for sample in samples for s in sample.seconds(side))
+        def milliseconds(side: str) -> float | None:
+            return 1e3 * median(s for sample in samples for s in sample.seconds(side)) if side in measured else None
+
+        def speedup(slow: str, fast: str) -> Interval | None:
+            return _speedup(samples, slow, fast) if {slow, fast} <= set(measured) else None
 
         return {
             "original_ms": milliseconds(ORIGINAL),
-            "compiled_ms": milliseconds(COMPILED) if compiled else None,
+            "compiled_ms": milliseconds(COMPILED),
             "optimised_ms": milliseconds(OPTIMISED),
-            "speedup": _speedup(samples, ORIGINAL, OPTIMISED),
-            "speedup_vs_compile": _speedup(samples, COMPILED, OPTIMISED) if compiled else None,
+            "speedup": speedup(ORIGINAL, OPTIMISED),
+            "speedup_vs_compile": speedup(COMPILED, OPTIMISED),
+            "over_inductor": replace(
+                over,
+                optimised_ms=milliseconds(OVER_INDUCTOR),
+                speedup=speedup(ORIGINAL, OVER_INDUCTOR),
+                speedup_vs_compile=speedup(COMPILED, OVER_INDUCTOR),
+            ),
             "compile_error": samples[0].compile_error,
             "processes": PROCESSES,
             "rounds": sum(len(s.rounds) for s in samples),
@@ -319,7 +391,7 @@ class _Trial:
             },
         }
 
-    def _sample(self, sides: dict[str, tuple[Winner, ...] | None]) -> "Sample":
+    def _sample(self, sides: dict[str, Side]) -> "Sample":
         sample = in_fresh_process(time_sides, self.workload, sides, self.settings, secrets.randbits(31))
         self.samples.append(sample)
         return sample
@@ -375,16 +447,16 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def compare_outputs(
-    workload: Workload, winners: tuple[Winner, ...], settings: Settings, seed: int
+    workload: Workload, side: Side, settings: Settings, seed: int
 ) -> tuple[tuple[Parity, ...], dict[str, int]]:
     """The optimised model against the original and against float64, on fresh inputs; sites replaced, by target."""
     model, _, _ = workload.load()
-    replacer = Replacer(winners)
+    replacer = Replacer(side.winners, side.fallback)
     with torch.no_grad():
         optimised, exact = beside(model, replacer), _exact(model)
         parity = [_compare(model, optimised, exact, workload, settings, seed + i) for i in range(PARITY_INPUTS)]
     replaced = Counter(replacement.target for replacement in replacer.replaced)
-    return tuple(parity), {w.target.name: replaced[w.target.name] for w in winners}
+    return tuple(parity), {w.target.name: replaced[w.target.name] for w in side.winners}
 
 
 def _exact(model: nn.Module) -> nn.Module | None:
@@ -430,9 +502,8 @@ def _relative_rms(y: Tensor, truth: Tensor) -> float:
     return ((y.double() - truth).pow(2).mean() / truth.pow(2).mean()).sqrt().item()
 
 
-def time_sides(workload: Workload, sides: dict[str, tuple[Winner, ...] | None], settings: Settings, seed: int) -> Sample:
+def time_sides(workload: Workload, sides: dict[str, Side], settings: Settings, seed: int) -> Sample:
     """One process's measurement of every side: a side is the kernels in it, or None for torch.compile."""
-    torch._dynamo.config.recompile_limit = 8 + len(sides)  # the sides compile the same code objects
     model, _, _ = workload.load()
     shuffle = random.Random(seed)
     with torch.no_grad():
@@ -479,23 +550,20 @@ def _pass(model: Callable[..., Any], inputs: Inputs, device: str) -> Pass:
     return Pass(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
 
 
-def _build(
-    model: nn.Module, sides: dict[str, tuple[Winner, ...] | None], inputs: Inputs
-) -> tuple[dict[str, Callable[..., Any]], str]:
-    """The callable of each side, run once; without torch.compile if that fails, and why (no compiler, no headers)."""
+def _build(model: nn.Module, sides: Mapping[str, Side], inputs: Inputs) -> tuple[dict[str, Callable[..., Any]], str]:
+    """The callable of each side, run once; without Inductor if torch.compile fails, and why (no compiler, no headers)."""
     models: dict[str, Callable[..., Any]] = {}
     compile_error, finder = "", SiteFinder()
-    for side, winners in sides.items():
-        if winners is None:
-            candidate = torch.compile(model)
-        else:
-            candidate = beside(model, Replacer(winners, finder=finder)) if winners else model
+    for name, side in sides.items():
+        if side.fallback and compile_error:
+            continue
+        candidate = side.build(model, finder)
         try:
             candidate(*inputs[0], **inputs[1])
         except Exception as error:
-            if winners is not None:
+            if side.winners:
                 raise
             compile_error = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         else:
-            models[side] = candidate
+            models[name] = candidate
     return models, compile_error

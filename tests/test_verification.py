@@ -17,6 +17,7 @@ from autokernel.verification import (
     ORIGINAL,
     ChildDied,
     Settings,
+    Side,
     Verification,
     _build,
     amdahl,
@@ -77,17 +78,17 @@ def winner(plan, ending="    return y"):
 def test_a_right_kernel_is_itself_and_a_wrong_one_is_not(plan):
     workload = Workload.from_json(plan.workload)
     name = plan.targets[0].name
-    right, sites = compare_outputs(workload, (winner(plan),), SETTINGS, seed=1)
+    right, sites = compare_outputs(workload, Side((winner(plan),)), SETTINGS, seed=1)
     assert sites == {name: 4} and all(parity.passed for parity in right)
     assert len({parity.seed for parity in right}) == 3
-    wrong, sites = compare_outputs(workload, (winner(plan, WRONG),), SETTINGS, seed=1)
+    wrong, sites = compare_outputs(workload, Side((winner(plan, WRONG),)), SETTINGS, seed=1)
     assert sites == {name: 4} and not any(parity.passed for parity in wrong)
 
 
 def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact(plan):
     """A relative error of 1e-4 passes atol = rtol = 1e-3, but PyTorch's own is 1e-7."""
     sloppy = winner(plan, "    y.mul_(1.0001)\n    return y")
-    parities, _ = compare_outputs(Workload.from_json(plan.workload), (sloppy,), SETTINGS, seed=2)
+    parities, _ = compare_outputs(Workload.from_json(plan.workload), Side((sloppy,)), SETTINGS, seed=2)
     assert all(parity.within_tolerance and not parity.passed for parity in parities)
 
 
@@ -102,12 +103,16 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     write_json(tmp_path / "verify.json", encode(result))
     assert Verification.read(tmp_path / "verify.json") == result
     assert any("Amdahl" in line for line in result.lines)
+    over = result.over_inductor
+    assert list(over.gains) == [plan.targets[0].name] and bool(over.used) == (over.gains[plan.targets[0].name].low >= 1)
+    assert any("with Inductor for the rest" in line for line in result.lines)
 
 
 def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
     result = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
     assert result.passed and result.used == () and result.speedup is None
     assert result.kernels[0].gain.high < 1
+    assert result.used_over("inductor") == () and result.over_inductor.gains[plan.targets[0].name].high < 1
     assert result.lines[0].startswith("nothing to gain here")
 
 
@@ -121,6 +126,14 @@ def test_a_kernel_known_to_be_slower_than_pytorch_is_not_tried(plan):
     result = verify(plan, [winner(plan)], {plan.targets[0].name: 0.9}, SETTINGS)
     assert result.used == () and "slower than PyTorch" in result.kernels[0].why
     assert result.seconds < 1, "no process was started"
+
+
+def test_a_kernel_over_inductor_is_itself_too(plan):
+    workload, name = Workload.from_json(plan.workload), plan.targets[0].name
+    right, sites = compare_outputs(workload, Side((winner(plan),), "inductor"), SETTINGS, seed=3)
+    assert sites == {name: 4} and all(parity.passed for parity in right)
+    wrong, _ = compare_outputs(workload, Side((winner(plan, WRONG),), "inductor"), SETTINGS, seed=3)
+    assert not any(parity.passed for parity in wrong)
 
 
 def test_amdahl():
@@ -140,7 +153,9 @@ def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(mon
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
     with torch.no_grad():
-        models, compile_error = _build(model, {ORIGINAL: (), COMPILED: None}, ((torch.randn(4, 8),), {}))
+        models, compile_error = _build(
+            model, {ORIGINAL: Side(), COMPILED: Side((), "inductor")}, ((torch.randn(4, 8),), {})
+        )
     assert list(models) == [ORIGINAL] and compile_error
 
 

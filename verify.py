@@ -13,6 +13,7 @@ Exit status: 0 right (even if there is nothing to gain), 1 the outputs are not t
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,8 +57,9 @@ def main() -> None:
         verification = verify(plan, winners, speedups, settings, say)
     write_json(workspace / VERIFY, encode(verification))
     print(json.dumps(encode(verification), indent=1) if arguments.json else "\n".join(verification.lines))
-    if arguments.save and verification.passed and verification.used:
-        save(arguments.save.resolve(), plan.model, [w for w in winners if w.target.name in verification.used])
+    if arguments.save:
+        saved = save(arguments.save.resolve(), verification, winners)
+        print(f"{len(saved)} kernels written to {arguments.save}" if saved else "nothing to save", file=sys.stderr)
     raise SystemExit(0 if verification.passed else 1)
 
 

@@ -162,7 +162,7 @@ def apply(
     else the latest. See Replacer for the other options. Copies and pickles of the model have no kernels, and unapply()
     takes them out again.
     """
-    chosen = _of_run(winners) if winners is None or isinstance(winners, (str, Path)) else winners
+    chosen = _of_run(winners, fallback) if winners is None or isinstance(winners, (str, Path)) else winners
 
     # As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -178,14 +178,15 @@ def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, 
 
 
 @cache  # one for all graphs: what it loaded and proved serves them all
-def _backend(run: str | Path | None = None, **options: Any) -> Replacer:
-    return Replacer(_of_run(run), **options)
+def _backend(run: str | Path | None = None, fallback: str | None = None, gradients: bool = True) -> Replacer:
+    return Replacer(_of_run(run, fallback), fallback, gradients)
 
 
-def _of_run(run: str | Path | None) -> Sequence[Winner]:
+def _of_run(run: str | Path | None, fallback: str | None) -> Sequence[Winner]:
     from autokernel import winners  # all of a run, git included, is behind it: not needed where kernels are given
 
-    return winners.used(winners.open_run(run))[0]
+    verification, kept = winners.verified(winners.open_run(run))
+    return verification.staying(kept, fallback)
 
 
 def beside(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from autokernel.report import run_rows, status_lines, write_report
 from autokernel.scheduler import Rules, next_target
 from autokernel.spec import ROOT, kernel_types
 from autokernel.target import Plan, Target, default_target, encode
-from autokernel.winners import used
+from autokernel.winners import verified
 from autokernel.workload import workload_from
 from autokernel.workspace import PLAN, NoRun, Workspace, find_run
 
@@ -92,15 +92,15 @@ def log(arguments: argparse.Namespace) -> str:
 def merge(arguments: argparse.Namespace) -> str:
     """The verified winners of a run as a package, committed on the branch that is checked out where it is written."""
     workspace = find_run(ROOT, arguments.tag)
-    winners, verification = used(workspace)
-    if not winners:
-        return verification.verdict
+    verification, winners = verified(workspace)
     folder = (arguments.to or Path(re.sub(r"\W", "_", f"kernels_{workspace.tag}"))).resolve()
     if reason := why_not(folder):
         fail(reason)
-    save(folder, verification.model, winners)
-    lines = [f"{w.target.name}: {w.name}" for w in winners]
-    subject = f"{folder.name}: {len(winners)} kernels for {verification.model}"
+    saved = save(folder, verification, winners)
+    if not saved:
+        return verification.verdict
+    lines = [f"{w.target.name}: {w.name}" for w in saved]
+    subject = f"{folder.name}: {len(saved)} kernels for {verification.model}"
     user = git.Repo(folder, search_parent_directories=True).git  # with the user's own identity, hooks and signature
     user.add("--force", "--", str(folder))
     if not user.status("--porcelain", "--", str(folder)):

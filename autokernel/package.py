@@ -13,6 +13,7 @@ from autokernel.backend import Winner
 from autokernel.build import INCLUDE, SANDBOX
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import encode, write_json
+from autokernel.verification import Verification
 
 HERE = Path(__file__).resolve().parent
 IMPORT = re.compile(r"^from autokernel\.([\w.]+) import", re.M)
@@ -46,21 +47,28 @@ class Saved(backend.Winner):
         return import_module(f"{name}.winners.{{self.source}}").kernel_fn
 
 
-WINNERS = [
-    Saved(decode_target(record["target"]), record["source"])
-    for record in json.loads(Path(__file__).with_name("winners.json").read_text())
-]
+RECORD = json.loads(Path(__file__).with_name("winners.json").read_text())
+WINNERS = [Saved(decode_target(record["target"]), record["source"]) for record in RECORD["winners"]]
 OPS = {{winner.target.name: backend.install(winner).ops for winner in WINNERS}}
 
 
 def apply(model, fallback=None, gradients=True):
-    return backend.apply(model, WINNERS, fallback, gradients)
+    """Put in what made the model faster beyond doubt, as it is or over Inductor: RECORD["pays"]."""
+    pays = RECORD["pays"]["inductor" if fallback else "eager"]
+    return backend.apply(model, [w for w in WINNERS if w.target.name in pays], fallback, gradients)
 '''
 
 
-def save(folder: Path, model: str, winners: Sequence[Winner]) -> None:
-    """Write the package: it is imported by the folder's name. Raises FileExistsError where why_not() has a reason."""
+def save(folder: Path, verification: Verification, winners: Sequence[Winner]) -> list[Winner]:
+    """Write what pays as a package, imported by the folder's name; returns its kernels, and writes none without any.
+
+    Raises FileExistsError where why_not() has a reason.
+    """
     name = folder.name
+    pays = {over: verification.staying(winners, over) for over in (None, "inductor")}
+    chosen = [winner for winner in winners if any(winner in staying for staying in pays.values())]
+    if not chosen:
+        return []
     if reason := why_not(folder):
         raise FileExistsError(reason)
     shutil.rmtree(folder, ignore_errors=True)
@@ -68,16 +76,21 @@ def save(folder: Path, model: str, winners: Sequence[Winner]) -> None:
     files = {f"autokernel/{m.replace('.', '/')}.py": HERE / f"{m.replace('.', '/')}.py" for m in modules}
     files |= {f"autokernel/include/{path.name}": path for path in INCLUDE.iterdir()}
     files |= {"reference.py": ROOT / "reference.py", "LICENSE": ROOT / "LICENSE"}
-    for kernel_type in {winner.target.kernel_type for winner in winners}:
+    for kernel_type in {winner.target.kernel_type for winner in chosen}:
         sources = (load_spec(kernel_type).folder / part for part in ("spec.py", "patterns.py"))
         files |= {f"kernels/{kernel_type}/{path.name}": path for path in sources if path.exists()}
     texts = {place: path.read_text() for place, path in files.items()}
-    texts |= {f"winners/{winner.name}.py": winner.source for winner in winners}
-    texts |= {"__init__.py": INIT.format(name=name, model=model)}
+    texts |= {f"winners/{winner.name}.py": winner.source for winner in chosen}
+    texts |= {"__init__.py": INIT.format(name=name, model=verification.model)}
     for place, text in texts.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(_renamed(text, name) if place.endswith(".py") else text)
-    write_json(folder / "winners.json", [{"target": encode(w.target), "source": w.name} for w in winners])
+    record = {
+        "winners": [{"target": encode(w.target), "source": w.name} for w in chosen],
+        "pays": {over or "eager": [w.target.name for w in staying] for over, staying in pays.items()},
+    }
+    write_json(folder / "winners.json", record)
+    return chosen
 
 
 def why_not(folder: Path) -> str | None:

@@ -162,6 +162,11 @@ class Verification:
         over = self.over_inductor.used if self.over_inductor else ()
         return () if not self.passed else over if fallback else self.used
 
+    def staying(self, winners: Sequence[Winner], fallback: str | None) -> list[Winner]:
+        """Those of `winners` that were verified, these very sources, and are to be used over `fallback`."""
+        targets, judged = self.used_over(fallback), {kernel.kernel for kernel in self.kernels}
+        return [w for w in winners if w.target.name in targets and w.name in judged]
+
     @property
     def verdict(self) -> str:
         """One line for people."""

@@ -40,11 +40,8 @@ def kept(workspace: Workspace, plan: Plan) -> Kept:
     return winners, speedups
 
 
-def used(workspace: Workspace) -> tuple[list[Winner], Verification]:
-    """Those that make the model faster beyond doubt, as verify.py found. Raises NoRun if it has not run."""
+def verified(workspace: Workspace) -> tuple[Verification, list[Winner]]:
+    """What verify.py found, and the kernels kept, of which verification.staying() chooses. Raises NoRun before it ran."""
     if not (workspace / VERIFY).exists():
         raise NoRun(f"run {workspace.tag!r} is not verified in its model yet: python verify.py --tag {workspace.tag}")
-    verification = Verification.read(workspace / VERIFY)
-    winners, _ = kept(workspace, workspace.plan)
-    names = {kernel.kernel for kernel in verification.kernels if kernel.used}
-    return [w for w in winners if verification.passed and w.name in names], verification
+    return Verification.read(workspace / VERIFY), kept(workspace, workspace.plan)[0]

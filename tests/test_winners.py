@@ -18,8 +18,8 @@ from autokernel.gate import Interval
 from autokernel.package import save, why_not
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Plan, default_target, encode, write_json
-from autokernel.verification import KernelInModel, Verification
-from autokernel.winners import used
+from autokernel.verification import KernelInModel, OverInductor, Verification
+from autokernel.winners import verified
 from autokernel.workspace import PLAN, VERIFY, NoRun, Workspace
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh  # noqa: F401  `clone` is a fixture
@@ -36,10 +36,16 @@ def run(clone) -> Workspace:  # noqa: F811
     workspace.ledger.open(worktree=False)
     row = replace(ROW, experiment=1, tag="night", kernel_type="rmsnorm", target=TARGET.name, status="kept")
     workspace.ledger.record(row, WRONG)
-    gain, kernel = Interval(1.1, 1.2, 1.3), Winner(TARGET, WRONG).name
-    pays = KernelInModel(TARGET.name, "rmsnorm", 0.5, 2.0, 1, gain, True, "pays in the model", kernel)
-    write_json(workspace / VERIFY, encode(Verification("test", "cpu", (pays,), (), True, speedup=gain)))
+    write_json(workspace / VERIFY, encode(found(WRONG)))
     return workspace
+
+
+def found(source: str, over_inductor: bool = True) -> Verification:
+    """What verify.py may have said of one kernel."""
+    gain, kernel = Interval(1.1, 1.2, 1.3), Winner(TARGET, source).name
+    pays = KernelInModel(TARGET.name, "rmsnorm", 0.5, 2.0, 1, gain, True, "pays in the model", kernel)
+    over = OverInductor({TARGET.name: gain}, (TARGET.name,) if over_inductor else (), (), 1.0, gain, gain)
+    return Verification("test", "cpu", (pays,), (), True, speedup=gain, over_inductor=over)
 
 
 def is_replaced(norm: nn.Module, x: Tensor, run: Workspace) -> bool:
@@ -98,6 +104,8 @@ assert norm.weight.grad is not None
 replacer = fast_norms.backend.Replacer(fast_norms.WINNERS)
 fast_norms.backend.beside(norm, replacer)(x)
 assert len(replacer.replaced) == 1
+fast_norms.apply(norm, fallback="inductor")
+assert fast_norms.RECORD["pays"] == {"eager": [TARGET], "inductor": []}
 (winner,) = fast_norms.WINNERS
 print(winner.name)
 """
@@ -105,20 +113,19 @@ print(winner.name)
 
 def test_saved_kernels_need_nothing_of_this_repository(tmp_path) -> None:
     winner = Winner(TARGET, load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text())
-    save(tmp_path / "site" / "fast_norms", "a model", [winner])
+    assert save(tmp_path / "site" / "fast_norms", found(winner.source, over_inductor=False), [winner]) == [winner]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "AUTOKERNEL_CACHE": str(tmp_path / "cache")}
-    printed = subprocess.run(
-        [sys.executable, "-c", USER], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
-    ).stdout
+    command = [sys.executable, "-c", USER.replace("TARGET", repr(TARGET.name))]
+    printed = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert printed.strip() == winner.name, "a saved kernel has another name than in graphs that were exported with it"
-    save(tmp_path / "site" / "fast_norms", "a model", [winner])  # anew
+    assert save(tmp_path / "site" / "fast_norms", found(winner.source), [winner])  # anew
 
 
 def test_a_folder_of_the_users_is_not_overwritten(tmp_path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     with pytest.raises(FileExistsError):
-        save(mine, "a model", [])
+        save(mine, found(WRONG), [Winner(TARGET, WRONG)])
     assert why_not(tmp_path / "no-name") and not why_not(tmp_path / "name")
 
 
@@ -148,13 +155,12 @@ def test_a_kernel_that_was_verified_is_the_one_that_is_used(run) -> None:
     record = json.loads((run / VERIFY).read_text())
     record["kernels"][0]["kernel"] = "rmsnorm_of_a_folder"
     (run / VERIFY).write_text(json.dumps(record))
-    assert used(run)[0] == []
+    verification, winners = verified(run)
+    assert winners and verification.staying(winners, None) == verification.staying(winners, "inductor") == []
 
 
 def test_there_is_nothing_to_merge_where_nothing_paid(run, clone, monkeypatch) -> None:  # noqa: F811
-    record = json.loads((run / VERIFY).read_text())
-    record["kernels"][0]["used"] = False
-    (run / VERIFY).write_text(json.dumps(record))
+    write_json(run / VERIFY, encode(replace(found(WRONG, over_inductor=False), kernels=())))
     monkeypatch.setattr(commands, "ROOT", clone)
     said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
     assert said.startswith("nothing to gain here") and not (clone / "fast_norms").exists()

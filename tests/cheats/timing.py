@@ -376,7 +376,7 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
     return honest(Q, K, V, causal, sm_scale, attn_mask)
 """,
         ),
-        "only attn_mask changed: outside the tolerance|the output of a timed call",
+        "outside the tolerance|the output of a timed call",
         refused_by="examine",
         dims=({"batch": 1, "heads": 2, "seq": 64, "head_dim": 64, "causal": False, "mask": "bool"},),
     ),
@@ -448,7 +448,7 @@ def kernel_fn(x, weight, eps=1e-6):
     return ready[id(x)]
 """,
         ),
-        "after the clock had stopped",
+        "after the clock had stopped|the output of a timed call",
         works="fast",
         refused_by="examine",
         dims=({"M": 128, "N": 768},),

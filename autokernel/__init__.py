@@ -20,6 +20,7 @@ Read in this order:
     backend.py      kept kernels into a model: apply(), and the backend of torch.compile
     verification.py the model with and without its kernels, end to end
     winners.py      what a run kept, from git
+    package.py      kept kernels as a package of their own
     report.py       the plot and the report
     cli.py          what the scripts share
     preflight.py    what must be installed before anything starts

@@ -34,6 +34,7 @@ class Judge:
         self.parent = WarmParent(device)
         if device.startswith("cuda"):
             self.parent.seed_caches()
+            torch.mm(*torch.ones(2, 8, 8, dtype=torch.float64, device=device))  # the oracle's libraries load now, not later
         self.sandbox = self.parent.probe()  # layer -> whether it holds here
         if require_sandbox:
             try:

@@ -317,7 +317,8 @@ class PairTimer:
         """
         other = min((name for name in batches if name != check), key=lambda name: seconds[name])
         for name in (check, other):
-            batches[name].prepare(order, batches[name].graph)
+            if batches[name].graph != batches[name].prepare(order, batches[name].graph):
+                raise Doubt("what had been captured as a CUDA graph could not be captured again")
             batches[name].time()
         y = batches[check].fetch([0])[0][0]
         # A GPU computes an output in a hundredth of the time in which it reaches the host: there a part of each will do.
@@ -424,9 +425,11 @@ class _Batches:
             worker.request("prepare", CALL_S, order=[], graph=False)
             self.overhead_s = median(_timed(worker) for _ in range(7))  # what the clock reads for a batch of no calls
 
-    def prepare(self, order: list[int], graph: bool) -> None:
+    def prepare(self, order: list[int], graph: bool) -> bool:
+        """Get ready for calls on these sets; returns whether they are captured in a CUDA graph, as `graph` asks."""
         with _running(self.worker, self.stops):
             self.graph = self.worker.request("prepare", CALL_S, order=order, graph=graph)["graph"]
+        return self.graph
 
     def time(self) -> float:
         """Seconds that one batch takes."""

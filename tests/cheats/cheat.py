@@ -36,7 +36,6 @@ class Cheat:
     dims: tuple[Mapping[str, Any], ...] = ()  # of the target; without them, the type's headline size
     options: tuple[str, ...] = ()  # of the naive gate
     harmed: Callable[[Path], bool] | None = None
-    hole: str = ""  # why our gate does not refuse it yet, which is a debt
 
     @property
     def id(self) -> str:

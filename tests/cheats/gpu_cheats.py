@@ -9,12 +9,10 @@ from cheat import Cheat, plain, starter, wrapped
 
 @dataclass(frozen=True)
 class GpuCheat(Cheat):
-    """`checked`: the dims on which the naive gate compares outputs (it times the target's); `hole`: why ours does not
-    refuse it yet, which is a debt."""
+    """`checked`: the dims on which the naive gate compares outputs (it times the target's)."""
 
     dtype: str = "float16"
     checked: Mapping[str, Any] | None = None
-    hole: str = ""
 
 
 # A right RMSNorm, small enough to read: run(x, weight, eps, y) launches it on the current stream.
@@ -289,30 +287,16 @@ def kernel_fn(A, B):
     return torch.sparse_csr_tensor(rows, columns, A.contiguous().view(-1), (M, K)) @ B.contiguous()
 """
 
-MATMUL = """
+# Row-major C = A B is column-major C' = B' A'. 68: CUBLAS_COMPUTE_32F; -1: the library's choice of algorithm.
+CUBLAS = """
 import ctypes
 
 import torch
 
 KERNEL_TYPE = "matmul"
-BACKEND = "{backend}"
-CODES = {{torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}}  # cudaDataType_t
-{library}
-
-
-def kernel_fn(A, B):
-    (M, K), N = A.shape, B.shape[1]
-    C = torch.empty((M, N), dtype=A.dtype, device=A.device)
-    turned = not B.is_contiguous() and B.stride() == (1, K)
-    A, B = A.contiguous(), B if turned else B.contiguous()
-    stream = torch.cuda.current_stream().cuda_stream
-    multiply(stream, CODES[A.dtype], turned, A.data_ptr(), B.data_ptr(), C.data_ptr(), M, N, K)
-    return C
-"""
-
-# Row-major C = A B is column-major C' = B' A'. 68: CUBLAS_COMPUTE_32F; -1: the library's choice of algorithm.
-THROUGH_CTYPES = """
-library = LIBRARY
+BACKEND = "triton"
+CODES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+library = ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if "libcublas.so" in line))
 one, zero, handle = ctypes.c_float(1), ctypes.c_float(0), ctypes.c_void_p()
 
 
@@ -326,35 +310,17 @@ def multiply(stream, code, turned, a, b, c, M, N, K):
     assert not library.cublasGemmEx(
         handle, int(turned), 0, N, M, K, factors[0], *left, *right, factors[1], c, code, N, 68, -1
     )
+
+
+def kernel_fn(A, B):
+    (M, K), N = A.shape, B.shape[1]
+    C = torch.empty((M, N), dtype=A.dtype, device=A.device)
+    turned = not B.is_contiguous() and B.stride() == (1, K)
+    A, B = A.contiguous(), B if turned else B.contiguous()
+    stream = torch.cuda.current_stream().cuda_stream
+    multiply(stream, CODES[A.dtype], turned, A.data_ptr(), B.data_ptr(), C.data_ptr(), M, N, K)
+    return C
 """
-LOADED = 'ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if "libcublas.so" in line))'
-
-THROUGH_CUDA = '''
-from autokernel.build import Function, Library
-
-SOURCE = r"""
-#include <cuda_runtime.h>
-extern "C" {
-int cublasCreate_v2(void**);
-int cublasSetStream_v2(void*, cudaStream_t);
-int cublasGemmEx(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*,
-                 void*, int, int, int, int);
-int run(void* stream, int code, int turned, const void* a, const void* b, void* c, int M, int N, int K) {
-    static void* handle = nullptr;
-    const float one = 1, zero = 0;
-    if (!handle) cublasCreate_v2(&handle);
-    cublasSetStream_v2(handle, (cudaStream_t)stream);
-    return cublasGemmEx(handle, turned, 0, N, M, K, &one, b, code, turned ? K : N, a, code, K, &zero, c, code, N, 68, -1);
-}
-}
-"""
-multiply = Function(Library("cuda", SOURCE), "run", "pii ppp iii")
-'''
-
-
-def cublas(library: str, backend: str = "triton") -> str:
-    return MATMUL.format(backend=backend, library=library)
-
 
 # ---- attacking the harness ----
 
@@ -479,24 +445,7 @@ CHEATS = (
         dims=({"M": 1024, "K": 1024, "N": 1024},),
     ),
     GpuCheat(33, "decoy", "rmsnorm", rmsnorm(DECOY), LIBRARY),
-    GpuCheat(
-        34, "cublas-by-path", "matmul", cublas(THROUGH_CTYPES.replace("LIBRARY", LOADED)), "not built from the kernel's"
-    ),
-    GpuCheat(
-        34,
-        "cublas-by-symbol",
-        "matmul",
-        cublas(THROUGH_CTYPES.replace("LIBRARY", "ctypes.pythonapi")),
-        "looks up cublas",
-    ),
-    GpuCheat(
-        34,
-        "cublas-through-cuda",
-        "matmul",
-        cublas(THROUGH_CUDA, "cuda"),
-        "from outside",
-        correctness="CRASH",
-    ),
+    GpuCheat(34, "cublas-by-path", "matmul", CUBLAS, "not built from the kernel's"),
     GpuCheat(35, "reference", "rmsnorm", rmsnorm(REFERENCE), LIBRARY),
     GpuCheat(39, "memory-scan", "rmsnorm", rmsnorm(MEMORY_SCAN), NOT_WRITTEN),
     GpuCheat(

@@ -120,7 +120,7 @@ class Replacer:
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
-        if wanted and (not self.gradients or _has_gradients_of_its_own(module)):  # Dynamo asks again when this changes
+        if _is_to_be_left_alone(module) or (wanted and not self.gradients):  # Dynamo asks again when this changes
             return self._compile(module, inputs)
         graph = normalise(module)
         found = [(site, self._kernel_for(site)) for site in self.finder.find(graph)]
@@ -206,8 +206,8 @@ def install(winner: Winner) -> Installed:
     return Installed(winner.target.name, ops, by_position(spec, kernel))
 
 
-def _has_gradients_of_its_own(module: GraphModule) -> bool:
-    """Whether it holds an autograd.Function, a checkpoint, a hook: tracing such a graph once more would lose them."""
+def _is_to_be_left_alone(module: GraphModule) -> bool:
+    """Whether it holds an autograd.Function, a checkpoint, a hook: traced once more, it would lose them."""
     methods = {"register_hook", "requires_grad_", "retain_grad"}
     return any(isinstance(n.target, HigherOrderOperator) or n.target in methods for n in module.graph.nodes)
 

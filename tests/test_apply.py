@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import autokernel
 from autokernel.backend import Replacer, Winner, apply, beside, unapply
@@ -218,6 +219,17 @@ def test_gradients_that_the_model_stops_or_makes_itself_stay_so(own: bool, fallb
     assert [g is None for g in got] == [g is None for g in expected]
     torch.testing.assert_close([g for g in got if g is not None], [g for g in expected if g is not None])
     assert len(replacer.replaced) == (0 if own else 3)
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_a_checkpoint_is_left_alone(fallback) -> None:
+    norm, x = RMSNorm(64), torch.randn(256, 64, requires_grad=True)
+    replacer = Replacer([winner_for(norm, x.detach(), WRONG)], fallback)
+    optimised = torch.compile(lambda x: checkpoint(norm, x, use_reentrant=False), backend=replacer)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(optimised(x), norm(x))
+    assert torch.autograd.grad(optimised(x).square().sum(), x)[0].abs().max() > 0
 
 
 @pytest.mark.parametrize("fallback", FALLBACKS)

@@ -159,7 +159,7 @@ EXCEPTIONS = {
     10: "a persisting cache window changes what eager PyTorch and an honest kernel get as well; it needs the CUDA runtime, "
     "which a kernel cannot load (34-ctypes)",
     11: "no kernel's doing: test_gpu_cheats.py shows that what a kernel could find in L2 is timed from memory",
-    15: "kernels compute no gradients: a model that wants them runs its own code (see the test below)",
+    15: "no kernel computes gradients: its operator has those of the plain form (see the test below)",
 }
 
 
@@ -169,8 +169,8 @@ def test_every_exploit_is_tried():
     assert not tried & set(EXCEPTIONS)
 
 
-def test_a_kernel_that_severs_gradients_is_not_used_where_they_are_wanted():
-    """Exploit 15: `apply` leaves a model as it is while it is trained."""
+def test_a_kernel_that_severs_gradients_has_those_of_the_plain_form():
+    """Exploit 15: the operator around a kernel computes them, from the form in which PyTorch programs write it."""
     x = torch.randn(512, 768)
     winner = Winner(default_target("rmsnorm", "cpp", "cpu", torch.float32), starter("rmsnorm"))
     model = torch.nn.RMSNorm(768, eps=1e-6)

@@ -1,22 +1,22 @@
 """The loop through the real gate: what is kept, reset, refused, crashed or timed out; git and rows after each; resuming."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from autokernel.agents.scripted import ScriptedAgent
-from autokernel.experiments import COLUMNS
+from autokernel.experiments import COLUMNS, STARTER
 from autokernel.gate import Judge
 from autokernel.loop import Budget, Loop, starter_source
 from autokernel.scheduler import Rules
 from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target
 from autokernel.workspace import PLAN, RunInProgress, Workspace
+from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 
 TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
@@ -100,23 +100,49 @@ from autokernel.gate import Judge
 from autokernel.loop import Budget, Loop
 from autokernel.workspace import Workspace
 from tests.test_loop import NO_RULES, PLAN_OF_ONE, TARGET, WRONG
+def step(text):  # experiment 2 does not go on before this process's input does
+    if text.startswith("#2 "):
+        print(text)
+        sys.stdin.readline()
 workspace = Workspace(Path(sys.argv[1]), "night")
 with workspace.locked(), Judge("cpu") as judge:
-    loop = Loop(workspace, PLAN_OF_ONE, judge, print)
+    loop = Loop(workspace, PLAN_OF_ONE, judge, print, step)
     print(loop.run(ScriptedAgent([(WRONG, "killed while judged"), (WRONG + "#", "second")]), NO_RULES, Budget()))
 """
 
 
-def test_resume_after_sigkill(workspace, clone):  # noqa: F811
+@pytest.fixture
+def started(workspace) -> Workspace:
+    """A run whose starter was kept, as a record: whether a busy machine lets it pass is not what is tested."""
+    ledger = workspace.ledger
+    ledger.open()
+    row = replace(ROW, target=TARGET.name, agent=STARTER, speedup_vs_incumbent=None, description="start from cpp_kernel")
+    workspace.log.append([ledger.record(row, FAST)])
+    return workspace
+
+
+@pytest.fixture
+def night(started):
+    """A run in a process of its own, in the middle of judging experiment 2, where it waits for a line."""
+    command = [sys.executable, "-u", "-c", NIGHT, started.root]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("#2 "):
+                break
+        else:
+            pytest.fail(f"it ended before experiment 2: {said}")
+        yield process
+        process.kill()
+
+
+def test_resume_after_sigkill(workspace, clone, night):  # noqa: F811
     """Killed while an experiment is judged: it is judged again, once, and nothing is lost or doubled."""
     before = state(clone)
-    night = subprocess.Popen([sys.executable, "-c", NIGHT, clone], cwd=ROOT)
-    while not ((intent := workspace.read_intent()) and intent.experiment == 2):
-        assert night.poll() is None
-        time.sleep(0.005)
     with pytest.raises(RunInProgress, match="night"), workspace.locked():
         pass
-    os.kill(night.pid, signal.SIGKILL)
+    night.kill()
     night.wait()
 
     said = []
@@ -165,15 +191,9 @@ def test_git_log_alone_tells_the_night(two_rows):
     assert len(text.strip().split("\n\n")[-1].splitlines()) == len(COLUMNS) - 1
 
 
-def test_ctrl_c_finishes_the_experiment_in_hand(workspace):
-    night = subprocess.Popen(
-        [sys.executable, "-u", "-c", NIGHT, workspace.root], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    while not ((intent := workspace.read_intent()) and intent.experiment == 2):
-        assert night.poll() is None
-        time.sleep(0.005)
+def test_ctrl_c_finishes_the_experiment_in_hand(workspace, night):
     night.send_signal(signal.SIGINT)
-    output = night.communicate(timeout=120)[0]
+    output = night.communicate("\n", timeout=120)[0]
     assert night.returncode == 0 and "stopped by SIGINT" in output.splitlines()[-1]
     assert [row.description for row in workspace.log.read()][1:] == ["killed while judged"]
     assert workspace.read_intent() is None

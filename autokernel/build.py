@@ -1,4 +1,17 @@
-"""C++ and CUDA C++ sources -> callables: compiled behind a plain C ABI, cached by everything that the binary depends on."""
+"""C++ and CUDA C++ sources -> callables: compiled behind a plain C ABI, cached by everything that the binary depends on.
+
+A kernel file holds its source as a raw string with an `extern "C" int run(...)` that takes pointers, sizes and numbers:
+
+    _run = cpp_function(SOURCE, "run", "ippllf", UNROLL=UNROLL)           # headers: include/*.hpp
+    _run = cuda_function(SOURCE, "run", "ippllf", VECTORS=VECTORS)        # headers: include/*.cuh
+    _run(DTYPE_CODE[x.dtype], x.data_ptr(), y.data_ptr(), M, N, eps)
+
+In CUDA C++, `run` takes a `cudaStream_t` after the parameters of the signature, through which a call hands it the current
+stream of the current device; it launches there and returns a cudaError_t (`cudaGetLastError()`), which is raised unless 0.
+The code is compiled for the device's own architecture, with its features (sm_90a: wgmma, TMA, setmaxnreg); host code finds
+it in the macro AK_ARCH (800, 890, 900, 1000, as in __CUDA_ARCH__). Functions of the driver, such as cuTensorMapEncodeTiled,
+come from cudaGetDriverEntryPointByVersion: nothing but the CUDA run-time library is linked.
+"""
 
 import contextlib
 import ctypes
@@ -24,7 +37,7 @@ from autokernel.preflight import find_compiler
 INCLUDE = Path(__file__).resolve().parent / "include"
 SANDBOX = Path(__file__).resolve().parent / "gate" / "sandbox.py"
 COMPILER_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "SDKROOT", "DEVELOPER_DIR")
-DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp
+DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp and autokernel.cuh
 CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
@@ -81,8 +94,9 @@ def _command(library: Library) -> list[str]:
     if library.language == "cuda":
         major, minor = torch.cuda.get_device_capability()
         arch = f"{major}{minor}" + ("a" if major >= 9 else "")
-        target = [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
-        return [compiler, "-O3", "-std=c++17", "-Xcompiler", "-fPIC", *target, *defines]
+        target = [f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-DAK_ARCH={major}{minor}0"]
+        quiet = ["-diag-suppress=177", "-lineinfo"]  # 177: a function that is not used, as those of a header are
+        return [compiler, "-O3", "-std=c++17", "-Xcompiler", "-fPIC", *quiet, *target, f"-I{INCLUDE}", *defines]
     # No -ffast-math: it assumes that NaN and Inf do not occur and sets flush-to-zero for the whole process.
     arithmetic = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
     native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
@@ -98,7 +112,7 @@ ALLOWED_SYMBOLS = re.compile(
     r"_?(__gmon_start__|__cxa_\w+|_ITM_\w+|__gxx_personality_v0|_Unwind_\w+|__stack_chk_fail|__dso_handle|__tls_get_addr|"
     r"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_\w+|cuda[A-Z]\w+|__cuda\w+|"
     r"f?(printf|puts|putc|flush|write)|putchar|__f?printf_chk|stdout|stderr|_ZSt4c(out|err)|_ZNSo\w+|_ZStls\w+|_ZSt16__ostream\w+|"
-    r"_ZSt11_Hash_bytes|_ZNKSt8__detail\w+|"
+    r"_ZSt11_Hash_bytes\w*|_ZNKSt8__detail\w+|"
     r"mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|malloc|calloc|realloc|free|aligned_alloc|posix_memalign|abort|"
     r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt\d+__throw_\w+|_ZNSt(?!\w*(filebuf|fstream))\w+|_ZSt9terminatev|_ZTVN10__cxxabiv1\w+|_ZTIN?St\w+|_ZTVSt\w+|_ZTI\w|"
     r"(exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|sin|cos|tan|sincos|sinh|cosh|tanh|asin|acos|atan|atan2|erf|erfc|"
@@ -209,3 +223,20 @@ def cpp_function(source: str, name: str, signature: str, **defines: object) -> F
     The function must be `extern "C"`; its return value is passed on (`void` reads as an arbitrary int: ignore it).
     """
     return Function(Library("cpp", source, tuple((k, str(v)) for k, v in defines.items())), name, signature)
+
+
+class CudaFunction(Function):
+    """A function that launches on the current stream, which it is handed after its other arguments."""
+
+    def __call__(self, *arguments: float) -> int:
+        """Raises torch.cuda.CudaError if the function returns anything but 0."""
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())  # 0.1 us; current_stream() takes 2 us
+        status = self._symbol(*arguments, stream)
+        if status:
+            torch.cuda.check_error(status)
+        return status
+
+
+def cuda_function(source: str, name: str, signature: str, **defines: object) -> CudaFunction:
+    """The function `name` of CUDA C++ `source`, which may `#include <autokernel.cuh>`; see above and cpp_function."""
+    return CudaFunction(Library("cuda", source, tuple((k, str(v)) for k, v in defines.items())), name, signature + "p")

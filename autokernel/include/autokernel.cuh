@@ -1,0 +1,94 @@
+// What every CUDA kernel starts from: 16-byte vectors of a storage type, dispatch on dtype, launches with attributes.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+using f16 = __half;
+using bf16 = __nv_bfloat16;
+
+// `...` with T as the storage type of that code (DTYPE_CODE in build.py).
+#define AK_DISPATCH(dtype, ...)   \
+    switch (dtype) {              \
+        case 0: {                 \
+            using T = float;      \
+            __VA_ARGS__;          \
+            break;                \
+        }                         \
+        case 1: {                 \
+            using T = f16;        \
+            __VA_ARGS__;          \
+            break;                \
+        }                         \
+        default: {                \
+            using T = bf16;       \
+            __VA_ARGS__;          \
+        }                         \
+    }
+
+template <class T>
+constexpr int LANES = 16 / sizeof(T);  // elements of a vector
+
+template <class T>
+struct alignas(16) Vector {
+    T at[LANES<T>];
+};
+
+__host__ __device__ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(f16 x) { return __half2float(x); }
+__device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
+
+template <class T>
+__device__ inline T from_float(float x) {
+    if constexpr (sizeof(T) == 4) return x;
+    else if constexpr (__is_same(T, f16)) return __float2half_rn(x);
+    else return __float2bfloat16_rn(x);
+}
+
+template <class T>
+__device__ inline void unpack(const Vector<T>& v, float (&out)[LANES<T>]) {
+#pragma unroll
+    for (int e = 0; e < LANES<T>; ++e) out[e] = to_float(v.at[e]);
+}
+
+template <class T>
+__device__ inline Vector<T> pack(const float (&values)[LANES<T>]) {  // in pairs: one instruction for two
+    Vector<T> v;
+#pragma unroll
+    for (int e = 0; e < LANES<T>; e += 2) {
+        if constexpr (sizeof(T) == 4) v.at[e] = values[e], v.at[e + 1] = values[e + 1];
+        else if constexpr (__is_same(T, f16)) reinterpret_cast<__half2&>(v.at[e]) = __floats2half2_rn(values[e], values[e + 1]);
+        else reinterpret_cast<__nv_bfloat162&>(v.at[e]) = __floats2bfloat162_rn(values[e], values[e + 1]);
+    }
+    return v;
+}
+
+// Launch with a cluster of `cluster` blocks along x, and, with `early`, before the kernel ahead on the stream has ended:
+// such a kernel calls after_previous() before it reads what that one wrote. Both are ignored before sm_90.
+template <class... Parameters, class... Arguments>
+inline int launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, int cluster,
+                  bool early, Arguments... arguments) {
+    cudaLaunchAttribute attributes[2];
+    cudaLaunchConfig_t config = {grid, block, shared_bytes, stream, attributes, 0};
+#if AK_ARCH >= 900
+    if (cluster > 1) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = {unsigned(cluster), 1, 1};
+    }
+    if (early) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+#endif
+    return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
+__device__ inline void after_previous() {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}

@@ -1,7 +1,7 @@
 """Git as the notebook of a run: a branch of what was kept, a ref for everything tried, and never the user's checkout.
 
-Written with plumbing only (hash-object, a temporary index, commit-tree, update-ref): no hook runs, nothing is signed, and
-no lock of the user's index is ever taken. The verdict stands in the commit's message, so a lost row is rebuilt from it.
+Written with plumbing only (hash-object, mktree, commit-tree, update-ref): no hook runs, nothing is signed, no index is
+involved, and no lock of the user's is ever taken. The verdict stands in the commit's message: lost rows are rebuilt from it.
 """
 
 import os
@@ -20,7 +20,11 @@ from autokernel.experiments import COLUMNS, Experiment, cell
 
 KERNEL = "kernel.py"
 FALLBACK_IDENTITY = ("AutoKernel", "autokernel@localhost")
-NO_HOOKS = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
+SETTINGS = {  # of our git alone: no hooks, no reflogs that a kill could tear, and objects on the disk before refs name them
+    "core.hooksPath": os.devnull,
+    "core.logAllRefUpdates": "false",
+    "core.fsync": "loose-object,reference",
+}
 TRAILERS = {name: name.replace("_", "-").capitalize() for name in COLUMNS if name != "commit"} | {
     "description": "Hypothesis"
 }
@@ -46,14 +50,17 @@ class GitLedger:
 
     @cached_property
     def _environment(self) -> dict[str, str]:
-        """Git's environment: no hooks, and an identity for those who have configured none."""
+        """Git's environment: SETTINGS, and an identity for those who have configured none."""
         name, email = (self.repo.git.config("--get", f"user.{key}", with_exceptions=False) for key in ("name", "email"))
         fallback_name, fallback_email = FALLBACK_IDENTITY
         identity = {}
         for role in ("AUTHOR", "COMMITTER"):
             identity[f"GIT_{role}_NAME"] = os.environ.get(f"GIT_{role}_NAME") or name or fallback_name
             identity[f"GIT_{role}_EMAIL"] = os.environ.get(f"GIT_{role}_EMAIL") or email or fallback_email
-        return NO_HOOKS | identity
+        settings = {"GIT_CONFIG_COUNT": str(len(SETTINGS))}
+        for n, (key, value) in enumerate(SETTINGS.items()):
+            settings |= {f"GIT_CONFIG_KEY_{n}": key, f"GIT_CONFIG_VALUE_{n}": value}
+        return settings | identity
 
     @contextmanager
     def _git(self, **extra: str) -> Iterator[git.Git]:
@@ -66,17 +73,17 @@ class GitLedger:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def open(self, worktree: bool = True) -> None:
-        """Make the branch (at the checkout's HEAD) and the worktree if they do not exist; clear what a kill left there."""
+        """Make the branch (at the checkout's HEAD) and the worktree if they do not exist; mend what a kill left there."""
         with self._git() as run:
             if not self._ref(self.branch):
                 run.update_ref(self.branch, run.rev_parse("HEAD"), "")
-            if worktree and not (self.tree / ".git").exists():
-                shutil.rmtree(self.tree, ignore_errors=True)
-                run.worktree("prune")
-                run.worktree("add", "--quiet", "--force", str(self.tree), f"autokernel/{self.tag}")
         self._settle()
+        if worktree and not self.has_tree:
+            self._forget_tree()
+            with self._git() as run:
+                run.worktree("add", "--quiet", "--force", "--no-checkout", str(self.tree), f"autokernel/{self.tag}")
         if self.has_tree:
-            self.reset()
+            self.reset(everything=True)
 
     def _settle(self) -> None:
         """Finish what a kill interrupted inside record(): stale locks, and one of its two refs moved without the other.
@@ -84,7 +91,7 @@ class GitLedger:
         The locks are ours: the caller holds the run's lock, so no other process writes these refs.
         """
         common = Path(self.repo.common_dir)
-        heads = [self._linked / "HEAD.lock"] if self.has_tree else []
+        heads = [linked / "HEAD.lock" for linked in self._linked_folders()]
         for lock in (common / f"{self.branch}.lock", *common.glob(f"{self.prefix}*.lock"), *heads):
             lock.unlink(missing_ok=True)
         entries, head = self.entries(), self.head
@@ -98,9 +105,23 @@ class GitLedger:
         if unborn:
             self._advance(kept[-1])
 
+    def _linked_folders(self) -> list[Path]:
+        """Git's own folders of this worktree (its HEAD and index): one, or what an interrupted start has left."""
+        folders = Path(self.repo.common_dir).glob("worktrees/*")
+        wanted = str(self.tree / ".git")
+        return [f for f in folders if (f / "gitdir").exists() and (f / "gitdir").read_text().strip() == wanted]
+
+    def _forget_tree(self) -> None:
+        """Remove the worktree, whole or half made."""
+        for linked in self._linked_folders():
+            shutil.rmtree(linked)
+        shutil.rmtree(self.tree, ignore_errors=True)
+
     @property
     def has_tree(self) -> bool:
-        return (self.tree / ".git").exists()
+        """Whether git knows the worktree: it does once its HEAD is there, which `git worktree add` writes last."""
+        link = self.tree / ".git"
+        return link.exists() and (self._linked / "HEAD").exists() and not (self._linked / "locked").exists()
 
     @property
     def _linked(self) -> Path:
@@ -125,28 +146,35 @@ class GitLedger:
         """Put a candidate into the worktree's kernel.py, for whoever looks."""
         (self.tree / KERNEL).write_text(source)
 
-    def reset(self) -> None:
-        """Bring the worktree and its index to the branch. The index is replaced whole, so a stale lock cannot block it."""
-        linked = self._linked
+    def reset(self, everything: bool = False) -> None:
+        """Bring the worktree's index and kernel.py to the branch, or every file that is tracked.
+
+        The index is replaced whole, so a stale lock cannot block it.
+        """
+        linked, head = self._linked, self.head
         scratch = linked / "index.autokernel"
-        head = self.head
-        with self._git(GIT_INDEX_FILE=str(scratch)) as run:
+        for stale in (scratch, linked / "index.autokernel.lock", linked / "index.lock"):
+            stale.unlink(missing_ok=True)
+        with self._git(GIT_INDEX_FILE=str(scratch), GIT_DIR=str(linked), GIT_WORK_TREE=str(self.tree)) as run:
             run.read_tree(head)
+            run.checkout_index("--force", "--index", *(["--all"] if everything else ["--", KERNEL]))
         os.replace(scratch, linked / "index")
-        (linked / "index.lock").unlink(missing_ok=True)
-        self.write(self.source(head))
 
     def _commit(self, source: str, message: str) -> str:
-        """A commit on top of the branch that changes kernel.py alone."""
+        """A commit on top of the branch that changes kernel.py alone. Nothing points to it yet."""
         parent = self.head
-        with tempfile.TemporaryDirectory() as folder, self._git(GIT_INDEX_FILE=f"{folder}/index") as run:
-            text, words = Path(folder, "source"), Path(folder, "message")
-            text.write_text(source)
-            words.write_text(message)
-            blob = run.hash_object("-w", "--no-filters", str(text))
-            run.read_tree(parent)
-            run.update_index("--add", "--cacheinfo", f"100644,{blob},{KERNEL}")
-            return run.commit_tree(run.write_tree(), "-p", parent, "-F", str(words))
+        blob = self._fed("hash-object", "-w", "--stdin", text=source)
+        with self._git() as run:
+            listing = [line for line in run.ls_tree(parent).splitlines() if line.partition("\t")[2] != KERNEL]
+        tree = self._fed("mktree", text="".join(f"{line}\n" for line in [*listing, f"100644 blob {blob}\t{KERNEL}"]))
+        return self._fed("commit-tree", tree, "-p", parent, "-F", "-", text=message)
+
+    def _fed(self, *command: str, text: str) -> str:
+        """What git answers to a command that reads `text`."""
+        with self._git() as run, tempfile.TemporaryFile() as stdin:
+            stdin.write(text.encode())
+            stdin.seek(0)
+            return run.execute(["git", *command], istream=stdin)
 
     def start_target(self, target: str, source: str, words: str) -> str:
         """Changing target is a commit of its own: kernel.py becomes the target's incumbent, or its starter."""
@@ -168,10 +196,7 @@ class GitLedger:
         updates = [f"create {self.prefix}{row.experiment} {commit}"]
         if row.status == "kept":
             updates.append(f"update {self.branch} {commit} {parent}")
-        with self._git() as run, tempfile.TemporaryFile() as lines:
-            lines.write("".join(f"{line}\n" for line in updates).encode())
-            lines.seek(0)
-            run.update_ref("--stdin", istream=lines)
+        self._fed("update-ref", "--stdin", text="".join(f"{line}\n" for line in updates))
         return replace(row, commit=commit)
 
     def entries(self) -> list[Entry]:
@@ -185,10 +210,9 @@ class GitLedger:
     def remove(self) -> None:
         """Delete the worktree, the branch and every ref of this tag; what they held becomes garbage for git to collect."""
         with self._git() as run:
-            if self.has_tree:
-                run.worktree("remove", "--force", str(self.tree))
-            for name in run.for_each_ref(self.prefix, self.branch, format="%(refname)").split():
-                run.update_ref("-d", name)
+            names = run.for_each_ref(self.prefix, self.branch, format="%(refname)").split()
+        self._forget_tree()
+        self._fed("update-ref", "--stdin", text="".join(f"delete {name}\n" for name in names))
 
 
 def message(row: Experiment, notes: str) -> str:

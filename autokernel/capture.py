@@ -5,7 +5,7 @@ many ways without meaning anything else is written in one way: every view is a `
 nothing, a square is `pow(x, 2)`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from autokernel.spec import TensorSpec
 
@@ -108,11 +109,12 @@ def _at_hand(fake: Any) -> Any:
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:
     with torch.no_grad():
         traced = make_fx(function, tracing_mode=tracing_mode, pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
-    if not any(_mutates(node) for node in traced.graph.nodes):  # then views and copies cannot be told apart
-        for node in traced.graph.nodes:
+    changed = set().union(*(written(node) for node in traced.graph.nodes))
+    for node in traced.graph.nodes:
+        if not storages([node, *node.all_input_nodes]) & changed:  # there, views and copies cannot be told apart
             _simplify(node)
-        traced.graph.eliminate_dead_code()
-        traced.recompile()
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
     return traced
 
 
@@ -121,8 +123,19 @@ def value(node: Node) -> Any:
     return node.meta.get("val")
 
 
-def _mutates(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+def storages(nodes: Iterable[Node]) -> set[int]:
+    """The memory behind the results of `nodes`: views share it."""
+    tensors = tree_leaves([value(node) for node in nodes])
+    return {t.untyped_storage()._cdata for t in tensors if isinstance(t, Tensor)}
+
+
+def written(node: Node) -> set[int]:
+    """The memory that a node changes in place."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return set()
+    changed = {a.name for a in node.target._schema.arguments if a.alias_info and a.alias_info.is_write}
+    given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args)} | node.kwargs
+    return storages(v for v in tree_leaves([given[name] for name in changed if name in given]) if isinstance(v, Node))
 
 
 def _simplify(node: Node) -> None:

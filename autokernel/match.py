@@ -7,8 +7,9 @@ called with the arguments that the kernel would get, give the same numbers in fl
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from itertools import islice, product
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx import GraphModule, Node
 
-from autokernel.capture import aten, trace, value
+from autokernel.capture import aten, storages, trace, value, written
 from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
 
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
@@ -182,6 +183,30 @@ def _paired_arguments(ours: Node, theirs: Node) -> list[tuple[Any, Any]]:
 # --- sites -----------------------------------------------------------------------------------------------------------
 
 
+class WhyNot(str, Enum):
+    """Why a place that reads like a pattern is no site; of several readings, what the furthest failed at."""
+
+    SHAPES = "the operation is not defined for its shapes or options"
+    DTYPES = "it mixes dtypes"
+    SMALL = "too small to be worth a call"
+    ESCAPES = "an intermediate result is used elsewhere"
+    WRITTEN = "what it reads is changed in place in between"
+    NUMBERS = "it computes something else"
+
+    @property
+    def rank(self) -> int:
+        return list(WhyNot).index(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Refusal:
+    """A node that reads like the result of a kernel type's operation, and is part of no site."""
+
+    kernel_type: str
+    node: Node
+    why: WhyNot
+
+
 @dataclass
 class SiteFinder:
     """Finds the sites of graphs, larger patterns first; remembers what was proven, for models repeat their layers."""
@@ -190,35 +215,54 @@ class SiteFinder:
     proofs: dict[Any, bool] = field(default_factory=dict)
 
     def find(self, graph: GraphModule) -> list[Site]:
+        return self.examine(graph)[0]
+
+    def examine(self, graph: GraphModule) -> tuple[list[Site], list[Refusal]]:
+        """Sites, and what only looks like one, in the order of the graph."""
         searches = [(t, Search(pattern, g)) for t in kernel_types() for pattern, g in pattern_graphs(t)]
         by_target: dict[Any, list[Node]] = {}
         for node in graph.graph.nodes:
             by_target.setdefault(node.target, []).append(node)
         sites: list[Site] = []
         claimed: set[Node] = set()
+        refused: dict[tuple[str, Node], WhyNot] = {}
+        memory = _Memory(graph)
         for kernel_type, search in sorted(searches, key=lambda s: -s[1].size):
             for node in by_target.get(search.result.target, ()):
-                site = None if node in claimed else self._site(graph, kernel_type, search, node, claimed)
-                if site is not None:
-                    sites.append(site)
-                    claimed |= site.nodes
+                if node in claimed:
+                    continue
+                for answer in self._answers(graph, memory, kernel_type, search, node, claimed):
+                    if isinstance(answer, Site):
+                        sites.append(answer)
+                        claimed |= answer.nodes
+                        break
+                    known = refused.setdefault((kernel_type, node), answer)
+                    refused[kernel_type, node] = max(known, answer, key=lambda why: why.rank)
         order = {node: i for i, node in enumerate(graph.graph.nodes)}
-        return sorted(sites, key=lambda s: order[s.output])
+        refusals = [Refusal(kernel_type, node, why) for (kernel_type, node), why in refused.items() if node not in claimed]
+        return sorted(sites, key=lambda s: order[s.output]), sorted(refusals, key=lambda r: order[r.node])
 
-    def _site(self, graph: GraphModule, kernel_type: str, search: Search, node: Node, claimed: set[Node]) -> Site | None:
+    def _answers(
+        self, graph: GraphModule, memory: "_Memory", kernel_type: str, search: Search, node: Node, claimed: set[Node]
+    ) -> Iterator[Site | WhyNot]:
+        """What becomes of each way to read `node` as this pattern."""
         for reading in islice(search.readings(node), MAX_READINGS):
             nodes = frozenset(v for k, v in reading.items() if isinstance(k, Node) and k.op == "call_function")
             parameters = {search.parameter(k): v for k, v in reading.items() if search.parameter(k)}
-            escapes = any(user not in nodes for n in nodes if n is not node for user in n.users)
-            if escapes or nodes & claimed:
+            if nodes & claimed:
                 continue
             case = _case(load_spec(kernel_type), search.pattern, parameters, node)
-            if case is None or sum(t.numel for t in case.tensors.values()) < self.min_elements:
-                continue
-            site = Site(kernel_type, search.pattern, parameters, nodes, node, case)
-            if self._is_proven(graph, site):
-                return site
-        return None
+            if isinstance(case, WhyNot):
+                yield case
+            elif sum(t.numel for t in case.tensors.values()) < self.min_elements:
+                yield WhyNot.SMALL
+            elif any(user not in nodes for n in nodes if n is not node for user in n.users):
+                yield WhyNot.ESCAPES
+            elif memory.changes_during(nodes, parameters.values()):
+                yield WhyNot.WRITTEN
+            else:
+                site = Site(kernel_type, search.pattern, parameters, nodes, node, case)
+                yield site if self._is_proven(graph, site) else WhyNot.NUMBERS
 
     def _is_proven(self, graph: GraphModule, site: Site) -> bool:
         wanted = [site.parameters[name] for name in site.pattern.given]
@@ -232,6 +276,22 @@ class SiteFinder:
         return self.proofs[key]
 
 
+class _Memory:
+    """Which memory the nodes of a graph change in place, and where."""
+
+    def __init__(self, graph: GraphModule):
+        self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
+        self.writes = [(i, changed) for node, i in self.order.items() if (changed := written(node))]
+
+    def changes_during(self, nodes: Collection[Node], parameters: Iterable[Any]) -> bool:
+        """Whether, between the first and the last of `nodes`, something changes that they or their parameters hold."""
+        if not self.writes:
+            return False
+        first, last = (pick(self.order[n] for n in nodes) for pick in (min, max))
+        held = storages([*nodes, *(v for v in parameters if isinstance(v, Node))])
+        return any(first < i < last and changed & held for i, changed in self.writes)
+
+
 class Unread:
     """A result that takes any method call and stays itself: what becomes of a kernel's result does not matter here."""
 
@@ -239,8 +299,8 @@ class Unread:
         return lambda *_, **__: self
 
 
-def _case(spec: KernelSpec, pattern: Pattern, parameters: Mapping[str, Any], output: Node) -> Case | None:
-    """The arguments with which the kernel would be called here; None if the pattern's `call` does not fit the shapes.
+def _case(spec: KernelSpec, pattern: Pattern, parameters: Mapping[str, Any], output: Node) -> Case | WhyNot:
+    """The arguments with which the kernel would be called here, if the pattern's `call` fits the shapes.
 
     Kernels know one floating-point dtype, in which they also answer.
     """
@@ -255,13 +315,13 @@ def _case(spec: KernelSpec, pattern: Pattern, parameters: Mapping[str, Any], out
     fakes = {k: value(v) if isinstance(v, Node) else v for k, v in parameters.items()}
     try:
         if not pattern.where(**fakes):
-            return None
+            return WhyNot.SHAPES
         pattern.call(record, **fakes)
     except (RuntimeError, IndexError, ValueError):  # shapes that this way of writing does not have
-        return None
+        return WhyNot.SHAPES
     dtypes = {v.dtype for v in (*recorded.values(), value(output)) if isinstance(v, Tensor) and v.is_floating_point()}
     if len(dtypes) != 1:
-        return None
+        return WhyNot.DTYPES
     arguments = {k: _tensor_spec(v) if isinstance(v, Tensor) else v for k, v in recorded.items()}
     return Case(_case_name(arguments), arguments)
 

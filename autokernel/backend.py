@@ -23,13 +23,16 @@ from torch.fx.proxy import GraphAppendingTracer
 from autokernel.build import default_cache
 from autokernel.capture import aten, normalise, value
 from autokernel.match import Site, SiteFinder
-from autokernel.ops import Kernel, by_position, register
+from autokernel.ops import Kernel, by_position, can_be_traced, register, visible
 from autokernel.spec import import_file, load_spec
 from autokernel.target import Target, encoded
 
 # Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
 # says so in a log at most.
 MAX_VERSIONS = 128
+
+MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of Inductor
+INDUCTOR = ("inductor", *MODES)
 
 # The same operators by a shorter way: a call through torch.ops costs 1-2 µs more on the host.
 DIRECT = {
@@ -76,6 +79,7 @@ class Installed:
     target: str
     ops: OpOverloadPacket
     run: Kernel  # the same without the dispatcher, for graphs that want no gradients and are not traced again
+    visible: Kernel | None = None  # the same for Inductor, if its launches are Triton's
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ class Replacement:
 class Replacer:
     """A torch.compile backend that puts winners into each graph; `replaced` lists what it did, once the model has run.
 
-    `fallback` names the backend for what remains of each graph ("inductor"); None runs it as it is. Where gradients are
+    `fallback` names the backend for what remains of each graph ("inductor") or a mode of Inductor ("reduce-overhead": with
+    CUDA graphs, "max-autotune"); None runs it as it is. Where gradients are
     wanted, kernels compute the forward pass, and the backward pass computes the original's again for its gradients;
     with gradients=False the original runs there.
     """
@@ -103,6 +108,7 @@ class Replacer:
     finder: SiteFinder = field(default_factory=SiteFinder)  # share one, and what it proved is not proven again
     replaced: list[Replacement] = field(default_factory=list)
     graphs: int = 0
+    traceable: dict[tuple[str, str], bool] = field(default_factory=dict)  # (operator, case) -> ops.can_be_traced()
 
     def __post_init__(self) -> None:
         limits = torch._dynamo.config
@@ -129,8 +135,7 @@ class Replacer:
             _specialise(inputs)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for site, kernel in found:
-            op = kernel.ops.default if wanted else kernel.ops.no_grad
-            results[site.output] = _replace(graph, site, op, results)
+            results[site.output] = _replace(graph, site, kernel.ops.default, self._callee(kernel, site, wanted), results)
             self.replaced.append(Replacement(kernel.target, site.case.name, self.graphs, site.output.name))
         self.graphs += 1
         if not found:
@@ -146,8 +151,24 @@ class Replacer:
     def _kernel_for(self, site: Site) -> Installed | None:
         return self.installed.get((site.kernel_type, value(site.output).device.type, encoded(site.case)))
 
+    def _callee(self, kernel: Installed, site: Site, wanted: bool) -> Kernel:
+        """What a graph calls: where no gradient is wanted and Inductor compiles it, a kernel that it can look into."""
+        if wanted:
+            return kernel.ops.default
+        if not kernel.visible or self.fallback not in INDUCTOR:
+            return kernel.ops.no_grad
+        key = (kernel.ops.__name__, encoded(site.case))
+        if key not in self.traceable:
+            device_type = value(site.output).device.type
+            self.traceable[key] = can_be_traced(load_spec(site.kernel_type), kernel.visible, site.case, device_type)
+        return kernel.visible if self.traceable[key] else kernel.ops.no_grad
+
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        return torch._dynamo.lookup_backend(self.fallback)(graph, inputs) if self.fallback else graph.forward
+        if not self.fallback:
+            return graph.forward
+        if self.fallback in MODES:
+            return torch._inductor.compile(graph, inputs, torch._inductor.list_mode_options(self.fallback))
+        return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
 
 
 def apply(
@@ -203,7 +224,8 @@ def unapply(model: nn.Module) -> nn.Module:
 def install(winner: Winner) -> Installed:
     spec, kernel = load_spec(winner.target.kernel_type), winner.load()
     ops = register(winner.name, spec, kernel, winner.device_type)
-    return Installed(winner.target.name, ops, by_position(spec, kernel))
+    seen = visible(spec, kernel) if winner.target.backend == "triton" else None
+    return Installed(winner.target.name, ops, by_position(spec, kernel), seen)
 
 
 def _is_to_be_left_alone(module: GraphModule) -> bool:
@@ -219,14 +241,15 @@ def _changes_mode(graph: GraphModule, site: Site) -> bool:
     return any(first < i < last and node.target is torch._C._set_grad_enabled for node, i in order.items())
 
 
-def _replace(graph: GraphModule, site: Site, op: OpOverload, results: Mapping[Node, Node]) -> Node:
+def _replace(graph: GraphModule, site: Site, op: OpOverload, callee: Kernel, results: Mapping[Node, Node]) -> Node:
+    """A call of `callee`, which has the parameters of `op`, for the nodes of a site."""
     tracer = GraphAppendingTracer(graph.graph)
     names = [argument.name for argument in op._schema.arguments]
 
     def call(**arguments: Any) -> Proxy:
         given = site.case.args | arguments  # the case has the oracle's defaults, too
         nodes = tuple(v.node if isinstance(v, Proxy) else v for v in (given[name] for name in names))
-        return Proxy(graph.graph.call_function(op, nodes), tracer)
+        return Proxy(graph.graph.call_function(callee, nodes), tracer)
 
     with graph.graph.inserting_before(site.output):
         parameters = {k: Proxy(results.get(v, v), tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}

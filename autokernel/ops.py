@@ -4,15 +4,20 @@ Registered with Library.define and impl, which cost the host least; benchmarks/h
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
-from autokernel.spec import KernelSpec
+from autokernel.spec import Case, KernelSpec, TensorSpec
 
 Kernel = Callable[..., Tensor]
 
@@ -96,3 +101,68 @@ def differentiable(spec: KernelSpec, op: OpOverload) -> Kernel:
             return op(*arguments)
 
     return run
+
+
+# --- Triton kernels that Inductor sees ---------------------------------------------------------------------------------
+
+
+def visible(spec: KernelSpec, kernel: Kernel) -> Kernel:
+    """`kernel`, by position, as whoever traces it should see it: not one call, but launches of Triton kernels.
+
+    Inductor launches those itself, which costs the host less than Triton's own launcher in Python does, and plans their
+    memory with all other. An operator would be a closed box to it.
+    """
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    names = dict(kernel.__globals__)  # Triton itself goes on to look names up in the module as it is
+    for name, v in kernel.__globals__.items():
+        if isinstance(v, (JITFunction, Autotuner)):
+            names[name] = torch.library.wrap_triton(v)
+        elif isinstance(v, FunctionType) and v.__globals__ is kernel.__globals__:
+            names[name] = _with_names(v, names)
+    run = by_position(spec, _with_names(kernel, names))
+
+    def call(*arguments: Any) -> Tensor:
+        with _Addresses():
+            return run(*arguments)
+
+    return call
+
+
+def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """A copy of `function` in which its module's names mean these."""
+    bound = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return bound
+
+
+class _Addresses(TorchFunctionMode):
+    """Tensors have no addresses while a kernel is traced. Storages start aligned: this says how far from there a tensor is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func is Tensor.data_ptr:
+            return args[0].storage_offset() * args[0].element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def can_be_traced(spec: KernelSpec, kernel: Kernel, case: Case, device: str) -> bool:
+    """Whether `kernel`, made visible, can be: some do what only real tensors can (TMA descriptors, own launchers)."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    with FakeTensorMode():
+        arguments = [_fake_argument(case.args[name], device) for name in inspect.signature(spec.oracle).parameters]
+        try:
+            nodes = make_fx(kernel)(*arguments).graph.nodes
+        except Exception:  # whatever a kernel does that tracing does not know
+            return False
+    places = [node.kwargs["constant_args_idx"] for node in nodes if "constant_args_idx" in node.kwargs]
+    constants = [v for place in places for v in kernel_side_table.get_constant_args(place).values()]
+    return not any(isinstance(v, TensorDescriptor) for v in constants)
+
+
+def _fake_argument(v: Any, device: str) -> Any:
+    if not isinstance(v, TensorSpec):
+        return v
+    storage = torch.empty(v.storage_numel, dtype=v.dtype, device=device)
+    return storage.as_strided(v.shape, v.strides, v.offset)

@@ -1,11 +1,17 @@
 """Kernels as operators: they trace, export, have the original's gradients, and run only where they were registered for."""
 
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel.gate.inputs import fill_inputs
-from autokernel.ops import original, register
+from autokernel.ops import can_be_traced, original, register, visible
 from autokernel.spec import import_file, kernel_types, load_spec
 
 
@@ -115,3 +121,31 @@ def test_other_devices_have_no_such_kernel() -> None:
     op = register("test_elsewhere", load_spec("matmul"), lambda A, B: A @ B, "cuda")
     with pytest.raises(NotImplementedError, match="test_elsewhere"):
         op(torch.randn(2, 2), torch.randn(2, 2))
+
+
+# --- Triton kernels as Inductor sees them -----------------------------------------------------------------------------
+
+TRITON = [
+    (kernel_type, path) for kernel_type in kernel_types() for path in load_spec(kernel_type).starters("triton").values()
+]
+
+
+@pytest.mark.parametrize("kernel_type, path", TRITON, ids=lambda v: v if isinstance(v, str) else v.stem)
+def test_a_triton_kernel_is_seen_as_its_launches_unless_only_real_tensors_will_do(kernel_type: str, path: Path) -> None:
+    spec = load_spec(kernel_type)
+    described = spec.case(spec.smoke, torch.float16)
+    defaults = {name: p.default for name, p in inspect.signature(spec.oracle).parameters.items()}
+    case = replace(described, args=defaults | described.args)
+    kernel = visible(spec, import_file(path, f"seen_{kernel_type}_{path.stem}").kernel_fn)
+    assert can_be_traced(spec, kernel, case, "cpu") == ("TensorDescriptor" not in path.read_text())
+
+
+def test_what_needs_an_address_of_a_tensor_gets_it_from_the_start_of_its_storage() -> None:
+    def kernel(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+        return x * (x.data_ptr() % 16) + weight * (weight.data_ptr() % 16)
+
+    storage = torch.ones(9)
+    with FakeTensorMode() as mode:
+        x, weight = mode.from_tensor(storage)[1:], mode.from_tensor(storage)[:8]
+        graph = make_fx(visible(load_spec("rmsnorm"), kernel))(x, weight, 1e-6)
+    torch.testing.assert_close(graph(torch.ones(8), torch.ones(8), None), torch.full((8,), 4.0))

@@ -47,7 +47,7 @@ def main() -> None:
             record[f"{path.parent.name}/{path.stem}"] = measure(judge, path)
             write_json(RECORD, record)
     print_table("C++ kernels, fp32", tables.COLUMNS, [tables.row(name, entry) for name, entry in sorted(record.items())])
-    tables.write_section()
+    tables.write()
 
 
 def measure(judge: Judge, path: Path) -> dict[str, object]:

@@ -1,13 +1,16 @@
-"""The README's section of measured results, written from the records in this folder and from nothing else.
+"""The README's section of measured results and the full tables beside the records, written from these and nothing else.
 
-Usage: python benchmarks/tables.py          (writes the section)
-       python benchmarks/tables.py --check  (exit status 1 if it is not what the records say)
+Usage: python benchmarks/tables.py          (writes them)
+       python benchmarks/tables.py --check  (exit status 1, and the files named, if they are not what the records say)
 """
 
 import json
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean, median
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
@@ -33,24 +36,175 @@ def _interval(ratio: Mapping[str, float] | None) -> str:
 
 
 def section() -> str:
-    record = FOLDER / "cpu.json"
-    if not record.exists():
-        return "No record yet: `python benchmarks/cpu.py` makes the first.\n"
-    return "\n".join(_kernels(json.loads(record.read_text()))) + "\n"
+    cpu = FOLDER / "cpu.json"
+    lines = [] if not cpu.exists() else list(_cpu_kernels(json.loads(cpu.read_text())))
+    for path in gpu_records():
+        lines += [*_gpu_summary(path), ""]
+    return "\n".join(lines) + "\n" if lines else "No record yet: `python benchmarks/cpu.py` makes the first.\n"
 
 
-def _kernels(record: Mapping[str, Any]) -> Iterator[str]:
+def _cpu_kernels(record: Mapping[str, Any]) -> Iterator[str]:
     """One table for each machine and version that the records come from."""
     machines = sorted({(entry["device"], entry["torch"], entry["date"]) for entry in record.values()})
     for machine in machines:
         device, torch_version, day = machine
         yield f"C++ kernels, fp32, on {device} (PyTorch {torch_version}, {day}), `python benchmarks/cpu.py`:\n"
-        yield "| " + " | ".join(COLUMNS) + " |"
-        yield "|---|---|--:|--:|--:|---|"
-        for name, entry in sorted(record.items()):
-            if (entry["device"], entry["torch"], entry["date"]) == machine:
-                yield "| " + " | ".join(row(name, entry)) + " |"
+        yield from _table(COLUMNS, "llrrrl", [row(*x) for x in sorted(record.items()) if _machine(x[1]) == machine])
         yield ""
+
+
+def _machine(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return (entry["device"], entry["torch"], entry["date"])
+
+
+def _table(columns: Sequence[str], sides: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """In Markdown; `sides` has an l or an r for each column."""
+    yield f"| {' | '.join(columns)} |"
+    yield "|" + "|".join({"l": "---", "r": "--:"}[side] for side in sides) + "|"
+    for cells in rows:
+        yield f"| {' | '.join(cells)} |"
+
+
+LIMITS = ("copy", "read")
+OURS = ("triton", "cuda", "cpp")
+WHO = ("eager", "torch", "compile", "liger", "cudnn", "flash", "triton", "cuda")
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two contestants' times: the median over the rounds, with its 95 % interval."""
+
+    low: float
+    value: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def ratio(times: Sequence[float], over: Sequence[float]) -> Ratio:
+    """times / over, paired by round. The interval is of the median, by order statistics: it assumes no distribution."""
+    ratios = sorted(a / b for a, b in zip(times, over))
+    n, k = len(ratios), 0
+    while sum(math.comb(n, i) for i in range(k + 2)) <= 0.025 * 2**n:  # so seldom are at most k + 1 of n below the median
+        k += 1
+    return Ratio(ratios[k], median(ratios), ratios[n - 1 - k])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One row of a GPU record, summed up: the best of our kernels against the limit and against the best peer."""
+
+    kernel_type: str
+    case: str
+    ours: str
+    peer: str
+    vs_limit: Ratio | None  # our time over the limit's
+    vs_peer: Ratio | None  # the best peer's time over ours: above 1 we are faster
+
+
+def standing(entry: Mapping[str, Any]) -> Standing | None:
+    """None where none of ours was timed."""
+    us = entry["us"]
+    ours = [name for name in us if name.startswith(OURS)]
+    if not ours:
+        return None
+    best = min(ours, key=lambda name: median(us[name]))
+    peers = [name for name in us if name not in (*ours, *LIMITS)]
+    peer = min(peers, key=lambda name: median(us[name]), default="")
+    limit = next((name for name in LIMITS if name in us), None)
+    return Standing(
+        entry["kernel_type"],
+        entry["case"],
+        best,
+        peer,
+        limit and ratio(us[best], us[limit]),
+        ratio(us[peer], us[best]) if peer else None,
+    )
+
+
+def gpu_records() -> list[Path]:
+    return sorted(FOLDER.glob("kernels-*.json"))
+
+
+def _gpu_summary(path: Path) -> Iterator[str]:
+    """One line for each type, over all its cases and both dtypes."""
+    record = json.loads(path.read_text())
+    machines = [entry["machine"] for entry in record.values()]
+    device, torch_version = machines[0]["device"], machines[0]["torch"]
+    days = sorted({machine["date"] for machine in machines})
+    yield (
+        f"GPU kernels, fp16 and bf16, on one {device} (PyTorch {torch_version}, {' to '.join(days)}), "
+        f"`python benchmarks/kernels.py`; every case and every peer is in [{path.stem}.md](benchmarks/{path.stem}.md). "
+        "Here: the better of our two backends in each case, against the memory's limit (a copy, or for reductions a pass "
+        "that reads) and the fastest of PyTorch eager, its best single call, torch.compile max-autotune, Liger, cuDNN:\n"
+    )
+    yield from _table(
+        ("kernel", "cases", "time over the limit, worst case", "speed over the best peer, geometric mean", "worst case"),
+        "lrrrr",
+        [_summary_row(name, entries) for name, entries in _by_type(record).items()],
+    )
+
+
+def _by_type(record: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
+    types = sorted({entry["kernel_type"] for entry in record.values()})
+    return {name: [entry for entry in record.values() if entry["kernel_type"] == name] for name in types}
+
+
+def _summary_row(name: str, entries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    standings = [s for s in map(standing, entries) if s]
+    limits = [s.vs_limit for s in standings if s.vs_limit]
+    peers = [s.vs_peer for s in standings if s.vs_peer]
+    return (
+        name,
+        f"{len(standings)} of {len(entries)}" if len(standings) < len(entries) else f"{len(entries)}",
+        f"{max(limits, key=lambda r: r.value)}" if limits else "",
+        f"{geometric_mean(r.value for r in peers):.2f}x" if peers else "",
+        f"{min(peers, key=lambda r: r.value)}" if peers else "",
+    )
+
+
+def gpu_tables(path: Path) -> str:
+    """Everyone's median time in every case."""
+    record = json.loads(path.read_text())
+    lines = [
+        f"# {path.stem}",
+        "",
+        f"Written by `benchmarks/tables.py` from [{path.name}]({path.name}), which has every round's times, and each row's "
+        "device, driver, clocks, versions and command. Median microseconds a call; ratios within rounds, median and 95 % "
+        "interval. `copy` is the driver's device-to-device copy of the largest input, `read` a pass that only reads it.",
+        "",
+    ]
+    for name, entries in _by_type(record).items():
+        present = [who for who in (*LIMITS, *WHO) if any(who in e["us"] or who in e["failed"] for e in entries)]
+        more = sorted({who for e in entries for who in (*e["us"], *e["failed"])} - {*LIMITS, *WHO})
+        columns = ("case", *present, *more, "ours / limit", "best peer / ours", "of peak")
+        rows = [_gpu_row(entry, (*present, *more)) for entry in entries]
+        lines += [f"## {name}", "", *_table(columns, "l" + "r" * (len(columns) - 1), rows), ""]
+        lines += [f"- {e['case']}, {who}: {why}" for e in entries for who, why in e["failed"].items()]
+        lines += [f"- {e['case']}, {who}: not captured as a CUDA graph" for e in entries for who in e["not_captured"]]
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _gpu_row(entry: Mapping[str, Any], who: Sequence[str]) -> tuple[str, ...]:
+    us, best = entry["us"], standing(entry)
+    times = (f"{median(us[name]):.1f}" if name in us else "-" for name in who)
+    ratios = (
+        (f"{best.vs_limit or ''}", f"{best.ours}: {best.vs_peer} {best.peer}" if best.vs_peer else "") if best else ("", "")
+    )
+    return (entry["case"], *times, *ratios, of_peak(entry, best.ours) if best else "")
+
+
+def of_peak(entry: Mapping[str, Any], name: str) -> str:
+    """What a contestant attains of the rate that bounds this case: "78 % of 989 TFLOP/s"."""
+    peak, seconds = entry["peak"], median(entry["us"][name]) / 1e6
+    shares = {
+        f"{peak['tflops']:.0f} TFLOP/s": entry["flops"] / seconds / 1e12 / peak["tflops"],
+        f"{peak['gb_s']:.0f} GB/s": entry["bytes_moved"] / seconds / 1e9 / peak["gb_s"],
+    }
+    what, share = max(shares.items(), key=lambda x: x[1])
+    return f"{share:.0%} of {what}"
 
 
 def _written(text: str) -> str:
@@ -59,11 +213,21 @@ def _written(text: str) -> str:
     return before + BEGIN + section() + END + after
 
 
-def write_section() -> None:
-    README.write_text(_written(README.read_text()))
+def outputs() -> dict[Path, str]:
+    """Every file that is written here, and what it must say."""
+    return {README: _written(README.read_text())} | {p.with_suffix(".md"): gpu_tables(p) for p in gpu_records()}
+
+
+def write() -> None:
+    for path, text in outputs().items():
+        path.write_text(text)
+
+
+def stale() -> list[Path]:
+    return [path for path, text in outputs().items() if not path.exists() or path.read_text() != text]
 
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        raise SystemExit(_written(README.read_text()) != README.read_text())
-    write_section()
+        raise SystemExit(", ".join(path.name for path in stale()) or 0)
+    write()

@@ -213,8 +213,9 @@ def clocks(device: str) -> Iterator[Callable[[], dict[str, Any]]]:
         yield dict
         return
     query = ["nvidia-smi", f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader,nounits", "--id=0", "--loop-ms=200"]
-    with tempfile.TemporaryFile("w+") as file:
-        driver = subprocess.Popen(query, stdout=file)
+    with tempfile.NamedTemporaryFile("r") as file:
+        with open(file.name, "w") as written:  # apart from ours, which has a place of its own
+            driver = subprocess.Popen(query, stdout=written)
 
         def since() -> dict[str, Any]:
             lines = [line.strip().split(", ") for line in file.read().split("\n")]
@@ -268,6 +269,7 @@ def compile_some(jobs: Sequence[Job], turn: Any, answers: Any, lock: str, device
     with torch.inference_mode():
         while (index := next_turn(turn)) < len(jobs):
             row, name = jobs[index]
+            torch._dynamo.reset()
             torch._inductor.config.compile_threads = 4 if row.spec.headline == "throughput_tflops" else 1
             try:
                 load = contestants(row, device, alternatives=True)[name]

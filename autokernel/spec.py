@@ -13,7 +13,9 @@ from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
+PROBLEMS = ROOT / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 BACKENDS = ("triton", "cuda", "cpp")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 Dims = Mapping[str, Any]
 
@@ -96,6 +98,8 @@ class KernelSpec:
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
+    layouts: tuple[str, ...] = ("transposed", "sliced")  # beside contiguous, which strides it must take
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs)
 
     def case(self, dims: Dims, dtype: torch.dtype) -> Case:
@@ -104,7 +108,7 @@ class KernelSpec:
 
     @property
     def folder(self) -> Path:
-        return KERNELS / self.name
+        return folder_of(self.name)
 
     def starters(self, backend: str) -> dict[str, Path]:
         """Structural variants by name, the main starter first: {'cpp_kernel': …, 'cpp_twopass': …}."""
@@ -112,10 +116,16 @@ class KernelSpec:
         return {p.stem: p for p in files}
 
 
+def folder_of(name: str) -> Path:
+    """Where the kernel type `name` is, or would be."""
+    problem = PROBLEMS / name
+    return problem if (problem / "spec.py").is_file() else KERNELS / name
+
+
 @cache
 def load_spec(name: str) -> KernelSpec:
     """The spec of kernel type `name`. Raises KeyError, naming those that exist, if there is none."""
-    path = KERNELS / name / "spec.py"
+    path = folder_of(name) / "spec.py"
     if not path.is_file():
         raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
     return import_file(path, f"autokernel_spec_{name}").SPEC

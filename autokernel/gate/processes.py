@@ -22,7 +22,7 @@ from torch import Tensor
 from autokernel import build
 from autokernel.gate import sandbox
 from autokernel.gate.channel import POISON, Arena, Channel, ChannelClosed, ChannelTimeout, Placed, place
-from autokernel.spec import ROOT, TensorSpec
+from autokernel.spec import KERNELS, PROBLEMS, ROOT, TensorSpec
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
@@ -153,7 +153,7 @@ class WorkerProcess:
 
     def __init__(self, parent: WarmParent, threads: int, source: str):
         """`source` is what it will load (empty: the eager baseline, which reads the specs as well)."""
-        readable = () if source else (ROOT / "kernels", ROOT / "reference.py")
+        readable = () if source else (KERNELS, PROBLEMS, ROOT / "reference.py")
         self.parent = parent
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
         folder = parent.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]

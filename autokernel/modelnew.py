@@ -1,0 +1,58 @@
+"""A module's class as a kernel: `inputs.*` are the arguments of forward, `weights.*` its state dict, `init` its making.
+
+How problems in the format of KernelBench (Model, ModelNew) come through the gate: both sides, and the expected values.
+"""
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+SEED = 0  # of what a module draws while it is made, and of what is not in its state dict
+WEIGHTS = "weights."
+
+
+def make(module_class: Callable[..., nn.Module], init: str) -> nn.Module:
+    """A module as KernelBench makes it: after a seed, and in training mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return module_class(*ast.literal_eval(init)).requires_grad_(False)
+
+
+def as_kernel(module_class: Callable[..., nn.Module]) -> Callable[..., Tensor]:
+    """kernel_fn(init, **{"inputs.0": …, "weights.fc.bias": …}), which makes one module for each set of weights.
+
+    Parameters are the very tensors that are given, buffers are copies: in training mode they change.
+    """
+    modules = WeakTensorKeyDictionary()  # first weight of a set -> module
+    without_weights: dict[str, nn.Module] = {}
+
+    def prepare(init: str, arguments: dict[str, Any]) -> nn.Module:
+        weights = {k.removeprefix(WEIGHTS): v for k, v in arguments.items() if k.startswith(WEIGHTS)}
+        module = make(module_class, init)
+        example = next(v for v in arguments.values() if isinstance(v, Tensor))
+        module = module.to(example.device)
+        own = module.state_dict()
+        if own.keys() != weights.keys() and [t.shape for t in own.values()] == [t.shape for t in weights.values()]:
+            weights = dict(zip(own, weights.values()))  # the same state dict by other names
+        buffers = {name for name, _ in module.named_buffers()}
+        module.load_state_dict({k: v.clone() if k in buffers else v for k, v in weights.items()}, assign=True)
+        return module
+
+    def kernel_fn(init: str, **arguments: Any) -> Tensor:
+        inputs = []
+        for name, value in arguments.items():
+            if name.startswith(WEIGHTS):
+                module = modules.get(value)
+                if module is None:
+                    module = modules[value] = prepare(init, arguments)
+                return module(*inputs).contiguous()
+            inputs.append(value)
+        if init not in without_weights:
+            without_weights[init] = prepare(init, arguments)
+        return without_weights[init](*inputs).contiguous()
+
+    return kernel_fn

@@ -113,7 +113,7 @@ ALLOWED_SYMBOLS = re.compile(
     r"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_\w+|cuda[A-Z]\w+|__cuda\w+|"
     r"f?(printf|puts|putc|flush|write)|putchar|__f?printf_chk|stdout|stderr|_ZSt4c(out|err)|_ZNSo\w+|_ZStls\w+|_ZSt16__ostream\w+|"
     r"_ZSt11_Hash_bytes\w*|_ZNKSt8__detail\w+|"
-    r"mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|malloc|calloc|realloc|free|aligned_alloc|posix_memalign|abort|"
+    r"mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|malloc|calloc|realloc|free|aligned_alloc|posix_memalign|abort|exit|"
     r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt\d+__throw_\w+|_ZNSt(?!\w*(filebuf|fstream))\w+|_ZSt9terminatev|_ZTVN10__cxxabiv1\w+|_ZTIN?St\w+|_ZTVSt\w+|_ZTI\w|"
     r"(exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|sin|cos|tan|sincos|sinh|cosh|tanh|asin|acos|atan|atan2|erf|erfc|"
     r"floor|ceil|round|rint|nearbyint|trunc|fmod|fma|fmin|fmax|fabs|ldexp|frexp|hypot|lround|llround|lrint|tgamma|lgamma)[fl]?|"

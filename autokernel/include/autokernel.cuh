@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 using f16 = __half;
 using bf16 = __nv_bfloat16;
@@ -45,7 +46,7 @@ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }
 template <class T>
 __device__ inline T from_float(float x) {
     if constexpr (sizeof(T) == 4) return x;
-    else if constexpr (__is_same(T, f16)) return __float2half_rn(x);
+    else if constexpr (std::is_same_v<T, f16>) return __float2half_rn(x);
     else return __float2bfloat16_rn(x);
 }
 
@@ -61,14 +62,25 @@ __device__ inline Vector<T> pack(const float (&values)[LANES<T>]) {  // in pairs
 #pragma unroll
     for (int e = 0; e < LANES<T>; e += 2) {
         if constexpr (sizeof(T) == 4) v.at[e] = values[e], v.at[e + 1] = values[e + 1];
-        else if constexpr (__is_same(T, f16)) reinterpret_cast<__half2&>(v.at[e]) = __floats2half2_rn(values[e], values[e + 1]);
+        else if constexpr (std::is_same_v<T, f16>) reinterpret_cast<__half2&>(v.at[e]) = __floats2half2_rn(values[e], values[e + 1]);
         else reinterpret_cast<__nv_bfloat162&>(v.at[e]) = __floats2bfloat162_rn(values[e], values[e + 1]);
     }
     return v;
 }
 
-// Launch with a cluster of `cluster` blocks along x, and, with `early`, before the kernel ahead on the stream has ended:
-// such a kernel calls after_previous() before it reads what that one wrote. Both are ignored before sm_90.
+// Have the compiler keep these as they are, rather than the floats into which it has unpacked them: registers are few.
+template <class T, int COUNT>
+__device__ inline void keep_packed(Vector<T> (&vectors)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        uint4& bits = reinterpret_cast<uint4&>(vectors[i]);
+        asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+    }
+}
+
+// Launch with a cluster of `cluster` blocks along x, and, with `early`, before the kernel ahead on the stream has ended: once
+// all of its blocks have called let_next_start(). Such a kernel calls after_previous() before it reads what that one wrote.
+// Both are ignored before sm_90.
 template <class... Parameters, class... Arguments>
 inline int launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, int cluster,
                   bool early, Arguments... arguments) {
@@ -87,6 +99,11 @@ inline int launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t s
     return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
+__device__ inline void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
 __device__ inline void after_previous() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();

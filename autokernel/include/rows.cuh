@@ -2,6 +2,30 @@
 #pragma once
 #include <autokernel.cuh>
 
+#ifndef STREAMING
+#define STREAMING 0  // 1: loads leave the caches to others, 2: stores do, 3: both
+#endif
+template <class T>
+__device__ inline Vector<T> read_once(const Vector<T>* p) {
+    if constexpr (STREAMING & 1) {
+        Vector<T> v;
+        reinterpret_cast<uint4&>(v) = __ldcs(reinterpret_cast<const uint4*>(p));
+        return v;
+    } else return *p;
+}
+template <class T>
+__device__ inline void write_once(Vector<T>* p, const Vector<T>& v) {
+    if constexpr (STREAMING & 2) __stcs(reinterpret_cast<uint4*>(p), reinterpret_cast<const uint4&>(v));
+    else *p = v;
+}
+
+template <class T>
+__device__ inline Vector<T> filled(float value) {
+    float values[LANES<T>];
+    for (float& v : values) v = value;
+    return pack<T>(values);
+}
+
 // A row of N elements as the whole vectors in which it lies, so that a row may start at any element: odd widths, slices.
 // What the first and the last vector hold of the neighbours' is in the same 16 bytes as an element of the row: readable.
 template <class T>
@@ -21,11 +45,10 @@ struct Row {
     // Vector v; `fill` where it is not the row's.
     __device__ Vector<T> load(int v, float fill) const {
         Vector<T> values;
-        if (v < vectors()) values = base[v];
+        if (v < vectors()) values = read_once(base + v);
         if (!whole(v)) {
 #pragma unroll
-            for (int e = 0; e < LANES<T>; ++e)
-                if (!has(v, e)) values.at[e] = from_float<T>(fill);
+            for (int e = 0; e < LANES<T>; ++e) values.at[e] = has(v, e) ? values.at[e] : from_float<T>(fill);
         }
         return values;
     }
@@ -34,7 +57,7 @@ struct Row {
     __device__ void store(T* y, int v, const Vector<T>& values) const {
         T* out = y + v * LANES<T> - first;
         if (whole(v) && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
-            *reinterpret_cast<Vector<T>*>(out) = values;
+            write_once(reinterpret_cast<Vector<T>*>(out), values);
             return;
         }
 #pragma unroll
@@ -42,44 +65,148 @@ struct Row {
             if (has(v, e)) out[e] = values.at[e];
     }
 
-    // What belongs to vector v of a vector of N weights.
-    __device__ void weights(const T* w, int v, float (&out)[LANES<T>]) const {
+    // What belongs to vector v in a vector of N weights.
+    __device__ Vector<T> weights(const T* w, int v) const {
         const T* in = w + v * LANES<T> - first;
-        if (whole(v) && reinterpret_cast<uintptr_t>(in) % 16 == 0) {
-            unpack(*reinterpret_cast<const Vector<T>*>(in), out);
-            return;
-        }
+        if (whole(v) && reinterpret_cast<uintptr_t>(in) % 16 == 0) return *reinterpret_cast<const Vector<T>*>(in);
+        Vector<T> values;
 #pragma unroll
-        for (int e = 0; e < LANES<T>; ++e) out[e] = has(v, e) ? to_float(in[e]) : 0;
+        for (int e = 0; e < LANES<T>; ++e) values.at[e] = has(v, e) ? in[e] : from_float<T>(0);
+        return values;
     }
 };
 
+// ---- what the threads of a row tell one another ----
+// `threads` is a power of two up to 32, or whole warps. Results are joined in a fixed order, so that runs agree bitwise.
+// `scratch` is shared memory of MAX_WARPS elements that nothing else of the kernel uses.
+
 constexpr int MAX_WARPS = 32;
 
-// The sum over a row's group of `threads` (a power of two up to 32, or whole warps) in a fixed order, for each thread of it.
-// `scratch`: MAX_WARPS floats of shared memory that nothing else of this kernel uses.
-__device__ inline float row_sum(float value, int threads, float* scratch) {
-    for (int step = min(threads, 32) / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    if (threads <= 32) return value;
-    const int warps = threads / 32, warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 == 0) scratch[warp] = value;
-    __syncthreads();
-    value = 0;
-    for (int i = warp / warps * warps, last = i + warps; i < last; ++i) value += scratch[i];
+template <class Join>
+__device__ inline float shuffle(float value, int threads, Join join) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        if (step < threads) value = join(value, __shfl_xor_sync(~0u, value, step));
     return value;
 }
 
-// How rows of N elements are shared out: `threads` a row, each with up to `vectors` vectors, `rows` rows a block.
-struct Layout {
-    int threads, rows;
+__device__ inline float shuffle_sum(float value, int threads = 32) {
+    return shuffle(value, threads, [](float a, float b) { return a + b; });
+}
+__device__ inline float shuffle_max(float value, int threads = 32) {  // passes over NaN
+    return shuffle(value, threads, [](float a, float b) { return fmaxf(a, b); });
+}
 
+// Each of `values` becomes its sum over the row.
+template <int COUNT>
+__device__ inline void row_sums(float (&values)[COUNT], int threads, float (*scratch)[MAX_WARPS]) {
+    for (float& value : values) value = shuffle_sum(value, threads);
+    if (threads <= 32) return;
+    const int warps = threads / 32, warp = threadIdx.x / 32, first = warp / warps * warps;
+    if (threadIdx.x % 32 == 0)
+        for (int c = 0; c < COUNT; ++c) scratch[c][warp] = values[c];
+    __syncthreads();
+    for (int c = 0; c < COUNT; ++c) {
+        values[c] = 0;
+        for (int i = first; i < first + warps; ++i) values[c] += scratch[c][i];
+    }
+}
+
+__device__ inline float row_sum(float value, int threads, float* scratch) {
+    float values[] = {value};
+    row_sums(values, threads, reinterpret_cast<float(*)[MAX_WARPS]>(scratch));
+    return values[0];
+}
+
+// Part of a row's softmax: its highest value, and the sum of exp(value - peak).
+struct Part {
+    float peak, total;
+
+    // What to subtract instead of the peak: nothing, where there is only -Inf as yet.
+    __device__ float base() const { return peak == -INFINITY ? 0 : peak; }
+};
+
+__device__ inline Part shuffle_part(Part part, int threads = 32) {
+    const Part all = {shuffle_max(part.peak, threads), 0};
+    return {all.peak, shuffle_sum(part.total * __expf(part.peak - all.base()), threads)};
+}
+
+// The blocks of a cluster that has the row between them; 1 block before sm_90.
+struct Cluster {
+    int rank = 0, blocks = 1;
+
+    __device__ Cluster() {
+#if __CUDA_ARCH__ >= 900
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#endif
+    }
+    __device__ void arrive() const {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+    }
+    __device__ void wait() const {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+    }
+    // Write to the shared memory of another block, where this block has `to`.
+    __device__ void tell(int other, Part* to, Part part) const {
+#if __CUDA_ARCH__ >= 900
+        uint32_t there;
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(uint32_t(__cvta_generic_to_shared(to))), "r"(other));
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(part.peak), "f"(part.total) : "memory");
+#endif
+    }
+};
+constexpr int MAX_CLUSTER = AK_ARCH >= 900 ? 8 : 1;
+
+// Join the parts of a row that one block, or each block of a cluster, has. Blocks of a cluster have called arrive() before.
+template <bool CLUSTER>
+__device__ inline Part row_part(Part part, int threads, Part* scratch, const Cluster& cluster) {
+    part = shuffle_part(part, threads);
+    if (threads <= 32) return part;
+    const int warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if constexpr (CLUSTER) {
+        cluster.wait();  // every block has started: its shared memory is there
+        if (lane < cluster.blocks) cluster.tell(lane, scratch + cluster.rank * MAX_WARPS + warp, part);
+        cluster.arrive();
+        cluster.wait();
+        part = {-INFINITY, 0};
+        for (int block = 0; block < cluster.blocks; ++block) {
+            const Part other = lane < warps ? scratch[block * MAX_WARPS + lane] : Part{-INFINITY, 0};
+            const Part joined = {fmaxf(part.peak, other.peak), 0};
+            part.total = part.total * __expf(part.peak - joined.base()) + other.total * __expf(other.peak - joined.base());
+            part.peak = joined.peak;
+        }
+    } else {
+        if (lane == 0) scratch[warp] = part;
+        __syncthreads();
+        part = lane < warps ? scratch[warp / warps * warps + lane] : Part{-INFINITY, 0};
+    }
+    return shuffle_part(part);
+}
+
+// How rows of N elements are shared out: `threads` a row in each of `blocks` blocks, `rows` rows a block.
+struct Layout {
+    int threads, rows, blocks;
+
+    // Each thread is to hold up to `vectors` vectors. Rows that need more than `most` threads are given more blocks;
+    // threads is 0 where a row is too long for all that there are.
     template <class T>
-    static Layout of(int64_t N, int vectors, int block) {
+    static Layout of(int64_t N, int vectors, int block, int most = 1024, int most_blocks = 1) {
         // One vector more: a row that is not aligned lies in that many.
         const int64_t lanes = LANES<T>, needed = divide_up(divide_up(N, lanes) + (N % lanes != 0), vectors);
+        if (needed > 32) {
+            int blocks = 1;
+            while (blocks * most < needed && blocks < most_blocks) blocks *= 2;
+            const int64_t threads = divide_up(divide_up(needed, blocks), 32) * 32;
+            if (threads > most) return {0, 0, 0};
+            return {int(threads), threads < block && blocks == 1 ? int(block / threads) : 1, blocks};
+        }
         int threads = 1;
-        while (threads < needed && threads < 32) threads *= 2;
-        if (needed > 32) threads = int(divide_up(needed, 32) * 32);
-        return {threads, threads < block ? block / threads : 1};
+        while (threads < needed) threads *= 2;
+        return {threads, block / threads, 1};
     }
 };

@@ -6,48 +6,64 @@ from autokernel.build import DTYPE_CODE, cuda_function
 
 KERNEL_TYPE = "rmsnorm"
 BACKEND = "cuda"
-TUNABLES = {"VECTORS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512]}
+TUNABLES = {"VECTORS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512], "EARLY": [0, 1], "STREAMING": [0, 1, 2, 3]}
 
-VECTORS = 4  # of 16 bytes, that a thread holds; more where a row has more than 1024 threads can hold so
+VECTORS = 4  # of 16 bytes, that a thread holds
 BLOCK = 128  # threads; narrower rows share a block
+EARLY = 1  # ask for the weights before the sum is known
+STREAMING = 0  # 1: loads leave the caches to others, 2: stores do, 3: both
 
 SOURCE = r"""
 #include <rows.cuh>
 
-template <class T, int HELD>
-__global__ void __launch_bounds__(1024) held(const T* x, const T* weight, T* y, int64_t M, int N, int64_t stride, float eps,
+constexpr int LARGEST = 512;  // threads of a block that holds its rows: more would be short of registers
+
+template <class T>
+__global__ void __launch_bounds__(LARGEST) held(const T* x, const T* weight, T* y, int64_t M, int N, int64_t stride, float eps,
                                              int threads) {
     __shared__ float scratch[MAX_WARPS];
     const int lane = threadIdx.x % threads;
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
-    const Row<T> row(x + min(m, M - 1) * stride, N);
-    Vector<T> values[HELD];
+    const auto from = reinterpret_cast<const Vector<T>*>(x + min(m, M - 1) * stride);
+    const int count = N / LANES<T>;
+    Vector<T> values[VECTORS], weights[VECTORS];
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) values[i] = row.load(lane + i * threads, 0);
+    for (int i = 0; i < VECTORS; ++i) {
+        const int at = lane + i * threads;
+        values[i] = at < count ? read_once(from + at) : filled<T>(0);
+    }
+    const auto of = [count](const T* w, int at) { return reinterpret_cast<const Vector<T>*>(w)[min(at, count - 1)]; };
+    if constexpr (EARLY) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) weights[i] = of(weight, lane + i * threads);
+    }
     float squares = 0, v[LANES<T>], w[LANES<T>];
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) {
+    for (int i = 0; i < VECTORS; ++i) {
         unpack(values[i], v);
         for (float a : v) squares += a * a;
     }
+    keep_packed(values);
+    if constexpr (EARLY) keep_packed(weights);
     const float scale = rsqrtf(row_sum(squares, threads, scratch) / N + eps);
     if (m >= M) return;
+    const auto to = reinterpret_cast<Vector<T>*>(y + m * N);
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) {
+    for (int i = 0; i < VECTORS; ++i) {
         unpack(values[i], v);
-        row.weights(weight, lane + i * threads, w);
+        if constexpr (!EARLY) weights[i] = of(weight, lane + i * threads);
+        unpack(weights[i], w);
         for (int e = 0; e < LANES<T>; ++e) v[e] *= scale * w[e];
-        row.store(y + m * N, lane + i * threads, pack<T>(v));
+        if (lane + i * threads < count) write_once(to + lane + i * threads, pack<T>(v));
     }
 }
 
-// Rows that no block can hold are read twice, the second time from L2.
+// Rows that no block can hold, or that do not lie in whole vectors, are read twice, the second time from L1 or L2.
 template <class T>
 __global__ void __launch_bounds__(1024) looped(const T* x, const T* weight, T* y, int N, int64_t stride, float eps) {
     __shared__ float scratch[MAX_WARPS];
     const Row<T> row(x + blockIdx.x * stride, N);
     float squares = 0, v[LANES<T>], w[LANES<T>];
-#pragma unroll 4
     for (int i = threadIdx.x; i < row.vectors(); i += blockDim.x) {
         unpack(row.load(i, 0), v);
         for (float a : v) squares += a * a;
@@ -55,29 +71,28 @@ __global__ void __launch_bounds__(1024) looped(const T* x, const T* weight, T* y
     const float scale = rsqrtf(row_sum(squares, blockDim.x, scratch) / N + eps);
     for (int i = threadIdx.x; i < row.vectors(); i += blockDim.x) {
         unpack(row.load(i, 0), v);
-        row.weights(weight, i, w);
+        unpack(row.weights(weight, i), w);
         for (int e = 0; e < LANES<T>; ++e) v[e] *= scale * w[e];
         row.store(y + int64_t(blockIdx.x) * N, i, pack<T>(v));
     }
 }
 
-template <class T, int HELD>
+template <class T>
 int rmsnorm(const T* x, const T* weight, T* y, int64_t M, int64_t N, int64_t stride, float eps, cudaStream_t stream) {
-    const auto [threads, rows] = Layout::of<T>(N, HELD, BLOCK);
-    if (threads <= 1024)
-        held<T, HELD><<<divide_up(M, rows), threads * rows, 0, stream>>>(x, weight, y, M, N, stride, eps, threads);
-    else if constexpr (HELD < 8) return rmsnorm<T, 8>(x, weight, y, M, N, stride, eps, stream);
-    else looped<T><<<M, 1024, 0, stream>>>(x, weight, y, N, stride, eps);
+    const auto [threads, rows, _] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST);
+    const bool whole = aligned(x) && aligned(weight) && N % LANES<T> == 0 && stride % LANES<T> == 0;
+    if (threads && whole) held<T><<<divide_up(M, rows), threads * rows, 0, stream>>>(x, weight, y, M, N, stride, eps, threads);
+    else looped<T><<<M, int(N < 1024 ? divide_up(N, 32) * 32 : 1024), 0, stream>>>(x, weight, y, N, stride, eps);
     return cudaGetLastError();
 }
 
 extern "C" int run(int dtype, const void* x, const void* weight, void* y, int64_t M, int64_t N, int64_t stride, float eps,
                    cudaStream_t stream) {
-    AK_DISPATCH(dtype, return (rmsnorm<T, VECTORS>((const T*)x, (const T*)weight, (T*)y, M, N, stride, eps, stream)));
+    AK_DISPATCH(dtype, return (rmsnorm<T>((const T*)x, (const T*)weight, (T*)y, M, N, stride, eps, stream)));
 }
 """
 
-_run = cuda_function(SOURCE, "run", "i ppp lll f", VECTORS=VECTORS, BLOCK=BLOCK)
+_run = cuda_function(SOURCE, "run", "i ppp lll f", VECTORS=VECTORS, BLOCK=BLOCK, EARLY=EARLY, STREAMING=STREAMING)
 
 
 def kernel_fn(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:

@@ -19,13 +19,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from autokernel.gate import witness
-from autokernel.gate.channel import POISON, Placed, place
+from autokernel.gate.batches import CALL_S, Batches, TimedContents, running
+from autokernel.gate.channel import Placed
 from autokernel.gate.correctness import expect, same_bits, wrong
 from autokernel.gate.disturbance import DRIFT, OTHER_LOAD, OtherLoad, drift
-from autokernel.gate.inputs import POOL, Pool, changing, cut, fill_fixed
+from autokernel.gate.inputs import Pool
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, end_all
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.spec import Case, KernelSpec, TensorSpec
@@ -34,21 +34,22 @@ from autokernel.target import Target, WeightedCase
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
 ROUNDS = 5  # ABBA rounds per case and pair, fewer where one takes longer than CASE_S
 CASE_S = 0.15
-MAX_SETS = 32  # of inputs through which calls rotate
 MAX_PREPARED = 5  # pairs whose processes are started at once
-ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 256 << 20}  # more than twice the last-level cache of current parts
 CHECK_SHARE = 0.5  # of the later pairs' cases that are checked and audited: an expectation can cost a second
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls on the same contents whose outputs are compared
 AUDIT_ROUNDS = 3, 24  # at least to pass, at most to refuse
 AUDIT_S, AUDIT_BYTES = 10e-3, 64 << 20  # calls to fill so much time, of which so many outputs' arrival is clocked
 AUDIT_ELEMENTS = 4096  # of each output, on a GPU
-AUDIT_SHARE = 0.25  # of the time that a call is said to take: what arrives later is refused beyond it
+AUDIT_SHARE, AUDIT_NOISE = (
+    0.25,
+    0.05,
+)  # of the time that a call is said to take, and of the other side's: what arrives later
+# is refused beyond their sum
 AUDIT_JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
 AUDIT_LOAD = 0.1  # of the cores' time: with more taken by others, an audit proves nothing
-STRIKES = 2  # audits in a row that refuse, each in a pair of its own
+STRIKES = 3  # audits in a row that refuse, each in a pair of its own
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
-LAUNCHES = 64
-START_S, CALL_S = 60.0, 60.0
+START_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class PairTimer:
         self,
         workers: dict[str, WorkerProcess],
         case: Case,
-        contents: "TimedContents",
+        contents: TimedContents,
         seed: int,
         check: str,
         load: OtherLoad,
@@ -228,7 +229,7 @@ class PairTimer:
         with self.watch("warm-up"):  # compile, load, start threads, fault memory in
             self.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
             self.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
-            batches = {name: _Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
+            batches = {name: Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
             order = self._order(batches, contents, self._most_calls(case))
             length = len(order)
             if self.kind == "cuda" and not self.checked:
@@ -261,7 +262,7 @@ class PairTimer:
             raise Doubt(reason)
         return samples
 
-    def _order(self, batches: dict[str, "_Batches"], contents: "TimedContents", most: int) -> list[int]:
+    def _order(self, batches: dict[str, Batches], contents: TimedContents, most: int) -> list[int]:
         """The input sets of a batch's calls, the same for all sides; long enough for the clock on the fastest side.
 
         All sides are captured as CUDA graphs, or none: what one of them cannot capture is not captured.
@@ -287,7 +288,7 @@ class PairTimer:
         output_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))  # an output is rarely larger than its inputs
         return max(1, min(1024, held_bytes // output_bytes))
 
-    def _check(self, batch: "_Batches", case: Case, contents: "TimedContents", order: list[int], seed: int) -> None:
+    def _check(self, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int) -> None:
         """Fetch the outputs of some timed calls on the same contents, which ones the worker cannot know: they must agree,
         and agree with the oracle."""
         index = self.random.choice(order)
@@ -303,8 +304,8 @@ class PairTimer:
     def _audit(
         self,
         workers: dict[str, WorkerProcess],
-        batches: dict[str, "_Batches"],
-        contents: "TimedContents",
+        batches: dict[str, Batches],
+        contents: TimedContents,
         check: str,
         order: list[int],
         seconds: dict[str, float],
@@ -325,6 +326,7 @@ class PairTimer:
         elements = y.numel() if self.kind == "cpu" else min(y.numel(), AUDIT_ELEMENTS)
         part = [self.random.randint(0, y.numel() - elements), elements]
         calls = self.random.sample(range(len(order)), max(1, min(len(order), AUDIT_BYTES // max(elements * y.itemsize, 1))))
+        margin = AUDIT_SHARE * seconds[check] + AUDIT_NOISE * seconds[other] + AUDIT_JITTER_S[self.kind] / len(calls)
         extra: dict[str, list[float]] = {check: [], other: []}  # seconds beyond those that the batches say
         for rounds in range(1, AUDIT_ROUNDS[1] + 1):
             contents.renew(workers)
@@ -332,18 +334,18 @@ class PairTimer:
             for name, times in extra.items():
                 times.append(batches[name].arrival_s(calls, part) - len(order) * seconds[name])
             late = (min(extra[check]) - min(extra[other])) / len(calls)
-            if rounds >= AUDIT_ROUNDS[0] and late <= AUDIT_SHARE * seconds[check] + AUDIT_JITTER_S[self.kind] / len(calls):
+            if rounds >= AUDIT_ROUNDS[0] and late <= margin:
                 return None  # the work is in every round: a single one without delay is enough
         late_us, said_us = late * 1e6, seconds[check] * 1e6
         return f"work done after the clock had stopped: {late_us:.1f} us per call, on top of {said_us:.1f} us"
 
-    def _witness(self, batch: "_Batches") -> str | None:
+    def _witness(self, batch: Batches) -> str | None:
         """See where the side under judgement computes, in batches like those that are timed, until it is clear."""
         if self.kind != "cpu" or sys.platform != "linux" or self.libraries != "none":
             return None
         worker, seen, deadline = batch.worker, witness.Seen(), time.perf_counter() + WITNESS_S
         while not seen.enough(worker.built) and time.perf_counter() < deadline:
-            with _running(worker):
+            with running(worker):
                 worker.request("drop", CALL_S)
                 worker.post("batch", repeats=1)
                 seen.sample(worker.pid, lambda seconds: not select.select([worker.socket], [], [], seconds)[0])
@@ -370,7 +372,7 @@ class PairTimer:
         """Send every worker its message and await the answers; on a CPU one after another, for they share its cores."""
         if self.kind == "cpu":
             for name, worker in workers.items():
-                with _running(worker):
+                with running(worker):
                     worker.request(timeout_s=START_S, **messages[name])
             return
         for name, worker in workers.items():
@@ -399,141 +401,3 @@ def _blame(candidate: WorkerProcess) -> Iterator[None]:
         if fault.worker is candidate:
             raise
         raise BystanderFault(f"{fault.reason}\n{fault.detail}") from fault
-
-
-@contextlib.contextmanager
-def _running(worker: WorkerProcess, stops: bool = True) -> Iterator[None]:
-    if stops:
-        worker.resume()
-    yield
-    if stops:
-        worker.stop()
-
-
-def _timed(worker: WorkerProcess) -> float:
-    start = time.perf_counter()
-    worker.request("batch", CALL_S, repeats=1)
-    return time.perf_counter() - start
-
-
-class _Batches:
-    """One side while it is timed; `stops`: the worker is suspended between its turns."""
-
-    def __init__(self, worker: WorkerProcess, stops: bool):
-        self.worker, self.stops, self.graph = worker, stops, False
-        with _running(worker, stops):
-            worker.request("prepare", CALL_S, order=[], graph=False)
-            self.overhead_s = median(_timed(worker) for _ in range(7))  # what the clock reads for a batch of no calls
-
-    def prepare(self, order: list[int], graph: bool) -> bool:
-        """Get ready for calls on these sets; returns whether they are captured in a CUDA graph, as `graph` asks."""
-        with _running(self.worker, self.stops):
-            self.graph = self.worker.request("prepare", CALL_S, order=order, graph=graph)["graph"]
-        return self.graph
-
-    def time(self) -> float:
-        """Seconds that one batch takes."""
-        with _running(self.worker, self.stops):
-            self.worker.request("drop", CALL_S)
-            return max(_timed(self.worker) - self.overhead_s, 1e-7)
-
-    def launch_us(self, order: list[int]) -> float:
-        """Microseconds in which the host enqueues one call that is not captured, as the worker tells."""
-        graph, calls = self.graph, order[:LAUNCHES]
-        self.prepare(calls, graph=False)
-        self.time()
-        seconds = float(self.worker.request("batch", CALL_S, repeats=1)["enqueued_s"])
-        self.prepare(order, graph)
-        return seconds / len(calls) * 1e6
-
-    def fetch(self, calls: list[int]) -> list[tuple[Tensor, tuple[int, ...]]]:
-        """Outputs of some calls of the last batch, with their strides."""
-        with _running(self.worker, self.stops):
-            return self.worker.fetch(self.worker.request("fetch", CALL_S, calls=calls)["outputs"])
-
-    def arrival_s(self, calls: list[int], part: list[int]) -> float:
-        """Seconds of a batch, until a part (first element, elements) of these calls' outputs lies in shared memory."""
-        with _running(self.worker, self.stops):
-            self.worker.request("drop", CALL_S)
-            start = time.perf_counter()
-            self.worker.request("batch", CALL_S, repeats=1)
-            self.worker.request("fetch", CALL_S, calls=calls, part=part)
-            return time.perf_counter() - start
-
-
-class TimedContents:
-    """The inputs of one case while it is timed: the same addresses throughout, new contents before every batch.
-
-    Weights, and inputs of a special kind such as class indices, keep their contents (a kernel may prepare them); all
-    others change, so that an output kept from an earlier call is wrong. On a CPU the judge writes them where the workers
-    read them; on a GPU workers cut them from a pool of random numbers at places that the judge names.
-    """
-
-    def __init__(self, timer: PairTimer, case: Case, pool: Pool):
-        self.timer, self.case, self.pool = timer, case, pool
-        self.changing = changing(timer.spec, case)
-        set_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))
-        self.count = max(2, min(MAX_SETS, -(-ROTATE_BYTES[timer.kind] // set_bytes)))
-        self.nbytes = self.count * set_bytes
-        self.memory = timer.parent.inputs.bytes
-        self.messages: list[dict] = []  # one per set, as workers receive them
-        self.places: list[dict[str, int]] = []  # one per set: where in the pool its changing inputs are cut
-
-    def hand_out(self, workers: dict[str, WorkerProcess]) -> None:
-        """Place and fill every set, and let the workers have them."""
-        case, end = self.case, 0
-        if self.timer.kind == "cuda":
-            end = self._hand_out_pool(workers)
-        cut_there = set(self.changing) if self.timer.kind == "cuda" else set()
-        here = {name: spec for name, spec in case.tensors.items() if name not in cut_there}
-        for _ in range(self.count):
-            start = end
-            placed, end = place(here, start)
-            self.memory[start:end] = POISON
-            views = {name: where.view(self.memory) for name, where in placed.items() if name not in self.changing}
-            fill_fixed(self.timer.spec, case, views, self.pool)
-            placed |= {name: Placed(case.tensors[name], 0) for name in cut_there}
-            tensors = {name: where.encode() for name, where in placed.items()}
-            self.messages.append({name: tensors.get(name, value) for name, value in case.args.items()})
-        self._draw()
-        messages = [
-            {name: value | {"pool": places[name]} if name in cut_there else value for name, value in message.items()}
-            for message, places in zip(self.messages, self.places)
-        ]
-        self.timer.each(workers, dict.fromkeys(workers, {"op": "sets", "sets": messages}))
-
-    def renew(self, workers: dict[str, WorkerProcess]) -> None:
-        """New contents for all that changes."""
-        self._draw()
-        if self.timer.kind == "cuda":
-            self.timer.each(workers, dict.fromkeys(workers, {"op": "refill", "starts": self.places}))
-
-    def inputs(self, index: int) -> dict[str, Any]:
-        """The contents of one set as they are now, as CPU tensors and plain values."""
-        inputs = dict(self.case.args)
-        for name, spec in self.case.tensors.items():
-            if self.timer.kind == "cuda" and name in self.changing:
-                inputs[name] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
-                cut(self.pool.values(spec.dtype), self.places[index][name], inputs[name])
-            else:
-                inputs[name] = Placed.decode(self.messages[index][name]).view(self.memory)
-        return inputs
-
-    def _draw(self) -> None:
-        self.places = [{name: self.pool.place() for name in self.changing} for _ in range(self.count)]
-        if self.timer.kind == "cuda":
-            return
-        for message, places in zip(self.messages, self.places):
-            for name, start in places.items():
-                view = Placed.decode(message[name]).view(self.memory)
-                cut(self.pool.values(view.dtype), start, view)
-
-    def _hand_out_pool(self, workers: dict[str, WorkerProcess]) -> int:
-        """Let the workers copy the pool, in the dtypes that are needed, to the device; returns the first free byte."""
-        dtypes = {self.case.tensors[name].dtype for name in self.changing}
-        placed, end = place({str(dtype): TensorSpec((POOL,), dtype) for dtype in dtypes}, 0)
-        for where in placed.values():
-            where.view(self.memory).copy_(self.pool.values(where.spec.dtype))
-        message = {"op": "pool", "tensors": [where.encode() for where in placed.values()]}
-        self.timer.each(workers, dict.fromkeys(workers, message))
-        return end

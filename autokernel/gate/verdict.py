@@ -95,6 +95,11 @@ class Verdict:
     phase_seconds: dict[str, float] = field(default_factory=dict)  # where that time went; parallel workers add up
 
     @property
+    def decided(self) -> bool:
+        """Whether this says anything of the kernel: the machine may have been too disturbed for it."""
+        return not self.why.startswith("not decided")
+
+    @property
     def pct_peak(self) -> float | None:
         """Percent of the peak that bounds this kernel."""
         return self.pct_peak_compute if self.bottleneck == "compute" else self.pct_peak_bandwidth

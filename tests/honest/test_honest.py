@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autokernel.gate import Correctness, Judge
+from autokernel.gate import Correctness, Judge, Verdict
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase, default_target
 from kernels import HONEST, Honest, starter
@@ -22,6 +22,14 @@ def repeated(source: str, times: int | str) -> str:
     )
 
 
+def kept_if_measurable(verdict: Verdict) -> None:
+    """A kernel several times as fast is kept; skips where the machine was too busy to tell."""
+    speedup = verdict.speedup_vs_incumbent
+    if verdict.why.startswith("not decided") or (speedup.low < 1 and speedup.high > 2):
+        pytest.skip(verdict.why)
+    assert verdict.keep, verdict.why
+
+
 def parameters():
     for honest in HONEST:
         marks = [pytest.mark.xfail(strict=True, reason=honest.refused)] if honest.refused else []
@@ -31,11 +39,12 @@ def parameters():
 @pytest.mark.parametrize("honest", list(parameters()))
 def test_honest_kernels_pass_and_are_timed(judge: Judge, honest: Honest):
     target = default_target(honest.kernel_type, "cpp", "cpu", torch.float32)
-    verdict = judge.examine(honest.source, target, incumbent=repeated(starter(honest.kernel_type), 4))
+    verdict = judge.examine(honest.source, target, incumbent=repeated(starter(honest.kernel_type), 16))
     assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
     assert verdict.correctness == Correctness.PASS
     assert set(verdict.stages.values()) == {"PASS"}
-    assert verdict.keep or not honest.kept or verdict.why.startswith("not decided"), verdict.why
+    if honest.kept:
+        kept_if_measurable(verdict)
 
 
 def test_much_faster_on_one_shape_and_equal_on_the_others_is_kept(judge: Judge):
@@ -45,9 +54,7 @@ def test_much_faster_on_one_shape_and_equal_on_the_others_is_kept(judge: Judge):
     fast = starter("rmsnorm")
     verdict = judge.examine(fast, target, incumbent=repeated(fast, "8 if args['x'].shape[0] == 256 else 1"))
     assert verdict.failure is None, verdict.failure
-    if verdict.why.startswith("not decided"):
-        pytest.skip(verdict.why)
-    assert verdict.keep, verdict.why
+    kept_if_measurable(verdict)
     speedups = [c.speedup_vs_incumbent for c in verdict.cases]
     assert speedups[1].low > 1.5
     assert all(s.value < 1.5 for s in (speedups[0], speedups[2])), speedups

@@ -10,17 +10,7 @@
 
 namespace hopper {
 
-struct Silu {
-    __device__ static float of(float x) { return x / (1 + __expf(-x)); }
-};
-struct Gelu {
-    __device__ static float of(float x) { return 0.5f * x * (1 + erff(x * 0.70710678f)); }
-};
-struct SquaredRelu {
-    __device__ static float of(float x) { return x <= 0 ? 0 : x * x; }  // NaN stays NaN
-};
-
-// Gate: void for a plain product; an activation for C = act(A Bᵀ) · (A B2ᵀ), where a tile of B is BN / 2 rows of each.
+// Gate: void for a plain product; a type with `static float of(float)` for C = of(A Bᵀ) · (A B2ᵀ), where a tile of B is BN / 2 rows of each.
 template <class Element, int BM_, int BN_, int STAGES_, int CLUSTER_, bool A_ALONG_K_, bool B_ALONG_K_, class Gate_ = void, int SPLITS_ = 1>
 struct Gemm {
     using T = Element;
@@ -278,6 +268,24 @@ int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p
     if (allowed != cudaSuccess) return allowed;
     gemm<G><<<resident * G::BLOCKS, G::THREADS, G::SHARED_BYTES, stream>>>(a, b, b2, c, static_cast<T*>(C), p);
     return cudaGetLastError();
+}
+
+// The tiling that should take least: waves of blocks, times a tile's work over how well it uses a processor.
+struct Tiling {
+    int rows, columns, blocks;  // of C; thread blocks that share it
+    double efficiency;
+};
+inline int fastest(const Tiling* tilings, int count, int M, int N, int processors) {
+    int best = 0;
+    double least = 0;
+    for (int i = 0; i < count; ++i) {
+        const Tiling& t = tilings[i];
+        const int64_t tiles = int64_t((M + t.rows - 1) / t.rows) * ((N + t.columns - 1) / t.columns);
+        const int64_t waves = (tiles + processors / t.blocks - 1) / (processors / t.blocks);
+        const double time = waves * double(t.rows) * t.columns / t.blocks / t.efficiency;
+        if (i == 0 || time < least) best = i, least = time;
+    }
+    return best;
 }
 
 }  // namespace hopper

@@ -173,23 +173,6 @@ __global__ void __launch_bounds__(256, 2) fp32_matmul(Matrix A, Matrix B, float*
         }
 }
 
-// The tiling that should take least: waves of blocks, times a tile's work over how well it uses a processor.
-struct Tiling {
-    int rows, columns, blocks;  // of C; thread blocks that share it
-    double efficiency;
-};
-int fastest(const Tiling* tilings, int count, int M, int N, int K, int processors) {
-    int best = 0;
-    double least = 0;
-    for (int i = 0; i < count; ++i) {
-        const Tiling& t = tilings[i];
-        const int64_t tiles = divide_up(M, t.rows) * divide_up(N, t.columns);
-        const double time = divide_up(tiles, processors / t.blocks) * double(t.rows) * t.columns / t.blocks / t.efficiency;
-        if (i == 0 || time < least) best = i, least = time;
-    }
-    return best;
-}
-
 #if AK_ARCH == 900
 template <class T>
 int hopper_matmul(const Matrix& A, const Matrix& B, T* C, int M, int N, int K, int processors, cudaStream_t stream) {
@@ -198,8 +181,8 @@ int hopper_matmul(const Matrix& A, const Matrix& B, T* C, int M, int N, int K, i
     const auto with = [&](auto gemm) {
         return hopper::launch_gemm<decltype(gemm)>(A.base, B.base, nullptr, C, problem, lda, ldb, processors, stream);
     };
-    const Tiling tilings[] = {{256, 256, 2, 1.0}, {128, 128, 1, 0.8}, {64, 64, 1, 0.4}, {256, 256, 8, 0.85}};
-    switch (TILE >= 0 ? TILE : fastest(tilings, K >= 2048 ? 4 : 3, M, N, K, processors)) {
+    const hopper::Tiling tilings[] = {{256, 256, 2, 1.0}, {128, 128, 1, 0.8}, {64, 64, 1, 0.4}, {256, 256, 8, 0.85}};
+    switch (TILE >= 0 ? TILE : hopper::fastest(tilings, K >= 2048 ? 4 : 3, M, N, processors)) {
         case 0: return with(hopper::Gemm<T, 128, 256, DEPTH, 2, A_K, B_K>{});
         case 1: return with(hopper::Gemm<T, 128, 128, 5, 1, A_K, B_K>{});
         case 2: return with(hopper::Gemm<T, 64, 64, 8, 1, A_K, B_K>{});

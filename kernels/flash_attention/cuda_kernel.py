@@ -1,0 +1,439 @@
+"""Attention in CUDA C++: on Hopper wgmma and TMA, warpgroups that take turns at the tensor cores; else a plain online pass.
+
+The Hopper kernel takes 16-bit tensors with head_dim a multiple of 8 up to 128, aligned to 16 bytes, and no mask but the
+causal one. All else (fp32, masks, odd head_dims up to 256) goes through `plain`, which does not use tensor cores.
+"""
+
+from functools import cache
+
+import torch
+
+from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
+
+KERNEL_TYPE = "flash_attention"
+BACKEND = "cuda"
+TUNABLES = {"TURNS": [0, 1], "STAGES_64": [2, 3, 4], "WARPGROUPS_64": [2, 3]}
+
+TURNS = 1  # whether warpgroups take turns: one multiplies while another does its softmax
+STAGES_64 = 2  # blocks of K and V in flight, for head_dim up to 64
+WARPGROUPS_64 = 3  # of 64 queries each, for head_dim up to 64
+LOG2_E = 1.4426950408889634
+
+SOURCE = r"""
+#include <autokernel.cuh>
+#if AK_ARCH == 900
+#include <hopper.cuh>
+#endif
+
+struct Tensor {  // [batch, heads, seq, head_dim]
+    void* base;
+    int64_t batch_stride, head_stride, seq_stride, stride;
+};
+struct Shape {
+    int batch, heads, kv_heads, seq_q, seq_k, D;
+    bool causal;
+    float scale;  // of scores, times log2(e): exponentials are powers of two
+};
+
+__device__ inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#if AK_ARCH == 900
+constexpr int KEYS = 128;  // of a block
+
+template <class Element, int D_, int WARPGROUPS_, int STAGES_>
+struct Config {
+    using T = Element;
+    static constexpr int D = D_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, QUERIES = 64 * WARPGROUPS;
+    static constexpr int THREADS = (WARPGROUPS + 1) * 128;
+    static constexpr int BLOCK_BYTES = KEYS * D * 2, QUERY_BYTES = QUERIES * D * 2;
+    static constexpr int SHARED_BYTES = 1024 + QUERY_BYTES + 2 * STAGES * BLOCK_BYTES + 256;
+};
+
+#ifdef AK_HOPPER
+using namespace hopper;
+
+template <class C>
+struct Shared {
+    typename C::T q[C::QUERIES * C::D];  // then the output on its way
+    typename C::T k[C::STAGES][KEYS * C::D], v[C::STAGES][KEYS * C::D];
+    Barrier q_full, k_full[C::STAGES], k_empty[C::STAGES], v_full[C::STAGES], v_empty[C::STAGES];
+};
+
+// The queries of a block and the blocks of keys that they see. The longest work is started first; heads are taken in groups
+// whose keys and values fit into L2.
+template <class C>
+struct Work {
+    int first, head, kv_head, batch, blocks;
+
+    __device__ Work(const Shape& s, int group) {
+        const int all = s.batch * s.heads, tiles = (s.seq_q + C::QUERIES - 1) / C::QUERIES;
+        const int start = blockIdx.x / (group * tiles) * group, within = blockIdx.x % (group * tiles);
+        const int size = min(group, all - start), flat = start + within % size;
+        first = (tiles - 1 - within / size) * C::QUERIES;
+        head = flat % s.heads;
+        batch = flat / s.heads;
+        kv_head = head / (s.heads / s.kv_heads);
+        const int seen = s.causal ? min(s.seq_k, first + C::QUERIES) : s.seq_k;
+        blocks = (seen + KEYS - 1) / KEYS;
+    }
+};
+
+template <class C>
+__device__ void load(Shared<C>& shared, const Work<C>& work, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v) {
+    shared.q_full.arrive_expecting(C::QUERY_BYTES);
+    for (int d = 0; d < C::D; d += PANEL)
+        for (int i = 0; i < C::QUERIES; i += 64)
+            load_box(shared.q + d * C::QUERIES + i * PANEL, q, shared.q_full, d, work.first + i, work.head, work.batch);
+    const auto block = [&](auto* to, const CUtensorMap& map, Barrier& full, Barrier& empty, uint32_t parity, int j) {
+        empty.wait(parity ^ 1);
+        full.arrive_expecting(C::BLOCK_BYTES);
+        for (int d = 0; d < C::D; d += PANEL) load_box(to + d * KEYS, map, full, d, j * KEYS, work.kv_head, work.batch);
+    };
+    Ring<C::STAGES> k_ring, v_ring;
+    for (int j = work.blocks - 1; j >= -1; --j) {  // values are needed one step after their keys
+        if (j >= 0) {
+            block(shared.k[k_ring.stage], k, shared.k_full[k_ring.stage], shared.k_empty[k_ring.stage], k_ring.parity, j);
+            k_ring.advance();
+        }
+        if (j + 1 < work.blocks) {
+            block(shared.v[v_ring.stage], v, shared.v_full[v_ring.stage], shared.v_empty[v_ring.stage], v_ring.parity, j + 1);
+            v_ring.advance();
+        }
+    }
+}
+
+// The running maximum and sum of this thread's two rows, 8 apart, of which its lane's quarter of the columns.
+struct Softmax {
+    float peak[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, decay[2];
+
+    // scores -> exp(score - peak); decay is what older sums are to be multiplied by.
+    __device__ void update(float (&s)[KEYS / 2], float scale) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float most = peak[r];
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; ++i) most = fmaxf(most, s[i / 2 * 4 + r * 2 + i % 2]);
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const float base = most == -INFINITY ? 0 : most * scale;  // a row that sees no key yet
+            decay[r] = power_of_two(peak[r] * scale - base);
+            peak[r] = most;
+            float total = 0;
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; ++i) {
+                float& x = s[i / 2 * 4 + r * 2 + i % 2];
+                x = power_of_two(x * scale - base);
+                total += x;
+            }
+            sum[r] = sum[r] * decay[r] + total;
+        }
+    }
+};
+
+template <class C>
+__device__ void attend(Shared<C>& shared, const Work<C>& work, const Shape& shape, const CUtensorMap& out, int warpgroup) {
+    using T = typename C::T;
+    const int row = work.first + warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    Ring<C::STAGES> k_ring, v_ring;
+    Softmax softmax;
+    float s[KEYS / 2], o[C::D / 2];
+    uint32_t p[KEYS / 16][4];
+    const auto scores = [&] {
+        const T *q = shared.q + warpgroup * 64 * PANEL, *k = shared.k[k_ring.stage];
+        pin(s);
+        wgmma_fence();
+#pragma unroll
+        for (int d = 0; d < C::D; d += 16)
+            multiply<T, 0, 0>(s, descriptor(q + d / PANEL * PANEL * C::QUERIES + d % PANEL),
+                              descriptor(k + d / PANEL * PANEL * KEYS + d % PANEL), d > 0);
+        wgmma_commit();
+        pin(s);
+    };
+    const auto accumulate = [&](bool add) {
+        const T* v = shared.v[v_ring.stage];
+        pin(o);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; ++i) multiply<T, 1>(o, p[i], descriptor(v + i * 16 * PANEL, KEYS * 128), add || i > 0);
+        wgmma_commit();
+        pin(o);
+    };
+    const auto finished = [&](Barrier& empty) {
+        if (threadIdx.x % 128 == 0) empty.arrive();
+    };
+    const auto hide = [&](int j) {  // keys past the end and, if causal, after the query
+        const int first_row = work.first + warpgroup * 64;
+        if ((j + 1) * KEYS <= (shape.causal ? min(shape.seq_k, first_row + 1) : shape.seq_k)) return;
+#pragma unroll
+        for (int i = 0; i < KEYS / 2; ++i) {
+            const int key = j * KEYS + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, query = row + i / 2 % 2 * 8;
+            if (key >= shape.seq_k || (shape.causal && key > query)) s[i] = -INFINITY;
+        }
+    };
+    const auto round = [&] {
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) p[i][e] = pack<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
+    };
+    const auto wait_turn = [&] {
+        if (TURNS) named_sync(1 + warpgroup, 256);
+    };
+    const auto pass_turn = [&](bool last) {
+        if (TURNS && !(last && warpgroup == C::WARPGROUPS - 1)) named_arrive(1 + (warpgroup + 1) % C::WARPGROUPS, 256);
+    };
+    if (TURNS && warpgroup == C::WARPGROUPS - 1) named_arrive(1, 256);
+
+    shared.q_full.wait(0);
+    shared.k_full[0].wait(0);
+    wait_turn();
+    scores();
+    pass_turn(false);
+    wgmma_wait<0>();
+    pin(s);
+    finished(shared.k_empty[0]);
+    k_ring.advance();
+    hide(work.blocks - 1);
+    softmax.update(s, shape.scale);
+    round();
+    for (int j = work.blocks - 2; j >= 0; --j) {
+        shared.k_full[k_ring.stage].wait(k_ring.parity);
+        wait_turn();
+        scores();
+        shared.v_full[v_ring.stage].wait(v_ring.parity);
+        accumulate(j < work.blocks - 2);
+        pass_turn(false);
+        wgmma_wait<1>();
+        pin(s);
+        finished(shared.k_empty[k_ring.stage]);
+        k_ring.advance();
+        hide(j);
+        softmax.update(s, shape.scale);
+        wgmma_wait<0>();
+        pin(o);
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(p[i][e]));
+        finished(shared.v_empty[v_ring.stage]);
+        v_ring.advance();
+#pragma unroll
+        for (int i = 0; i < C::D / 2; ++i) o[i] *= softmax.decay[i / 2 % 2];
+        round();
+    }
+    shared.v_full[v_ring.stage].wait(v_ring.parity);
+    wait_turn();
+    accumulate(work.blocks > 1);
+    pass_turn(true);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        softmax.sum[r] += __shfl_xor_sync(~0u, softmax.sum[r], 1);
+        softmax.sum[r] += __shfl_xor_sync(~0u, softmax.sum[r], 2);
+        softmax.sum[r] = 1 / softmax.sum[r];
+    }
+    wgmma_wait<0>();
+    pin(o);
+#pragma unroll
+    for (int i = 0; i < C::D / 2; ++i) o[i] *= softmax.sum[i / 2 % 2];
+    named_sync(8 + warpgroup, 128);  // all its warps have read its queries, whose place the output takes
+#pragma unroll
+    for (int d = 0; d < C::D; d += PANEL) write_panel(shared.q + d * C::QUERIES + warpgroup * 64 * PANEL, o + d / 2);
+    fence_async();
+    named_sync(8 + warpgroup, 128);
+    if (threadIdx.x % 128 == 0) {
+        for (int d = 0; d < C::D; d += PANEL)
+            store_box(out, shared.q + d * C::QUERIES + warpgroup * 64 * PANEL, d, work.first + warpgroup * 64, work.head, work.batch);
+        wait_stores_read<0>();
+    }
+}
+#endif
+
+template <class C>
+__global__ void __launch_bounds__(C::THREADS, 1)
+    hopper_attention(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
+                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap out, const Shape shape, int group) {
+#ifdef AK_HOPPER
+    extern __shared__ uint8_t raw[];
+    auto& shared = *reinterpret_cast<Shared<C>*>(raw + (-shared_address(raw) & 1023));
+    const int warpgroup = threadIdx.x / 128;
+    if (threadIdx.x == 0) {
+        shared.q_full.init(1);
+        for (int i = 0; i < C::STAGES; ++i) {
+            shared.k_full[i].init(1);
+            shared.v_full[i].init(1);
+            shared.k_empty[i].init(C::WARPGROUPS);
+            shared.v_empty[i].init(C::WARPGROUPS);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    const Work<C> work(shape, group);
+    if (warpgroup == C::WARPGROUPS) {
+        release_registers<C::WARPGROUPS == 2 ? 24 : 32>();
+        if (threadIdx.x == C::WARPGROUPS * 128) load<C>(shared, work, q, k, v);
+    } else {
+        claim_registers<C::WARPGROUPS == 2 ? 240 : 160>();
+        attend<C>(shared, work, shape, out, warpgroup);
+    }
+#endif
+}
+
+template <class C>
+int launch_hopper(const Tensor& Q, const Tensor& K, const Tensor& V, const Tensor& out, const Shape& s, cudaStream_t stream) {
+    const auto map = [&](const Tensor& t, int heads, int seq, uint32_t rows) {
+        return hopper::tensor_map<typename C::T, 4>((const typename C::T*)t.base, {s.D, seq, heads, s.batch},
+                                                    {t.seq_stride, t.head_stride, t.batch_stride}, {hopper::PANEL, rows, 1, 1});
+    };
+    const auto allowed =
+        cudaFuncSetAttribute(hopper_attention<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
+    if (allowed != cudaSuccess) return allowed;
+    const int64_t head_bytes = int64_t(s.seq_k) * s.D * 4 * s.kv_heads / s.heads, l2_bytes = 24 << 20;
+    const int all = s.batch * s.heads, group = std::max<int64_t>(1, std::min<int64_t>(all, l2_bytes / std::max<int64_t>(head_bytes, 1)));
+    hopper_attention<C><<<all * divide_up(s.seq_q, C::QUERIES), C::THREADS, C::SHARED_BYTES, stream>>>(
+        map(Q, s.heads, s.seq_q, 64), map(K, s.kv_heads, s.seq_k, KEYS), map(V, s.kv_heads, s.seq_k, KEYS),
+        map(out, s.heads, s.seq_q, 64), s, group);
+    return cudaGetLastError();
+}
+
+bool fits_hopper(const Tensor& t) {
+    const auto whole = [](int64_t stride) { return stride > 0 && stride % 8 == 0; };
+    return t.stride == 1 && aligned(t.base) && whole(t.seq_stride) && whole(t.head_stride) && whole(t.batch_stride);
+}
+#endif
+
+constexpr int PLAIN_QUERIES = 32, PLAIN_KEYS = 32, SHARE = 8;  // SHARE threads a query
+
+// mask_kind: 0 none, 1 bool, 2 float of the tensors' type.
+template <class T, int D_PADDED>
+__global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
+    plain(Tensor Q, Tensor K, Tensor V, T* out, Shape s, Tensor mask, int mask_kind) {
+    constexpr int OWN = PLAIN_KEYS / SHARE;
+    extern __shared__ float memory[];
+    float(*q)[D_PADDED + 1] = reinterpret_cast<float(*)[D_PADDED + 1]>(memory);
+    float(*kv)[D_PADDED + 1] = q + PLAIN_QUERIES;
+    const int tiles = divide_up(s.seq_q, PLAIN_QUERIES), flat = blockIdx.x / tiles, first = blockIdx.x % tiles * PLAIN_QUERIES;
+    const int head = flat % s.heads, batch = flat / s.heads, kv_head = head / (s.heads / s.kv_heads);
+    const auto fill = [&](const Tensor& x, int h, int start, int end, auto& to) {
+        const T* from = (const T*)x.base + batch * x.batch_stride + h * x.head_stride;
+        for (int i = threadIdx.x; i < PLAIN_KEYS * D_PADDED; i += blockDim.x) {
+            const int at = i / D_PADDED, d = i % D_PADDED;
+            to[at][d] = start + at < end && d < s.D ? to_float(from[(start + at) * x.seq_stride + d * x.stride]) : 0;
+        }
+    };
+    const int row = threadIdx.x / SHARE, part = threadIdx.x % SHARE, query = first + row;
+    const T* biases = (const T*)mask.base + batch * mask.batch_stride + head * mask.head_stride + query * mask.seq_stride;
+    const bool* seen = (const bool*)mask.base + batch * mask.batch_stride + head * mask.head_stride + query * mask.seq_stride;
+    fill(Q, head, first, s.seq_q, q);
+    float o[D_PADDED / SHARE] = {}, peak = -INFINITY, sum = 0;
+    const int end = s.causal ? min(s.seq_k, first + PLAIN_QUERIES) : s.seq_k;
+    for (int start = 0; start < end; start += PLAIN_KEYS) {
+        __syncthreads();
+        fill(K, kv_head, start, s.seq_k, kv);
+        __syncthreads();
+        float p[OWN] = {}, most = peak;
+        for (int d = 0; d < s.D; ++d)
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) p[i] += q[row][d] * kv[part + SHARE * i][d];
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const int key = start + part + SHARE * i;
+            const bool inside = query < s.seq_q && key < s.seq_k;
+            p[i] *= s.scale;
+            if (!inside || (s.causal && key > query) || (mask_kind == 1 && !seen[key * mask.stride])) p[i] = -INFINITY;
+            else if (mask_kind == 2) p[i] += to_float(biases[key * mask.stride]) * 1.44269504f;
+            most = fmaxf(most, p[i]);
+        }
+        for (int lanes = 1; lanes < SHARE; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
+        const float base = most == -INFINITY ? 0 : most, decay = exp2f(peak - base);
+        peak = most;
+        sum *= decay;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) sum += p[i] = exp2f(p[i] - base);
+#pragma unroll
+        for (float& x : o) x *= decay;
+        __syncthreads();
+        fill(V, kv_head, start, s.seq_k, kv);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+            for (int j = 0; j < SHARE; ++j) {
+                const float weight = __shfl_sync(~0u, p[i], j, SHARE);
+#pragma unroll
+                for (int d = 0; d < D_PADDED / SHARE; ++d) o[d] += weight * kv[j + SHARE * i][part + SHARE * d];
+            }
+    }
+    for (int lanes = 1; lanes < SHARE; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (query >= s.seq_q) return;
+#pragma unroll
+    for (int d = 0; d < D_PADDED / SHARE; ++d)
+        if (part + SHARE * d < s.D)
+            out[(int64_t(flat) * s.seq_q + query) * s.D + part + SHARE * d] = from_float<T>(o[d] / sum);
+}
+
+template <class T, int D_PADDED>
+int launch_plain(const Tensor& Q, const Tensor& K, const Tensor& V, T* out, const Shape& s, const Tensor& mask, int mask_kind,
+                 cudaStream_t stream) {
+    const int bytes = (PLAIN_QUERIES + PLAIN_KEYS) * (D_PADDED + 1) * sizeof(float);
+    cudaFuncSetAttribute(plain<T, D_PADDED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    plain<T, D_PADDED><<<s.batch * s.heads * divide_up(s.seq_q, PLAIN_QUERIES), PLAIN_QUERIES * SHARE, bytes, stream>>>(
+        Q, K, V, out, s, mask, mask_kind);
+    return cudaGetLastError();
+}
+
+extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, int mask_kind, int batch, int heads, int kv_heads,
+                   int seq_q, int seq_k, int D, int causal, float scale, int64_t q_b, int64_t q_h, int64_t q_s, int64_t q_d,
+                   int64_t k_b, int64_t k_h, int64_t k_s, int64_t k_d, int64_t v_b, int64_t v_h, int64_t v_s, int64_t v_d,
+                   int64_t m_b, int64_t m_h, int64_t m_q, int64_t m_k, cudaStream_t stream) {
+    using T = std::conditional_t<DTYPE == 0, float, std::conditional_t<DTYPE == 1, f16, bf16>>;
+    const Tensor Q = {q, q_b, q_h, q_s, q_d}, K = {k, k_b, k_h, k_s, k_d}, V = {v, v_b, v_h, v_s, v_d};
+    const Shape s = {batch, heads, kv_heads, seq_q, seq_k, D, bool(causal), scale};
+#if AK_ARCH == 900 && DTYPE != 0
+    if (mask_kind == 0 && scale > 0 && D % 8 == 0 && D <= 128 && fits_hopper(Q) && fits_hopper(K) && fits_hopper(V)) {
+        const int64_t row = D, head = row * seq_q;
+        const Tensor out = {o, head * heads, head, row, 1};
+        if (D <= 64) return launch_hopper<Config<T, 64, WARPGROUPS_64, STAGES_64>>(Q, K, V, out, s, stream);
+        return launch_hopper<Config<T, 128, 2, 2>>(Q, K, V, out, s, stream);
+    }
+#endif
+    const Tensor mask = {mask_base, m_b, m_h, m_q, m_k};
+    if (D <= 64) return launch_plain<T, 64>(Q, K, V, (T*)o, s, mask, mask_kind, stream);
+    if (D <= 128) return launch_plain<T, 128>(Q, K, V, (T*)o, s, mask, mask_kind, stream);
+    if (D <= 256) return launch_plain<T, 256>(Q, K, V, (T*)o, s, mask, mask_kind, stream);
+    return cudaErrorInvalidValue;
+}
+"""
+
+_tunables = {"TURNS": TURNS, "STAGES_64": STAGES_64, "WARPGROUPS_64": WARPGROUPS_64}
+
+
+@cache
+def _compiled(dtype: torch.dtype) -> CudaFunction:
+    return cuda_function(SOURCE, "run", "ppppp i iiiiii i f llll llll llll llll", DTYPE=DTYPE_CODE[dtype], **_tunables)
+
+
+def kernel_fn(
+    Q: torch.Tensor,
+    K: torch.Tensor,
+    V: torch.Tensor,
+    causal: bool = True,
+    sm_scale: float | None = None,
+    attn_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
+    B, H, seq_q, D = Q.shape
+    kv_heads, seq_k = K.shape[1:3]
+    out = torch.empty(Q.shape, dtype=Q.dtype, device=Q.device)
+    scale = (D**-0.5 if sm_scale is None else sm_scale) * LOG2_E
+    mask_kind, mask_at, mask_strides = 0, 0, (0, 0, 0, 0)
+    if attn_mask is not None:
+        mask_kind = 1 if attn_mask.dtype == torch.bool else 2
+        attn_mask = attn_mask if mask_kind == 1 else attn_mask.to(Q.dtype)
+        mask_at, mask_strides = attn_mask.data_ptr(), attn_mask.expand(B, H, seq_q, seq_k).stride()
+    tensors = (Q.data_ptr(), K.data_ptr(), V.data_ptr(), out.data_ptr(), mask_at)
+    strides = (*Q.stride(), *K.stride(), *V.stride(), *mask_strides)
+    _compiled(Q.dtype)(*tensors, mask_kind, B, H, kv_heads, seq_q, seq_k, D, causal, scale, *strides)
+    return out

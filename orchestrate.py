@@ -12,8 +12,13 @@ Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.md, progress.pn
 """
 
 import argparse
+import os
+import signal
 import sys
 from pathlib import Path
+
+from autokernel import status
+from autokernel.supervisor import AGAIN, NOTES, Supervisor
 
 COMMANDS = ("run", "status", "next", "record", "plan", "report", "log", "merge", "clean")
 
@@ -68,19 +73,33 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    from autokernel import cli, commands  # cli first: it says what is missing
-    from autokernel.gate.sandbox import SandboxIncomplete
-    from autokernel.workload import WorkloadError
-    from autokernel.workspace import NoRun, RunInProgress
-
     words = sys.argv[1:]
     if not words or words[0] not in (*COMMANDS, "-h", "--help"):
         words = ["run", *words]
+    if words[0] == "status":
+        return status.main(words[1:])
+    if words[0] == "run" and NOTES not in os.environ:
+        root = Path(__file__).resolve().parent
+        raise SystemExit(Supervisor([sys.executable, __file__, *words], root / "results.tsv").run())
+    act(words)
+
+
+def act(words: list[str]) -> None:
+    from autokernel import cli, commands  # cli first: it says what is missing
+    from autokernel.gate.sandbox import SandboxIncomplete
+    from autokernel.machine import MachineFault
+    from autokernel.workload import WorkloadError
+    from autokernel.workspace import NoRun, RunInProgress
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the loop knows better while it runs
     arguments = make_parser().parse_args(words)
     try:
         print(getattr(commands, arguments.command)(arguments))
     except (NoRun, RunInProgress, SandboxIncomplete, WorkloadError) as error:
         cli.fail(error)
+    except MachineFault as fault:
+        print(fault, file=sys.stderr)
+        raise SystemExit(AGAIN) from None
     except KeyboardInterrupt:
         print("stopped at once; what was judged is kept, and the same command goes on from here", file=sys.stderr)
         raise SystemExit(130) from None

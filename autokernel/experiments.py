@@ -19,6 +19,7 @@ class Status(str, Enum):
     FAILED = "failed"  # a wrong answer, or refused
     CRASH = "crash"
     TIMEOUT = "timeout"
+    UNDECIDED = "undecided"  # the machine did not let it be judged: says nothing of the kernel
 
     __str__ = str.__str__
 
@@ -87,10 +88,16 @@ def _parse(kind: object, text: str) -> object:
     return options[0](text)
 
 
+def _status(verdict: Verdict, agent: object) -> Status:
+    if verdict.correctness == Correctness.PASS and (verdict.keep or agent == STARTER):
+        return Status.KEPT  # a correct starter is what the first experiment has to beat
+    if not verdict.decided:
+        return Status.UNDECIDED
+    return REFUSED.get(verdict.correctness, Status.RESET)
+
+
 def experiment_from(verdict: Verdict, **known: object) -> Experiment:
     """The row of a verdict; `known` has what the verdict does not: number, tag, target, description, agent and cost."""
-    kept = verdict.keep or known["agent"] == STARTER  # a correct starter is what the first experiment has to beat
-    status = REFUSED.get(verdict.correctness) or (Status.KEPT if kept else Status.RESET)
     speedup = verdict.speedup_vs_incumbent
     measured = {
         "kernel_type": verdict.kernel_type,
@@ -98,9 +105,9 @@ def experiment_from(verdict: Verdict, **known: object) -> Experiment:
         "latency_us": verdict.latency_us,
         "pct_peak": verdict.pct_peak,
         "speedup_vs_pytorch": verdict.speedup_vs_pytorch and verdict.speedup_vs_pytorch.value,
-        "correctness": str(verdict.correctness),
+        "correctness": str(verdict.correctness) if verdict.stages or verdict.failure else "",
         "peak_vram_mb": verdict.peak_vram_mb,
-        "status": str(status),
+        "status": str(_status(verdict, known["agent"])),
         "commit": "",
         "speedup_vs_incumbent": speedup and speedup.value,
         "speedup_low": speedup and speedup.low,

@@ -1,21 +1,23 @@
 """The whole job on one model: profile, plan, loop, re-proof of what was kept, verify, report. It can be resumed."""
 
 import json
+import time
 from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
 from autokernel.agents import make_agent
-from autokernel.cli import console
+from autokernel.display import Run, narrator
 from autokernel.extraction import make_plan
 from autokernel.gate import Judge
 from autokernel.loop import Budget, Loop
+from autokernel.machine import turn
 from autokernel.profiler import profile_workload
 from autokernel.report import write_report
 from autokernel.reproof import prove, speedup_vs_pytorch, winners_of
-from autokernel.scheduler import Rules
+from autokernel.scheduler import Rules, tried
+from autokernel.supervisor import Call, noted
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import verify
 from autokernel.workload import Workload
@@ -45,23 +47,13 @@ def default_tag(root: Path, workload: Workload) -> str:
     return next(tag for n in range(1, 1000) if (tag := base if n == 1 else f"{base}-{n}") not in taken)
 
 
-@contextmanager
-def narrator():
-    """A pair of functions: say(line), which stays, and step(text), which a terminal shows while it lasts."""
-    out = console()
-    if not out.is_terminal:
-        yield (lambda line: out.print(line, markup=False, soft_wrap=True)), (lambda text: None)
-        return
-    with out.status("starting") as status:
-        yield (lambda line: out.print(line, markup=False, soft_wrap=True)), (lambda text: status.update(text))
-
-
 def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Callable[[str], None]) -> Plan:
     """The run's plan; profiles the model the first time."""
     if (workspace / PLAN).exists():
         return workspace.plan
     say(f"profiling {job.workload} on {job.workload.device}")
-    profile = profile_workload(job.workload, say=step)
+    with turn(job.workload.device, step):
+        profile = profile_workload(job.workload, say=step)
     plan = make_plan(profile, top=job.top)
     profile.write(workspace / PROFILE)
     plan.write(workspace / PLAN)
@@ -74,17 +66,20 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
 
 def run_job(workspace: Workspace, job: Job) -> str:
     """Everything; returns the closing summary. Use inside `workspace.locked()`."""
-    with narrator() as (say, step):
+    with narrator() as (say, step, follow):
         plan = prepare(workspace, job, say, step)
         if not plan.targets:
             return (
                 f"{plan.model}: no operation was found for which there are kernels; autokernel/match.py knows the patterns"
             )
-        with Judge(plan.device, require_sandbox=job.require_sandbox) as judge:
-            loop = Loop(workspace, plan, judge, say, step)
+        loop = Loop(workspace, plan, None, say, step)
+        with Judge(plan.device, require_sandbox=job.require_sandbox) as loop.judge:
             spent = sum(row.cost_usd for row in loop.rows)
             agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)
-            say(f"the loop ends: {loop.run(agent, job.rules, job.budget)}")
+            call = noted(Call(workspace.tag, plan.device, time.monotonic(), len(tried(loop.rows))))
+            budget = replace(job.budget, started_s=call.started_s, made_before=call.made)
+            follow(Run(workspace.tag, plan, lambda: loop.rows, budget))
+            say(f"the loop ends: {loop.run(agent, job.rules, budget)}")
             if loop.stopping:
                 say("not proven again and not verified: the same command goes on from here")
                 return write_report(workspace)
@@ -94,5 +89,6 @@ def run_job(workspace: Workspace, job: Job) -> str:
         winners = winners_of(loop, proofs)
         say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
         speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
-        write_json(workspace / VERIFY, encode(verify(plan, winners, speedups, say=step)))
+        with turn(plan.device, step):
+            write_json(workspace / VERIFY, encode(verify(plan, winners, speedups, say=step)))
     return write_report(workspace)

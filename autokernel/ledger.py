@@ -1,7 +1,7 @@
 """Git as the notebook of a run: a branch of what was kept, a ref for everything tried, and never the user's checkout.
 
 Written with plumbing only (hash-object, mktree, commit-tree, update-ref): no hook runs, nothing is signed, no index is
-involved, and no lock of the user's is ever taken. The verdict stands in the commit's message: lost rows are rebuilt from it.
+involved, and no lock of the user's is ever taken. The verdict stands in the commit's message, from which a lost row is rebuilt.
 """
 
 import os
@@ -25,6 +25,9 @@ SETTINGS = {  # of our git alone: no hooks, no reflogs that a kill could tear, a
     "core.logAllRefUpdates": "false",
     "core.fsync": "loose-object,reference",
 }
+NO_HOOKS = {"GIT_CONFIG_COUNT": str(len(SETTINGS))}  # and the other settings, as git's environment has them
+for n, (key, value) in enumerate(SETTINGS.items()):
+    NO_HOOKS |= {f"GIT_CONFIG_KEY_{n}": key, f"GIT_CONFIG_VALUE_{n}": value}
 TRAILERS = {name: name.replace("_", "-").capitalize() for name in COLUMNS if name != "commit"} | {
     "description": "Hypothesis"
 }
@@ -57,10 +60,7 @@ class GitLedger:
         for role in ("AUTHOR", "COMMITTER"):
             identity[f"GIT_{role}_NAME"] = os.environ.get(f"GIT_{role}_NAME") or name or fallback_name
             identity[f"GIT_{role}_EMAIL"] = os.environ.get(f"GIT_{role}_EMAIL") or email or fallback_email
-        settings = {"GIT_CONFIG_COUNT": str(len(SETTINGS))}
-        for n, (key, value) in enumerate(SETTINGS.items()):
-            settings |= {f"GIT_CONFIG_KEY_{n}": key, f"GIT_CONFIG_VALUE_{n}": value}
-        return settings | identity
+        return NO_HOOKS | identity
 
     @contextmanager
     def _git(self, **extra: str) -> Iterator[git.Git]:

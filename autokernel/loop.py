@@ -6,25 +6,31 @@ and results.tsv lacks are written when the run goes on.
 
 import secrets
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from autokernel.agents import Agent, AgentStopped, Context, Proposal, Trial
+from autokernel.agents import Agent, AgentStopped, Bench, Context, Proposal, Trial
+from autokernel.build import default_cache
 from autokernel.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.gate.verdict import Correctness, Verdict
 from autokernel.ledger import Entry
+from autokernel.machine import Watch, gpu_shared, low_disk, turn
 from autokernel.scheduler import Rules, incumbent, move_on, next_target, rows_of, tried
 from autokernel.spec import load_spec
+from autokernel.status import subject
 from autokernel.target import Plan, Target
 from autokernel.workspace import Intent, Workspace
 
 NOTHING_LEFT = "the agent has nothing left to try"
-MAX_ATTEMPTS = 2  # at judging one experiment: one that ends the whole run twice is logged as a crash
+MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again
+PAUSES_S = (10.0, 30.0)  # before an experiment that the machine disturbed is judged again
 DETAIL_LINES = 30  # of a failure's detail in its commit
 
 
@@ -49,6 +55,8 @@ class Budget:
     seconds: float | None = None
     experiments: int | None = None
     at_least: int = 0  # experiments that are made even if they take longer: a slow machine sees the loop work too
+    started_s: float | None = None  # time.monotonic() when the call began, and the experiments that the run had then:
+    made_before: int | None = None  # given to a process that goes on with the call of one that was lost
 
 
 def notes(verdict: Verdict) -> str:
@@ -77,12 +85,14 @@ class Loop:
         say: Callable[[str], None],
         step: Callable[[str], None] = lambda text: None,
         worktree: bool = True,
+        pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
         self.workspace = workspace
         self.plan = plan
         self.judge = judge
         self.say = say
         self.step = step
+        self.pauses_s = pauses_s
         self.ledger = workspace.ledger
         self.ledger.open(worktree)
         self.entries = self.ledger.entries()
@@ -120,16 +130,22 @@ class Loop:
 
     def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
         """Experiments until the budget is used, nothing is left to try, or a signal; returns the reason in words."""
-        self._finish_intent()
-        deadline = time.monotonic() + budget.seconds if budget.seconds is not None else float("inf")
-        first, exhausted, previous = len(tried(self.rows)), set(), None
+        started_s = time.monotonic() if budget.started_s is None else budget.started_s
+        deadline = float("inf") if budget.seconds is None else started_s + budget.seconds
+        before = len(tried(self.rows)) if budget.made_before is None else budget.made_before
+        exhausted: set[str] = set()
+        previous = None
         with self._signals():
+            self._finish_intent()
             while not self.stopping:
-                made = len(tried(self.rows)) - first
+                made = len(tried(self.rows)) - before
                 if time.monotonic() >= deadline and made >= budget.at_least:
                     return f"the {budget.seconds / 60:.3g} minutes are used up"
                 if budget.experiments is not None and made >= budget.experiments:
                     return f"{budget.experiments} experiments were made"
+                if full := low_disk(self._folders):
+                    self._wait_for_space(full, deadline)
+                    continue
                 choice = next_target(self.plan, self.rows, rules, exhausted)
                 if choice is None:
                     return "nothing is left to try on any target"
@@ -137,7 +153,7 @@ class Loop:
                 if previous is not target:
                     self._announce(previous, choice.reason, target, rules, exhausted)
                     previous = target
-                if not rows_of(target, self.rows):
+                if not incumbent(rows_of(target, self.rows)):
                     self.start(target)
                     continue
                 try:
@@ -169,12 +185,15 @@ class Loop:
         return self._judge(target, proposal)
 
     def context(self, target: Target) -> Context:
-        entries = [entry for entry in self.entries if entry.row.target == target.name]
-        trials = tuple(Trial(entry.row, self.source(entry.row.commit), entry.notes) for entry in entries)
+        entries = [entry for entry in self.entries if entry.row.kernel_type == target.kernel_type]
+        made = [Trial(entry.row, self.source(entry.row.commit), entry.notes) for entry in entries]
+        trials = tuple(trial for trial in made if trial.row.target == target.name)
+        elsewhere = tuple(trial for trial in made if trial.row.target != target.name)
         self._take_up(target)
         best = self.incumbent_source(target)
         assert best is not None, f"{target.name} has no incumbent: the scheduler leaves a target whose starter fails"
-        return Context(target, load_spec(target.kernel_type), best, trials, self.ledger.tree)
+        bench = InTurn(self.judge, self.step) if isinstance(self.judge, Bench) else None
+        return Context(target, load_spec(target.kernel_type), best, trials, self.ledger.tree, elsewhere, bench)
 
     def incumbent_source(self, target: Target) -> str | None:
         """The target's best kernel, read from git."""
@@ -208,8 +227,11 @@ class Loop:
         if attempts <= MAX_ATTEMPTS:
             best = self.incumbent_source(target)
             step = partial(self._step, number, target, proposal)
-            verdict = self.judge.examine(
-                proposal.source, target, incumbent=best, seed=secrets.randbelow(2**31), progress=step
+            verdict = self.undisturbed(
+                target,
+                lambda: self.judge.examine(
+                    proposal.source, target, incumbent=best, seed=secrets.randbelow(2**31), progress=step
+                ),
             )
         else:
             verdict = _gave_up(target)
@@ -231,6 +253,40 @@ class Loop:
         self.workspace.clear_intent()
         self.say(f"{subject(row)}{'' if row.status == Status.KEPT else f' ({verdict.why})'}")
         return row
+
+    def undisturbed(self, target: Target, examine: Callable[[], Verdict]) -> Verdict:
+        """The gate's verdict, alone on the device. What the machine disturbed is waited out and judged again.
+
+        Raises MachineFault where this process cannot go on.
+        """
+        for pause_s in (*self.pauses_s, None):
+            fault, last = gpu_shared(target.device), self.stopping or pause_s is None
+            if not fault or last:
+                with turn(target.device, self.step):
+                    watch = Watch(target.device, self._folders, self.say)
+                    verdict = examine()
+                fault = fault or watch.fault(verdict)
+            if not fault or last:
+                break
+            self.say(f"{fault}: judged again in {pause_s:g} s")
+            self._sleep(pause_s)
+        return replace(verdict, keep=False, why=f"not decided: {fault}") if fault else verdict
+
+    @property
+    def _folders(self) -> list[Path]:
+        """On whose disks the run writes."""
+        return [self.workspace.folder, Path(tempfile.gettempdir()), default_cache()]
+
+    def _wait_for_space(self, full: str, deadline: float) -> None:
+        self.say(f"{full}: waiting for space")
+        while low_disk(self._folders) and not self.stopping and time.monotonic() < deadline:
+            self._sleep(1)
+
+    def _sleep(self, seconds: float) -> None:
+        """A pause that a signal ends."""
+        until = time.monotonic() + seconds
+        while not self.stopping and time.monotonic() < until:
+            time.sleep(0.1)
 
     def _step(self, number: int, target: Target, proposal: Proposal, stage: str) -> None:
         kept = sum(row.status == Status.KEPT for row in tried(self.rows))
@@ -254,11 +310,23 @@ class Loop:
                 signal.signal(number, handler)
 
 
-def subject(row: Experiment) -> str:
-    """An experiment in one line: `#7 rmsnorm_512x768_float32 kept 1.083x [1.051, 1.116]: CHUNK_ROWS 16 -> 4`."""
-    return f"#{row.experiment} {row.target} {f'{row.status} {row.gain}'.strip()}: {row.description}"
+@dataclass(frozen=True)
+class InTurn:
+    """The gate as an agent may ask it: alone on the device, without a verdict that counts."""
+
+    judge: Bench
+    step: Callable[[str], None]
+
+    def examine(self, source: str, target: Target, incumbent: str | None = None, quick: bool = True) -> Verdict:
+        self.step(f"a quick look at an edit of {target.name}")
+        with turn(target.device, self.step):
+            return self.judge.examine(source, target, incumbent=incumbent, quick=True)
+
+    def profile(self, source: str, target: Target) -> str:
+        with turn(target.device, self.step):
+            return self.judge.profile(source, target)
 
 
 def _gave_up(target: Target) -> Verdict:
-    why = f"the run ended {MAX_ATTEMPTS} times while this was judged: it is not judged again"
+    why = f"not decided: the run ended {MAX_ATTEMPTS} times while this was judged; it is not judged again"
     return Verdict(target.kernel_type, target.backend, target.device, Correctness.CRASH, False, why, seed=0)

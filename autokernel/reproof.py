@@ -4,25 +4,13 @@ The loop keeps many small steps, each measured once and chosen because it looked
 is therefore this one measurement, made after the choice.
 """
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from autokernel.backend import Winner
-from autokernel.gate import Interval
 from autokernel.loop import Loop, starter_source
 from autokernel.scheduler import incumbent, rows_of
+from autokernel.status import Proof
 from autokernel.target import Target
-from autokernel.workspace import PROOF, Workspace
-
-
-@dataclass(frozen=True)
-class Proof:
-    target: str
-    commit: str
-    gain: Interval | None  # over the starter; None: the best kernel is the starter, or it failed here
-    confirmed: bool  # the interval lies above 1, or there was nothing to confirm
-    why: str
 
 
 def prove(loop: Loop, target: Target, say: Callable[[str], None], step: Callable[[str], None]) -> Proof:
@@ -31,7 +19,7 @@ def prove(loop: Loop, target: Target, say: Callable[[str], None], step: Callable
     if source == starter:
         return Proof(target.name, commit, None, True, "the starter was not beaten")
     step(f"{target.name}: the kept kernel against its starter, in fresh processes")
-    verdict = loop.judge.compare(source, starter, target)
+    verdict = loop.undisturbed(target, lambda: loop.judge.compare(source, starter, target))
     gain = verdict.speedup_vs_incumbent
     confirmed = gain is not None and gain.low > 1
     why = f"{gain} over the starter" if gain else verdict.why
@@ -52,10 +40,3 @@ def speedup_vs_pytorch(loop: Loop, winner: Winner) -> float | None:
     """Of a winner over PyTorch by itself, as the gate measured that very source."""
     rows = reversed(rows_of(winner.target, loop.rows))
     return next((row.speedup_vs_pytorch for row in rows if loop.source(row.commit) == winner.source), None)
-
-
-def read_proofs(workspace: Workspace) -> dict[str, Proof]:
-    """Target -> proof, as written at the end of a run; empty before."""
-    path = workspace / PROOF
-    records = json.loads(path.read_text()) if path.exists() else []
-    return {r["target"]: Proof(**r | {"gain": r["gain"] and Interval(**r["gain"])}) for r in records}

@@ -78,7 +78,7 @@ def test_every_outcome_through_the_real_gate(workspace, clone):  # noqa: F811
         check(loop, "failed", "def kernel_fn(:", FAST)
 
     with workspace.locked(), Judge("cpu") as judge:
-        loop = Loop(workspace, PLAN_OF_ONE, judge, said.append)
+        loop = Loop(workspace, PLAN_OF_ONE, judge, said.append, pauses_s=())
         loop.start(TARGET, SLOW)
         reason = loop.run(ScriptedAgent(script(loop)), NO_RULES, Budget())
     assert reason == "nothing is left to try on any target"

@@ -1,8 +1,8 @@
 """A model as graphs: captured by Dynamo (graph breaks are fine), normalised to ATen before any decomposition.
 
 Linear, scaled_dot_product_attention, layer_norm, softmax and their like stay single nodes. What a program may write in
-many ways without meaning anything else is written in one way: every view is a `reshape`, a cast to the same dtype is
-nothing, a square is `pow(x, 2)`.
+many ways without meaning anything else is written in one way: every view is a `reshape`, every cast a `to(dtype)`, one to
+the same dtype is nothing, a square is `pow(x, 2)`.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,13 +31,11 @@ RESHAPES = {
     aten.squeeze.dim,
     aten.squeeze.dims,
 }
+CASTS = {aten.to.dtype_layout, aten.to.other, aten.type_as.default}  # where the device stays the same
 # Nothing happens if the result has the input's dtype, shape and strides.
 CONVERSIONS = {
     aten.to.dtype,
-    aten.to.dtype_layout,
     aten.to.device,
-    aten.to.other,
-    aten.type_as.default,
     aten.contiguous.default,
     aten.expand.default,
     aten.slice.Tensor,
@@ -143,6 +141,10 @@ def _simplify(node: Node) -> None:
         node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], list(value(node).shape)), {}
     if node.target is aten.mul.Tensor and node.args[0] is node.args[1]:
         node.target, node.args = aten.pow.Tensor_Scalar, (node.args[0], 2)
+    if node.target in CASTS and value(node).device == value(node.args[0]).device and not node.kwargs.get("copy"):
+        node.target, node.args, node.kwargs = aten.to.dtype, (node.args[0], value(node).dtype), {}
+    if node.target is aten.rms_norm.default and len(node.args) == 3:  # PyTorch then takes that of what it computes in
+        node.args = (*node.args, torch.finfo(torch.promote_types(value(node).dtype, torch.float32)).eps)
     idle_dropout = node.target is aten.dropout.default and not node.args[2]
     if idle_dropout or (node.target in CONVERSIONS and _layout(node) == _layout(node.args[0])):
         node.replace_all_uses_with(node.args[0])

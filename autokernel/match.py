@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from itertools import islice, product
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
 
 from autokernel.capture import aten, storages, trace, value, written
 from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
@@ -68,21 +69,18 @@ class Site:
 
 @cache
 def pattern_graphs(kernel_type: str) -> list[tuple[Pattern, fx.Graph]]:
-    """Every pattern of a type, traced in float32 and in float16 (where casts that are nothing in float32 show)."""
+    """Every pattern of a type, traced in float16, and, where that makes a difference, as it is in float32."""
     path = load_spec(kernel_type).folder / "patterns.py"
     if not path.is_file():
         return []
     patterns = import_file(path, f"autokernel_patterns_{kernel_type}").PATTERNS
-    graphs = {}
-    for pattern, dtype in product(patterns, (torch.float32, torch.float16)):
-        graph = _trace_pattern(pattern, dtype)
-        graphs.setdefault((pattern, str(graph)), (pattern, graph))
-    return list(graphs.values())
+    graphs = [(pattern, _trace_pattern(pattern)) for pattern in patterns]
+    return [(pattern, form) for pattern, graph in graphs for form in (graph, _without_casts(graph)) if form]
 
 
-def _trace_pattern(pattern: Pattern, dtype: torch.dtype) -> fx.Graph:
+def _trace_pattern(pattern: Pattern) -> fx.Graph:
     def tensor(v: Any) -> Tensor:
-        return torch.empty(v, dtype=dtype) if isinstance(v, tuple) else v.to(dtype) if v.is_floating_point() else v
+        return torch.empty(v, dtype=torch.float16) if isinstance(v, tuple) else v
 
     numbers = {k: v for k, v in pattern.inputs.items() if isinstance(v, (int, float))}
     tensors = {k: tensor(v) for k, v in pattern.inputs.items() if k not in numbers}
@@ -95,6 +93,19 @@ def _trace_pattern(pattern: Pattern, dtype: torch.dtype) -> fx.Graph:
     for node, name in zip(graph.nodes, tensors):  # placeholders come first, in order
         node.meta["parameter"] = name
     return graph
+
+
+def _without_casts(graph: fx.Graph) -> fx.Graph | None:
+    """The graph in one floating-point dtype, where casts between them are nothing; None if it has none."""
+    casts = [n for n in graph.nodes if n.target is aten.to.dtype and n.args[1].is_floating_point]
+    if not casts:
+        return None
+    copy, copies = fx.Graph(), {}
+    copy.output(copy.graph_copy(graph, copies))
+    for node in map(copies.__getitem__, casts):
+        node.replace_all_uses_with(node.args[0])
+        copy.erase_node(node)
+    return copy
 
 
 # --- search ----------------------------------------------------------------------------------------------------------
@@ -163,6 +174,8 @@ class Search:
 
 def _similar(ours: Any, theirs: Any) -> bool:
     """Whether a literal of a pattern may stand for one of a model: only flags, words and odd numbers must agree."""
+    if None in (ours, theirs) and isinstance(ours or theirs, (int, float)):
+        return False
     if isinstance(ours, (bool, str, float)) or isinstance(theirs, (bool, str)):
         return ours == theirs
     return not isinstance(theirs, Node)
@@ -373,6 +386,14 @@ def _wide(v: Any) -> Any:
     return torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v
 
 
+class _Wide(TorchFunctionMode):
+    """Casts in a pattern's `call` to another floating-point dtype stay in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = fx.node.map_aggregate((args, kwargs or {}), _wide)
+        return func(*args, **kwargs)
+
+
 def _draw(fake: Tensor, generator: torch.Generator) -> Tensor:
     """Random contents; rows of floating-point numbers have sizes from 1e-4 to 10, so that an eps shows."""
     if fake.dtype == torch.bool:
@@ -397,7 +418,8 @@ def _agree(site: Site, original: GraphModule, given: GraphModule | None) -> bool
     parameters = {k: values[v] if isinstance(v, Node) else v for k, v in site.parameters.items()}
     expected = original(*(values[node] for node in original.inputs))[0]
     try:
-        got = site.pattern.call(load_spec(site.kernel_type).oracle, **parameters)
+        with _Wide():
+            got = site.pattern.call(load_spec(site.kernel_type).oracle, **parameters)
     except (RuntimeError, IndexError, ValueError):
         return False
     if got.shape != expected.shape:

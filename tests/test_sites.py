@@ -1,6 +1,7 @@
 """Sites: every way to write an operation is found, what only looks like it is not, and both hold for whole models."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -32,6 +33,14 @@ def rand(*shape):
     return torch.randn(shape)
 
 
+def in_halves(t):
+    return t.chunk(2, -1)[0].repeat(*[1] * (t.dim() - 1), 2)
+
+
+def in_pairs(t):
+    return t[..., ::2].repeat_interleave(2, -1)
+
+
 @pytest.mark.parametrize(("kernel_type", "pattern"), PATTERNS)
 def test_every_pattern_is_found_and_proven_in_its_own_example(kernel_type: str, pattern: Pattern) -> None:
     numbers = {k: v for k, v in pattern.inputs.items() if not isinstance(v, (tuple, torch.Tensor))}
@@ -39,14 +48,12 @@ def test_every_pattern_is_found_and_proven_in_its_own_example(kernel_type: str, 
         numbers["sm_scale"] = 0.3
     tensors = {k: rand(*v) if isinstance(v, tuple) else v for k, v in pattern.inputs.items() if k not in numbers}
 
-    def model(*values):
+    def model(twice, *values):
         parameters = dict(zip(tensors, values))
-        for name in pattern.given:  # what the model guarantees of them must show in its graph
-            half = parameters[name].chunk(2, -1)[0]
-            parameters[name] = torch.cat((half, half), -1)
-        return pattern.example(**parameters, **numbers)
+        given = {name: twice(parameters[name]) for name in pattern.given}  # what the model guarantees shows in its graph
+        return pattern.example(**parameters | given, **numbers)
 
-    assert kernel_type in types_of(model, *tensors.values())
+    assert any(kernel_type in types_of(partial(model, twice), *tensors.values()) for twice in (in_halves, in_pairs))
 
 
 def softcapped(q, k, v):

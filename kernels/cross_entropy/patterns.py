@@ -10,5 +10,24 @@ def function(logits, targets, ignore_index):
     return F.cross_entropy(logits, targets, ignore_index=ignore_index)
 
 
-INPUTS = {"logits": (4, 9), "targets": torch.zeros(4, dtype=torch.int64), "ignore_index": -12345}
-PATTERNS = [Pattern(function, INPUTS, where=lambda logits, **_: logits.dim() == 2)]
+def two_functions(logits, targets, ignore_index):
+    return F.nll_loss(F.log_softmax(logits, -1), targets, ignore_index=ignore_index)
+
+
+def gathered(logits, targets):
+    return -F.log_softmax(logits, -1).gather(-1, targets.unsqueeze(-1)).mean()
+
+
+def log_sum(logits, targets):
+    return (torch.logsumexp(logits, -1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)).mean()
+
+
+def of_rows(logits, **_):
+    return logits.dim() == 2
+
+
+TENSORS = {"logits": (4, 9), "targets": torch.zeros(4, dtype=torch.int64)}
+PATTERNS = [
+    *(Pattern(f, TENSORS | {"ignore_index": -12345}, where=of_rows) for f in (function, two_functions)),
+    *(Pattern(f, TENSORS, where=of_rows) for f in (gathered, log_sum)),
+]

@@ -1,39 +1,54 @@
 """How models write attention: PyTorch's function, and softmax(QKᵀ)V by hand, each also with repeated key-value heads."""
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from autokernel.match import Pattern
 
-QKV = {"Q": (2, 4, 6, 8), "K": (2, 2, 6, 8), "V": (2, 2, 6, 8)}
-MASK = {"attn_mask": (1, 1, 6, 6)}
+B, H, KV, S, D = 2, 4, 2, 6, 8
 
 
-def as_is(t):
-    return t
+@dataclass(frozen=True)
+class Heads:
+    """How few key-value heads become many, and what the kernel, which knows about few, gets of them."""
+
+    shape: tuple[int, ...]  # of K and V
+    repeat: Callable[[Tensor], Tensor]
+    few: Callable[[Tensor], Tensor] = lambda t: t
 
 
-def expanded(t):
-    """Hugging Face's repeat_kv."""
-    return t[:, :, None].expand(2, 2, 2, 6, 8).reshape(2, 4, 6, 8)
+MANY = Heads((B, H, S, D), lambda t: t)
+FEW = Heads((B, KV, S, D), lambda t: t)
+REPEATED = [
+    Heads((B, KV, S, D), lambda t: t[:, :, None].expand(B, KV, H // KV, S, D).reshape(B, H, S, D)),  # Hugging Face's
+    Heads((B, KV, S, D), lambda t: t.repeat_interleave(H // KV, 1)),
+    Heads(  # Meta's, on [batch, seq, heads, head_dim]
+        (B, S, KV, D),
+        lambda t: t[:, :, :, None].expand(B, S, KV, H // KV, D).reshape(B, S, H, D).transpose(1, 2),
+        lambda t: t.transpose(1, 2),
+    ),
+]
 
 
-def interleaved(t):
-    return t.repeat_interleave(2, 1)
+def inputs(heads, **others):
+    return {"Q": (B, H, S, D), "K": heads.shape, "V": heads.shape} | {k: v for k, v in others.items() if v is not None}
 
 
-def function(repeat, causal, masked, grouped):
+def function(heads, causal, masked, grouped=False):
     def example(Q, K, V, sm_scale, attn_mask=None):
-        K, V = repeat(K), repeat(V)
+        K, V = heads.repeat(K), heads.repeat(V)
         return F.scaled_dot_product_attention(Q, K, V, attn_mask, is_causal=causal, scale=sm_scale, enable_gqa=grouped)
 
     def call(kernel, Q, K, V, sm_scale, attn_mask=None):
-        return kernel(Q=Q, K=K, V=V, causal=causal, sm_scale=sm_scale, attn_mask=attn_mask)
+        return kernel(Q=Q, K=heads.few(K), V=heads.few(V), causal=causal, sm_scale=sm_scale, attn_mask=attn_mask)
 
-    heads = {} if grouped or repeat is not as_is else {"K": QKV["Q"], "V": QKV["Q"]}
-    return Pattern(example, QKV | heads | (MASK if masked else {}) | {"sm_scale": 0.0123}, call)
+    return Pattern(example, inputs(heads, sm_scale=0.0123, attn_mask=(1, 1, S, S) if masked else None), call)
 
 
 # scores(Q, Kᵀ, number), and sm_scale in terms of the number
@@ -44,29 +59,39 @@ SCALINGS = [
     (lambda Q, Kt, number: (Q / number) @ Kt, lambda number: 1 / number),
     (lambda Q, Kt, number: Q @ Kt, lambda number: 1.0),
 ]
+# scores with a mask, an example of a mask, and the kernel's attn_mask in terms of it
+MASKS = [
+    (lambda scores, mask: scores, None, lambda mask: None),
+    (lambda scores, mask: scores + mask, (1, 1, S, S), lambda mask: mask),
+    (
+        lambda scores, mask: scores.masked_fill(mask, -math.inf),
+        torch.ones(1, 1, S, S, dtype=torch.bool).triu(1),
+        lambda mask: mask.logical_not(),
+    ),
+]
 SOFTMAXES = [
     lambda scores: torch.softmax(scores, -1),
     lambda scores: torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype),
 ]
 
 
-def by_hand(repeat, scaling, softmax, masked):
-    scores, sm_scale = scaling
+def by_hand(heads, scaling, masking, softmax):
+    (scores, sm_scale), (masked, mask, attn_mask) = scaling, masking
 
-    def example(Q, K, V, number=None, attn_mask=None):
-        s = scores(Q, repeat(K).transpose(-2, -1), number)
-        return softmax(s if attn_mask is None else s + attn_mask) @ repeat(V)
+    def example(Q, K, V, number=None, mask=None):
+        return softmax(masked(scores(Q, heads.repeat(K).transpose(-2, -1), number), mask)) @ heads.repeat(V)
 
-    def call(kernel, Q, K, V, number=None, attn_mask=None):
-        return kernel(Q=Q, K=K, V=V, causal=False, sm_scale=sm_scale(number), attn_mask=attn_mask)
+    def call(kernel, Q, K, V, number=None, mask=None):
+        K, V = heads.few(K), heads.few(V)
+        return kernel(Q=Q, K=K, V=V, causal=False, sm_scale=sm_scale(number), attn_mask=attn_mask(mask))
 
-    heads = {} if repeat is not as_is else {"K": QKV["Q"], "V": QKV["Q"]}
-    number = {} if scaling is SCALINGS[-1] else {"number": 0.0123}
-    return Pattern(example, QKV | heads | (MASK if masked else {}) | number, call)
+    number = None if scaling is SCALINGS[-1] else 0.0123
+    return Pattern(example, inputs(heads, number=number, mask=mask), call)
 
 
+BOTH = (True, False)
 PATTERNS = [
-    *(function(as_is, *flags) for flags in product((True, False), repeat=3)),
-    *(function(repeat, *flags, False) for repeat in (expanded, interleaved) for flags in product((True, False), repeat=2)),
-    *(by_hand(*way) for way in product((as_is, expanded), SCALINGS, SOFTMAXES, (True, False))),
+    *(function(FEW, causal, masked, grouped=True) for causal, masked in product(BOTH, BOTH)),
+    *(function(*way) for way in product((MANY, *REPEATED), BOTH, BOTH)),
+    *(by_hand(*way) for way in product((MANY, *REPEATED), SCALINGS, MASKS, SOFTMAXES)),
 ]

@@ -1,5 +1,6 @@
 """How models write gated MLPs: SwiGLU, GeGLU and their like, with separate and with merged gate and up weights."""
 
+import math
 from itertools import product
 
 import torch
@@ -11,10 +12,12 @@ ACTIVATIONS = [
     ("silu", F.silu),
     ("silu", lambda x: x * torch.sigmoid(x)),
     ("gelu", F.gelu),
+    ("gelu", lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))),
     ("relu2", lambda x: F.relu(x).pow(2)),
 ]
 SEPARATE = {"x": (2, 3, 8), "w_gate": (10, 8), "w_up": (10, 8), "w_down": (8, 10)}
 MERGED = {"x": (2, 3, 8), "w_both": (20, 8), "w_down": (8, 10)}
+SPLITS = [lambda both: both.chunk(2, -1), lambda both: both.split(10, -1), lambda both: (both[..., :10], both[..., 10:])]
 
 
 def separate(name, act):
@@ -27,11 +30,11 @@ def separate(name, act):
     return Pattern(example, SEPARATE, call)
 
 
-def merged(name, act, gate):
+def merged(name, act, split, gate):
     """The half `gate` (0 or 1) of the merged weight's outputs goes through the activation."""
 
     def example(x, w_both, w_down):
-        halves = F.linear(x, w_both).chunk(2, -1)
+        halves = split(F.linear(x, w_both))
         return F.linear(act(halves[gate]) * halves[1 - gate], w_down)
 
     def call(kernel, x, w_both, w_down):
@@ -41,4 +44,6 @@ def merged(name, act, gate):
     return Pattern(example, MERGED, call)
 
 
-PATTERNS = [separate(*a) for a in ACTIVATIONS] + [merged(*a, gate) for a, gate in product(ACTIVATIONS, (0, 1))]
+PATTERNS = [separate(*a) for a in ACTIVATIONS] + [
+    merged(*activation, *way) for activation, *way in product(ACTIVATIONS, SPLITS, (0, 1))
+]

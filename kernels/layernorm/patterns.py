@@ -10,6 +10,10 @@ def module(x, weight, bias, eps):
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
+def in_float(x, weight, bias, eps):
+    return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
+
+
 def variance(x, weight, bias, eps):
     return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + eps) * weight + bias
 
@@ -19,5 +23,27 @@ def squares(x, weight, bias, eps):
     return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps) * weight + bias
 
 
-INPUTS = {"x": (2, 3, 8), "weight": (8,), "bias": (8,), "eps": 0.0123}
-PATTERNS = [Pattern(example, INPUTS) for example in (module, variance, squares)]
+def squares_root(x, weight, bias, eps):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + eps) * weight + bias
+
+
+def module_without_bias(x, weight, eps):
+    return F.layer_norm(x, weight.shape, weight, None, eps)
+
+
+def cohere(x, weight, eps):
+    centred = x.float() - x.float().mean(-1, keepdim=True)
+    return (weight.float() * (centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps))).to(x.dtype)
+
+
+def without_bias(kernel, x, weight, eps):
+    return kernel(x=x, weight=weight, bias=torch.zeros_like(weight), eps=eps)
+
+
+WITHOUT_BIAS = {"x": (2, 3, 8), "weight": (8,), "eps": 0.0123}
+INPUTS = WITHOUT_BIAS | {"bias": (8,)}
+PATTERNS = [
+    *(Pattern(example, INPUTS) for example in (module, in_float, variance, squares, squares_root)),
+    *(Pattern(example, WITHOUT_BIAS, without_bias) for example in (module_without_bias, cohere)),
+]

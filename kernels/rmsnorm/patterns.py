@@ -6,8 +6,12 @@ import torch.nn.functional as F
 from autokernel.match import Pattern
 
 
+def normed(x, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
 def inverse_root(x, weight, eps):
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+    return normed(x, eps) * weight
 
 
 def division(x, weight, eps):
@@ -15,13 +19,23 @@ def division(x, weight, eps):
 
 
 def hugging_face(x, weight, eps):
-    h = x.to(torch.float32)
-    return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return weight * normed(x.float(), eps).to(x.dtype)
 
 
-def meta(x, weight, eps):
-    h = x.float()
-    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)).type_as(x) * weight
+def t5(x, weight, eps):
+    return weight * (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(weight.dtype)
+
+
+def in_float(x, weight, eps):
+    return (normed(x.float(), eps) * weight.float()).to(x.dtype)
+
+
+def gemma(x, weight, eps):
+    return (normed(x.float(), eps) * (1.0 + weight.float())).to(x.dtype)
+
+
+def plus_one(kernel, x, weight, eps):
+    return kernel(x=x, weight=weight + 1.0, eps=eps)
 
 
 def module(x, weight, eps):
@@ -30,6 +44,6 @@ def module(x, weight, eps):
 
 INPUTS = {"x": (2, 3, 8), "weight": (8,), "eps": 0.0123}
 PATTERNS = [
-    *(Pattern(example, INPUTS) for example in (inverse_root, division, hugging_face, meta)),
-    Pattern(module, INPUTS, where=lambda eps, **_: eps is not None),
+    *(Pattern(example, INPUTS) for example in (inverse_root, division, hugging_face, t5, in_float, module)),
+    Pattern(gemma, INPUTS, plus_one),
 ]

@@ -50,6 +50,16 @@ __device__ inline T from_float(float x) {
     else return __float2bfloat16_rn(x);
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
+// Half the instructions of exp2f and __expf, which treat results below 2^-126 apart: here those are 0.
+__device__ inline float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ inline float fast_exp(float x) { return fast_exp2(x * LOG2_E); }
+
 template <class T>
 __device__ inline void unpack(const Vector<T>& v, float (&out)[LANES<T>]) {
 #pragma unroll

@@ -70,6 +70,9 @@ __device__ inline void cluster_sync() {
 
 // ---- Barriers
 
+// The same number in all lanes, which the compiler may then keep once a warp.
+__device__ inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
 // A barrier in shared memory: a phase ends when all arrivals have come and all expected bytes have landed.
 struct Barrier {
     uint64_t state;
@@ -83,11 +86,12 @@ struct Barrier {
     __device__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
     }
-    // The barrier at the same place in block `rank` of the cluster.
+    // At the same place in block `rank` of the cluster. Orders no writes: release at the cluster's scope costs a fence of the
+    // whole memory, and a consumer that gives a stage back has only read.
     __device__ void arrive_at(uint32_t rank) {
         asm volatile(
             "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(this)), "r"(rank) : "memory");
+            "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(this)), "r"(rank) : "memory");
     }
     // Until the phase of this parity has ended.
     __device__ void wait(uint32_t parity) {
@@ -194,8 +198,8 @@ __device__ void pin(float (&registers)[COUNT]) {
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-// How wgmma finds a matrix in panels. Contiguous along k: `panels` is the row where it starts, plus 16 elements for each
-// further 16 of k. Otherwise rows of panels are k, 64 columns a panel, `panel_bytes` from each to the next.
+// How wgmma finds a matrix in panels: contiguous along k; or rows of panels are k, 64 columns a panel, `panel_bytes` from
+// each to the next. `+ step_bytes / 16` moves it: along k by 32 bytes for each 16 of k, otherwise by 16 rows.
 __device__ inline uint64_t descriptor(const void* start, int panel_bytes = 16) {
     const uint64_t swizzle_128 = 1ull << 62, eight_rows = 1024 >> 4;
     return (shared_address(start) & 0x3FFFF) >> 4 | uint64_t(panel_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128;

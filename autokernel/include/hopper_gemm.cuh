@@ -115,14 +115,13 @@ __device__ void multiply_tile(GemmShared<G>& shared, const Place<G>& place, Ring
     int previous = 0;
     for (int step = 0; step < place.steps; ++step, ring.advance()) {
         shared.full[ring.stage].wait(ring.parity);
-        const T* a = shared.a[ring.stage] + warpgroup * 64 * PANEL;
-        const T* b = shared.b[ring.stage];
+        const uint64_t a = descriptor(shared.a[ring.stage] + warpgroup * 64 * PANEL), b = descriptor(shared.b[ring.stage], 8192);
         pin(d);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < PANEL; k += 16)
-            multiply<T, !G::A_ALONG_K, !G::B_ALONG_K>(d, descriptor(a + (G::A_ALONG_K ? k : k * PANEL), 8192),
-                                                      descriptor(b + (G::B_ALONG_K ? k : k * PANEL), 8192), step + k > 0);
+            multiply<T, !G::A_ALONG_K, !G::B_ALONG_K>(d, a + k * (G::A_ALONG_K ? 2 : 128) / 16, b + k * (G::B_ALONG_K ? 2 : 128) / 16,
+                                                      step + k > 0);
         wgmma_commit();
         pin(d);
         if (step > 0) {
@@ -219,7 +218,7 @@ __global__ void __launch_bounds__(G::THREADS, 1) __cluster_dims__(G::BLOCKS, 1, 
 #ifdef AK_HOPPER
     extern __shared__ uint8_t raw[];
     auto& shared = *reinterpret_cast<GemmShared<G>*>(raw + (-shared_address(raw) & 1023));
-    const int warpgroup = threadIdx.x / 128;
+    const int warpgroup = uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
         for (int i = 0; i < G::STAGES; ++i) {
             shared.full[i].init(1);

@@ -26,24 +26,39 @@ __device__ inline Vector<T> filled(float value) {
     return pack<T>(values);
 }
 
-// A row of N elements as the whole vectors in which it lies, so that a row may start at any element: odd widths, slices.
-// What the first and the last vector hold of the neighbours' is in the same 16 bytes as an element of the row: readable.
-template <class T>
+// Vectors at, at + step, … of those up to `end`; `fill` beyond. Where none is beyond, the loads are independent of any test
+// and are asked for together.
+template <class T, int COUNT>
+__device__ inline void load_batch(Vector<T> (&vectors)[COUNT], const Vector<T>* from, int at, int step, int end, float fill) {
+    if (at + (COUNT - 1) * step < end) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) vectors[i] = read_once(from + at + i * step);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) vectors[i] = at + i * step < end ? read_once(from + at + i * step) : filled<T>(fill);
+}
+
+// A row of N elements as the whole vectors in which it lies, so that with PEEL a row may start and end at any element: odd
+// widths, slices. What its first and last vector hold of the neighbours' is in the same 16 bytes as an element of the row:
+// readable. Without PEEL there is nothing of neighbours.
+template <class T, bool PEEL = true>
 struct Row {
     const Vector<T>* base;
     int first, end;  // elements of the vectors from which and up to which they are the row's
 
     __device__ Row(const T* x, int N) {
-        first = int(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T));
+        first = PEEL ? int(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T)) : 0;
         base = reinterpret_cast<const Vector<T>*>(x - first);
         end = first + N;
     }
     __device__ int vectors() const { return (end + LANES<T> - 1) / LANES<T>; }
-    __device__ bool whole(int v) const { return v * LANES<T> >= first && (v + 1) * LANES<T> <= end; }
+    __device__ bool whole(int v) const { return (!PEEL || v * LANES<T> >= first) && (v + 1) * LANES<T> <= end; }
     __device__ bool has(int v, int e) const { return v * LANES<T> + e >= first && v * LANES<T> + e < end; }
 
     // Vector v; `fill` where it is not the row's.
     __device__ Vector<T> load(int v, float fill) const {
+        if constexpr (!PEEL) return v < vectors() ? read_once(base + v) : filled<T>(fill);
         Vector<T> values;
         if (v < vectors()) values = read_once(base + v);
         if (!whole(v)) {
@@ -56,13 +71,12 @@ struct Row {
     // Write vector v of this row to the row y: at once if y lies in its vectors as this row does, else by element.
     __device__ void store(T* y, int v, const Vector<T>& values) const {
         T* out = y + v * LANES<T> - first;
-        if (whole(v) && reinterpret_cast<uintptr_t>(out) % 16 == 0) {
-            write_once(reinterpret_cast<Vector<T>*>(out), values);
-            return;
-        }
+        if (whole(v) && (!PEEL || reinterpret_cast<uintptr_t>(out) % 16 == 0)) write_once(reinterpret_cast<Vector<T>*>(out), values);
+        else if constexpr (PEEL) {
 #pragma unroll
-        for (int e = 0; e < LANES<T>; ++e)
-            if (has(v, e)) out[e] = values.at[e];
+            for (int e = 0; e < LANES<T>; ++e)
+                if (has(v, e)) out[e] = values.at[e];
+        }
     }
 
     // What belongs to vector v in a vector of N weights.
@@ -118,17 +132,28 @@ __device__ inline float row_sum(float value, int threads, float* scratch) {
     return values[0];
 }
 
-// Part of a row's softmax: its highest value, and the sum of exp(value - peak).
-struct Part {
+// Part of a row's softmax: its peak, and the sum of exp(value - peak), or with BASE2 of exp2(value - peak).
+template <bool BASE2>
+struct PartOf {
     float peak, total;
 
     // What to subtract instead of the peak: nothing, where there is only -Inf as yet.
     __device__ float base() const { return peak == -INFINITY ? 0 : peak; }
+    __device__ float total_from(float base) const {
+        return total * (BASE2 ? fast_exp2(peak - base) : fast_exp(peak - base));
+    }
+    static __device__ PartOf none() { return {-INFINITY, 0}; }
+    static __device__ PartOf join(PartOf a, PartOf b) {
+        PartOf all = {fmaxf(a.peak, b.peak), 0};
+        all.total = a.total_from(all.base()) + b.total_from(all.base());
+        return all;
+    }
 };
 
+template <class Part>
 __device__ inline Part shuffle_part(Part part, int threads = 32) {
     const Part all = {shuffle_max(part.peak, threads), 0};
-    return {all.peak, shuffle_sum(part.total * __expf(part.peak - all.base()), threads)};
+    return {all.peak, shuffle_sum(part.total_from(all.base()), threads)};
 }
 
 // The blocks of a cluster that has the row between them; 1 block before sm_90.
@@ -152,6 +177,7 @@ struct Cluster {
 #endif
     }
     // Write to the shared memory of another block, where this block has `to`.
+    template <class Part>
     __device__ void tell(int other, Part* to, Part part) const {
 #if __CUDA_ARCH__ >= 900
         uint32_t there;
@@ -163,8 +189,8 @@ struct Cluster {
 constexpr int MAX_CLUSTER = AK_ARCH >= 900 ? 8 : 1;
 
 // Join the parts of a row that one block, or each block of a cluster, has. Blocks of a cluster have called arrive() before.
-template <bool CLUSTER>
-__device__ inline Part row_part(Part part, int threads, Part* scratch, const Cluster& cluster) {
+template <bool CLUSTER, class Part>
+__device__ inline Part row_part(Part part, int threads, Part* scratch, const Cluster& cluster = {}) {
     part = shuffle_part(part, threads);
     if (threads <= 32) return part;
     const int warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -173,17 +199,13 @@ __device__ inline Part row_part(Part part, int threads, Part* scratch, const Clu
         if (lane < cluster.blocks) cluster.tell(lane, scratch + cluster.rank * MAX_WARPS + warp, part);
         cluster.arrive();
         cluster.wait();
-        part = {-INFINITY, 0};
-        for (int block = 0; block < cluster.blocks; ++block) {
-            const Part other = lane < warps ? scratch[block * MAX_WARPS + lane] : Part{-INFINITY, 0};
-            const Part joined = {fmaxf(part.peak, other.peak), 0};
-            part.total = part.total * __expf(part.peak - joined.base()) + other.total * __expf(other.peak - joined.base());
-            part.peak = joined.peak;
-        }
+        part = Part::none();
+        for (int block = 0; block < cluster.blocks; ++block)
+            part = Part::join(part, lane < warps ? scratch[block * MAX_WARPS + lane] : Part::none());
     } else {
         if (lane == 0) scratch[warp] = part;
         __syncthreads();
-        part = lane < warps ? scratch[warp / warps * warps + lane] : Part{-INFINITY, 0};
+        part = lane < warps ? scratch[warp / warps * warps + lane] : Part::none();
     }
     return shuffle_part(part);
 }

@@ -143,22 +143,22 @@ __device__ void attend(Shared<C>& shared, const Work<C>& work, const Shape& shap
     float s[KEYS / 2], o[C::D / 2];
     uint32_t p[KEYS / 16][4];
     const auto scores = [&] {
-        const T *q = shared.q + warpgroup * 64 * PANEL, *k = shared.k[k_ring.stage];
+        const uint64_t q = descriptor(shared.q + warpgroup * 64 * PANEL), k = descriptor(shared.k[k_ring.stage]);
         pin(s);
         wgmma_fence();
 #pragma unroll
         for (int d = 0; d < C::D; d += 16)
-            multiply<T, 0, 0>(s, descriptor(q + d / PANEL * PANEL * C::QUERIES + d % PANEL),
-                              descriptor(k + d / PANEL * PANEL * KEYS + d % PANEL), d > 0);
+            multiply<T, 0, 0>(s, q + (d / PANEL * C::QUERIES * 128 + d % PANEL * 2) / 16,
+                              k + (d / PANEL * KEYS * 128 + d % PANEL * 2) / 16, d > 0);
         wgmma_commit();
         pin(s);
     };
     const auto accumulate = [&](bool add) {
-        const T* v = shared.v[v_ring.stage];
+        const uint64_t v = descriptor(shared.v[v_ring.stage], KEYS * 128);
         pin(o);
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < KEYS / 16; ++i) multiply<T, 1>(o, p[i], descriptor(v + i * 16 * PANEL, KEYS * 128), add || i > 0);
+        for (int i = 0; i < KEYS / 16; ++i) multiply<T, 1>(o, p[i], v + i * 16 * 128 / 16, add || i > 0);
         wgmma_commit();
         pin(o);
     };
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 #ifdef AK_HOPPER
     extern __shared__ uint8_t raw[];
     auto& shared = *reinterpret_cast<Shared<C>*>(raw + (-shared_address(raw) & 1023));
-    const int warpgroup = threadIdx.x / 128;
+    const int warpgroup = uniform(threadIdx.x / 128);
     if (threadIdx.x == 0) {
         shared.q_full.init(1);
         for (int i = 0; i < C::STAGES; ++i) {

@@ -19,6 +19,8 @@ STREAMING = 0  # 1: loads leave the caches to others
 SOURCE = r"""
 #include <rows.cuh>
 
+using Part = PartOf<true>;  // of logits times log2(e)
+
 template <class T>
 __device__ float highest(const Vector<T> (&vectors)[UNROLL]) {  // passes over NaN
     if constexpr (sizeof(T) == 4) {
@@ -38,13 +40,13 @@ __device__ float highest(const Vector<T> (&vectors)[UNROLL]) {  // passes over N
 
 template <class T>
 __device__ void add(Part& part, const Vector<T> (&vectors)[UNROLL]) {
-    const Part with = {fmaxf(part.peak, highest(vectors)), 0};
+    const Part with = {fmaxf(part.peak, highest(vectors) * LOG2_E), 0};
     const float base = with.base();
-    float totals[LANES<T>] = {part.total * __expf(part.peak - base)}, v[LANES<T>];
+    float totals[LANES<T>] = {part.total_from(base)}, v[LANES<T>];
 #pragma unroll
     for (int i = 0; i < UNROLL; ++i) {
         unpack(vectors[i], v);
-        for (int e = 0; e < LANES<T>; ++e) totals[e] += __expf(v[e] - base);
+        for (int e = 0; e < LANES<T>; ++e) totals[e] += fast_exp2(fmaf(v[e], LOG2_E, -base));
     }
     part = with;
     for (float total : totals) part.total += total;
@@ -67,14 +69,10 @@ __global__ void __launch_bounds__(BLOCK) losses(const T* logits, const int64_t* 
     const float chosen = target >= 0 && target < V ? to_float(logits[target]) : NAN;
     const Row<T> row(logits, V);
     const int first = row.first != 0, last = row.end / LANES<T>;  // of the vectors that are the row's alone
-    Part part = {-INFINITY, 0};
+    Part part = Part::none();
     for (int start = first + threadIdx.x; start < last; start += UNROLL * BLOCK) {
         Vector<T> vectors[UNROLL];
-#pragma unroll
-        for (int i = 0; i < UNROLL; ++i) {
-            const int at = start + i * BLOCK;
-            vectors[i] = at < last ? read_once(row.base + at) : filled<T>(-INFINITY);
-        }
+        load_batch(vectors, row.base, start, BLOCK, last, -INFINITY);
         add(part, vectors);
     }
     const int edge = threadIdx.x == 0 ? 0 : last;  // the two vectors that are shared with the neighbours
@@ -84,8 +82,8 @@ __global__ void __launch_bounds__(BLOCK) losses(const T* logits, const int64_t* 
         vectors[0] = row.load(edge, -INFINITY);
         add(part, vectors);
     }
-    part = row_part<false>(part, BLOCK, scratch, Cluster());
-    if (threadIdx.x == 0) out[blockIdx.x] = {logf(part.total) + (part.peak - chosen), 1};
+    part = row_part<false>(part, BLOCK, scratch);
+    if (threadIdx.x == 0) out[blockIdx.x] = {(log2f(part.total) + fmaf(-chosen, LOG2_E, part.peak)) / LOG2_E, 1};
 }
 
 constexpr int MEAN_BLOCK = 1024;

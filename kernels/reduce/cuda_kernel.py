@@ -68,11 +68,7 @@ __global__ void __launch_bounds__(LARGEST_BLOCK) rows(const T* x, Output<T> y, i
     for (float& result : results) result = join.EMPTY;
     for (int start = first + lane; start < last; start += UNROLL * threads) {
         Vector<T> vectors[UNROLL];
-#pragma unroll
-        for (int i = 0; i < UNROLL; ++i) {
-            const int at = start + i * threads;
-            vectors[i] = at < last ? read_once(row.base + at) : filled<T>(join.EMPTY);
-        }
+        load_batch(vectors, row.base, start, threads, last, join.EMPTY);
 #pragma unroll
         for (int i = 0; i < UNROLL; ++i) {
             unpack(vectors[i], v);
@@ -174,9 +170,7 @@ extern "C" int run(int dtype, const void* x, void* y, float* partial, int64_t ou
 """
 
 _tunables = {"BLOCK": BLOCK, "UNROLL": UNROLL, "ALONG": ALONG, "STREAMING": STREAMING}
-_run = cuda_function(
-    SOURCE, "run", "i ppp lll lll ii", ACROSS=ACROSS, LARGEST_BLOCK=LARGEST_BLOCK, **_tunables
-)
+_run = cuda_function(SOURCE, "run", "i ppp lll lll ii", ACROSS=ACROSS, LARGEST_BLOCK=LARGEST_BLOCK, **_tunables)
 
 
 @cache

@@ -27,11 +27,7 @@ __global__ void __launch_bounds__(LARGEST) held(const T* x, const T* weight, T* 
     const auto from = reinterpret_cast<const Vector<T>*>(x + min(m, M - 1) * stride);
     const int count = N / LANES<T>;
     Vector<T> values[VECTORS], weights[VECTORS];
-#pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        const int at = lane + i * threads;
-        values[i] = at < count ? read_once(from + at) : filled<T>(0);
-    }
+    load_batch(values, from, lane, threads, count, 0);
     const auto of = [count](const T* w, int at) { return reinterpret_cast<const Vector<T>*>(w)[min(at, count - 1)]; };
     if constexpr (EARLY) {
 #pragma unroll

@@ -77,11 +77,12 @@ def main() -> None:
     if not words or words[0] not in (*COMMANDS, "-h", "--help"):
         words = ["run", *words]
     if words[0] == "status":
-        return status.main(words[1:])
-    if words[0] == "run" and NOTES not in os.environ:
+        status.main(words[1:])
+    elif words[0] == "run" and NOTES not in os.environ:
         root = Path(__file__).resolve().parent
         raise SystemExit(Supervisor([sys.executable, __file__, *words], root / "results.tsv").run())
-    act(words)
+    else:
+        act(words)
 
 
 def act(words: list[str]) -> None:

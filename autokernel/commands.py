@@ -12,16 +12,18 @@ import torch
 
 from autokernel.agents import Proposal
 from autokernel.cli import fail, preflight
+from autokernel.display import narrator
 from autokernel.experiments import Status
 from autokernel.extraction import default_backend
 from autokernel.gate import Judge
 from autokernel.gate.judge import constants
-from autokernel.job import Job, default_tag, narrator, run_job
-from autokernel.loop import Budget, Loop, subject
+from autokernel.job import Job, default_tag, run_job
+from autokernel.loop import Budget, Loop
 from autokernel.package import save, why_not
-from autokernel.report import run_rows, status_lines, write_report
+from autokernel.report import run_rows, write_report
 from autokernel.scheduler import Rules, next_target
 from autokernel.spec import ROOT, kernel_types
+from autokernel.status import subject
 from autokernel.target import Plan, Target, default_target, encode
 from autokernel.winners import verified
 from autokernel.workload import workload_from
@@ -48,15 +50,6 @@ def _budget(arguments: argparse.Namespace) -> Budget:
     if minutes is None and arguments.experiments is None:
         return Budget(seconds=DEFAULT_MINUTES * 60, at_least=DEFAULT_EXPERIMENTS)
     return Budget(None if minutes is None else minutes * 60, arguments.experiments)
-
-
-def status(arguments: argparse.Namespace) -> str:
-    workspace = find_run(ROOT, arguments.tag)
-    rows = run_rows(workspace)
-    if arguments.json:
-        counts = {str(s): sum(row.status == s for row in rows) for s in Status}
-        return json.dumps({"tag": workspace.tag, "counts": counts, "last": asdict(rows[-1]) if rows else None})
-    return "\n  ".join([f"run {workspace.tag}: {workspace.plan.model}", *status_lines(workspace)])
 
 
 def next(arguments: argparse.Namespace) -> str:
@@ -132,7 +125,7 @@ def record(arguments: argparse.Namespace) -> str:
     target, plan = _target_of(source, path, workspace, arguments)
     preflight(target.backend)
     with workspace.locked(), Judge(target.device, require_sandbox=arguments.require_sandbox) as judge:
-        with narrator() as (say, step):
+        with narrator() as (say, step, _):
             loop = Loop(workspace, plan, judge, say, step, worktree=workspace.ledger.has_tree)
             row = loop.attempt(target, Proposal(source, arguments.hypothesis, "hand"))
         return f"{subject(row)}\nthe best {target.kernel_type} so far: git show autokernel/{workspace.tag}:kernel.py"

@@ -18,8 +18,9 @@ from autokernel.agents import Trial
 from autokernel.agents.playbook import fitting_tier
 from autokernel.cli import console
 from autokernel.experiments import Experiment, Status
-from autokernel.loop import Budget, subject
+from autokernel.loop import Budget
 from autokernel.scheduler import incumbent, loop_gain, rows_of, tried
+from autokernel.status import subject
 from autokernel.target import Plan, Target
 
 VERDICTS = 5  # the last ones shown

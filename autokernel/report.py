@@ -1,16 +1,20 @@
-"""What a run came to: the closing summary, the plot, and report.md, from plan, profile, rows, proof and verification."""
+"""What a run came to: the closing summary, report.html, report.md and the plot, from plan, profile, rows, proof and git."""
 
-from collections.abc import Sequence
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from autokernel.agents import Trial
+from autokernel.agents.playbook import fitting_tier, tier_text
 from autokernel.experiments import STARTER, Experiment, Status
-from autokernel.loop import subject
 from autokernel.profiler import ModelProfile
-from autokernel.reproof import Proof, read_proofs
-from autokernel.scheduler import incumbent, rows_of, tried
+from autokernel.report_html import page
+from autokernel.scheduler import expected_gain, incumbent, rows_of, tried
+from autokernel.status import kernel_line, read_proofs
 from autokernel.target import Plan, Target
 from autokernel.verification import Verification
 from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
@@ -19,10 +23,13 @@ STATUS_COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "r
 
 
 def write_report(workspace: Workspace) -> str:
-    """Write report.md and progress.png; returns the summary that report.md begins with."""
+    """Write report.html, report.md and progress.png; returns the summary that they begin with."""
     rows = run_rows(workspace)
     closing = summary(workspace, rows)
     plot(workspace, rows)
+    verification = Verification.read(workspace / VERIFY) if (workspace / VERIFY).exists() else None
+    given = (closing, workspace.plan, rows, verification, diffs(workspace, rows), list(ideas(workspace.plan, rows)))
+    (workspace / "report.html").write_text(page(f"AutoKernel, run {workspace.tag}", *given))
     experiments = "\n".join(
         f"| {r.experiment} | {r.target} | {r.status} | {r.gain} | {r.description.replace('|', '/')} | {r.commit[:10]} |"
         for r in rows
@@ -69,23 +76,6 @@ def summary(workspace: Workspace, rows: Sequence[Experiment]) -> str:
     return "\n\n".join("\n  ".join([title, *lines]) for title, lines in sections.items() if lines or "experiments" in title)
 
 
-def kernel_line(target: Target, rows: Sequence[Experiment], proof: Proof | None) -> str:
-    """One target: what its starter gives over PyTorch, and what the loop added."""
-    start = next((row for row in rows if row.agent == STARTER), None)
-    if start is None:
-        return f"{target.name} ({target.share:.1%} of the time): not reached"
-    if not incumbent(rows):
-        return f"{target.name} ({target.share:.1%} of the time): its starter did not pass the gate ({start.status})"
-    starter = f"starter {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else "starter correct"
-    loop = f"{len(tried(rows))} experiments, none kept"
-    if proof and proof.gain and proof.commit == incumbent(rows).commit:
-        verdict = "" if proof.confirmed else " (not confirmed: the starter stands)"
-        loop = f"the loop {proof.gain} over the starter{verdict}"
-    elif any(row.status == Status.KEPT for row in tried(rows)):
-        loop = "the loop kept a faster one, not proven again yet"
-    return f"{target.name} ({target.share:.1%} of the time): {starter}; {loop}"
-
-
 def model_lines(workspace: Workspace) -> list[str]:
     path = workspace / VERIFY
     if not path.exists():
@@ -114,6 +104,32 @@ def obstacle_lines(workspace: Workspace, plan: Plan) -> list[str]:
     ]
 
 
+def diffs(workspace: Workspace, rows: Sequence[Experiment]) -> dict[str, str]:
+    """What each experiment changed in the kernel that it was an edit of, by commit."""
+    with tempfile.TemporaryFile() as commits:
+        commits.write("".join(f"{row.commit}\n" for row in rows if row.agent != STARTER).encode())
+        commits.seek(0)
+        text = workspace.ledger.repo.git.diff_tree("--stdin", "--patch", "--unified=2", istream=commits)
+    _, *parts = re.split(r"(?m)^([0-9a-f]{40})$", text)
+    return {commit: change.partition("\n@@")[2] and "@@" + change.partition("\n@@")[2] for commit, change in _pairs(parts)}
+
+
+def _pairs(values: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(values[::2], values[1::2])
+
+
+def ideas(plan: Plan, rows: Sequence[Experiment]) -> Iterator[str]:
+    """What to try next: the targets in the order of what may be hoped for, and what the playbook has for each."""
+    order = sorted(plan.targets, key=lambda t: -expected_gain(t, rows_of(t, rows)))
+    for target in order:
+        of_target = rows_of(target, rows)
+        tier = fitting_tier([Trial(row, "", "") for row in of_target])
+        titles = re.findall(r"(?m)^### (.+)$", tier_text(tier, target))
+        at = f"at {best.pct_peak:.0f} % of its peak, " if (best := incumbent(of_target)) and best.pct_peak else ""
+        hope = f"{expected_gain(target, of_target):.2%} of the model's time to be hoped for"
+        yield f"{target.name}: {at}{hope}; tier {tier} of the playbook: {', '.join(titles)}"
+
+
 def plot(workspace: Workspace, rows: Sequence[Experiment]) -> None:
     """progress.png: for each target, every experiment and the best so far, relative to the starter."""
     targets = [t for t in workspace.plan.targets if rows_of(t, rows)]
@@ -139,9 +155,3 @@ def _plot_target(axis: Axes, target: Target, rows: Sequence[Experiment]) -> None
     axis.set_title(target.name, fontsize=9)
     axis.set_ylabel("vs starter", fontsize=8)
     axis.set_xlabel("experiment", fontsize=8)
-
-
-def status_lines(workspace: Workspace) -> list[str]:
-    rows = run_rows(workspace)
-    lines = [kernel_line(t, rows_of(t, rows), read_proofs(workspace).get(t.name)) for t in workspace.plan.targets]
-    return lines + ([f"last: {subject(rows[-1])}"] if rows else [])

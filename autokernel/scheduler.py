@@ -1,11 +1,16 @@
 """Which target next, and when to move on: pure functions of the plan and the rows, so that a resumed run decides alike."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autokernel.experiments import STARTER, Experiment, Status
-from autokernel.target import Plan, Target
+
+if TYPE_CHECKING:  # it brings PyTorch along, and whoever only reads records does without
+    from autokernel.target import Plan, Target
 
 UNSEEN_EFFICIENCY = 0.5  # of a kernel without a known peak: half of its time is taken to be removable
 PULL = 2.0  # of the target in hand: what was just learnt on it is worth something, and each change is a commit
@@ -22,7 +27,7 @@ class Rules:
     hours: float | None = 2.0
     speedup: float | None = 2.0  # over the target's starter
 
-    def patient(self, rounds: int) -> "Rules":
+    def patient(self, rounds: int) -> Rules:
         """The rules of a later round: effort and gain may double each time; a kernel at its limit stays there."""
         grow = 2**rounds
         stretched = {

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from autokernel.backend import Winner
 from autokernel.loop import starter_source
-from autokernel.reproof import read_proofs
 from autokernel.scheduler import incumbent, rows_of
 from autokernel.spec import ROOT
+from autokernel.status import read_proofs
 from autokernel.target import Plan
 from autokernel.verification import Verification
 from autokernel.workspace import PLAN, VERIFY, NoRun, Workspace, find_run

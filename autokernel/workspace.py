@@ -11,13 +11,10 @@ from pathlib import Path
 from autokernel.agents import Proposal
 from autokernel.experiments import ExperimentLog
 from autokernel.ledger import GitLedger
+from autokernel.status import PLAN, PROOF, NoRun, find_folder, run_folders  # noqa: F401 for whoever needs a run
 from autokernel.target import Plan, asdict_shallow, write_json
 
-PROFILE, PLAN, PROOF, VERIFY, REPORT = "profile.json", "plan.json", "proof.json", "verify.json", "report.md"
-
-
-class NoRun(LookupError):
-    """There is no run of this name, or none at all; the message says what to do."""
+PROFILE, VERIFY, REPORT = "profile.json", "verify.json", "report.md"
 
 
 class RunInProgress(RuntimeError):
@@ -94,13 +91,9 @@ class Workspace:
 
 def find_run(root: Path, tag: str | None) -> Workspace:
     """The run named `tag`, else the latest. Raises NoRun."""
-    found = next((run for run in runs(root) if tag in (None, run.tag)), None)
-    if found is None:
-        raise NoRun(f"there is no run{f' named {tag!r}' if tag else ''} yet: python orchestrate.py starts one")
-    return found
+    return Workspace(root, find_folder(root, tag).name)
 
 
 def runs(root: Path) -> list[Workspace]:
     """The runs of this clone, the latest first."""
-    folders = sorted(root.glob(f"workspace/*/{PLAN}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [Workspace(root, path.parent.name) for path in folders]
+    return [Workspace(root, folder.name) for folder in run_folders(root)]

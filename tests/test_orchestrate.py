@@ -12,6 +12,7 @@ import pytest
 from autokernel import commands
 from autokernel.experiments import STARTER
 from autokernel.spec import ROOT
+from autokernel.status import status
 from autokernel.workspace import NoRun, Workspace
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
@@ -38,8 +39,8 @@ def run(workspace, monkeypatch) -> Workspace:  # noqa: F811
 
 
 def test_status_next_plan_and_log(run):
-    assert "run night" in call("status") and "#3" in call("status")
-    assert json.loads(call("status", json=True))["counts"]["failed"] == 1
+    assert "run night" in status(run.root) and "#3" in status(run.root)
+    assert json.loads(status(run.root, as_json=True))["counts"]["failed"] == 1
     assert TARGET.name in call("next") and json.loads(call("next", json=True))["target"]["name"] == TARGET.name
     assert "starts from" in call("plan") and json.loads(call("plan", json=True))["targets"][0]["name"] == TARGET.name
     assert "too bold" not in call("log") and "too bold" in call("log", all=True)
@@ -56,12 +57,12 @@ def test_report_is_for_people(run):
 
 def test_clean_and_runs_that_are_not_there(run, clone):  # noqa: F811
     with pytest.raises(NoRun, match="other"):
-        call("status", tag="other")
+        status(run.root, "other")
     assert "MB freed" in call("clean", tag="night")
     with pytest.raises(NoRun):
         call("clean", tag="night")
     with pytest.raises(NoRun, match="starts one"):
-        call("status")
+        status(clone)
     assert sh("git", "branch", "--list", "autokernel/*", cwd=clone) == ""
 
 

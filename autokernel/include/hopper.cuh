@@ -4,12 +4,7 @@
 // writes a box [rows, 64] so, and as wgmma reads it. Panels start at multiples of 1024 bytes.
 #pragma once
 #include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
-#include <cstdint>
-#include <type_traits>
+#include <tensor_cores.cuh>
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define AK_HOPPER 1  // this pass of the compiler makes code for sm_90a
@@ -259,17 +254,6 @@ AK_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 // ---- From accumulators to panels
 
-template <class T>
-__device__ uint32_t pack(float low, float high) {
-    if constexpr (std::is_same_v<T, __half>) {
-        const __half2 pair = __floats2half2_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(pair);
-    } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-        return reinterpret_cast<const uint32_t&>(pair);
-    }
-}
-
 // Rounds 64 columns of D (32 registers from `d` on) into this warpgroup's panel of 64 rows, swizzled for the accelerator.
 template <class T>
 __device__ void write_panel(T* panel, const float* d) {
@@ -278,9 +262,9 @@ __device__ void write_panel(T* panel, const float* d) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint32_t at = start + ((2 * i + lane / 16) ^ (row % 8)) * 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pack<T>(d[8 * i], d[8 * i + 1])),
-                     "r"(pack<T>(d[8 * i + 2], d[8 * i + 3])), "r"(pack<T>(d[8 * i + 4], d[8 * i + 5])),
-                     "r"(pack<T>(d[8 * i + 6], d[8 * i + 7]))
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pack_pair<T>(d[8 * i], d[8 * i + 1])),
+                     "r"(pack_pair<T>(d[8 * i + 2], d[8 * i + 3])), "r"(pack_pair<T>(d[8 * i + 4], d[8 * i + 5])),
+                     "r"(pack_pair<T>(d[8 * i + 6], d[8 * i + 7]))
                      : "memory");
     }
 }

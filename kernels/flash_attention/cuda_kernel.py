@@ -1,7 +1,7 @@
-"""Attention in CUDA C++: on Hopper wgmma and TMA, warpgroups that take turns at the tensor cores; else a plain online pass.
+"""Attention in CUDA C++: on Hopper wgmma and TMA, with warpgroups that take turns at the tensor cores; else mma.sync.
 
 The Hopper kernel takes 16-bit tensors with head_dim a multiple of 8 up to 128, aligned to 16 bytes, and no mask but the
-causal one. All else (fp32, masks, odd head_dims up to 256) goes through `plain`, which does not use tensor cores.
+causal one. fp32 is multiplied in fp32. head_dim is at most 256.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ WARPGROUPS_64 = 3  # of 64 queries each, for head_dim up to 64
 LOG2_E = 1.4426950408889634
 
 SOURCE = r"""
-#include <autokernel.cuh>
+#include <tensor_cores.cuh>
 #if AK_ARCH == 900
 #include <hopper.cuh>
 #endif
@@ -34,12 +34,6 @@ struct Shape {
     bool causal;
     float scale;  // of scores, times log2(e): exponentials are powers of two
 };
-
-__device__ inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 #if AK_ARCH == 900
 constexpr int KEYS = 128;  // of a block
@@ -83,26 +77,23 @@ struct Work {
 };
 
 template <class C>
-__device__ void load(Shared<C>& shared, const Work<C>& work, const CUtensorMap& q, const CUtensorMap& k, const CUtensorMap& v) {
+__device__ void load(Shared<C>& shared, const Work<C>& work, const CUtensorMap& q, const CUtensorMap& k,
+                     const CUtensorMap& v) {
     shared.q_full.arrive_expecting(C::QUERY_BYTES);
     for (int d = 0; d < C::D; d += PANEL)
         for (int i = 0; i < C::QUERIES; i += 64)
             load_box(shared.q + d * C::QUERIES + i * PANEL, q, shared.q_full, d, work.first + i, work.head, work.batch);
-    const auto block = [&](auto* to, const CUtensorMap& map, Barrier& full, Barrier& empty, uint32_t parity, int j) {
-        empty.wait(parity ^ 1);
-        full.arrive_expecting(C::BLOCK_BYTES);
-        for (int d = 0; d < C::D; d += PANEL) load_box(to + d * KEYS, map, full, d, j * KEYS, work.kv_head, work.batch);
+    const auto block = [&](auto& to, const CUtensorMap& map, Barrier* full, Barrier* empty, Ring<C::STAGES>& ring, int j) {
+        empty[ring.stage].wait(ring.parity ^ 1);
+        full[ring.stage].arrive_expecting(C::BLOCK_BYTES);
+        for (int d = 0; d < C::D; d += PANEL)
+            load_box(to[ring.stage] + d * KEYS, map, full[ring.stage], d, j * KEYS, work.kv_head, work.batch);
+        ring.advance();
     };
     Ring<C::STAGES> k_ring, v_ring;
     for (int j = work.blocks - 1; j >= -1; --j) {  // values are needed one step after their keys
-        if (j >= 0) {
-            block(shared.k[k_ring.stage], k, shared.k_full[k_ring.stage], shared.k_empty[k_ring.stage], k_ring.parity, j);
-            k_ring.advance();
-        }
-        if (j + 1 < work.blocks) {
-            block(shared.v[v_ring.stage], v, shared.v_full[v_ring.stage], shared.v_empty[v_ring.stage], v_ring.parity, j + 1);
-            v_ring.advance();
-        }
+        if (j >= 0) block(shared.k, k, shared.k_full, shared.k_empty, k_ring, j);
+        if (j + 1 < work.blocks) block(shared.v, v, shared.v_full, shared.v_empty, v_ring, j + 1);
     }
 }
 
@@ -120,13 +111,13 @@ struct Softmax {
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
             const float base = most == -INFINITY ? 0 : most * scale;  // a row that sees no key yet
-            decay[r] = power_of_two(peak[r] * scale - base);
+            decay[r] = fast_exp2(peak[r] * scale - base);
             peak[r] = most;
             float total = 0;
 #pragma unroll
             for (int i = 0; i < KEYS / 4; ++i) {
                 float& x = s[i / 2 * 4 + r * 2 + i % 2];
-                x = power_of_two(x * scale - base);
+                x = fast_exp2(x * scale - base);
                 total += x;
             }
             sum[r] = sum[r] * decay[r] + total;
@@ -178,7 +169,7 @@ __device__ void attend(Shared<C>& shared, const Work<C>& work, const Shape& shap
 #pragma unroll
         for (int i = 0; i < KEYS / 16; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) p[i][e] = pack<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
+            for (int e = 0; e < 4; ++e) p[i][e] = pack_pair<T>(s[8 * i + 2 * e], s[8 * i + 2 * e + 1]);
     };
     const auto wait_turn = [&] {
         if (TURNS) named_sync(1 + warpgroup, 256);
@@ -245,8 +236,9 @@ __device__ void attend(Shared<C>& shared, const Work<C>& work, const Shape& shap
     fence_async();
     named_sync(8 + warpgroup, 128);
     if (threadIdx.x % 128 == 0) {
+        const T* from = shared.q + warpgroup * 64 * PANEL;
         for (int d = 0; d < C::D; d += PANEL)
-            store_box(out, shared.q + d * C::QUERIES + warpgroup * 64 * PANEL, d, work.first + warpgroup * 64, work.head, work.batch);
+            store_box(out, from + d * C::QUERIES, d, work.first + warpgroup * 64, work.head, work.batch);
         wait_stores_read<0>();
     }
 }
@@ -255,7 +247,8 @@ __device__ void attend(Shared<C>& shared, const Work<C>& work, const Shape& shap
 template <class C>
 __global__ void __launch_bounds__(C::THREADS, 1)
     hopper_attention(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
-                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap out, const Shape shape, int group) {
+                     const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap out, const Shape shape,
+                     int group) {
 #ifdef AK_HOPPER
     extern __shared__ uint8_t raw[];
     auto& shared = *reinterpret_cast<Shared<C>*>(raw + (-shared_address(raw) & 1023));
@@ -283,16 +276,18 @@ __global__ void __launch_bounds__(C::THREADS, 1)
 }
 
 template <class C>
-int launch_hopper(const Tensor& Q, const Tensor& K, const Tensor& V, const Tensor& out, const Shape& s, cudaStream_t stream) {
+int launch_hopper(const Tensor& Q, const Tensor& K, const Tensor& V, const Tensor& out, const Shape& s,
+                  cudaStream_t stream) {
+    using T = typename C::T;
     const auto map = [&](const Tensor& t, int heads, int seq, uint32_t rows) {
-        return hopper::tensor_map<typename C::T, 4>((const typename C::T*)t.base, {s.D, seq, heads, s.batch},
-                                                    {t.seq_stride, t.head_stride, t.batch_stride}, {hopper::PANEL, rows, 1, 1});
+        const int64_t sizes[] = {s.D, seq, heads, s.batch}, strides[] = {t.seq_stride, t.head_stride, t.batch_stride};
+        return hopper::tensor_map<T, 4>((const T*)t.base, sizes, strides, {hopper::PANEL, rows, 1, 1});
     };
     const auto allowed =
         cudaFuncSetAttribute(hopper_attention<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
     if (allowed != cudaSuccess) return allowed;
     const int64_t head_bytes = int64_t(s.seq_k) * s.D * 4 * s.kv_heads / s.heads, l2_bytes = 24 << 20;
-    const int all = s.batch * s.heads, group = std::max<int64_t>(1, std::min<int64_t>(all, l2_bytes / std::max<int64_t>(head_bytes, 1)));
+    const int all = s.batch * s.heads, group = max(1, int(min(int64_t(all), l2_bytes / max(head_bytes, int64_t(1)))));
     hopper_attention<C><<<all * divide_up(s.seq_q, C::QUERIES), C::THREADS, C::SHARED_BYTES, stream>>>(
         map(Q, s.heads, s.seq_q, 64), map(K, s.kv_heads, s.seq_k, KEYS), map(V, s.kv_heads, s.seq_k, KEYS),
         map(out, s.heads, s.seq_q, 64), s, group);
@@ -305,17 +300,131 @@ bool fits_hopper(const Tensor& t) {
 }
 #endif
 
+// What a score is changed by before the softmax: the mask (kind 0 none, 1 bool, 2 float of the tensors' type) and causality.
+template <class T>
+struct Mask {
+    int kind;
+    const void* base;
+    int64_t batch_stride, head_stride, query_stride, key_stride;
+
+    // In powers of two, like the score; -inf for what the query may not see.
+    __device__ float apply(float score, const Shape& s, int batch, int head, int query, int key) const {
+        if (query >= s.seq_q || key >= s.seq_k || (s.causal && key > query)) return -INFINITY;
+        if (kind == 0) return score;
+        const int64_t at = batch * batch_stride + head * head_stride + query * query_stride + key * key_stride;
+        if (kind == 1) return static_cast<const bool*>(base)[at] ? score : -INFINITY;
+        return score + to_float(static_cast<const T*>(base)[at]) * LOG2_E;
+    }
+};
+
+// 16-bit tensors of any strides: 4 warps of 16 queries each; a block of values comes in while scores are computed, and the
+// next block of keys meanwhile.
+template <class T, int D>
+struct MmaShared {
+    static constexpr int QUERIES = 64, KEYS = 64;
+    Tile<T, QUERIES, D, true> q;
+    Tile<T, KEYS, D, true> k;
+    Tile<T, D, KEYS, false> v;
+};
+
+template <class T, int D>
+__global__ void __launch_bounds__(128) mma_attention(Tensor Q, Tensor K, Tensor V, T* out, Shape s, Mask<T> mask) {
+    using Memory = MmaShared<T, D>;
+    constexpr int QUERIES = Memory::QUERIES, KEYS = Memory::KEYS;
+    extern __shared__ uint8_t raw[];
+    Memory& memory = *reinterpret_cast<Memory*>(raw);
+    const int tiles = divide_up(s.seq_q, QUERIES), flat = blockIdx.x / tiles;
+    const int first = (tiles - 1 - blockIdx.x % tiles) * QUERIES;
+    const int head = flat % s.heads, batch = flat / s.heads, kv_head = head / (s.heads / s.kv_heads);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, query = first + warp * 16 + lane / 4;
+    const auto at = [&](const Tensor& x, int h) { return (const T*)x.base + batch * x.batch_stride + h * x.head_stride; };
+    const Matrix q = {at(Q, head), Q.seq_stride, Q.stride}, k = {at(K, kv_head), K.seq_stride, K.stride};
+    const Matrix v = {at(V, kv_head), V.stride, V.seq_stride};
+    const bool k_vectors = k.in_vectors(true), v_vectors = v.in_vectors(false);
+    const int end = s.causal ? min(s.seq_k, first + QUERIES) : s.seq_k;
+    float o[D / 8][4] = {}, peak[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    memory.q.fill(q, first, 0, s.seq_q, s.D, q.in_vectors(true));
+    memory.k.fill(k, 0, 0, s.seq_k, s.D, k_vectors);
+    commit_copies();
+    for (int start = 0; start < end; start += KEYS) {
+        wait_copies<0>();
+        __syncthreads();
+        memory.v.fill(v, 0, start, s.D, s.seq_k, v_vectors);
+        commit_copies();
+        float p[KEYS / 8][4] = {};
+#pragma unroll
+        for (int d = 0; d < D; d += 16) {
+            uint32_t a[4], b[4];
+            memory.q.template fragment<false>(a, warp * 16, d);
+#pragma unroll
+            for (int j = 0; j < KEYS; j += 16) {
+                memory.k.template fragment<true>(b, j, d);
+                multiply_16x8<T>(p[j / 8], a, b[0], b[1]);
+                multiply_16x8<T>(p[j / 8 + 1], a, b[2], b[3]);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float most = peak[r], total = 0;
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; ++i) {
+                float& x = p[i / 2][2 * r + i % 2];
+                x = mask.apply(x * s.scale, s, batch, head, query + 8 * r, start + i / 2 * 8 + lane % 4 * 2 + i % 2);
+                most = fmaxf(most, x);
+            }
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const float base = most == -INFINITY ? 0 : most, decay = fast_exp2(peak[r] - base);
+            peak[r] = most;
+#pragma unroll
+            for (int i = 0; i < KEYS / 4; ++i) total += p[i / 2][2 * r + i % 2] = fast_exp2(p[i / 2][2 * r + i % 2] - base);
+            sum[r] = sum[r] * decay + total;
+#pragma unroll
+            for (int i = 0; i < D / 4; ++i) o[i / 2][2 * r + i % 2] *= decay;
+        }
+        wait_copies<0>();
+        __syncthreads();
+        if (start + KEYS < end) memory.k.fill(k, start + KEYS, 0, s.seq_k, s.D, k_vectors);
+        commit_copies();
+#pragma unroll
+        for (int j = 0; j < KEYS; j += 16) {
+            uint32_t a[4], b[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) a[e] = pack_pair<T>(p[j / 8 + e / 2][e % 2 * 2], p[j / 8 + e / 2][e % 2 * 2 + 1]);
+#pragma unroll
+            for (int d = 0; d < D; d += 16) {
+                memory.v.template fragment<true>(b, d, j);
+                multiply_16x8<T>(o[d / 8], a, b[0], b[1]);
+                multiply_16x8<T>(o[d / 8 + 1], a, b[2], b[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        if (query + 8 * r >= s.seq_q) continue;
+        T* row = out + (int64_t(flat) * s.seq_q + query + 8 * r) * s.D;
+#pragma unroll
+        for (int i = 0; i < D / 4; ++i) {
+            const int d = i / 2 * 8 + lane % 4 * 2 + i % 2;
+            if (d < s.D) row[d] = from_float<T>(o[i / 2][2 * r + i % 2] / sum[r]);
+        }
+    }
+}
+
 constexpr int PLAIN_QUERIES = 32, PLAIN_KEYS = 32, SHARE = 8;  // SHARE threads a query
 
-// mask_kind: 0 none, 1 bool, 2 float of the tensors' type.
+// fp32: a query by SHARE threads, keys and values through shared memory.
 template <class T, int D_PADDED>
 __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
-    plain(Tensor Q, Tensor K, Tensor V, T* out, Shape s, Tensor mask, int mask_kind) {
+    plain(Tensor Q, Tensor K, Tensor V, T* out, Shape s, Mask<T> mask) {
     constexpr int OWN = PLAIN_KEYS / SHARE;
     extern __shared__ float memory[];
     float(*q)[D_PADDED + 1] = reinterpret_cast<float(*)[D_PADDED + 1]>(memory);
     float(*kv)[D_PADDED + 1] = q + PLAIN_QUERIES;
-    const int tiles = divide_up(s.seq_q, PLAIN_QUERIES), flat = blockIdx.x / tiles, first = blockIdx.x % tiles * PLAIN_QUERIES;
+    const int tiles = divide_up(s.seq_q, PLAIN_QUERIES), flat = blockIdx.x / tiles;
+    const int first = (tiles - 1 - blockIdx.x % tiles) * PLAIN_QUERIES;
     const int head = flat % s.heads, batch = flat / s.heads, kv_head = head / (s.heads / s.kv_heads);
     const auto fill = [&](const Tensor& x, int h, int start, int end, auto& to) {
         const T* from = (const T*)x.base + batch * x.batch_stride + h * x.head_stride;
@@ -325,8 +434,6 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
         }
     };
     const int row = threadIdx.x / SHARE, part = threadIdx.x % SHARE, query = first + row;
-    const T* biases = (const T*)mask.base + batch * mask.batch_stride + head * mask.head_stride + query * mask.seq_stride;
-    const bool* seen = (const bool*)mask.base + batch * mask.batch_stride + head * mask.head_stride + query * mask.seq_stride;
     fill(Q, head, first, s.seq_q, q);
     float o[D_PADDED / SHARE] = {}, peak = -INFINITY, sum = 0;
     const int end = s.causal ? min(s.seq_k, first + PLAIN_QUERIES) : s.seq_k;
@@ -340,19 +447,15 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
             for (int i = 0; i < OWN; ++i) p[i] += q[row][d] * kv[part + SHARE * i][d];
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
-            const int key = start + part + SHARE * i;
-            const bool inside = query < s.seq_q && key < s.seq_k;
-            p[i] *= s.scale;
-            if (!inside || (s.causal && key > query) || (mask_kind == 1 && !seen[key * mask.stride])) p[i] = -INFINITY;
-            else if (mask_kind == 2) p[i] += to_float(biases[key * mask.stride]) * 1.44269504f;
+            p[i] = mask.apply(p[i] * s.scale, s, batch, head, query, start + part + SHARE * i);
             most = fmaxf(most, p[i]);
         }
         for (int lanes = 1; lanes < SHARE; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-        const float base = most == -INFINITY ? 0 : most, decay = exp2f(peak - base);
+        const float base = most == -INFINITY ? 0 : most, decay = fast_exp2(peak - base);
         peak = most;
         sum *= decay;
 #pragma unroll
-        for (int i = 0; i < OWN; ++i) sum += p[i] = exp2f(p[i] - base);
+        for (int i = 0; i < OWN; ++i) sum += p[i] = fast_exp2(p[i] - base);
 #pragma unroll
         for (float& x : o) x *= decay;
         __syncthreads();
@@ -374,14 +477,18 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
             out[(int64_t(flat) * s.seq_q + query) * s.D + part + SHARE * d] = from_float<T>(o[d] / sum);
 }
 
-template <class T, int D_PADDED>
-int launch_plain(const Tensor& Q, const Tensor& K, const Tensor& V, T* out, const Shape& s, const Tensor& mask, int mask_kind,
-                 cudaStream_t stream) {
-    const int bytes = (PLAIN_QUERIES + PLAIN_KEYS) * (D_PADDED + 1) * sizeof(float);
-    cudaFuncSetAttribute(plain<T, D_PADDED>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    plain<T, D_PADDED><<<s.batch * s.heads * divide_up(s.seq_q, PLAIN_QUERIES), PLAIN_QUERIES * SHARE, bytes, stream>>>(
-        Q, K, V, out, s, mask, mask_kind);
-    return cudaGetLastError();
+template <class T, int D>
+int launch_general(const Tensor& Q, const Tensor& K, const Tensor& V, T* out, const Shape& s, const Mask<T>& mask,
+                   cudaStream_t stream) {
+    const auto with = [&](auto kernel, int queries, int threads, int bytes) {
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        kernel<<<s.batch * s.heads * divide_up(s.seq_q, queries), threads, bytes, stream>>>(Q, K, V, out, s, mask);
+        return cudaGetLastError();
+    };
+    if constexpr (sizeof(T) == 2)
+        return with(mma_attention<T, D>, MmaShared<T, D>::QUERIES, 128, sizeof(MmaShared<T, D>));
+    else
+        return with(plain<T, D>, PLAIN_QUERIES, PLAIN_QUERIES * SHARE, (PLAIN_QUERIES + PLAIN_KEYS) * (D + 1) * sizeof(T));
 }
 
 extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, int mask_kind, int batch, int heads, int kv_heads,
@@ -392,18 +499,15 @@ extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, int mask
     const Tensor Q = {q, q_b, q_h, q_s, q_d}, K = {k, k_b, k_h, k_s, k_d}, V = {v, v_b, v_h, v_s, v_d};
     const Shape s = {batch, heads, kv_heads, seq_q, seq_k, D, bool(causal), scale};
 #if AK_ARCH == 900 && DTYPE != 0
-    if (mask_kind == 0 && scale > 0 && D % 8 == 0 && D <= 128 && fits_hopper(Q) && fits_hopper(K) && fits_hopper(V)) {
+    if (mask_kind == 0 && scale > 0 && D % 8 == 0 && WIDTH <= 128 && fits_hopper(Q) && fits_hopper(K) && fits_hopper(V)) {
         const int64_t row = D, head = row * seq_q;
         const Tensor out = {o, head * heads, head, row, 1};
-        if (D <= 64) return launch_hopper<Config<T, 64, WARPGROUPS_64, STAGES_64>>(Q, K, V, out, s, stream);
-        return launch_hopper<Config<T, 128, 2, 2>>(Q, K, V, out, s, stream);
+        using C = std::conditional_t<WIDTH == 64, Config<T, 64, WARPGROUPS_64, STAGES_64>, Config<T, 128, 2, 2>>;
+        return launch_hopper<C>(Q, K, V, out, s, stream);
     }
 #endif
-    const Tensor mask = {mask_base, m_b, m_h, m_q, m_k};
-    if (D <= 64) return launch_plain<T, 64>(Q, K, V, (T*)o, s, mask, mask_kind, stream);
-    if (D <= 128) return launch_plain<T, 128>(Q, K, V, (T*)o, s, mask, mask_kind, stream);
-    if (D <= 256) return launch_plain<T, 256>(Q, K, V, (T*)o, s, mask, mask_kind, stream);
-    return cudaErrorInvalidValue;
+    const Mask<T> mask = {mask_kind, mask_base, m_b, m_h, m_q, m_k};
+    return launch_general<T, WIDTH>(Q, K, V, (T*)o, s, mask, stream);
 }
 """
 
@@ -411,8 +515,10 @@ _tunables = {"TURNS": TURNS, "STAGES_64": STAGES_64, "WARPGROUPS_64": WARPGROUPS
 
 
 @cache
-def _compiled(dtype: torch.dtype) -> CudaFunction:
-    return cuda_function(SOURCE, "run", "ppppp i iiiiii i f llll llll llll llll", DTYPE=DTYPE_CODE[dtype], **_tunables)
+def _compiled(dtype: torch.dtype, width: int) -> CudaFunction:
+    """width: that of the kernels' rows, at least head_dim."""
+    signature = "ppppp i iiiiii i f llll llll llll llll"
+    return cuda_function(SOURCE, "run", signature, DTYPE=DTYPE_CODE[dtype], WIDTH=width, **_tunables)
 
 
 def kernel_fn(
@@ -425,6 +531,7 @@ def kernel_fn(
 ) -> torch.Tensor:
     """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
     B, H, seq_q, D = Q.shape
+    assert D <= 256, f"head_dim {D} is more than 256"
     kv_heads, seq_k = K.shape[1:3]
     out = torch.empty(Q.shape, dtype=Q.dtype, device=Q.device)
     scale = (D**-0.5 if sm_scale is None else sm_scale) * LOG2_E
@@ -435,5 +542,6 @@ def kernel_fn(
         mask_at, mask_strides = attn_mask.data_ptr(), attn_mask.expand(B, H, seq_q, seq_k).stride()
     tensors = (Q.data_ptr(), K.data_ptr(), V.data_ptr(), out.data_ptr(), mask_at)
     strides = (*Q.stride(), *K.stride(), *V.stride(), *mask_strides)
-    _compiled(Q.dtype)(*tensors, mask_kind, B, H, kv_heads, seq_q, seq_k, D, causal, scale, *strides)
+    width = 64 if D <= 64 else 128 if D <= 128 else 256
+    _compiled(Q.dtype, width)(*tensors, mask_kind, B, H, kv_heads, seq_q, seq_k, D, causal, scale, *strides)
     return out

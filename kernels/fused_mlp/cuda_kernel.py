@@ -43,7 +43,7 @@ int multiprocessors() {
 
 #if AK_ARCH == 900 && DTYPE != 0
 template <int BM, int BN, int STAGES, int CLUSTER, class Gate = void, int SPLITS = 1>
-using Tile = hopper::Gemm<T, BM, BN, STAGES, CLUSTER, true, true, Gate, SPLITS>;
+using Product = hopper::Gemm<T, BM, BN, STAGES, CLUSTER, true, true, Gate, SPLITS>;
 
 // hidden [M, N] = act(x [M, K] gateᵀ) * (x upᵀ), for gate and up [N, K].
 extern "C" int gate_up(const void* x, const void* gate, const void* up, void* hidden, int M, int N, int K, int64_t x_row,
@@ -55,9 +55,9 @@ extern "C" int gate_up(const void* x, const void* gate, const void* up, void* hi
     };
     const hopper::Tiling tilings[] = {{256, 128, 2, 1.0}, {128, 64, 1, 0.8}, {64, 64, 1, 0.5}};
     switch (GATE_TILE >= 0 ? GATE_TILE : hopper::fastest(tilings, 3, M, N, processors)) {
-        case 0: return with(Tile<128, 256, 4, 2, Activation>{});
-        case 1: return with(Tile<128, 128, 5, 1, Activation>{});
-        default: return with(Tile<64, 128, 6, 1, Activation>{});
+        case 0: return with(Product<128, 256, 4, 2, Activation>{});
+        case 1: return with(Product<128, 128, 5, 1, Activation>{});
+        default: return with(Product<64, 128, 6, 1, Activation>{});
     }
 }
 
@@ -71,10 +71,10 @@ extern "C" int down(const void* hidden, const void* weight, void* y, int M, int 
     };
     const hopper::Tiling tilings[] = {{256, 256, 2, 1.0}, {128, 128, 1, 0.8}, {64, 64, 1, 0.4}, {256, 256, 8, 0.85}};
     switch (DOWN_TILE >= 0 ? DOWN_TILE : hopper::fastest(tilings, K >= 2048 ? 4 : 3, M, N, processors)) {
-        case 0: return with(Tile<128, 256, 4, 2>{});
-        case 1: return with(Tile<128, 128, 5, 1>{});
-        case 2: return with(Tile<64, 64, 8, 1>{});
-        default: return with(Tile<128, 256, 4, 2, void, 4>{});
+        case 0: return with(Product<128, 256, 4, 2>{});
+        case 1: return with(Product<128, 128, 5, 1>{});
+        case 2: return with(Product<64, 64, 8, 1>{});
+        default: return with(Product<128, 256, 4, 2, void, 4>{});
     }
 }
 #endif
@@ -134,8 +134,8 @@ def kernel_fn(
     rows = x.reshape(-1, x.shape[-1])
     M, dim = rows.shape
     hidden = w_gate.shape[0]
-    along = all(map(_fits_tma, (rows, w_gate, w_up, w_down))) and hidden % 8 == 0 and w_gate.stride() == w_up.stride()
-    if not (along and _is_hopper(x.device.index)):
+    by_tma = all(map(_fits_tma, (rows, w_gate, w_up, w_down))) and hidden % 8 == 0 and w_gate.stride() == w_up.stride()
+    if not (by_tma and _is_hopper(x.device.index)):
         gate, up = torch.mm(rows, w_gate.t()), torch.mm(rows, w_up.t())
         _compiled("gated", x.dtype, activation)(gate.data_ptr(), up.data_ptr(), gate.numel())
         return torch.mm(gate, w_down.t()).view(x.shape)

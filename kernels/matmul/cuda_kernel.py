@@ -23,57 +23,14 @@ SOURCE = r"""
 #include <hopper_gemm.cuh>
 #endif
 
-struct Matrix {  // [rows, K] of A, or of B transposed
-    const void* base;
-    int64_t row_stride, k_stride;
-};
-
 constexpr int STEP = 32;  // along K
-
-// A tile of ROWS x STEP in shared memory: 16-byte vectors along the contiguous dim, swizzled against bank conflicts.
-template <class T, int ROWS, bool ALONG_K>
-struct alignas(16) Tile {
-    T at[ROWS * STEP];
-
-    __device__ T* vector(int row, int k) {
-        if constexpr (ALONG_K) return at + row * STEP + ((k / 8) ^ (row / 2 % 4)) * 8;
-        else return at + k * ROWS + ((row / 8) ^ (k % 8)) * 8;
-    }
-    // From row `row0` and from k0 on; what lies past the last row or K is zero. By single elements unless `vectors`.
-    __device__ void fill(const Matrix& x, int row0, int k0, int rows, int K, bool vectors) {
-        for (int i = threadIdx.x; i < ROWS * STEP / 8; i += blockDim.x) {
-            const int row = ALONG_K ? i / (STEP / 8) : i % (ROWS / 8) * 8;
-            const int k = ALONG_K ? i % (STEP / 8) * 8 : i / (ROWS / 8);
-            const int rows_left = rows - row0 - row, k_left = K - k0 - k;
-            const int count = rows_left > 0 && k_left > 0 ? min(ALONG_K ? k_left : rows_left, 8) : 0;
-            const T* from = static_cast<const T*>(x.base);
-            if (count > 0) from += (row0 + row) * x.row_stride + (k0 + k) * x.k_stride;
-            if (vectors) {
-                copy_async(vector(row, k), from, count * sizeof(T));
-                continue;
-            }
-            Vector<T> values;
-#pragma unroll
-            for (int e = 0; e < 8; ++e) values.at[e] = e < count ? from[e * (ALONG_K ? x.k_stride : x.row_stride)] : T(0.f);
-            *reinterpret_cast<Vector<T>*>(vector(row, k)) = values;
-        }
-    }
-    // 16 rows by 16 of k as the tensor cores take A, or, with B's order of its two halves, B.
-    template <bool IS_B>
-    __device__ void fragment(uint32_t (&r)[4], int row, int k) {
-        const int lane = threadIdx.x % 32, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
-        const int row_half = IS_B ? second : first, k_half = IS_B ? first : second;
-        if constexpr (ALONG_K) load_matrices<false>(r, vector(row + row_half + lane % 8, k + k_half));
-        else load_matrices<true>(r, vector(row + row_half, k + k_half + lane % 8));
-    }
-};
 
 // BM x BN of C by 4 warps, PIPELINE steps in flight.
 template <class T, int BM, int BN, bool A_ALONG_K, bool B_ALONG_K, int PIPELINE = 3>
 __global__ void __launch_bounds__(128)
     mma_matmul(Matrix A, Matrix B, T* C, int M, int N, int K, bool a_vectors, bool b_vectors) {
-    __shared__ Tile<T, BM, A_ALONG_K> a[PIPELINE];
-    __shared__ Tile<T, BN, B_ALONG_K> b[PIPELINE];
+    __shared__ Tile<T, BM, STEP, A_ALONG_K> a[PIPELINE];
+    __shared__ Tile<T, BN, STEP, B_ALONG_K> b[PIPELINE];
     const int tiles_m = divide_up(M, BM), m0 = blockIdx.x % tiles_m * BM, n0 = blockIdx.x / tiles_m * BN;
     const int steps = divide_up(K, STEP), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_m = warp / 2 * (BM / 2), warp_n = warp % 2 * (BN / 2);
@@ -191,12 +148,6 @@ int hopper_matmul(const Matrix& A, const Matrix& B, T* C, int M, int N, int K, i
 }
 #endif
 
-// Whether 16-bit elements lie in vectors of 16 bytes along the dim of stride 1, as cp.async and TMA ask.
-bool in_vectors(const Matrix& x, bool along_k) {
-    const int64_t inner = along_k ? x.k_stride : x.row_stride, outer = along_k ? x.row_stride : x.k_stride;
-    return inner == 1 && outer > 0 && outer % 8 == 0 && aligned(x.base);
-}
-
 extern "C" int run(const void* A_base, const void* B_base, void* C, int M, int N, int K, int64_t a_m, int64_t a_k,
                    int64_t b_k, int64_t b_n, cudaStream_t stream) {
     const Matrix A = {A_base, a_m, a_k}, B = {B_base, b_n, b_k};
@@ -209,7 +160,7 @@ extern "C" int run(const void* A_base, const void* B_base, void* C, int M, int N
     else fp32_matmul<32, 32><<<divide_up(M, 32) * divide_up(N, 32), 256, 0, stream>>>(A, B, (float*)C, M, N, K);
 #else
     using T = std::conditional_t<DTYPE == 1, f16, bf16>;
-    const bool a_vectors = in_vectors(A, A_K), b_vectors = in_vectors(B, B_K);
+    const bool a_vectors = A.in_vectors(A_K), b_vectors = B.in_vectors(B_K);
 #if AK_ARCH == 900
     if (a_vectors && b_vectors && K > 0) return hopper_matmul<T>(A, B, (T*)C, M, N, K, processors, stream);
 #endif

@@ -1,22 +1,27 @@
 """The agents: the tuner's edits and memory, a command in a real working tree, Claude over HTTP on loopback."""
 
 import json
-import threading
+import os
+import subprocess
+import sys
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import anthropic
 import pytest
 import torch
 
-from autokernel.agents import AgentStopped, Context, OutOfBudget, Trial
+from autokernel.agents import AgentOptions, AgentStopped, Context, OutOfBudget, Trial, agent_names, make_agent
 from autokernel.agents.anthropic_api import ClaudeAgent, newest_opus
 from autokernel.agents.command import CommandAgent
+from autokernel.agents.prompt import task_text
+from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.tuner import Tuner, read_knobs, set_knob, structure
 from autokernel.experiments import STARTER
+from autokernel.gate import Judge
 from autokernel.ledger import GitLedger
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
+from tests.messages_api import Broken, Call, Refusal, said, serving
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 
@@ -109,164 +114,306 @@ def tree(clone):  # noqa: F811
 
 
 def ask(command: str, tree, **options):
-    said = []
-    agent = CommandAgent(command, said.append, **options)
-    return agent.propose(context(FIRST, tree=tree)), said
+    told = []
+    agent = CommandAgent(command, told.append, **options)
+    return agent.propose(context(FIRST, tree=tree)), told
 
 
 def test_a_command_edits_kernel_py(tree):
-    proposal, said = ask("grep -q CHUNK_ROWS - && echo '# faster' >> kernel.py; echo 'HYPOTHESIS: a comment helps'", tree)
+    proposal, told = ask("grep -q CHUNK_ROWS - && echo '# faster' >> kernel.py; echo 'HYPOTHESIS: a comment helps'", tree)
     assert proposal.source == STARTER_SOURCE + "# faster\n"
-    assert (proposal.hypothesis, proposal.agent, said) == ("a comment helps", "command:grep", [])
+    assert (proposal.hypothesis, proposal.agent, told) == ("a comment helps", "command:grep", [])
 
 
 def test_a_command_that_changes_nothing_has_nothing_left(tree):
-    proposal, said = ask("echo I give up; exit 3", tree)
+    proposal, told = ask("echo I give up; exit 3", tree)
     assert proposal is None
-    assert "status 3" in said[0] and "I give up" in said[1]
+    assert "status 3" in told[0] and "I give up" in told[1]
 
 
 def test_what_a_command_does_elsewhere_is_undone_and_reported(tree, clone):  # noqa: F811
     before, head = state(clone), sh("git", "rev-parse", "HEAD", cwd=tree)
     command = "echo x >> kernel.py; echo y >> other.py; echo z > new.py; git add -A; git -c user.name=a -c user.email=a@a"
-    proposal, said = ask(f"{command} -c core.hooksPath=/dev/null commit -qm sneaky --no-gpg-sign; rm .gitignore", tree)
+    proposal, told = ask(f"{command} -c core.hooksPath=/dev/null commit -qm sneaky --no-gpg-sign; rm .gitignore", tree)
     assert proposal.source == STARTER_SOURCE + "x\n"
     assert sh("git", "rev-parse", "HEAD", "autokernel/night", cwd=tree).split() == [head, head]
     assert sh("git", "symbolic-ref", "HEAD", cwd=tree) == "refs/heads/autokernel/night"
     assert sh("git", "status", "--porcelain", cwd=tree) == ""
     assert not (tree / "new.py").exists() and (tree / "other.py").read_text() == "other\n"
-    assert "moved back" in said[0] and all(name in said[1] for name in ("other.py", "new.py", ".gitignore"))
+    assert "moved back" in told[0] and all(name in told[1] for name in ("other.py", "new.py", ".gitignore"))
     assert state(clone) == before
 
 
 def test_a_command_has_a_time_limit(tree):
-    proposal, said = ask("echo x >> kernel.py; sleep 60 & sleep 60", tree, limit_s=0.5)
-    assert proposal.source.endswith("x\n") and "ended after" in said[0]
-
-
-class Api(BaseHTTPRequestHandler):
-    """Speaks enough of the Messages API: streams the answers of `server.script`, one a request."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
-
-    def do_POST(self):
-        self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        answer = self.server.script.pop(0)
-        if isinstance(answer, int):
-            body = json.dumps({"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}).encode()
-            self._head(answer, "application/json", len(body), {"retry-after-ms": "1"})
-            self.wfile.write(body)
-            return
-        body = "".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in self._events(answer)).encode()
-        self._head(200, "text/event-stream", len(body), {})
-        self.wfile.write(body)
-
-    def _head(self, status, kind, length, extra):
-        self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(length), **extra}.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def _events(self, answer):
-        usage = {
-            "input_tokens": 1000,
-            "cache_creation_input_tokens": 2000,
-            "cache_read_input_tokens": 4000,
-            "output_tokens": 1,
-        }
-        head = {
-            "id": "msg_1",
-            "type": "message",
-            "role": "assistant",
-            "model": "m",
-            "stop_reason": None,
-            "stop_sequence": None,
-        }
-        yield {"type": "message_start", "message": {**head, "content": [], "usage": usage}}
-        if isinstance(answer, str):
-            yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-            yield {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": answer}}
-        else:
-            block = {"type": "tool_use", "id": "toolu_1", "name": "propose_kernel", "input": {}}
-            yield {"type": "content_block_start", "index": 0, "content_block": block}
-            text = json.dumps(answer)
-            for part in (text[:10], text[10:]):
-                delta = {"type": "input_json_delta", "partial_json": part}
-                yield {"type": "content_block_delta", "index": 0, "delta": delta}
-        yield {"type": "content_block_stop", "index": 0}
-        stop = {"stop_reason": "end_turn" if isinstance(answer, str) else "tool_use", "stop_sequence": None}
-        yield {"type": "message_delta", "delta": stop, "usage": {"output_tokens": 500}}
-        yield {"type": "message_stop"}
+    proposal, told = ask("echo x >> kernel.py; sleep 60 & sleep 60", tree, limit_s=0.5)
+    assert proposal.source.endswith("x\n") and "ended after" in told[0]
 
 
 @pytest.fixture
 def api():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    server.requests, server.script = [], []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
+    """A Messages API whose answers are those of `api.script`, one a request."""
+    script = []
+    with serving(lambda request: script.pop(0)) as server:
+        server.script = script
+        yield server
 
 
-def claude(api, said=None, **options) -> ClaudeAgent:
-    client = anthropic.Anthropic(api_key="test", base_url=f"http://127.0.0.1:{api.server_port}", max_retries=2)
-    return ClaudeAgent((said if said is not None else []).append, client=client, **options)
+def claude(api, said_to_us=None, patience_s=20.0, spent_usd=0.0, **options) -> ClaudeAgent:
+    timeout = anthropic.Timeout(1.5, connect=5)
+    client = anthropic.Anthropic(api_key="test", base_url=api.url, max_retries=0, timeout=timeout)
+    say = (said_to_us if said_to_us is not None else []).append
+    return ClaudeAgent(say, AgentOptions(**options), spent_usd, client, patience_s=patience_s, first_wait_s=0.01)
 
 
-GOOD = {"source": "x = 1\n", "hypothesis": "smaller is faster"}
-ONE_CALL_USD = (1000 + 2000 * 1.25 + 4000 * 0.1) * 4e-6 + 500 * 20e-6  # as Api._events reports it, at Opus 5.5's prices
+PROPOSED = Call("propose", {"source": "x = 1\n", "hypothesis": "smaller is\nfaster", "predicted_gain": 1.1})
+GOOD = said(PROPOSED, thought_tokens=700)
+EDITED = {"hypothesis": "more in flight", "predicted_gain": 1.05, "edits": [{"old": "UNROLL = 4 ", "new": "UNROLL = 8 "}]}
+
+
+def priced(usages) -> float:
+    """What the server's counts cost at Opus 5.5's public prices, USD."""
+    rates = {"input_tokens": 4, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 0.2, "output_tokens": 20}
+    return sum(usage[name] * rate for usage in usages for name, rate in rates.items()) / 1e6
 
 
 def test_claude_proposes_and_counts_what_it_costs(api):
-    said = []
-    api.script = [GOOD, GOOD]
-    agent = claude(api, said)
+    told = []
+    api.script[:] = [GOOD, GOOD]
+    agent = claude(api, told)
     proposal = agent.propose(context(FIRST, trial("a = 1", "failed", None)))
-    assert (proposal.source, proposal.hypothesis, proposal.agent) == ("x = 1\n", "smaller is faster", "claude-opus-5-5")
-    assert proposal.tokens == 7500 and proposal.cost_usd == pytest.approx(ONE_CALL_USD)
-    assert "127.0.0.1" in said[0] and "$10.00" in said[0]  # before the first call, and only then
+    assert (proposal.source, proposal.agent) == ("x = 1\n", "claude-opus-5-5")
+    assert proposal.hypothesis == "smaller is faster (predicts 1.10x)"
+    assert proposal.tokens == sum(api.usages[0].values()) and proposal.cost_usd == pytest.approx(priced(api.usages))
+    assert "127.0.0.1" in told[0] and "$10.00" in told[0] and "kernel's source" in told[0]
     agent.propose(context(FIRST))
-    assert len(said) == 1 and agent.spent_usd == pytest.approx(2 * ONE_CALL_USD)
+    assert len(told) == 1  # before the first call, and only then
+    assert agent._purse.spent.usd == pytest.approx(priced(api.usages))
     request = api.requests[0]
-    assert request["system"][0]["text"] == (ROOT / "program.md").read_text()
-    cached, fresh = request["messages"][0]["content"]
-    assert "cache_control" in request["system"][0] and "cache_control" in cached and "cache_control" not in fresh
-    assert "def rmsnorm(" in cached["text"] and STARTER_SOURCE in fresh["text"] and "failed" in fresh["text"]
+    playbook, incumbent, history = (block["text"] for block in request["messages"][0]["content"])
+    assert "## The rules" in request["system"][0]["text"] and "def rmsnorm(" in playbook
+    assert "# Tier 1" in playbook and "# Tier 2" not in json.dumps(request["messages"])
+    assert STARTER_SOURCE in incumbent and "failed" in history and STARTER_SOURCE not in history
 
 
-@pytest.mark.parametrize("bad", ["I would rather talk.", {"hypothesis": "no source"}, {"source": "  ", "hypothesis": "x"}])
-def test_claude_is_asked_once_more_after_a_useless_answer(api, bad):
-    api.script = [bad, GOOD]
+def test_the_stable_prefix_is_read_from_the_cache(api):
+    api.script[:] = [GOOD, GOOD, GOOD]
+    agent = claude(api)
+    agent.propose(context(FIRST))
+    agent.propose(context(FIRST, trial("a = 1")))
+    agent.propose(context(FIRST, trial("a = 1"), trial("b = 1", "kept", 1.1), incumbent="b = 1"))
+    first, same, other = api.usages
+    assert first["cache_read_input_tokens"] == 0
+    assert same["cache_read_input_tokens"] > 0.8 * first["cache_creation_input_tokens"]  # all but the history
+    assert same["cache_read_input_tokens"] > other["cache_read_input_tokens"] > 4000  # all but incumbent and history
+
+
+READS = {
+    "target": "512",
+    "oracle": "def rmsnorm(",
+    "spec": "near_zero",
+    "incumbent": "CHUNK_ROWS",
+    "history": "#1",
+    "compiler": "error: expected",
+    "starters": "cpp_rows",
+    "headers": "autokernel.hpp",
+    "playbook": "# Tier 1",
+    "experiment": "error: expected",
+}
+
+
+def test_claude_reads_what_it_asks_for_and_edits_by_patch(api):
+    failed = Trial(replace(ROW, experiment=2, status="failed", correctness="FAIL"), "a = 1\n", "error: expected ;")
+    questions = [
+        said("Let me see.", *(Call("read", {"topic": topic, "name": "2"[: topic == "experiment"]}) for topic in READS))
+    ]
+    questions.append(said(Call("read", {"topic": "headers", "name": "panels.hpp"}), Call("read", {"topic": "weather"})))
+    api.script[:] = [*questions, said(Call("propose", EDITED))]
+    proposal = claude(api).propose(context(FIRST, failed))
+    assert proposal.source == STARTER_SOURCE.replace("UNROLL = 4 ", "UNROLL = 8 ")
+    answers = [block["content"] for block in api.requests[1]["messages"][2]["content"]]
+    for topic, answer in zip(READS, answers, strict=True):
+        assert READS[topic] in answer, topic
+    header, weather = api.requests[2]["messages"][4]["content"]
+    assert "struct Free" in header["content"] and weather["is_error"] and "playbook" in weather["content"]
+    assert proposal.tokens == sum(sum(usage.values()) for usage in api.usages)
+    assert api.usages[2]["cache_read_input_tokens"] > api.usages[1]["cache_creation_input_tokens"]  # the turn before
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Judge("cpu") as judge:
+        yield judge
+
+
+def test_claude_has_an_edit_looked_at_before_an_experiment_is_spent(api, judge):
+    wrong = STARTER_SOURCE.replace("return v * scale * w", "return v * scale")
+    broken = STARTER_SOURCE.replace("splat(1 /", "splat(1 / unknown_name /")
+    looks = [said(Call("look", {"source": source})) for source in (wrong, broken, broken, broken)]
+    api.script[:] = [*looks, said(Call("read", {"topic": "profile"})), GOOD]
+    proposal = claude(api).propose(replace(context(FIRST), bench=judge))
+    results = [request["messages"][-1]["content"][0] for request in api.requests[1:]]
+    words = [result["content"] for result in results]
+    assert "FAIL" in words[0] and "unknown_name" in words[1]
+    assert "used up" in words[3] and results[3]["is_error"]
+    assert "CPU" in words[4] and proposal.source == "x = 1\n"
+
+
+def test_a_look_at_a_correct_edit_says_how_fast_it_is(api, judge):
+    api.script[:] = [said(Call("look", {"edits": EDITED["edits"]})), GOOD]
+    claude(api).propose(replace(context(FIRST), bench=judge))
+    answer = api.requests[1]["messages"][-1]["content"][0]
+    assert answer["content"].startswith("correct as far as looked at; roughly: ") and "is_error" not in answer
+
+
+BAD_ANSWERS = {
+    "only words": said("I would rather talk."),
+    "no source": said(Call("propose", {"hypothesis": "no source", "predicted_gain": 2})),
+    "empty source": said(Call("propose", {"source": "  ", "hypothesis": "x", "predicted_gain": 2})),
+    "an edit that fits nowhere": said(Call("propose", EDITED | {"edits": [{"old": "no such line", "new": "x"}]})),
+    "an edit that fits twice": said(Call("propose", EDITED | {"edits": [{"old": "UNROLL", "new": "x"}]})),
+    "edits that are no list": said(Call("propose", EDITED | {"edits": "UNROLL"})),
+    "no object": said(Call("propose", '["source"]')),
+    "no JSON": said(Call("propose", '{"source": x')),
+    "cut off": said(Call("propose", '{"hypothesis": "long", "source": "x = 1'), stop_reason="max_tokens"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
+def test_a_malformed_answer_is_repaired_once_and_then_logged_as_failed(api, judge, bad):
+    api.script[:] = [bad, GOOD]
     assert claude(api).propose(context(FIRST)).source == "x = 1\n"
-    api.script = [bad, bad, GOOD]
-    assert claude(api).propose(context(FIRST)) is None
-    assert len(api.script) == 1
+    api.script[:] = [bad, bad, GOOD]
+    api.usages.clear()
+    proposal = claude(api).propose(context(FIRST))
+    assert len(api.script) == 1 and "no usable answer" in proposal.hypothesis
+    assert proposal.cost_usd >= priced(api.usages) > 0
+    assert judge.examine(proposal.source, TARGET).correctness == "FAIL"
 
 
-def test_claude_retries_an_overloaded_server(api):
-    api.script = [529, 500, GOOD]
+def test_claude_is_told_when_to_propose(api):
+    api.script[:] = [said(Call("read", {"topic": "history"}))] * 7 + [GOOD]
     assert claude(api).propose(context(FIRST)).source == "x = 1\n"
-    assert len(api.requests) == 3
+    assert "last turn" in api.requests[-1]["messages"][-1]["content"][-1]["text"]
 
 
-@pytest.mark.parametrize(("status", "requests"), [(401, 1), (529, 3)])
-def test_claude_not_being_available_ends_the_run_in_words(api, status, requests):
-    api.script = [status] * 3
-    with pytest.raises(AgentStopped, match="not available"):
+PASSING = {
+    "429": Refusal(429, "rate_limit_error", {"retry-after": "0.02"}),
+    "500": Refusal(500, "api_error"),
+    "503": Refusal(503, "api_error"),
+    "529": Refusal(529),
+    "408": Refusal(408, "timeout_error"),
+    "cut before it began": Broken("cut", 0),
+    "cut": Broken("cut", 4),
+    "ended": Broken("ended", 4),
+    "ended before it began": Broken("ended", 0),
+    "stalled": Broken("stalled"),
+    "overloaded meanwhile": Broken("overloaded"),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+def test_what_passes_is_waited_out(api, fault):
+    told = []
+    api.script[:] = [fault, fault, GOOD]
+    agent = claude(api, told)
+    assert agent.propose(context(FIRST)).source == "x = 1\n"
+    assert sum("asking again" in line for line in told) == 2
+    costs_at_least = priced(api.usages[-1:])
+    charged = agent._purse.spent.usd
+    assert charged == pytest.approx(costs_at_least) if isinstance(fault, Refusal) else charged > costs_at_least + 1
+
+
+def test_what_does_not_pass_ends_the_run_in_words(api):
+    api.script[:] = [Refusal(401, "authentication_error")]
+    with pytest.raises(AgentStopped, match=r"not available.*AuthenticationError"):
         claude(api).propose(context(FIRST))
-    assert len(api.requests) == requests
+    api.script[:] = [Refusal(529)] * 100
+    with pytest.raises(AgentStopped, match=r"not available.*OverloadedError"):
+        claude(api, patience_s=0.2).propose(context(FIRST))
+    assert 2 < len(api.requests) < 12  # they are further and further apart
+    with pytest.raises(AgentStopped, match="not available"):
+        client = anthropic.Anthropic(api_key="test", base_url="http://127.0.0.1:9", max_retries=0)
+        ClaudeAgent([].append, client=client, patience_s=0.1, first_wait_s=0.01).propose(context(FIRST))
 
 
-def test_claude_stops_before_the_cap(api):
-    with pytest.raises(OutOfBudget, match=r"\$0\.50"):
-        claude(api, budget_usd=0.5).propose(context(FIRST))
-    with pytest.raises(OutOfBudget):
-        claude(api, spent_usd=9.9).propose(context(FIRST))
+def test_without_a_key_claude_says_so(tmp_path):
+    code = "from tests.test_agents import *; ClaudeAgent(print).propose(context(FIRST))"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert "AgentStopped" in done.stderr and "ANTHROPIC_API_KEY" in done.stderr
+
+
+@pytest.mark.parametrize("cap", [{"budget_usd": 0.1}, {"spent_usd": 9.95}, {"budget_tokens": 10_000}])
+def test_claude_stops_before_the_cap(api, cap):
+    with pytest.raises(OutOfBudget, match="cap"):
+        claude(api, **cap).propose(context(FIRST))
     assert api.requests == []
+
+
+def test_no_cap_is_ever_passed(api):
+    """The server answers at the full length that it was allowed, again and again."""
+    api.answer = lambda request: said(PROPOSED, thought_tokens=request["max_tokens"] - 200)
+    agent = claude(api, budget_usd=1.5)
+    with pytest.raises(OutOfBudget):
+        while True:
+            agent.propose(context(FIRST))
+    assert 1.2 < priced(api.usages) <= 1.5 and agent._purse.spent.usd == pytest.approx(priced(api.usages))
+    longest = [request["max_tokens"] for request in api.requests]
+    assert longest[0] == 32_000 > longest[-1] >= 4_000
+
+
+def test_what_a_killed_call_may_have_cost_is_remembered(tmp_path):
+    purse = Purse(tmp_path / "spent.jsonl", 10, None)
+    purse.settle(purse.reserve(Spent(0.7, 30_000)), Spent(0.1, 2_000))
+    purse.reserve(Spent(0.5, 20_000))
+    with open(tmp_path / "spent.jsonl", "a") as file:
+        file.write('{"call": 3, "us')  # torn: that call was not made
+    again = Purse(tmp_path / "spent.jsonl", 10, 30_000, known=Spent(0.4))
+    assert again.spent == Spent(pytest.approx(0.6), 22_000)
+    again.settle(again.reserve(Spent(1, 5)), Spent(0.2, 5))
+    assert Purse(tmp_path / "spent.jsonl", 10, None).spent == Spent(pytest.approx(0.8), 22_005)
+    assert Purse(tmp_path / "spent.jsonl", 10, None, known=Spent(2.0)).spent.usd == pytest.approx(2.0)
+    assert again.affordable("claude-opus-5-5", 1_000) == 30_000 - 22_005 - 1_000
+
+
+def test_history_is_summarised_and_the_incumbent_is_never_dropped():
+    def made(n: int) -> Trial:
+        status = "kept" if n % 50 == 7 else "reset"
+        return Trial(replace(ROW, experiment=n, status=status, description=f"idea {n} " + "long " * 100), f"a = {n}", "why")
+
+    trials = [FIRST, *(made(n) for n in range(2, 500))]
+    short, long = (task_text(context(*trials[:n], incumbent="the kernel to beat's own text")) for n in (60, 499))
+    assert len(long) < len(short) + 6_000
+    assert "the kernel to beat's own text" in long and "idea 499" in long and "idea 7 " in long and "idea 250" not in long
+    assert "429 reset" in long
 
 
 def test_the_default_model_is_the_newest_opus():
     assert newest_opus().startswith("claude-opus-")
+
+
+def test_agents_are_named_and_mixed():
+    assert agent_names("tuner,claude") == ["tuner", "claude"]
+    assert agent_names("tuner, command: sh -c 'a,b'") == ["tuner", "command: sh -c 'a,b'"]
+    for wrong in ("", "gpt", "tuner,gpt", "command: "):
+        with pytest.raises(ValueError, match="there are"):
+            agent_names(wrong)
+
+
+def test_the_tuner_cleans_up_after_each_change_of_structure(tree):
+    """One knob, then a new structure from the command, then its knobs, as `--agent tuner,command: …` has it."""
+    command = "command: grep -q NEW kernel.py || sed -i s/^A/NEW/ kernel.py; echo HYPOTHESIS: another structure"
+    agent = make_agent(f"tuner,{command}", print)
+    knobbed = 'TUNABLES = {"B": [1, 2]}\nA = 1\nB = 1\n'
+    trials, incumbent, said_by = [Trial(FIRST.row, knobbed, "")], knobbed, []
+    while len(said_by) < 30:
+        (tree / "kernel.py").write_text(incumbent)
+        proposal = agent.propose(context(*trials, incumbent=incumbent, tree=tree))
+        if proposal is None:
+            break
+        kept = proposal.agent.startswith("command")
+        said_by.append(proposal.agent)
+        trials.append(trial(proposal.source, "kept" if kept else "reset", 1.2 if kept else 0.9))
+        incumbent = proposal.source if kept else incumbent
+    structures = len(SPEC.starters("cpp"))
+    assert said_by == ["tuner"] * (1 + structures) + ["command:grep", "tuner"]

@@ -1,12 +1,12 @@
 """Who proposes edits: one file an agent, all behind the Agent protocol."""
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from autokernel.experiments import Experiment
+from autokernel.gate.verdict import Verdict
 from autokernel.spec import KernelSpec
 from autokernel.target import Target
 
@@ -20,6 +20,15 @@ class Trial:
     notes: str
 
 
+@runtime_checkable
+class Bench(Protocol):
+    """What an agent may ask of the gate before it spends an experiment: autokernel.gate.Judge has both."""
+
+    def examine(self, source: str, target: Target, incumbent: str | None = None, quick: bool = True) -> Verdict: ...
+
+    def profile(self, source: str, target: Target) -> str: ...
+
+
 @dataclass(frozen=True)
 class Context:
     """What an agent may know when it proposes: the target, the kernel to beat, and everything tried on it so far."""
@@ -28,7 +37,9 @@ class Context:
     spec: KernelSpec
     incumbent: str
     trials: tuple[Trial, ...]
-    tree: Path  # the run's working tree, where kernel.py holds the incumbent
+    tree: Path | None  # the run's working tree, where kernel.py holds the incumbent
+    elsewhere: tuple[Trial, ...] = ()  # on the run's other targets of this kernel type and backend
+    bench: Bench | None = None
 
 
 @dataclass(frozen=True)
@@ -53,18 +64,53 @@ class OutOfBudget(AgentStopped):
     """The next call could pass the agent's spending cap: the run ends before it, not after."""
 
 
+@dataclass(frozen=True)
+class AgentOptions:
+    """What a command line may say of agents; each takes what concerns it."""
+
+    model: str = ""  # of Claude; "": the newest Opus that the SDK knows
+    budget_usd: float = 10.0  # of Claude: never without a cap
+    budget_tokens: int | None = None  # of Claude, in and out, cached ones too
+    max_tokens: int = 32_000  # of one answer of Claude's
+    minutes: float = 15.0  # of one run of a command
+
+
+@dataclass(frozen=True)
+class FirstOf:
+    """Several agents: the first that has an idea. "tuner,claude" lets the tuner clean up after each change of structure."""
+
+    agents: Sequence[Agent]
+
+    def propose(self, context: Context) -> Proposal | None:
+        return next((proposal for agent in self.agents if (proposal := agent.propose(context))), None)
+
+
+def agent_names(text: str) -> list[str]:
+    """ "tuner,claude" -> the two; a "command: …" comes last and may have commas of its own. Raises ValueError."""
+    plain, marker, command = text.partition("command:")
+    names = [name.strip() for name in plain.split(",") if name.strip()]
+    unknown = [name for name in names if name not in ("tuner", "claude")]
+    if unknown or (marker and not command.strip()) or not (names or marker):
+        raise ValueError(f"no agent {text!r}; there are: tuner, claude, 'command: …', or several: tuner,claude")
+    return names + ([marker + command] if marker else [])
+
+
 def make_agent(name: str, say: Callable[[str], None], spent_usd: float = 0.0, **options: object) -> Agent:
-    """`name` is "tuner", "claude" or "command: …". Each agent is imported only when it is asked for."""
-    if command := re.fullmatch(r"command:\s*(.+)", name, re.S):
-        from autokernel.agents.command import CommandAgent
+    """`name` is as agent_names() has it; `options` are those of AgentOptions. An agent is imported when it is asked for."""
+    given = AgentOptions(**options)
+    agents = [_make_one(one, say, spent_usd, given) for one in agent_names(name)]
+    return agents[0] if len(agents) == 1 else FirstOf(agents)
 
-        return CommandAgent(command[1], say)
-    if name == "claude":
-        from autokernel.agents.anthropic_api import ClaudeAgent
 
-        return ClaudeAgent(say, spent_usd=spent_usd, **options)
+def _make_one(name: str, say: Callable[[str], None], spent_usd: float, options: AgentOptions) -> Agent:
     if name == "tuner":
         from autokernel.agents.tuner import Tuner
 
         return Tuner()
-    raise ValueError(f"no agent {name!r}; there are: tuner, claude, 'command: …'")
+    if name == "claude":
+        from autokernel.agents.anthropic_api import ClaudeAgent
+
+        return ClaudeAgent(say, options, spent_usd)
+    from autokernel.agents.command import CommandAgent
+
+    return CommandAgent(name.removeprefix("command:").strip(), say, limit_s=options.minutes * 60)

@@ -1,85 +1,113 @@
 """Any coding CLI or script as the agent: it gets a prompt and the working tree's kernel.py, edits that file, and exits."""
 
+import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import git
 
 from autokernel.agents import Context, Proposal
 from autokernel.agents.prompt import task_text
-from autokernel.ledger import KERNEL, NO_HOOKS
+from autokernel.ledger import KERNEL
 
+NO_HOOKS = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
 ENDING = """
-Edit kernel.py in the current directory, and nothing else: one idea at a time. Do not run experiments or commit: when you
-exit, the gate judges your edit. End your output with one line that says what you changed and what you expect of it:
+Edit kernel.py in the current directory, and nothing else: one idea at a time. You may run
+`python bench.py kernel.py --quick`, which judges nothing. Do not run experiments or commit: when you exit, the gate judges
+your edit. The rest of the playbook is in playbook/. End your output with one line that says what you changed and what you
+expect of it:
 HYPOTHESIS: …
 """
 
 
 class CommandAgent:
-    """Runs `command` in a shell, in the run's working tree, with the prompt on stdin and in the file $AUTOKERNEL_PROMPT."""
+    """Runs `command` in a shell, in the run's working tree, with the prompt on stdin and in the file $AUTOKERNEL_PROMPT.
+
+    What it writes goes to agent.log in the run's folder; what it leaves running is ended.
+    """
 
     def __init__(self, command: str, say: Callable[[str], None], limit_s: float = 900) -> None:
         self.command = command
         self.say = say
         self.limit_s = limit_s
-        self.name = f"command:{shlex.split(command)[0]}"
+        self.name = f"command:{Path(shlex.split(command)[0]).name}"
 
     def propose(self, context: Context) -> Proposal | None:
         repo = git.Repo(context.tree)
-        branch, head = repo.git.symbolic_ref("HEAD"), repo.head.commit.hexsha
+        before = self._state(repo)
         prompt = context.tree.parent / "prompt.md"
         prompt.write_text(task_text(context) + ENDING)
-        output = self._run(context, prompt)
+        output = self._run(context.tree, prompt)
         kernel = context.tree / KERNEL
-        source = kernel.read_text() if kernel.is_file() else context.incumbent
-        self._undo_other_edits(repo, branch, head)
+        source = kernel.read_text(errors="replace") if kernel.is_file() else context.incumbent
+        self._undo_other_edits(repo, before)
         if source == context.incumbent:
             self.say(f"{self.name} left {KERNEL} as it was; its last words: {output[-500:].strip() or '(none)'}")
             return None
         stated = re.findall(r"^\W*HYPOTHESIS:\s*(.+)$", output, re.M)
         return Proposal(source, stated[-1] if stated else "(no hypothesis stated)", self.name)
 
-    def _run(self, context: Context, prompt: os.PathLike) -> str:
+    def _run(self, tree: Path, prompt: Path) -> str:
+        """Its output, which may be cut by the time limit."""
+        log = tree.parent / "agent.log"
         environment = os.environ | {"AUTOKERNEL_PROMPT": str(prompt)}
-        with open(prompt) as text:
+        with open(prompt) as text, open(log, "a+") as output:
+            start = output.tell()
             process = subprocess.Popen(
                 self.command,
                 shell=True,
-                cwd=context.tree,
+                cwd=tree,
                 env=environment,
                 stdin=text,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
                 start_new_session=True,  # so that its whole group can be ended, and Ctrl-C reaches only us
             )
-        try:
-            output = process.communicate(timeout=self.limit_s)[0]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output = process.communicate()[0]
-            self.say(f"{self.name} was ended after {self.limit_s:.0f} s; what it had written is judged")
-        if process.returncode > 0:
-            self.say(f"{self.name} exited with status {process.returncode}")
-        return output
+            try:
+                process.wait(timeout=self.limit_s)
+            except subprocess.TimeoutExpired:
+                self.say(f"{self.name} was ended after {self.limit_s:.0f} s; what it had written is judged")
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+                    os.killpg(process.pid, signal.SIGKILL)
+            if process.wait() > 0:
+                self.say(f"{self.name} exited with status {process.returncode}")
+        with open(log, errors="replace") as text:
+            text.seek(start)
+            return text.read()
 
-    def _undo_other_edits(self, repo: git.Repo, branch: str, head: str) -> None:
-        """Bring branch, index and files of the tree back to `head`; say what was undone."""
+    def _state(self, repo: git.Repo) -> tuple[str, str, dict[str, str]]:
+        """The branch of the tree, its commit, and this run's refs (others' may move meanwhile, by their owners)."""
+        branch = repo.git.symbolic_ref("HEAD")
+        return branch, repo.head.commit.hexsha, _refs(repo, branch)
+
+    def _undo_other_edits(self, repo: git.Repo, before: tuple[str, str, dict[str, str]]) -> None:
+        """Bring refs, index and files of the tree back to what they were; say what was undone."""
+        branch, head, refs = before
         with repo.git.custom_environment(**NO_HOOKS):
-            committed = repo.git.symbolic_ref("HEAD", with_exceptions=False) != branch or repo.head.commit.hexsha != head
+            moved = [] if repo.git.symbolic_ref("HEAD", with_exceptions=False) == branch else ["HEAD"]
             repo.git.symbolic_ref("HEAD", branch)
-            repo.git.update_ref(branch, head)
+            now = _refs(repo, branch)
+            for name in sorted(name for name in refs | now if refs.get(name) != now.get(name)):
+                repo.git.update_ref(*([name, refs[name]] if name in refs else ["-d", name]))
+                moved.append(name)
             repo.git.read_tree(head)
             changed = [line[3:] for line in repo.git.status("--porcelain").splitlines() if line[3:] != KERNEL]
             repo.git.checkout("--force", head, "--", ".")
             repo.git.clean("-ffdqx")
-        if committed:
-            self.say(f"{self.name} moved the branch; it was moved back")
+        if moved:
+            self.say(f"{self.name} moved {', '.join(moved)}: moved back")
         if changed:
             self.say(f"{self.name} also touched {', '.join(changed[:8])}: undone")
+
+
+def _refs(repo: git.Repo, branch: str) -> dict[str, str]:
+    """The refs of the run that works on `branch`: that one, and those of its experiments."""
+    experiments = branch.replace("refs/heads/", "refs/") + "/"
+    lines = repo.git.for_each_ref(branch, experiments, format="%(refname) %(objectname)")
+    return dict(line.split(" ", 1) for line in lines.splitlines())

@@ -2,51 +2,93 @@
 
 import inspect
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 
 from autokernel.agents import Context, Trial
+from autokernel.agents.playbook import tier_that_fits
+from autokernel.experiments import STARTER, Status
+from autokernel.spec import ROOT
 
-HISTORY = 40  # trials told one line each; the last failure is told at length
+RECENT, STEPS = 15, 30  # experiments told in full: the last ones, and the last that were kept
+OLDER = 60  # told in a few words; of those before them only how many there were
+WORDS, FEW_WORDS = 300, 90  # characters of a hypothesis
 
 
 def task_text(context: Context) -> str:
-    """The task as Markdown: stable parts first, so that a cached prefix stays valid from one experiment to the next."""
-    return f"{problem_text(context)}\n{state_text(context)}"
+    """The task as Markdown, for an agent that is told everything at once."""
+    playbook = tier_that_fits(context)
+    return f"{rules_text()}\n{problem_text(context)}\n{playbook}\n{incumbent_text(context)}\n{history_text(context.trials)}"
+
+
+def rules_text() -> str:
+    """program.md without its list of the playbook, which is given a tier at a time."""
+    return (ROOT / "program.md").read_text().partition("\n## The playbook")[0]
 
 
 def problem_text(context: Context) -> str:
+    """What does not change during a run."""
     target, spec = context.target, context.spec
     shapes = "\n".join(f"- {w.case.name}: {describe(w.case.args)}; {w.calls:g} calls per pass" for w in target.cases)
     library = f"A library may be called for {spec.library_calls}." if spec.library_calls else ""
+    static = f"Static (weights, which may be prepared once): {', '.join(sorted(spec.static))}." if spec.static else ""
     return f"""# Target {target.name}
 Make `kernel.py` faster: kernel type {target.kernel_type}, backend {target.backend}, device {target.device},
 {target.share:.1%} of the model's time. What counts is the time over these shapes, weighted by calls:
 {shapes}
 
-The oracle, which `kernel_fn` must agree with (same parameters, in the same names):
-```python
-{textwrap.dedent(inspect.getsource(spec.oracle))}```
-PyTorch programs write it as {spec.eager_form}. {library}
+{oracle_text(context)}
+PyTorch programs write it as {spec.eager_form}. {library} {static}
 It is also judged at these sizes, in fp16, bf16 and fp32: {", ".join(str(dict(d)) for d in (*spec.sweep, *spec.edges))}.
 """
 
 
-def state_text(context: Context) -> str:
-    lines = "\n".join(trial_line(t) for t in context.trials[-HISTORY:]) or "(nothing yet)"
-    refused = next((t for t in reversed(context.trials) if t.row.correctness != "PASS"), None)
-    detail = f"\nThe last refusal at length:\n{refused.notes}\n" if refused else ""
-    return f"""# Tried on this target so far
-{lines}
-{detail}
-# The kernel to beat
-```python
-{context.incumbent}```
-"""
+def oracle_text(context: Context) -> str:
+    oracle = textwrap.dedent(inspect.getsource(context.spec.oracle))
+    return f"The oracle, which `kernel_fn` must agree with (same parameters, in the same names):\n```python\n{oracle}```"
 
 
-def trial_line(trial: Trial) -> str:
+def incumbent_text(context: Context) -> str:
+    best = next((t.row for t in reversed(context.trials) if t.row.status == Status.KEPT), None)
+    measured = ""
+    if best and best.latency_us:
+        peak = f", {best.pct_peak:.0f} % of the limit that bounds it" if best.pct_peak else ""
+        over = f", {best.speedup_vs_pytorch:.2f}x PyTorch eager" if best.speedup_vs_pytorch else ""
+        measured = f"\n#{best.experiment}, as the gate measured it: {best.latency_us:.4g} us{over}{peak}."
+    return f"# The kernel to beat{measured}\n```python\n{context.incumbent}```\n"
+
+
+def history_text(trials: Sequence[Trial]) -> str:
+    """Everything tried, in bounded length: the last in full, what was kept always, the rest in a few words or counted."""
+    steps = {t.row.experiment for t in [t for t in trials if t.row.status == Status.KEPT][-STEPS:]}
+    lines, counted = [], Counter()
+    for age, trial in enumerate(reversed(trials)):
+        if age < RECENT or trial.row.experiment in steps:
+            lines.append(trial_line(trial, WORDS))
+        elif age < OLDER:
+            lines.append(trial_line(trial, FEW_WORDS))
+        else:
+            counted[trial.row.status] += 1
+    if counted:
+        number = ", ".join(f"{count} {status}" for status, count in counted.items())
+        lines.append(f"- and before them: {number}")
+    refused = next((t for t in reversed(trials) if t.row.correctness != "PASS"), None)
+    detail = f"\nThe last refusal at length (#{refused.row.experiment}):\n{clip(refused.notes, 3000)}\n" if refused else ""
+    return f"# Tried on this target so far\n{chr(10).join(reversed(lines)) or '(nothing yet)'}\n{detail}"
+
+
+def trial_line(trial: Trial, words: int = WORDS) -> str:
     row = trial.row
     first = trial.notes.strip().split("\n")[0]
-    return f"- #{row.experiment} {row.status} {row.gain}: {row.description} | gate: {first}"
+    said = f" | gate: {first[:200]}" if words == WORDS and row.agent != STARTER else ""
+    return f"- #{row.experiment} {row.status} {row.gain}: {row.description[:words]}{said}"
+
+
+def clip(text: str, length: int) -> str:
+    """The beginning and the end of a text that is too long: a compiler's first error, a traceback's last line."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length // 2]}\n… ({len(text) - length} characters left out) …\n{text[-length // 2 :]}"
 
 
 def describe(args: dict) -> str:

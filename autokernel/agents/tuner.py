@@ -1,6 +1,7 @@
 """The agent that needs no key: walks the structural files beside the starter and searches TUNABLES, editing real source.
 
-Its whole memory is the target's trials, so a resumed run continues where it was. It proposes a source at most once.
+Its memory is the target's trials, so a resumed run continues where it was; it only looks again at what a quick look had
+ruled out. It proposes a source at most once.
 """
 
 import ast
@@ -13,14 +14,19 @@ from itertools import chain
 
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autokernel.agents import Context, Proposal, Trial
 from autokernel.experiments import STARTER, Status
 from autokernel.gate.judge import constants
+from autokernel.gate.statistics import MINIMUM_GAIN
+from autokernel.gate.verdict import Correctness
 
 NAME = "tuner"
 CLEARLY_SLOWER = 0.97  # upper end of a speedup below which a knob's value is not tried alone again
+REFUSED = math.log(0.5)  # the score of a kernel that has no speedup: half as fast as the one it was to replace
+WINDOW = 8  # settings of a search over which its gain is expected: the search ends below what the gate can keep
+SEARCHED = "the search expects"
 EXPECTED = {  # what a knob of this name usually does: the reason that a hypothesis gives
     "CHUNK": ("smaller pieces balance the threads better", "larger pieces cost less scheduling and stream longer"),
     "BLOCK": ("smaller blocks fit a nearer cache and fill more cores", "larger blocks reuse more of what was loaded"),
@@ -80,21 +86,36 @@ def _expectation(name: str, old: object, new: object) -> str:
 
 
 class Tuner:
-    """Starts with the file at hand: one knob at a time, then other structures, then what Optuna's TPE suggests.
+    """What won at other shapes, then one knob at a time, then other structures, then what Optuna's TPE suggests.
 
-    One knob at a time comes first because it is what a reader of the history understands, and because most knobs of a
-    kernel act nearly alone; structures come next because a knob cannot make up for a wrong one.
+    One knob at a time comes early because it is what a reader of the history understands, and because most knobs of a
+    kernel act nearly alone; structures come next because a knob cannot make up for a wrong one. What TPE suggests is looked
+    at quickly first, and becomes an experiment only if it looks faster.
     """
 
     def __init__(self, settings: int = 40, seed: int = 0) -> None:
         self.settings = settings  # judged of one structure; after as many the next one is not worth its time
         self.seed = seed
+        self.lost: list[Look] = []
 
     def propose(self, context: Context) -> Proposal | None:
         seen = {_key(trial.source) for trial in context.trials} | {_key(context.incumbent)}
-        ideas = chain(self._single_steps(context), self._structures(context), self._suggested(context))
+        ideas = chain(
+            self._from_elsewhere(context),
+            self._single_steps(context),
+            self._structures(context),
+            self._suggested(context),
+        )
         fresh = (idea for idea in ideas if _key(idea.source) not in seen)
         return next(fresh, None)
+
+    def _from_elsewhere(self, context: Context) -> Iterator[Proposal]:
+        """The setting that won on each of the run's other targets of this structure."""
+        shape = structure(context.incumbent)
+        kept = {t.row.target: t for t in context.elsewhere if t.row.status == Status.KEPT and t.row.agent != STARTER}
+        for target, trial in kept.items():
+            if structure(trial.source) == shape:
+                yield Proposal(trial.source, f"{_changes(context.incumbent, trial.source)}: won on {target}", NAME)
 
     def _single_steps(self, context: Context) -> Iterator[Proposal]:
         """Each knob one value up and down; not to a value that was clearly slower in this structure before."""
@@ -125,47 +146,104 @@ class Tuner:
                 yield Proposal(source, f"structure {stem}: {doc}", NAME)
 
     def _suggested(self, context: Context) -> Iterator[Proposal]:
-        """Whole settings by TPE, told every trial of the incumbent's structure; falls silent when they are used up."""
-        knobs = read_knobs(context.incumbent)
-        shape = structure(context.incumbent)
+        """Whole settings by TPE, told of every trial of the incumbent's structure here and elsewhere."""
+        knobs, shape = read_knobs(context.incumbent), structure(context.incumbent)
         told = [(t, score) for t, score in scored(context.trials) if structure(t.source) == shape]
         if not knobs.choices:
             return
-        study = self._study(knobs, told)
+        study = self._study(knobs, shape, context)
         for _ in range(self.settings - len(told)):
+            if self._expected_gain(context, shape) < MINIMUM_GAIN:
+                return
             trial = study.ask(_distributions(knobs))
             source = context.incumbent
             for name, value in trial.params.items():
                 source = set_knob(source, name, value)
             study.tell(trial, state=TrialState.PRUNED)  # not judged yet: asked again with what the gate says of it
-            changes = [f"{n} {knobs.current[n]} -> {v}" for n, v in trial.params.items() if v != knobs.current[n]]
-            yield Proposal(source, f"{', '.join(changes)}: the search expects these to work together", NAME)
+            words = f"{_changes(context.incumbent, source)}: {SEARCHED} these to work together"
+            if source in {context.incumbent, *(t.source for t in context.trials), *(look.source for look in self.lost)}:
+                continue
+            if context.bench is None:
+                yield Proposal(source, words, NAME)
+            elif (gain := self._look(context, source)) is None or gain > MINIMUM_GAIN:
+                quick = "" if gain is None else f" (a quick look: {math.exp(gain):.3f}x)"
+                yield Proposal(source, words + quick, NAME)
+            else:
+                self.lost.append(Look(source, context.incumbent, gain))
+                study.add_trial(_finished(knobs, source, level(context.trials) + gain))
 
-    def _study(self, knobs: Knobs, told: list[tuple[Trial, float]]) -> optuna.Study:
-        """What is known, as an Optuna study that maximises the score."""
+    def _look(self, context: Context, source: str) -> float | None:
+        """Log speedup over the incumbent by a few pairs; None if the machine was too busy to tell."""
+        verdict = context.bench.examine(source, context.target, incumbent=context.incumbent, quick=True)
+        if verdict.correctness != Correctness.PASS:
+            return REFUSED
+        return verdict.speedup_vs_incumbent and math.log(verdict.speedup_vs_incumbent.value)
+
+    def _expected_gain(self, context: Context, shape: str) -> float:
+        """Log gain that the next setting of the search may be hoped to bring: the mean of its last ones, 0 if not kept."""
+        searched = [t.row for t in context.trials if SEARCHED in t.row.description and structure(t.source) == shape]
+        gains = [math.log(row.speedup_vs_incumbent) if row.status == Status.KEPT else 0.0 for row in searched]
+        gains += [0.0] * sum(look.incumbent == context.incumbent for look in self.lost)
+        return sum(gains[-WINDOW:]) / WINDOW if len(gains) >= WINDOW else math.inf
+
+    def _study(self, knobs: Knobs, shape: str, context: Context) -> optuna.Study:
+        """What is known of a structure, as an Optuna study that maximises the score."""
+        by_target = {}
+        for trial in (*context.elsewhere, *context.trials):
+            by_target.setdefault(trial.row.target, []).append(trial)
+        known = [(trial.source, score) for trials in by_target.values() for trial, score in scored(trials)]
+        known += [(look.source, level(context.trials) + look.gain) for look in self.lost]
+        told = [(source, score) for source, score in known if structure(source) == shape]
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=self.seed + len(told), n_startup_trials=4)
         study = optuna.create_study(direction="maximize", sampler=sampler)
-        for trial, score in told:
-            params = read_knobs(trial.source).current
+        for source, score in told:
+            params = read_knobs(source).current
             if all(params[name] in values for name, values in knobs.choices.items()):
-                study.add_trial(create_trial(params=params, distributions=_distributions(knobs), value=score))
+                study.add_trial(_finished(knobs, source, score))
         return study
 
 
-def scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
-    """Each trial with its log speedup over the starter: the gains kept before it and its own paired measurement.
+@dataclass(frozen=True)
+class Look:
+    """A setting that lost at a quick look against `incumbent`, by this log speedup."""
 
-    Latencies of different experiments are not compared: they were not measured side by side. A kernel that has no speedup
-    because it was refused counts as half as fast as the one it was to replace.
+    source: str
+    incumbent: str
+    gain: float
+
+
+def scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
+    """One target's trials, each with its log speedup over the starter: the gains kept before it and its own paired one.
+
+    Latencies of different experiments are not compared: they were not measured side by side. What the machine did not let
+    be judged has no score.
     """
-    level, scores = 0.0, []
+    reached, scores = 0.0, []
     for trial in trials:
-        speedup = trial.row.speedup_vs_incumbent or (1.0 if trial.row.agent == STARTER else 0.5)
-        scores.append((trial, level + math.log(speedup)))
-        if trial.row.status == Status.KEPT:
-            level = scores[-1][1]
+        row = trial.row
+        if row.status == "undecided":
+            continue
+        own = math.log(row.speedup_vs_incumbent) if row.speedup_vs_incumbent else 0.0 if row.agent == STARTER else REFUSED
+        scores.append((trial, reached + own))
+        if row.status == Status.KEPT:
+            reached += own
     return scores
+
+
+def level(trials: Sequence[Trial]) -> float:
+    """The incumbent's score."""
+    return max((score for trial, score in scored(trials) if trial.row.status == Status.KEPT), default=0.0)
+
+
+def _changes(old: str, new: str) -> str:
+    """The knobs that differ, "A 1 -> 2, B 4 -> 8"."""
+    before, after = read_knobs(old).current, read_knobs(new).current
+    return ", ".join(f"{n} {before.get(n)} -> {v}" for n, v in after.items() if v != before.get(n))
+
+
+def _finished(knobs: Knobs, source: str, score: float) -> FrozenTrial:
+    return create_trial(params=read_knobs(source).current, distributions=_distributions(knobs), value=score)
 
 
 def _distributions(knobs: Knobs) -> dict[str, CategoricalDistribution]:

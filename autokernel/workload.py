@@ -95,9 +95,12 @@ class Workload:
                 return tuple(made[0]), dict(made[1])
             return tuple(made), {}
         first = next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
-        if isinstance(first, nn.Embedding):
-            return (torch.randint(first.num_embeddings, self.input_shape),), {}
-        return (torch.randn(self.input_shape),), {}
+        if not isinstance(first, nn.Embedding):
+            return (torch.randn(self.input_shape),), {}
+        tokens = torch.randint(first.num_embeddings, self.input_shape)
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            return (), {"input_ids": tokens, "decoder_input_ids": tokens.flip(-1)}
+        return (tokens,), {}
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = getattr(torch, self.dtype) if tensor.is_floating_point() else tensor.dtype

@@ -7,6 +7,7 @@ found out about it, and a spec.py, so that the gate, the loop and the agents tak
 import ast
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -15,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from autokernel.modelnew import WEIGHTS, as_kernel, make
-from autokernel.spec import PROBLEMS, Case, KernelSpec, TensorSpec
+from autokernel.spec import ANY_LIBRARY, PROBLEMS, Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase, decode_case, encode, write_json
 
 SPEC = '''"""A problem in the format of KernelBench: see autokernel/problems.py."""
@@ -32,6 +33,7 @@ from autokernel.problems import Problem, problem_spec
 SPEC = problem_spec(Problem.read(Path(__file__).parent))
 '''
 SMALLEST = 8  # no size is made smaller, but for those of a batch
+SLACK = 5
 VARIED = 0.1  # s.d. of what is added to weights that are constant when a module is made, or nobody could see them used
 
 Sizes = Mapping[str, int]  # "batch_size" or "input_shape[0]" -> its value
@@ -136,15 +138,19 @@ def sizes_of(path: Path) -> dict[str, int]:
     return {name: value for name, value, _ in _places(ast.parse(path.read_text()))}
 
 
-def load(path: Path, sizes: Sizes) -> ModuleType:
-    """The problem's module, its constants replaced by `sizes`."""
+def parse(path: Path, sizes: Sizes) -> ast.Module:
+    """The problem's file, its constants replaced by `sizes`."""
     tree = ast.parse(path.read_text())
     for name, _, put in _places(tree):
         if name in sizes:
             put(sizes[name])
+    return ast.fix_missing_locations(tree)
+
+
+def load(path: Path, sizes: Sizes) -> ModuleType:
     module = ModuleType(f"problem_{path.stem}")
     module.__file__ = str(path)
-    exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), module.__dict__)
+    exec(compile(parse(path, sizes), str(path), "exec"), module.__dict__)
     return module
 
 
@@ -175,10 +181,17 @@ class Cost:
 
 
 def cost_of(module: ModuleType) -> Cost:
-    """Without computing anything. Raises what the problem raises at sizes that it cannot have."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    """Without computing anything, where a model allows it. Raises what it raises at sizes that it cannot have."""
+    try:
+        return _cost_in(FakeTensorMode(allow_non_fake_inputs=True), module)
+    except DataDependentOutputException:  # it asks for values
+        return _cost_in(nullcontext(), module)
+
+
+def _cost_in(mode: AbstractContextManager[Any], module: ModuleType) -> Cost:
+    with mode, torch.random.fork_rng(devices=[]), torch.no_grad():
         inputs, model = module.get_inputs(), module.Model(*module.get_init_inputs())
-        with FlopCounterMode(display=False) as flops, _Written() as written, torch.no_grad():
+        with FlopCounterMode(display=False) as flops, _Written() as written:
             model(*inputs)
     held = [*inputs, *model.state_dict().values()]
     return Cost(flops.get_total_flops(), written.nbytes + sum(t.nbytes for t in held if isinstance(t, Tensor)))
@@ -187,13 +200,15 @@ def cost_of(module: ModuleType) -> Cost:
 def fitting(path: Path, limit: Cost) -> dict[str, int]:
     """Sizes that differ from the published ones so that one pass costs no more than `limit`.
 
-    The largest is halved, over and over; one that does not matter, or that the problem cannot do with, stays. Raises
-    NotJudged where nothing is left to be halved.
+    The largest is halved, over and over; one that does not matter, or that the problem cannot do with, stays. Where
+    nothing is left to be halved, SLACK times the limit will do, or NotJudged is raised.
     """
     published = sizes_of(path)
     sizes, fixed, cost = dict(published), set(), cost_of(load(path, {}))
     while not cost.fits(limit):
         free = [n for n in sizes if n not in fixed and sizes[n] >= (2 if "batch" in n else 2 * SMALLEST)]
+        if not free and cost.fits(Cost(SLACK * limit.flops, SLACK * limit.nbytes)):
+            break
         if not free:
             raise NotJudged(f"does not fit: {cost.flops / 1e9:.3g} GFLOP, {cost.nbytes / 1e6:.3g} MB at the smallest sizes")
         name = max(free, key=lambda n: sizes[n])
@@ -212,15 +227,13 @@ def fitting(path: Path, limit: Cost) -> dict[str, int]:
 # --- a problem as a kernel type ---------------------------------------------------------------------------------
 
 
-def examine(name: str, path: Path, sizes: Sizes) -> Problem:
+def examine(name: str, path: Path, sizes: Sizes, device: str = "cpu") -> Problem:
     """Find out what the problem's arguments are. Raises NotJudged for what the gate cannot judge."""
     module = load(path, sizes)
     init = repr(list(module.get_init_inputs()))
-    drawn: set[int] = set()
-    with _drawn(drawn):
-        torch.manual_seed(0)
+    with torch.random.fork_rng(devices=[]), torch.device(device), _Drawn() as drawn:
         inputs = module.get_inputs()
-    model = make(module.Model, init)
+    model = make(module.Model, init).to(device)
     with torch.no_grad():
         output = model(*inputs)
     if not isinstance(output, Tensor):
@@ -229,7 +242,7 @@ def examine(name: str, path: Path, sizes: Sizes) -> Problem:
     arguments |= {f"inputs.{i}": _described(v) for i, v in enumerate(inputs)}
     arguments |= {WEIGHTS + k: _described(v) for k, v in model.state_dict().items()}
     special = tuple(
-        f"inputs.{i}" for i, v in enumerate(inputs) if isinstance(v, Tensor) and v.untyped_storage().data_ptr() not in drawn
+        f"inputs.{i}" for i, v in enumerate(inputs) if isinstance(v, Tensor) and not any(v is t for t in drawn.tensors)
     )
     published = {k: v for k, v in sizes_of(path).items() if k in sizes}
     return Problem(name, path, sizes, published, arguments, special, output.numel())
@@ -239,27 +252,28 @@ def _described(value: Any) -> Any:
     return TensorSpec(tuple(value.shape), value.dtype) if isinstance(value, Tensor) else value
 
 
-class _drawn:
-    """Note the storages of what torch.rand and torch.randn return: inputs that are just that are free random numbers."""
+class _Drawn:
+    """Note what torch.rand and torch.randn return: inputs that are just that are free random numbers."""
 
-    def __init__(self, storages: set[int]):
-        self.storages, self.held = storages, []
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_Drawn":
         self.originals = {name: getattr(torch, name) for name in ("rand", "randn")}
         for name, original in self.originals.items():
-
-            def draw(*args: Any, original: Callable[..., Tensor] = original, **kwargs: Any) -> Tensor:
-                t = original(*args, **kwargs)
-                self.held.append(t)  # or another could be made in its place
-                self.storages.add(t.untyped_storage().data_ptr())
-                return t
-
-            setattr(torch, name, draw)
+            setattr(torch, name, self._noting(original))
+        return self
 
     def __exit__(self, *exc: object) -> None:
         for name, original in self.originals.items():
             setattr(torch, name, original)
+
+    def _noting(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def draw(*args: Any, **kwargs: Any) -> Tensor:
+            self.tensors.append(original(*args, **kwargs))
+            return self.tensors[-1]
+
+        return draw
 
 
 def problem_spec(problem: Problem) -> KernelSpec:
@@ -315,6 +329,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
         adversarial={"as_given": as_given},
         dtypes=(torch.float32,),
         layouts=(),
+        library_calls=ANY_LIBRARY,  # the benchmark lets ModelNew leave work to PyTorch
     )
 
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
 PROBLEMS = ROOT / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 BACKENDS = ("triton", "cuda", "cpp")
+ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 Dims = Mapping[str, Any]
@@ -100,7 +101,7 @@ class KernelSpec:
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced")  # beside contiguous, which strides it must take
-    library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs)
+    library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
 
     def case(self, dims: Dims, dtype: torch.dtype) -> Case:
         label = ",".join(f"{k}={v}" for k, v in dims.items())

@@ -18,7 +18,7 @@ from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, wr
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.gate.timing import BystanderFault, PairTimer, RefusedWhileTimed
 from autokernel.gate.verdict import Correctness, Failure, Verdict
-from autokernel.spec import BACKENDS, load_spec
+from autokernel.spec import ANY_LIBRARY, BACKENDS, load_spec
 from autokernel.target import Target
 
 
@@ -114,7 +114,8 @@ class Judge:
 
     def _libraries(self, target: Target) -> str:
         """What a kernel of this type may call: "none", "gemm" or "any"."""
-        return "any" if self.allow_libraries else "gemm" if load_spec(target.kernel_type).library_calls else "none"
+        allowed = load_spec(target.kernel_type).library_calls
+        return "any" if self.allow_libraries or allowed == ANY_LIBRARY else "gemm" if allowed else "none"
 
     def _check(
         self,

@@ -105,7 +105,7 @@ def experiment_from(verdict: Verdict, **known: object) -> Experiment:
         "latency_us": verdict.latency_us,
         "pct_peak": verdict.pct_peak,
         "speedup_vs_pytorch": verdict.speedup_vs_pytorch and verdict.speedup_vs_pytorch.value,
-        "correctness": str(verdict.correctness) if verdict.stages or verdict.failure else "",
+        "correctness": str(verdict.correctness) if verdict.decided or verdict.correctness == Correctness.PASS else "",
         "peak_vram_mb": verdict.peak_vram_mb,
         "status": str(_status(verdict, known["agent"])),
         "commit": "",

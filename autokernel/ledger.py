@@ -1,9 +1,10 @@
 """Git as the notebook of a run: a branch of what was kept, a ref for everything tried, and never the user's checkout.
 
-Written with plumbing only (hash-object, mktree, commit-tree, update-ref): no hook runs, nothing is signed, no index is
-involved, and no lock of the user's is ever taken. The verdict stands in the commit's message, from which a lost row is rebuilt.
+Written with plumbing only (hash-object, mktree, commit-tree, update-ref): no hook runs, nothing is signed, and no lock of
+the user's index is ever taken. The verdict stands in the commit's message, so a lost row is rebuilt from it.
 """
 
+import fcntl
 import os
 import shutil
 import signal
@@ -47,6 +48,7 @@ class GitLedger:
     def __init__(self, root: Path, tag: str, folder: Path) -> None:
         self.repo = git.Repo(root)
         self.tag = tag
+        self.folder = folder
         self.tree = folder / "tree"
         self.branch = f"refs/heads/autokernel/{tag}"
         self.prefix = f"refs/autokernel/{tag}/"
@@ -62,47 +64,67 @@ class GitLedger:
             identity[f"GIT_{role}_EMAIL"] = os.environ.get(f"GIT_{role}_EMAIL") or email or fallback_email
         return NO_HOOKS | identity
 
-    @contextmanager
-    def _git(self, **extra: str) -> Iterator[git.Git]:
-        """Git, while signals wait: Ctrl-C reaches a terminal's whole process group, and children inherit the mask."""
+    def _git(self, *words: str, text: str = "", **extra: str) -> str:
+        """What git answers; it reads `text`."""
+        return self._execute(["git", *words], text, **extra).removesuffix("\n")
+
+    def _execute(self, command: list[str], text: str = "", **extra: str) -> str:
+        """Run a command while signals wait: Ctrl-C reaches a terminal's whole process group, and children inherit the mask.
+
+        It holds a lock as long as it lives, so that a run that is resumed does not meet a git whose parent was killed.
+        """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
-            with self.repo.git.custom_environment(**self._environment, **extra):
-                yield self.repo.git
+            with self._lock(fcntl.LOCK_SH) as lock, tempfile.TemporaryFile() as stdin:
+                stdin.write(text.encode())
+                stdin.seek(0)
+                return self.repo.git.execute(
+                    command,
+                    istream=stdin,
+                    env=self._environment | extra,
+                    strip_newline_in_stdout=False,
+                    pass_fds=[lock],
+                )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    @contextmanager
+    def _lock(self, kind: int) -> Iterator[int]:
+        with open(self.folder / "git-lock", "a") as file:
+            fcntl.flock(file, kind)
+            yield file.fileno()
+
     def open(self, worktree: bool = True) -> None:
         """Make the branch (at the checkout's HEAD) and the worktree if they do not exist; mend what a kill left there."""
-        with self._git() as run:
-            if not self._ref(self.branch):
-                run.update_ref(self.branch, run.rev_parse("HEAD"), "")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._lock(fcntl.LOCK_EX):  # waits for what a kill left running
+            pass
+        self._unlock()
+        if not self._ref(self.branch):
+            self._git("update-ref", self.branch, self._git("rev-parse", "HEAD"), "")
         self._settle()
         if worktree and not self.has_tree:
             self._forget_tree()
-            with self._git() as run:
-                run.worktree("add", "--quiet", "--force", "--no-checkout", str(self.tree), f"autokernel/{self.tag}")
+            branch = self.branch.removeprefix("refs/heads/")
+            self._git("worktree", "add", "--quiet", "--force", "--no-checkout", str(self.tree), branch)
         if self.has_tree:
             self.reset(everything=True)
 
-    def _settle(self) -> None:
-        """Finish what a kill interrupted inside record(): stale locks, and one of its two refs moved without the other.
-
-        The locks are ours: the caller holds the run's lock, so no other process writes these refs.
-        """
+    def _unlock(self) -> None:
+        """Remove the locks that a killed git left: the caller holds the run's lock, and no other run takes these."""
         common = Path(self.repo.common_dir)
         heads = [linked / "HEAD.lock" for linked in self._linked_folders()]
         for lock in (common / f"{self.branch}.lock", *common.glob(f"{self.prefix}*.lock"), *heads):
             lock.unlink(missing_ok=True)
+
+    def _settle(self) -> None:
+        """Finish what a kill interrupted inside record(): one of its two refs moved without the other."""
         entries, head = self.entries(), self.head
-        with self._git() as run:
-            text = run.show("--no-patch", "--format=%B", head)
-            kept = [entry.row.commit for entry in entries if entry.row.status == "kept"]
-            unborn = kept and run.rev_parse(f"{kept[-1]}^") == head
+        text = self._git("show", "--no-patch", "--format=%B", head)
         if f"\nTag: {self.tag}\n" in text and head not in {entry.row.commit for entry in entries}:
-            with self._git() as run:
-                run.update_ref(f"{self.prefix}{parse(text, head).row.experiment}", head)
-        if unborn:
+            self._git("update-ref", f"{self.prefix}{parse(text, head).row.experiment}", head)
+        kept = [entry.row.commit for entry in entries if entry.row.status == "kept"]
+        if kept and self._git("rev-parse", f"{kept[-1]}^") == head:
             self._advance(kept[-1])
 
     def _linked_folders(self) -> list[Path]:
@@ -129,8 +151,7 @@ class GitLedger:
         return Path((self.tree / ".git").read_text().removeprefix("gitdir: ").strip())
 
     def _ref(self, name: str) -> str | None:
-        with self._git() as run:
-            return run.for_each_ref(name, format="%(objectname)") or None
+        return self._git("for-each-ref", "--format=%(objectname)", name) or None
 
     @property
     def head(self) -> str:
@@ -139,8 +160,7 @@ class GitLedger:
         return commit
 
     def source(self, commit: str) -> str:
-        with self._git() as run:
-            return run.cat_file("blob", f"{commit}:{KERNEL}", strip_newline_in_stdout=False)
+        return self._execute(["git", "cat-file", "blob", f"{commit}:{KERNEL}"])
 
     def write(self, source: str) -> None:
         """Put a candidate into the worktree's kernel.py, for whoever looks."""
@@ -155,26 +175,18 @@ class GitLedger:
         scratch = linked / "index.autokernel"
         for stale in (scratch, linked / "index.autokernel.lock", linked / "index.lock"):
             stale.unlink(missing_ok=True)
-        with self._git(GIT_INDEX_FILE=str(scratch), GIT_DIR=str(linked), GIT_WORK_TREE=str(self.tree)) as run:
-            run.read_tree(head)
-            run.checkout_index("--force", "--index", *(["--all"] if everything else ["--", KERNEL]))
+        place = {"GIT_INDEX_FILE": str(scratch), "GIT_DIR": str(linked), "GIT_WORK_TREE": str(self.tree)}
+        self._git("read-tree", head, **place)
+        self._git("checkout-index", "--force", "--index", *(["--all"] if everything else ["--", KERNEL]), **place)
         os.replace(scratch, linked / "index")
 
     def _commit(self, source: str, message: str) -> str:
         """A commit on top of the branch that changes kernel.py alone. Nothing points to it yet."""
         parent = self.head
-        blob = self._fed("hash-object", "-w", "--stdin", text=source)
-        with self._git() as run:
-            listing = [line for line in run.ls_tree(parent).splitlines() if line.partition("\t")[2] != KERNEL]
-        tree = self._fed("mktree", text="".join(f"{line}\n" for line in [*listing, f"100644 blob {blob}\t{KERNEL}"]))
-        return self._fed("commit-tree", tree, "-p", parent, "-F", "-", text=message)
-
-    def _fed(self, *command: str, text: str) -> str:
-        """What git answers to a command that reads `text`."""
-        with self._git() as run, tempfile.TemporaryFile() as stdin:
-            stdin.write(text.encode())
-            stdin.seek(0)
-            return run.execute(["git", *command], istream=stdin)
+        blob = self._git("hash-object", "-w", "--stdin", text=source)
+        listing = [line for line in self._git("ls-tree", parent).splitlines() if line.partition("\t")[2] != KERNEL]
+        tree = self._git("mktree", text="".join(f"{line}\n" for line in [*listing, f"100644 blob {blob}\t{KERNEL}"]))
+        return self._git("commit-tree", tree, "-p", parent, "-F", "-", text=message)
 
     def start_target(self, target: str, source: str, words: str) -> str:
         """Changing target is a commit of its own: kernel.py becomes the target's incumbent, or its starter."""
@@ -183,9 +195,7 @@ class GitLedger:
         return commit
 
     def _advance(self, commit: str) -> None:
-        head = self.head
-        with self._git() as run:
-            run.update_ref(self.branch, commit, head)
+        self._git("update-ref", self.branch, commit, self.head)
 
     def record(self, row: Experiment, source: str, notes: str = "") -> Experiment:
         """The experiment's final commit and ref; the branch advances to it if it was kept. Returns the row with its commit.
@@ -196,23 +206,22 @@ class GitLedger:
         updates = [f"create {self.prefix}{row.experiment} {commit}"]
         if row.status == "kept":
             updates.append(f"update {self.branch} {commit} {parent}")
-        self._fed("update-ref", "--stdin", text="".join(f"{line}\n" for line in updates))
+        self._git("update-ref", "--stdin", text="".join(f"{line}\n" for line in updates))
         return replace(row, commit=commit)
 
     def entries(self) -> list[Entry]:
         """Every experiment of this tag, in order, read from the refs."""
-        with self._git() as run:
-            listing = run.for_each_ref(self.prefix, format="%(objectname)%00%(contents)%00%00")
+        listing = self._git("for-each-ref", "--format=%(objectname)%00%(contents)%00%00", self.prefix)
         records = (record.strip("\n").split("\0", 1) for record in listing.split("\0\0"))
         entries = [parse(text, commit) for commit, text in (r for r in records if len(r) == 2)]
         return sorted(entries, key=lambda entry: entry.row.experiment)
 
     def remove(self) -> None:
         """Delete the worktree, the branch and every ref of this tag; what they held becomes garbage for git to collect."""
-        with self._git() as run:
-            names = run.for_each_ref(self.prefix, self.branch, format="%(refname)").split()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        names = self._git("for-each-ref", "--format=%(refname)", self.prefix, self.branch).split()
         self._forget_tree()
-        self._fed("update-ref", "--stdin", text="".join(f"delete {name}\n" for name in names))
+        self._git("update-ref", "--stdin", text="".join(f"delete {name}\n" for name in names))
 
 
 def message(row: Experiment, notes: str) -> str:

@@ -54,6 +54,7 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit status of the last child."""
+        become_subreaper()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
                 signal.signal(number, self._pass_on)
@@ -91,7 +92,9 @@ class Supervisor:
         )
         if self.stopping:  # while it was being started
             self.child.send_signal(signal.SIGINT)
-        return self.child.wait()
+        status = self.child.wait()
+        end_orphans()
+        return status
 
     def _pass_on(self, number: int, frame: object) -> None:
         self.stopping = True
@@ -112,6 +115,21 @@ class Supervisor:
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
+
+
+def become_subreaper() -> None:
+    """What a child leaves behind becomes our own: an agent or a git that would go on beside the next child."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def end_orphans() -> None:
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    while listing.exists() and (orphans := [int(pid) for pid in listing.read_text().split()]):
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _words(status: int) -> str:

@@ -215,11 +215,10 @@ struct Layout {
     int threads, rows, blocks;
 
     // Each thread is to hold up to `vectors` vectors. Rows that need more than `most` threads are given more blocks;
-    // threads is 0 where a row is too long for all that there are.
+    // threads is 0 where a row is too long for all that there are. With `peel`, rows may start at any element.
     template <class T>
-    static Layout of(int64_t N, int vectors, int block, int most = 1024, int most_blocks = 1) {
-        // One vector more: a row that is not aligned lies in that many.
-        const int64_t lanes = LANES<T>, needed = divide_up(divide_up(N, lanes) + (N % lanes != 0), vectors);
+    static Layout of(int64_t N, int vectors, int block, int most = 1024, int most_blocks = 1, bool peel = false) {
+        const int64_t lanes = LANES<T>, needed = divide_up(divide_up(N + (peel ? lanes - 1 : 0), lanes), vectors);
         if (needed > 32) {
             int blocks = 1;
             while (blocks * most < needed && blocks < most_blocks) blocks *= 2;

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(ACROSS* ALONG) strided(const T* x, T* y, int64
 
 template <class T, bool PEEL>
 int rows(const T* x, T* y, int64_t M, int64_t N, int64_t stride, cudaStream_t stream) {
-    const auto [threads, rows, blocks] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST, MAX_CLUSTER);
+    const auto [threads, rows, blocks] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST, MAX_CLUSTER, PEEL);
     if constexpr (MAX_CLUSTER > 1) {
         auto kernel = held<T, true, PEEL>;
         if (blocks > 1) return launch(kernel, M * blocks, threads, 0, stream, blocks, false, x, y, M, N, stride, threads);

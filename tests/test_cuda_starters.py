@@ -1,0 +1,193 @@
+"""Every CUDA starter: without a GPU through the compiler for four generations of chips, with one (-m gpu) through the gate.
+
+The builder's own promises are here too: errors name the line of the source, builds at the same time and builds that are
+killed leave nothing that is not whole.
+"""
+
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from test_triton_starters import CASES, DTYPES, check, kernel_type
+
+from autokernel import build
+from autokernel.gate import Judge
+from autokernel.preflight import find_compiler
+from autokernel.spec import KERNELS, import_file
+from autokernel.target import default_target
+
+STARTERS = {str(p.relative_to(KERNELS)): p for p in sorted(KERNELS.glob("*/cuda_*.py"))}
+CAPABILITIES = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90a": (9, 0), "sm_100a": (10, 0)}
+
+needs_nvcc = pytest.mark.skipif(
+    not shutil.which("nvcc") and not Path("/usr/local/cuda/bin/nvcc").exists(), reason="there is no nvcc"
+)
+SOURCE = r"""
+#include <autokernel.cuh>
+__global__ void one(float* x) { x[0] = 1; }
+extern "C" int run(float* x, cudaStream_t stream) {
+    one<<<1, 1, 0, stream>>>(x);
+    return cudaGetLastError();
+}
+"""
+
+
+def load(starter: str):
+    return import_file(STARTERS[starter], starter.replace("/", "_").removesuffix(".py"))
+
+
+def functions(starter: str) -> list[build.CudaFunction]:
+    return [f for f in vars(load(starter)).values() if isinstance(f, build.CudaFunction)]
+
+
+def for_chip(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: CAPABILITIES[chip])
+
+
+def test_every_type_has_a_cuda_starter():
+    assert {kernel_type(starter) for starter in STARTERS} == {p.parent.name for p in KERNELS.glob("*/spec.py")}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("chip", CAPABILITIES)
+def test_compiles(chip: str, monkeypatch: pytest.MonkeyPatch):
+    for_chip(monkeypatch, chip)
+    libraries = {f.library for starter in STARTERS for f in functions(starter)}
+    with ThreadPoolExecutor(2) as pool:
+        assert all(path.exists() for path in pool.map(build.compile_library, libraries))
+
+
+@needs_nvcc
+def test_an_error_names_the_line_of_the_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for_chip(monkeypatch, "sm_90a")
+    broken = SOURCE.replace("x[0] = 1", "x[0] = undeclared")
+    with pytest.raises(build.CompileError) as refused:
+        build.compile_library(build.Library("cuda", broken), tmp_path)
+    line = 1 + broken[: broken.index("undeclared")].count("\n")
+    assert re.search(rf'^kernel\.cu\({line}\): error: identifier "undeclared"', str(refused.value), re.M)
+    assert "x[0] = undeclared" in str(refused.value)
+
+
+@needs_nvcc
+def test_a_binary_is_found_again_unless_something_has_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for_chip(monkeypatch, "sm_90a")
+    library = build.Library("cuda", SOURCE, (("WIDTH", "1"),))
+    path = build.compile_library(library, tmp_path)
+    built = path.stat().st_mtime_ns
+    assert build.compile_library(library, tmp_path) == path and path.stat().st_mtime_ns == built
+    others = {build.compile_library(build.Library("cuda", SOURCE, (("WIDTH", "2"),)), tmp_path)}
+    for_chip(monkeypatch, "sm_80")
+    others.add(build.compile_library(library, tmp_path))
+    assert len(others - {path}) == 2
+
+
+def compile_forever(folder: Path) -> None:
+    torch.cuda.get_device_capability = lambda *device: CAPABILITIES["sm_90a"]
+    build.compile_library(build.Library("cuda", SOURCE), folder)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("after_s", [0.1, 0.5, 1.0])
+def test_a_killed_build_leaves_nothing_that_is_not_whole(after_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    victim = multiprocessing.get_context("fork").Process(target=compile_forever, args=(tmp_path,))
+    victim.start()
+    time.sleep(after_s)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    for_chip(monkeypatch, "sm_90a")
+    path = build.compile_library(build.Library("cuda", SOURCE), tmp_path)
+    assert list(tmp_path.glob("*.so")) == [path]
+    assert path.read_bytes()[:4] == b"\x7fELF"
+
+
+@needs_nvcc
+def test_builds_at_the_same_time_do_not_meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for_chip(monkeypatch, "sm_90a")
+    library = build.Library("cuda", SOURCE)
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(lambda _: build.compile_library(library, tmp_path), range(4)))
+    assert len(paths) == 1 and set(tmp_path.iterdir()) == paths
+
+
+def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(build.MissingCompiler, match="^cuda kernels need the CUDA toolkit"):
+        find_compiler("cuda")
+
+
+# ---- on a GPU ----
+
+
+def on_gpu(value):
+    """The same tensor on the GPU, with its strides and at its place within its storage."""
+    if not torch.is_tensor(value):
+        return value
+    count = value.storage_offset() + 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride()))
+    memory = torch.zeros(max(count, 1), dtype=value.dtype, device="cuda")
+    return memory.as_strided(value.shape, value.stride(), value.storage_offset()).copy_(value)
+
+
+def failures(starter: str) -> list[str]:
+    """What is wrong with a starter on the inputs on which Triton's interpreter is tried, and on wider rows than those."""
+    kernel_fn, name, found = load(starter).kernel_fn, kernel_type(starter), []
+    for case, make in CASES[name].items():
+        for dtype in DTYPES:
+            torch.manual_seed(0)
+            inputs = {k: on_gpu(v) for k, v in make(dtype).items()}
+            wrong = check(name, kernel_fn, inputs, dtype)
+            found += [f"{case} {dtype}: {wrong}"] if wrong else []
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("starter", STARTERS)
+def test_layouts_and_special_values(starter: str):
+    assert not failures(starter)
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Judge("cuda") as judge:
+        yield judge
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("starter", STARTERS)
+def test_passes_the_gate(starter: str, judge: Judge):
+    name = kernel_type(starter)
+    verdict = judge.check(STARTERS[starter].read_text(), default_target(name, "cuda", "cuda", torch.float16))
+    assert verdict.correctness == "PASS", verdict.failure
+
+
+@pytest.mark.gpu
+def test_a_launch_that_fails_is_raised():
+    many = SOURCE.replace("<<<1, 1,", "<<<1, 4096,")  # more threads than a block can have
+    with pytest.raises(RuntimeError, match="invalid configuration argument"):
+        build.cuda_function(many, "run", "p")(torch.zeros(1, device="cuda").data_ptr())
+
+
+@pytest.mark.gpu
+def test_launches_on_the_current_stream():
+    x, stream = torch.zeros(1, device="cuda"), torch.cuda.Stream()
+    run = build.cuda_function(SOURCE, "run", "p")
+    run(x.data_ptr())
+    x.zero_()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        run(x.data_ptr())
+    assert x.item() == 0  # read on the default stream, while the other one sleeps
+    stream.synchronize()
+    assert x.item() == 1
+
+
+if __name__ == "__main__":
+    for starter in sys.argv[1:]:
+        print(starter, failures(starter) or "right")

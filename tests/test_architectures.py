@@ -1,4 +1,4 @@
-"""Small random models of published architectures: what is found, that all of it is replaced, and that they stay the same."""
+"""Small random models of published architectures: what is found, that it is all replaced, that they stay the same."""
 
 import pytest
 

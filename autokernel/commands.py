@@ -10,7 +10,7 @@ from pathlib import Path
 import git
 import torch
 
-from autokernel.agents import Proposal
+from autokernel.agents import Proposal, agent_names
 from autokernel.cli import fail, preflight
 from autokernel.display import narrator
 from autokernel.experiments import Status
@@ -33,10 +33,15 @@ DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 4, 15
 
 
 def run(arguments: argparse.Namespace) -> str:
+    agent = arguments.agent or ("claude" if os.environ.get("ANTHROPIC_API_KEY") else "tuner")
+    try:
+        agent_names(agent)
+    except ValueError as error:
+        fail(error)
     preflight(default_backend(arguments.device))
     workload = workload_from(arguments)
-    agent = arguments.agent or ("claude" if os.environ.get("ANTHROPIC_API_KEY") else "tuner")
-    options = {"model": arguments.agent_model, "budget_usd": arguments.budget_usd} if agent == "claude" else {}
+    options = {name: getattr(arguments, name) for name in ("budget_usd", "budget_tokens", "max_tokens")}
+    options |= {"model": arguments.agent_model, "minutes": arguments.agent_minutes}
     limits = (arguments.max_reverts, arguments.max_pct_peak, arguments.max_hours, arguments.max_speedup)
     required = arguments.require_sandbox
     job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required)

@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--minutes", type=float, help="time for the loop (default: 4, and at least 15 experiments)")
     run.add_argument("--hours", type=float, help="the same in hours")
     run.add_argument("--experiments", type=int, help="stop after so many")
-    run.add_argument("--agent", help="tuner, claude, 'command: …', tuner,claude (default: claude if it has a key, else tuner)")
+    run.add_argument("--agent", help="tuner, claude, 'command: …', tuner,claude (default: claude with a key, else tuner)")
     run.add_argument("--agent-model", default="", help="of the claude agent (default: the newest Opus that its SDK knows)")
     run.add_argument("--budget-usd", type=float, default=10.0, help="spending cap of claude (default: %(default)s)")
     run.add_argument("--budget-tokens", type=int, metavar="N", help="cap on its tokens, in and out (default: none)")

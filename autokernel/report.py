@@ -19,6 +19,8 @@ from autokernel.target import Plan, Target
 from autokernel.verification import Verification
 from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
 
+HTML = "report.html"
+IDEAS = 4  # of the playbook, named for each target
 STATUS_COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange"}
 
 
@@ -29,7 +31,7 @@ def write_report(workspace: Workspace) -> str:
     plot(workspace, rows)
     verification = Verification.read(workspace / VERIFY) if (workspace / VERIFY).exists() else None
     given = (closing, workspace.plan, rows, verification, diffs(workspace, rows), list(ideas(workspace.plan, rows)))
-    (workspace / "report.html").write_text(page(f"AutoKernel, run {workspace.tag}", *given))
+    (workspace / HTML).write_text(page(f"AutoKernel, run {workspace.tag}", *given))
     experiments = "\n".join(
         f"| {r.experiment} | {r.target} | {r.status} | {r.gain} | {r.description.replace('|', '/')} | {r.commit[:10]} |"
         for r in rows
@@ -65,7 +67,7 @@ def summary(workspace: Workspace, rows: Sequence[Experiment]) -> str:
         "Where it stands": [
             f"git log {branch}   (what was kept; your own branch and files are as they were)",
             f"python orchestrate.py log --all --tag {workspace.tag}   (everything that was tried)",
-            f"{(workspace / REPORT).relative_to(workspace.root)}, progress.png beside it, results.tsv",
+            f"{(workspace / HTML).relative_to(workspace.root)}   (all of this, with plots and every change)",
         ],
         "What to do next": [
             f"python orchestrate.py --tag {workspace.tag} --hours 8   (go on where this stopped)",
@@ -127,7 +129,7 @@ def ideas(plan: Plan, rows: Sequence[Experiment]) -> Iterator[str]:
         titles = re.findall(r"(?m)^### (.+)$", tier_text(tier, target))
         at = f"at {best.pct_peak:.0f} % of its peak, " if (best := incumbent(of_target)) and best.pct_peak else ""
         hope = f"{expected_gain(target, of_target):.2%} of the model's time to be hoped for"
-        yield f"{target.name}: {at}{hope}; tier {tier} of the playbook: {', '.join(titles)}"
+        yield f"{target.name}: {at}{hope}; tier {tier} of the playbook: {', '.join(titles[:IDEAS])}"
 
 
 def plot(workspace: Workspace, rows: Sequence[Experiment]) -> None:

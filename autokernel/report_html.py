@@ -188,36 +188,25 @@ def intensity(target: Target) -> float:
 
 
 def before_and_after(verification: Verification) -> str:
-    """A pass's time each way of running the model as a bar, and what became of each kernel."""
-    shown = {
-        f"{name} ({workload})" if len(verification.figures) > 1 else name: (
-            f.milliseconds,
-            f"{sides['eager'].milliseconds / f.milliseconds:.3f}",
-        )
-        for workload, sides in verification.figures.items()
-        for name, f in sides.items()
-    }
-    return (
-        f"<p>{escape(verification.verdict)}</p>{bars(shown) if shown else ''}"
-        "<table><tr><th>kernel<th>share<th>by itself<th>in the model</tr>"
-        + "".join(
-            f"<tr><td>{escape(k.target)}<td class=n>{k.share:.1%}<td class=n>{f'{k.speedup:.2f}x' if k.speedup else ''}"
-            f"<td>{escape(k.words)}</tr>"
-            for k in verification.kernels
-        )
-        + "</table>"
-    )
-
-
-def bars(times: Mapping[str, tuple[float, str]]) -> str:
-    """Milliseconds by name, and the speedup in words."""
-    longest, height = max(ms for ms, _ in times.values()), 26 * len(times) + 6
+    """A pass's time in each way of running the model as a bar, and what verify.py says."""
     drawn = "".join(
-        f'<text x="170" y="{i * 26 + 20}" text-anchor="end">{escape(name)}</text>'
-        f'<rect x="180" y="{i * 26 + 6}" width="{ms / longest * 440:.0f}" height="18" fill="#0969da"/>'
-        f'<text x="{190 + ms / longest * 440:.0f}" y="{i * 26 + 20}">{ms:.2f} ms{f" ({words}x)" if words else ""}</text>'
-        for i, (name, (ms, words)) in enumerate(times.items())
+        f"<h3>{escape(workload)}</h3>{bars({name: figures.milliseconds for name, figures in sides.items()})}"
+        for workload, sides in verification.figures.items()
     )
+    return f"<p>{escape(verification.verdict)}</p>{drawn}{_list(verification.lines[1:])}"
+
+
+def bars(milliseconds: Mapping[str, float]) -> str:
+    """By name, the first to compare with; kernels of ours in another colour."""
+    first, longest = next(iter(milliseconds.values())), max(milliseconds.values())
+    drawn = "".join(
+        f'<text x="200" y="{i * 26 + 20}" text-anchor="end">{escape(name)}</text>'
+        f'<rect x="210" y="{i * 26 + 6}" width="{ms / longest * 440:.0f}" height="18" '
+        f'fill="{COLOURS[Status.KEPT] if name.startswith("kernels") else COLOURS[Status.RESET]}"/>'
+        f'<text x="{220 + ms / longest * 440:.0f}" y="{i * 26 + 20}">{ms:.2f} ms, {first / ms:.2f}x</text>'
+        for i, (name, ms) in enumerate(milliseconds.items())
+    )
+    height = 26 * len(milliseconds) + 6
     return f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">{drawn}</svg>'
 
 

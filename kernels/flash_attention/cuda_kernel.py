@@ -300,7 +300,7 @@ bool fits_hopper(const Tensor& t) {
 }
 #endif
 
-// What a score is changed by before the softmax: the mask (kind 0 none, 1 bool, 2 float of the tensors' type) and causality.
+// What changes a score before the softmax: the mask (kind 0 none, 1 bool, 2 float of the tensors' type) and causality.
 template <class T>
 struct Mask {
     int kind;

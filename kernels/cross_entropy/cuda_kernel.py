@@ -57,7 +57,8 @@ struct Loss {
 };
 
 template <class T>
-__global__ void __launch_bounds__(BLOCK) losses(const T* logits, const int64_t* targets, Loss* out, int V, int64_t stride, int64_t ignored) {
+__global__ void __launch_bounds__(BLOCK)
+    losses(const T* logits, const int64_t* targets, Loss* out, int V, int64_t stride, int64_t ignored) {
     __shared__ Part scratch[MAX_WARPS];
     let_next_start();
     const int64_t target = targets[blockIdx.x];
@@ -111,7 +112,7 @@ int cross_entropy(const T* logits, const int64_t* targets, Loss* partial, T* out
 
 extern "C" int run(int dtype, const void* logits, const int64_t* targets, Loss* partial, void* out, int64_t M, int64_t V,
                    int64_t stride, int64_t ignored, cudaStream_t stream) {
-    AK_DISPATCH(dtype, return (cross_entropy<T>((const T*)logits, targets, partial, (T*)out, M, V, stride, ignored, stream)));
+    AK_DISPATCH(dtype, return cross_entropy((const T*)logits, targets, partial, (T*)out, M, V, stride, ignored, stream));
 }
 """
 

@@ -18,9 +18,9 @@ SOURCE = r"""
 
 constexpr int LARGEST = 512;  // threads of a block that holds its rows: more would be short of registers
 
-// Sums over a row of the distances from a guess at its mean, and of their squares. The guess is the mean as rounding left it:
-// so near that nothing cancels in the squares. The distances add up to what rounding left of it, which is all that there is in
-// a row of equal values.
+// Sums over a row of the distances from a guess at its mean, and of their squares. The guess is the mean as rounding
+// left it: so near that nothing cancels in the squares. The distances add up to what rounding left of it, all that there is
+// in a row of equal values.
 struct Moments {
     float sum = 0, squares = 0;
 
@@ -41,8 +41,8 @@ struct Scaling {
 };
 
 template <class T>
-__global__ void __launch_bounds__(LARGEST) held(const T* x, const T* weight, const T* bias, T* y, int64_t M, int N, int64_t stride,
-                                             float eps, int threads) {
+__global__ void __launch_bounds__(LARGEST)
+    held(const T* x, const T* weight, const T* bias, T* y, int64_t M, int N, int64_t stride, float eps, int threads) {
     __shared__ float scratch[3][MAX_WARPS];
     const int lane = threadIdx.x % threads;
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(LARGEST) held(const T* x, const T* weight, con
 
 // Rows that no block can hold, or that do not lie in whole vectors, are read three times, from L1 or L2 after the first.
 template <class T>
-__global__ void __launch_bounds__(1024) looped(const T* x, const T* weight, const T* bias, T* y, int N, int64_t stride, float eps) {
+__global__ void __launch_bounds__(1024)
+    looped(const T* x, const T* weight, const T* bias, T* y, int N, int64_t stride, float eps) {
     __shared__ float scratch[3][MAX_WARPS];
     const Row<T> row(x + blockIdx.x * stride, N);
     float sum = 0, v[LANES<T>], w[LANES<T>], b[LANES<T>];
@@ -118,17 +119,21 @@ __global__ void __launch_bounds__(1024) looped(const T* x, const T* weight, cons
 }
 
 template <class T>
-int layernorm(const T* x, const T* weight, const T* bias, T* y, int64_t M, int64_t N, int64_t stride, float eps, cudaStream_t stream) {
+int layernorm(const T* x, const T* weight, const T* bias, T* y, int64_t M, int64_t N, int64_t stride, float eps,
+              cudaStream_t stream) {
     const auto [threads, rows, _] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST);
     const bool whole = aligned(x) && aligned(weight) && aligned(bias) && N % LANES<T> == 0 && stride % LANES<T> == 0;
-    if (threads && whole) held<T><<<divide_up(M, rows), threads * rows, 0, stream>>>(x, weight, bias, y, M, N, stride, eps, threads);
-    else looped<T><<<M, int(N < 1024 ? divide_up(N, 32) * 32 : 1024), 0, stream>>>(x, weight, bias, y, N, stride, eps);
+    const int wide = N < 1024 ? divide_up(N, 32) * 32 : 1024;
+    const int block = threads * rows;
+    if (threads && whole) held<<<divide_up(M, rows), block, 0, stream>>>(x, weight, bias, y, M, N, stride, eps, threads);
+    else looped<<<M, wide, 0, stream>>>(x, weight, bias, y, N, stride, eps);
     return cudaGetLastError();
 }
 
-extern "C" int run(int dtype, const void* x, const void* weight, const void* bias, void* y, int64_t M, int64_t N, int64_t stride,
-                   float eps, cudaStream_t stream) {
-    AK_DISPATCH(dtype, return (layernorm<T>((const T*)x, (const T*)weight, (const T*)bias, (T*)y, M, N, stride, eps, stream)));
+extern "C" int run(int dtype, const void* x, const void* weight, const void* bias, void* y, int64_t M, int64_t N,
+                   int64_t stride, float eps, cudaStream_t stream) {
+    AK_DISPATCH(dtype,
+                return layernorm((const T*)x, (const T*)weight, (const T*)bias, (T*)y, M, N, stride, eps, stream));
 }
 """
 

@@ -58,7 +58,8 @@ struct Output {
 
 // Part blockIdx.y of rows of N contiguous elements.
 template <class T, bool MAX>
-__global__ void __launch_bounds__(LARGEST_BLOCK) rows(const T* x, Output<T> y, int64_t M, int64_t N, int64_t stride, int64_t part, int threads) {
+__global__ void __launch_bounds__(LARGEST_BLOCK)
+    rows(const T* x, Output<T> y, int64_t M, int64_t N, int64_t stride, int64_t part, int threads) {
     constexpr Reduction<MAX> join;
     __shared__ float scratch[MAX_WARPS];
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads, from = blockIdx.y * part;
@@ -96,14 +97,15 @@ __global__ void __launch_bounds__(LARGEST_BLOCK) rows(const T* x, Output<T> y, i
 
 // Part blockIdx.y of x[outer, n, lane] along n: a thread takes WIDTH neighbouring lanes.
 template <class T, int WIDTH, bool MAX>
-__global__ void __launch_bounds__(ACROSS* ALONG) lanes(const T* x, Output<T> y, int64_t lanes, int64_t N, int64_t stride_outer, int64_t stride_n,
-                                                       int64_t stride_lane, int64_t part) {
+__global__ void __launch_bounds__(ACROSS* ALONG) lanes(const T* x, Output<T> y, int64_t lanes, int64_t N, int64_t part,
+                                                       int64_t stride_outer, int64_t stride_n, int64_t stride_lane) {
     constexpr Reduction<MAX> join;
     struct alignas(WIDTH * sizeof(T)) Some {
         T at[WIDTH];
     };
     __shared__ float scratch[ALONG][ACROSS * WIDTH + 1];
-    const int64_t blocks = divide_up(lanes, ACROSS * WIDTH), outer = blockIdx.x / blocks, first = blockIdx.x % blocks * ACROSS * WIDTH;
+    const int64_t blocks = divide_up(lanes, ACROSS * WIDTH), outer = blockIdx.x / blocks;
+    const int64_t first = blockIdx.x % blocks * ACROSS * WIDTH;
     const int64_t lane = first + threadIdx.x * WIDTH, end = min(N, (blockIdx.y + 1) * part);
     float results[WIDTH];
     for (float& result : results) result = join.EMPTY;
@@ -149,20 +151,20 @@ int reduce(const T* x, T* y, float* partial, const Shape& s, int parts, cudaStre
         if (!threads) threads = LARGEST_BLOCK, shared = 1;
         const dim3 grid(divide_up(count, shared), parts);
         rows<T, MAX><<<grid, threads * shared, 0, stream>>>(x, out, count, s.N, stride, part, threads);
-    } else {
-        const int64_t outer = s.lanes == 1 ? 1 : s.outer, width = s.lanes == 1 ? s.outer : s.lanes;  // rows with gaps as lanes
+    } else {  // rows with gaps between their elements: take the rows as lanes
+        const int64_t outer = s.lanes == 1 ? 1 : s.outer, width = s.lanes == 1 ? s.outer : s.lanes;
         const int64_t apart = s.lanes == 1 ? s.stride_outer : s.stride_lane;
         const bool whole = apart == 1 && aligned(x) && (width | s.stride_outer | s.stride_n) % LANES<T> == 0;
         const dim3 block(ACROSS, ALONG), grid(outer * divide_up(width, ACROSS * (whole ? LANES<T> : 1)), parts);
         auto kernel = whole ? lanes<T, LANES<T>, MAX> : lanes<T, 1, MAX>;
-        kernel<<<grid, block, 0, stream>>>(x, out, width, s.N, s.stride_outer, s.stride_n, apart, part);
+        kernel<<<grid, block, 0, stream>>>(x, out, width, s.N, part, s.stride_outer, s.stride_n, apart);
     }
     if (parts > 1) finish<T, MAX><<<divide_up(count, 8), 256, 0, stream>>>(partial, y, count, parts);
     return cudaGetLastError();
 }
 
-extern "C" int run(int dtype, const void* x, void* y, float* partial, int64_t outer, int64_t N, int64_t lanes, int64_t stride_outer,
-                   int64_t stride_n, int64_t stride_lane, int parts, int max, cudaStream_t stream) {
+extern "C" int run(int dtype, const void* x, void* y, float* partial, int64_t outer, int64_t N, int64_t lanes,
+                   int64_t stride_outer, int64_t stride_n, int64_t stride_lane, int parts, int max, cudaStream_t stream) {
     const Shape shape = {outer, N, lanes, stride_outer, stride_n, stride_lane};
     AK_DISPATCH(dtype, return max ? reduce<T, true>((const T*)x, (T*)y, partial, shape, parts, stream)
                                   : reduce<T, false>((const T*)x, (T*)y, partial, shape, parts, stream));

@@ -19,8 +19,8 @@ SOURCE = r"""
 constexpr int LARGEST = 512;  // threads of a block that holds its rows: more would be short of registers
 
 template <class T>
-__global__ void __launch_bounds__(LARGEST) held(const T* x, const T* weight, T* y, int64_t M, int N, int64_t stride, float eps,
-                                             int threads) {
+__global__ void __launch_bounds__(LARGEST)
+    held(const T* x, const T* weight, T* y, int64_t M, int N, int64_t stride, float eps, int threads) {
     __shared__ float scratch[MAX_WARPS];
     const int lane = threadIdx.x % threads;
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
@@ -77,14 +77,15 @@ template <class T>
 int rmsnorm(const T* x, const T* weight, T* y, int64_t M, int64_t N, int64_t stride, float eps, cudaStream_t stream) {
     const auto [threads, rows, _] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST);
     const bool whole = aligned(x) && aligned(weight) && N % LANES<T> == 0 && stride % LANES<T> == 0;
-    if (threads && whole) held<T><<<divide_up(M, rows), threads * rows, 0, stream>>>(x, weight, y, M, N, stride, eps, threads);
-    else looped<T><<<M, int(N < 1024 ? divide_up(N, 32) * 32 : 1024), 0, stream>>>(x, weight, y, N, stride, eps);
+    const int wide = N < 1024 ? divide_up(N, 32) * 32 : 1024;
+    if (threads && whole) held<<<divide_up(M, rows), threads * rows, 0, stream>>>(x, weight, y, M, N, stride, eps, threads);
+    else looped<<<M, wide, 0, stream>>>(x, weight, y, N, stride, eps);
     return cudaGetLastError();
 }
 
 extern "C" int run(int dtype, const void* x, const void* weight, void* y, int64_t M, int64_t N, int64_t stride, float eps,
                    cudaStream_t stream) {
-    AK_DISPATCH(dtype, return (rmsnorm<T>((const T*)x, (const T*)weight, (T*)y, M, N, stride, eps, stream)));
+    AK_DISPATCH(dtype, return rmsnorm((const T*)x, (const T*)weight, (T*)y, M, N, stride, eps, stream));
 }
 """
 

@@ -35,7 +35,7 @@ __device__ inline void rotate(float& a, float& b, float cos, float sin) {
     a = first;
 }
 
-// Slot threadIdx.x of a head: one vector of interleaved pairs or two of others; from slot `rotated` on, a vector that passes.
+// Slot threadIdx.x of a head: one vector of interleaved pairs, or two of others; from slot `rotated` on, one that passes.
 template <class T, bool INTERLEAVED>
 __global__ void __launch_bounds__(BLOCK) vectors(const T* x, const T* cos, const T* sin, T* y, Shape shape, int rotated) {
     constexpr int LINES = INTERLEAVED ? 1 : 2, PAIRS = LANES<T> * LINES / 2;
@@ -51,10 +51,10 @@ __global__ void __launch_bounds__(BLOCK) vectors(const T* x, const T* cos, const
 #pragma unroll
     for (int h = 0; h < HEADS; ++h)
         for (int l = 0; l < LINES; ++l)
-            if (h < heads) values[h][l] = read_once(reinterpret_cast<const Vector<T>*>(x + h * shape.stride_h + l * second));
+            if (h < heads) values[h][l] = read_once((const Vector<T>*)(x + h * shape.stride_h + l * second));
     if (turns) {
         const int64_t at = s * shape.half + slot * PAIRS;
-        const auto c = *reinterpret_cast<const Angles<T, PAIRS>*>(cos + at), d = *reinterpret_cast<const Angles<T, PAIRS>*>(sin + at);
+        const auto c = *(const Angles<T, PAIRS>*)(cos + at), d = *(const Angles<T, PAIRS>*)(sin + at);
 #pragma unroll
         for (int h = 0; h < HEADS; ++h) {
             float v[LINES][LANES<T>];
@@ -70,14 +70,16 @@ __global__ void __launch_bounds__(BLOCK) vectors(const T* x, const T* cos, const
 #pragma unroll
     for (int h = 0; h < HEADS; ++h)
         for (int l = 0; l < LINES; ++l)
-            if (h < heads && l <= turns) write_once(reinterpret_cast<Vector<T>*>(y + h * shape.S * shape.D + l * second), values[h][l]);
+            if (h < heads && l <= turns) write_once((Vector<T>*)(y + h * shape.S * shape.D + l * second), values[h][l]);
 }
 
 // A thread a pair, or a channel that passes.
 template <class T>
-__global__ void __launch_bounds__(BLOCK) pairs(const T* x, const T* cos, const T* sin, T* y, Shape shape, bool interleaved) {
+__global__ void __launch_bounds__(BLOCK)
+    pairs(const T* x, const T* cos, const T* sin, T* y, Shape shape, bool interleaved) {
     const int64_t width = shape.D - shape.half, index = int64_t(blockIdx.x) * BLOCK + threadIdx.x;
-    const int64_t row = index / width, p = index % width, s = row % shape.S, h = row / shape.S % shape.H, b = row / shape.S / shape.H;
+    const int64_t row = index / width, p = index % width;
+    const int64_t s = row % shape.S, h = row / shape.S % shape.H, b = row / shape.S / shape.H;
     if (b >= shape.B) return;
     x += b * shape.stride_b + h * shape.stride_h + s * shape.stride_s;
     y += row * shape.D;
@@ -94,17 +96,21 @@ __global__ void __launch_bounds__(BLOCK) pairs(const T* x, const T* cos, const T
 template <class T>
 int rotary(const T* x, const T* cos, const T* sin, T* y, const Shape& s, bool interleaved, cudaStream_t stream) {
     const int64_t rotated = (interleaved ? 2 : 1) * s.half / LANES<T>, slots = rotated + (s.D - 2 * s.half) / LANES<T>;
-    const bool lie = (interleaved ? 2 * s.half : s.half) % LANES<T> == 0 && (s.D | s.stride_b | s.stride_h | s.stride_s) % LANES<T> == 0;
-    if (lie && aligned(x) && aligned(cos) && aligned(sin) && slots <= BLOCK && s.B < 65536 && s.H < 65536) {
+    const int64_t all = (interleaved ? 2 * s.half : s.half) | s.D | s.stride_b | s.stride_h | s.stride_s;
+    if (all % LANES<T> == 0 && aligned(x) && aligned(cos) && aligned(sin) && slots <= BLOCK && s.B < 65536 && s.H < 65536) {
         const dim3 block(slots, BLOCK / slots), grid(divide_up(s.S, block.y), divide_up(s.H, HEADS), s.B);
         auto kernel = interleaved ? vectors<T, true> : vectors<T, false>;
         kernel<<<grid, block, 0, stream>>>(x, cos, sin, y, s, rotated);
-    } else pairs<T><<<divide_up(s.B * s.H * s.S * (s.D - s.half), BLOCK), BLOCK, 0, stream>>>(x, cos, sin, y, s, interleaved);
+    } else {
+        const int64_t count = s.B * s.H * s.S * (s.D - s.half);
+        pairs<<<divide_up(count, BLOCK), BLOCK, 0, stream>>>(x, cos, sin, y, s, interleaved);
+    }
     return cudaGetLastError();
 }
 
-extern "C" int run(int dtype, const void* x, const void* cos, const void* sin, void* y, int64_t B, int64_t H, int64_t S, int64_t D,
-                   int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int interleaved, cudaStream_t stream) {
+extern "C" int run(int dtype, const void* x, const void* cos, const void* sin, void* y, int64_t B, int64_t H, int64_t S,
+                   int64_t D, int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int interleaved,
+                   cudaStream_t stream) {
     const Shape shape = {B, H, S, D, half, stride_b, stride_h, stride_s};
     AK_DISPATCH(dtype, return rotary((const T*)x, (const T*)cos, (const T*)sin, (T*)y, shape, interleaved, stream));
 }

@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(LARGEST) held(const T* x, T* y, int64_t M, int
     if constexpr (CLUSTER) cluster.arrive();
     const int step = CLUSTER ? cluster.blocks * threads : threads;
     const int lane = CLUSTER ? cluster.rank * threads + threadIdx.x : threadIdx.x % threads;
-    const int64_t m = CLUSTER ? blockIdx.x / cluster.blocks : int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
+    const int64_t first = CLUSTER ? blockIdx.x / cluster.blocks : int64_t(blockIdx.x) * (blockDim.x / threads);
+    const int64_t m = first + threadIdx.x / threads;
     const Row<T, PEEL> row(x + min(m, M - 1) * stride, N);
     Vector<T> values[VECTORS];
 #pragma unroll
@@ -105,7 +106,8 @@ constexpr int ACROSS = 32, ALONG = 16;  // threads of a block of `strided`
 
 // Along n of x[outer, n, lane], whatever the strides: neighbouring threads take neighbouring lanes.
 template <class T>
-__global__ void __launch_bounds__(ACROSS* ALONG) strided(const T* x, T* y, int64_t lanes, int64_t N, Strides from, Strides to) {
+__global__ void __launch_bounds__(ACROSS* ALONG)
+    strided(const T* x, T* y, int64_t lanes, int64_t N, Strides from, Strides to) {
     __shared__ Part scratch[ALONG][ACROSS];
     const int64_t blocks = divide_up(lanes, ACROSS), outer = blockIdx.x / blocks;
     const int64_t lane = blockIdx.x % blocks * ACROSS + threadIdx.x;
@@ -124,7 +126,8 @@ __global__ void __launch_bounds__(ACROSS* ALONG) strided(const T* x, T* y, int64
     if (lane >= lanes) return;
     const float base = all.base(), scale = 1 / all.total;
 #pragma unroll 4
-    for (int64_t n = threadIdx.y; n < N; n += ALONG) y[n * to.n] = from_float<T>(fast_exp(to_float(x[n * from.n]) - base) * scale);
+    for (int64_t n = threadIdx.y; n < N; n += ALONG)
+        y[n * to.n] = from_float<T>(fast_exp(to_float(x[n * from.n]) - base) * scale);
 }
 
 template <class T, bool PEEL>
@@ -146,11 +149,11 @@ extern "C" int run_rows(int dtype, const void* x, void* y, int64_t M, int64_t N,
     });
 }
 
-extern "C" int run_strided(int dtype, const void* x, void* y, int64_t outer, int64_t lanes, int64_t N, int64_t x_outer, int64_t x_n,
-                           int64_t x_lane, int64_t y_outer, int64_t y_n, int64_t y_lane, cudaStream_t stream) {
+extern "C" int run_strided(int dtype, const void* x, void* y, int64_t outer, int64_t lanes, int64_t N, int64_t x_outer,
+                           int64_t x_n, int64_t x_lane, int64_t y_outer, int64_t y_n, int64_t y_lane, cudaStream_t stream) {
     const Strides from = {x_outer, x_n, x_lane}, to = {y_outer, y_n, y_lane};
-    const dim3 block(ACROSS, ALONG);
-    AK_DISPATCH(dtype, (strided<T><<<outer * divide_up(lanes, ACROSS), block, 0, stream>>>((const T*)x, (T*)y, lanes, N, from, to)));
+    const dim3 grid(outer * divide_up(lanes, ACROSS)), block(ACROSS, ALONG);
+    AK_DISPATCH(dtype, (strided<<<grid, block, 0, stream>>>((const T*)x, (T*)y, lanes, N, from, to)));
     return cudaGetLastError();
 }
 """

@@ -7,6 +7,7 @@ Usage:   python verify.py                          (the latest run)
 Reads:   workspace/<tag>/plan.json; the kept kernels from git, refs/autokernel/<tag>/*
 Writes:  workspace/<tag>/verify.json, DIR of --save
 
+Original, torch.compile (default and max-autotune), kernels over either: in turns, with intervals, for every workload.
 A kernel stays in only if the model is faster with it than without, its whole 95 % interval at or above 1.
 Exit status: 0 right (even if there is nothing to gain), 1 the outputs are not the original's, 2 bad use.
 """
@@ -20,8 +21,10 @@ from pathlib import Path
 from autokernel import cli  # first: it says what is missing
 from autokernel.backend import Winner
 from autokernel.package import save, why_not
+from autokernel.table import print_table
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import Settings, verify
+from autokernel.verification.record import COLUMNS
 from autokernel.winners import Kept, kept, open_run
 from autokernel.workspace import VERIFY, NoRun
 
@@ -56,7 +59,12 @@ def main() -> None:
     with cli.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
         verification = verify(plan, winners, speedups, settings, say)
     write_json(workspace / VERIFY, encode(verification))
-    print(json.dumps(encode(verification), indent=1) if arguments.json else "\n".join(verification.lines))
+    if arguments.json:
+        print(json.dumps(encode(verification), indent=1))
+    else:
+        print("\n".join(verification.lines))
+        if verification.figures:
+            print_table(verification.model, COLUMNS, verification.rows)
     if arguments.save:
         saved = save(arguments.save.resolve(), verification, winners)
         print(f"{len(saved)} kernels written to {arguments.save}" if saved else "nothing to save", file=sys.stderr)

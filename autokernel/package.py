@@ -22,6 +22,7 @@ INIT = '''"""Kernels for {model}, proven and kept by AutoKernel.
     import {name}
     model = {name}.apply(model)                         # in place; unapply(model) takes the kernels out again
     model = {name}.apply(model, fallback="inductor")    # and the rest of the model through Inductor
+    model = {name}.apply(model, fallback="reduce-overhead")  # and all of it as CUDA graphs
 
 A kernel runs where shapes, dtypes, strides, options and the kind of device are those that it was proven for; elsewhere,
 the model's own code does. OPS has them by name, as operators of PyTorch, to be called on such inputs.
@@ -54,7 +55,7 @@ OPS = {{winner.target.name: backend.install(winner).ops for winner in WINNERS}}
 
 def apply(model, fallback=None, gradients=True):
     """Put in what made the model faster beyond doubt, as it is or over Inductor: RECORD["pays"]."""
-    pays = RECORD["pays"]["inductor" if fallback else "eager"]
+    pays = RECORD["pays"].get(fallback or "eager", RECORD["pays"]["inductor"])
     return backend.apply(model, [w for w in WINNERS if w.target.name in pays], fallback, gradients)
 '''
 
@@ -65,7 +66,7 @@ def save(folder: Path, verification: Verification, winners: Sequence[Winner]) ->
     Raises FileExistsError where why_not() has a reason.
     """
     name = folder.name
-    pays = {over: verification.staying(winners, over) for over in (None, "inductor")}
+    pays = {over: verification.staying(winners, over) for over in (None, "inductor", "reduce-overhead")}
     chosen = [winner for winner in winners if any(winner in staying for staying in pays.values())]
     if not chosen:
         return []

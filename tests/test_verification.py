@@ -6,25 +6,15 @@ import os
 import pytest
 import torch
 
-from autokernel import verification
 from autokernel.backend import Winner
 from autokernel.extraction import make_plan
 from autokernel.profiler import profile_workload
 from autokernel.spec import load_spec
 from autokernel.target import encode, write_json
-from autokernel.verification import (
-    COMPILED,
-    ORIGINAL,
-    ChildDied,
-    Settings,
-    Side,
-    Verification,
-    _build,
-    amdahl,
-    compare_outputs,
-    in_fresh_process,
-    verify,
-)
+from autokernel.verification import Settings, Verification, trial, verify
+from autokernel.verification.parity import compare_outputs
+from autokernel.verification.record import COLUMNS, EAGER, INDUCTOR, amdahl, baseline, ours
+from autokernel.verification.sides import ChildDied, Side, Sides, in_fresh_process
 from autokernel.workload import Workload
 
 MODEL = '''
@@ -49,14 +39,14 @@ class Norms(nn.Sequential):
 '''
 WRONG = "    y.mul_(1.01)\n    return y"
 SLOW = "    import time\n    time.sleep(0.05)\n    return y"
-SETTINGS = Settings(warmup=1, timed=30)
+SETTINGS = Settings(warmup=1, timed=10)
 
 
 @pytest.fixture(autouse=True)
 def quick_and_robust(monkeypatch):
     """Fewer processes, and one thread in each: threads that wait for each other on a busy machine measure the machine."""
-    monkeypatch.setattr(verification, "SCREENING", (3, 5))
-    monkeypatch.setattr(verification, "PROCESSES", 3)
+    monkeypatch.setattr(trial, "SCREENING", (3, 5))
+    monkeypatch.setattr(trial, "PROCESSES", 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -78,61 +68,64 @@ def winner(plan, ending="    return y"):
 def test_a_right_kernel_is_itself_and_a_wrong_one_is_not(plan):
     workload = Workload.from_json(plan.workload)
     name = plan.targets[0].name
-    right, sites = compare_outputs(workload, Side((winner(plan),)), SETTINGS, seed=1)
+    right, sites = compare_outputs(workload, Side((winner(plan),)), None, None, seed=1)
     assert sites == {name: 4} and all(parity.passed for parity in right)
     assert len({parity.seed for parity in right}) == 3
-    wrong, sites = compare_outputs(workload, Side((winner(plan, WRONG),)), SETTINGS, seed=1)
+    wrong, sites = compare_outputs(workload, Side((winner(plan, WRONG),)), None, None, seed=1)
     assert sites == {name: 4} and not any(parity.passed for parity in wrong)
 
 
 def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact(plan):
     """A relative error of 1e-4 passes atol = rtol = 1e-3, but PyTorch's own is 1e-7."""
     sloppy = winner(plan, "    y.mul_(1.0001)\n    return y")
-    parities, _ = compare_outputs(Workload.from_json(plan.workload), Side((sloppy,)), SETTINGS, seed=2)
+    parities, _ = compare_outputs(Workload.from_json(plan.workload), Side((sloppy,)), None, None, seed=2)
     assert all(parity.within_tolerance and not parity.passed for parity in parities)
 
 
 def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
-    lines = []
-    result = verify(plan, [winner(plan)], {plan.targets[0].name: 2.0}, SETTINGS, lines.append)
-    assert result.passed and result.used == (plan.targets[0].name,)
-    assert result.speedup.low > 1
-    assert result.optimised_ms < result.original_ms
-    assert result.predicted == pytest.approx(1 / (1 - plan.targets[0].share / 2))
-    assert result.allocator and set(result.page_faults) >= {ORIGINAL, "optimised"}
+    (target,), lines = plan.targets, []
+    result = verify(plan, [winner(plan)], {target.name: 2.0}, SETTINGS, lines.append)
+    assert result.passed and target.name in result.used_over(None)
+    assert result.speedups[EAGER][EAGER].low > 1
+    assert result.predicted == pytest.approx(1 / (1 - target.share / 2))
+    (figures,) = result.figures.values()
+    assert set(figures) >= {EAGER, "torch.compile", "torch.compile max-autotune", "kernels over eager"}
+    assert figures[ours(EAGER)].milliseconds < figures[EAGER].milliseconds
+    assert 8 < figures[EAGER].peak_mb < 200, "four norms over 8 MB, some intermediates each"
+    assert figures[baseline(INDUCTOR)].first_call_s > 1 > figures[EAGER].first_call_s, "compiled from scratch"
+    assert result.allocator and all(f.page_faults >= 0 for f in figures.values())
+    gain = result.kernels[0].gains[INDUCTOR]
+    assert bool(result.used_over("inductor")) == (gain.low >= 1)
     write_json(tmp_path / "verify.json", encode(result))
     assert Verification.read(tmp_path / "verify.json") == result
     assert any("Amdahl" in line for line in result.lines)
-    over = result.over_inductor
-    assert list(over.gains) == [plan.targets[0].name] and bool(over.used) == (over.gains[plan.targets[0].name].low >= 1)
-    assert any("with Inductor for the rest" in line for line in result.lines)
+    assert len(result.rows) == len(figures) and all(len(row) == len(COLUMNS) for row in result.rows)
 
 
 def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
     result = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
-    assert result.passed and result.used == () and result.speedup is None
-    assert result.kernels[0].gain.high < 1
-    assert result.used_over("inductor") == () and result.over_inductor.gains[plan.targets[0].name].high < 1
+    assert result.passed and result.used_over(None) == result.used_over("inductor") == () and not result.speedups
+    assert all(gain.high < 1 for gain in result.kernels[0].gains.values())
     assert result.lines[0].startswith("nothing to gain here")
 
 
 def test_a_wrong_kernel_is_left_out_for_that_reason(plan):
     result = verify(plan, [winner(plan, WRONG)], settings=SETTINGS)
-    assert result.used == () and "wrong" in result.kernels[0].why
+    assert result.used_over(None) == () and "wrong" in result.kernels[0].why_not
     assert not any(parity.passed for parity in result.diagnosis[plan.targets[0].name])
 
 
 def test_a_kernel_known_to_be_slower_than_pytorch_is_not_tried(plan):
     result = verify(plan, [winner(plan)], {plan.targets[0].name: 0.9}, SETTINGS)
-    assert result.used == () and "slower than PyTorch" in result.kernels[0].why
+    assert result.used_over(None) == () and "slower than PyTorch" in result.kernels[0].why_not
     assert result.seconds < 1, "no process was started"
 
 
 def test_a_kernel_over_inductor_is_itself_too(plan):
     workload, name = Workload.from_json(plan.workload), plan.targets[0].name
-    right, sites = compare_outputs(workload, Side((winner(plan),), "inductor"), SETTINGS, seed=3)
+    right, sites = compare_outputs(workload, Side((winner(plan),), INDUCTOR), None, None, seed=3)
     assert sites == {name: 4} and all(parity.passed for parity in right)
-    wrong, _ = compare_outputs(workload, Side((winner(plan, WRONG),), "inductor"), SETTINGS, seed=3)
+    wrong, _ = compare_outputs(workload, Side((winner(plan, WRONG),), INDUCTOR), None, None, seed=3)
     assert not any(parity.passed for parity in wrong)
 
 
@@ -152,11 +145,10 @@ def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(mon
     monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
+    sides = Sides(Workload(), model)
     with torch.no_grad():
-        models, compile_error = _build(
-            model, {ORIGINAL: Side(), COMPILED: Side((), "inductor")}, ((torch.randn(4, 8),), {})
-        )
-    assert list(models) == [ORIGINAL] and compile_error
+        sides.build({baseline(over): Side((), over) for over in (EAGER, INDUCTOR)}, ((torch.randn(4, 8),), {}))
+    assert list(sides.models) == [EAGER] and sides.errors[INDUCTOR]
 
 
 def test_lines_are_json_ready(plan):

@@ -18,7 +18,7 @@ from autokernel.gate import Interval
 from autokernel.package import save, why_not
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Plan, default_target, encode, write_json
-from autokernel.verification import KernelInModel, OverInductor, Verification
+from autokernel.verification.record import EAGER, INDUCTOR, KernelInModel, Verification
 from autokernel.winners import verified
 from autokernel.workspace import PLAN, VERIFY, NoRun, Workspace
 from tests.test_experiments import ROW
@@ -40,12 +40,11 @@ def run(clone) -> Workspace:  # noqa: F811
     return workspace
 
 
-def found(source: str, over_inductor: bool = True) -> Verification:
-    """What verify.py may have said of one kernel."""
+def found(source: str, over: tuple[str, ...] = (EAGER, INDUCTOR)) -> Verification:
+    """What verify.py may have said of one kernel: it pays `over` these."""
     gain, kernel = Interval(1.1, 1.2, 1.3), Winner(TARGET, source).name
-    pays = KernelInModel(TARGET.name, "rmsnorm", 0.5, 2.0, 1, gain, True, "pays in the model", kernel)
-    over = OverInductor({TARGET.name: gain}, (TARGET.name,) if over_inductor else (), (), 1.0, gain, gain)
-    return Verification("test", "cpu", (pays,), (), True, speedup=gain, over_inductor=over)
+    pays = KernelInModel(TARGET.name, "rmsnorm", kernel, 0.5, 2.0, 1, {o: gain for o in over}, over)
+    return Verification("test", "cpu", True, (pays,), speedups={o: {EAGER: gain} for o in over})
 
 
 def is_replaced(norm: nn.Module, x: Tensor, run: Workspace) -> bool:
@@ -79,7 +78,7 @@ def test_only_what_verify_left_in_is_applied(run) -> None:
     norm, x = nn.RMSNorm(768, eps=1e-6).requires_grad_(False), torch.randn(512, 768)
     assert is_replaced(norm, x, run)
     record = json.loads((run / VERIFY).read_text())
-    record["kernels"][0]["used"] = False
+    record["kernels"][0]["used"] = [INDUCTOR]
     (run / VERIFY).write_text(json.dumps(record))
     assert not is_replaced(norm, x, run)
     (run / VERIFY).unlink()
@@ -105,7 +104,7 @@ replacer = fast_norms.backend.Replacer(fast_norms.WINNERS)
 fast_norms.backend.beside(norm, replacer)(x)
 assert len(replacer.replaced) == 1
 fast_norms.apply(norm, fallback="inductor")
-assert fast_norms.RECORD["pays"] == {"eager": [TARGET], "inductor": []}
+assert fast_norms.RECORD["pays"] == {"eager": [TARGET], "inductor": [], "reduce-overhead": []}
 (winner,) = fast_norms.WINNERS
 print(winner.name)
 """
@@ -113,7 +112,7 @@ print(winner.name)
 
 def test_saved_kernels_need_nothing_of_this_repository(tmp_path) -> None:
     winner = Winner(TARGET, load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text())
-    assert save(tmp_path / "site" / "fast_norms", found(winner.source, over_inductor=False), [winner]) == [winner]
+    assert save(tmp_path / "site" / "fast_norms", found(winner.source, (EAGER,)), [winner]) == [winner]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "AUTOKERNEL_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-c", USER.replace("TARGET", repr(TARGET.name))]
     printed = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
@@ -160,7 +159,7 @@ def test_a_kernel_that_was_verified_is_the_one_that_is_used(run) -> None:
 
 
 def test_there_is_nothing_to_merge_where_nothing_paid(run, clone, monkeypatch) -> None:  # noqa: F811
-    write_json(run / VERIFY, encode(replace(found(WRONG, over_inductor=False), kernels=())))
+    write_json(run / VERIFY, encode(replace(found(WRONG, ()), kernels=())))
     monkeypatch.setattr(commands, "ROOT", clone)
     said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
     assert said.startswith("nothing to gain here") and not (clone / "fast_norms").exists()

@@ -1,0 +1,220 @@
+"""Ways to run a model, timed in turns: the original, torch.compile, and kernels with either for the rest.
+
+All model work happens in fresh child processes, several of them: each carries a bias of its own, so the process is the unit
+over which intervals are taken. Within one, the sides take turns (A B … B A) in random order on the same fresh inputs, under
+one allocator with one setting: the C library's defaults unless the caller's environment says otherwise, because that is
+what a user of the model gets. It matters: with glibc's defaults, an eager pass of compact LLaMA takes 20,000-40,000 page
+faults in its large, freshly mapped outputs, 1-2 % of its CPU time; `Figures.page_faults` has the count of each side.
+"""
+
+import ctypes
+import os
+import random
+import re
+import resource
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from dataclasses import astuple, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch._inductor.utils import fresh_cache
+
+from autokernel.backend import MODES, Replacer, Winner, beside
+from autokernel.match import SiteFinder
+from autokernel.verification.record import EAGER
+from autokernel.workload import Inputs, Workload
+
+TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50
+Model = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run the model: the kernels in it, and what has the rest of it (EAGER, INDUCTOR or a mode of Inductor)."""
+
+    winners: tuple[Winner, ...] = ()
+    over: str = EAGER
+
+    def replacer(self, finder: SiteFinder) -> Replacer:
+        return Replacer(self.winners, None if self.over == EAGER else self.over, finder=finder)
+
+    def build(self, model: nn.Module, finder: SiteFinder) -> Model:
+        if self.winners:
+            return beside(model, self.replacer(finder))
+        if self.over == EAGER:
+            return model
+        return torch.compile(model, mode=self.over if self.over in MODES else None)
+
+
+@dataclass(frozen=True)
+class Pass:
+    seconds: float
+    page_faults: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One process: its rounds, each with a pass of every side that could be built."""
+
+    rounds: tuple[dict[str, Pass], ...]
+    first_call_s: Mapping[str, float]  # with compilation
+    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps for itself (CUDA graphs)
+    errors: Mapping[str, str] = field(default_factory=dict)  # EAGER, INDUCTOR, … -> why it cannot run the model
+
+    def seconds(self, side: str) -> list[float]:
+        return [passes[side].seconds for passes in self.rounds]
+
+
+class ChildDied(RuntimeError):
+    """The process in which the model ran came to a violent end (a kernel's fault, or no memory)."""
+
+
+def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments) in a new interpreter. Its exceptions arrive here; a crash raises ChildDied."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            raise ChildDied("the process in which the optimised model ran has died") from None
+
+
+def allocator() -> str:
+    given = {k: v for k, v in os.environ.items() if k.startswith("MALLOC_") or k in ("LD_PRELOAD", "PYTORCH_ALLOC_CONF")}
+    return ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "defaults"
+
+
+# --- in child processes ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sides:
+    """A workload's model, and the ways to run it that were built of it."""
+
+    workload: Workload
+    model: nn.Module
+    models: dict[str, Model] = field(default_factory=dict)
+    first_call_s: dict[str, float] = field(default_factory=dict)
+    peak_mb: dict[str, float | None] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    finder: SiteFinder = field(default_factory=SiteFinder)
+
+    def build(self, sides: Mapping[str, Side], inputs: Inputs, cold: str | None = None) -> None:
+        """Make each side and run it once; `cold` is a folder in which each has an empty cache of its own for compiled code.
+
+        Where torch.compile fails (no compiler, no headers), it has no sides, and `errors` says why.
+        """
+        if cold:  # so that no side pays for the import of the compiler
+            torch.compile(lambda x: x + 1)(torch.zeros(2, device=self.workload.device))
+        for name, side in sides.items():
+            if side.over in self.errors:
+                continue
+            candidate, before = side.build(self.model, self.finder), kept_mb(self.workload.device)
+            start = time.perf_counter()
+            try:
+                with fresh_cache(dir=cold, delete=False) if cold and side.over != EAGER else nullcontext():
+                    candidate(*inputs[0], **inputs[1])
+                    wait_for(self.workload.device)
+            except Exception as error:
+                if side.winners:
+                    raise
+                self.errors[side.over] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+                continue
+            self.first_call_s[name] = time.perf_counter() - start
+            self.models[name] = candidate
+            for _ in range(2):  # CUDA graphs: recorded at the second call, replayed from the third on
+                candidate(*inputs[0], **inputs[1])
+            kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
+            self.peak_mb[name] = None if working is None else kept + working
+
+    def round(self, inputs: Inputs, shuffle: random.Random) -> dict[str, Pass]:
+        """Every side in random order, and once more backwards: the mean of its two passes."""
+        order = shuffle.sample(sorted(self.models), len(self.models))
+        passes = [(s, _timed(self.models[s], inputs, self.workload.device)) for s in (*order, *reversed(order))]
+        return {
+            side: Pass(*(sum(values) / 2 for values in zip(*(astuple(p) for name, p in passes if name == side))))
+            for side in self.models
+        }
+
+    def sample(self, warmup: int, timed: int | None, seed: int) -> Sample:
+        """`timed` rounds, or as many as fit TIMED_S; each on inputs of its own."""
+        shuffle = random.Random(seed)
+        for index in range(warmup):
+            self.round(self.workload.inputs(self.model, seed - index - 1), shuffle)
+        rounds: list[dict[str, Pass]] = []
+        end = time.perf_counter() + TIMED_S
+        while not _enough(len(rounds), timed, end):
+            rounds.append(self.round(self.workload.inputs(self.model, seed + len(rounds)), shuffle))
+        return Sample(tuple(rounds), self.first_call_s, self.peak_mb, self.errors)
+
+
+def time_sides(
+    workload: Workload, sides: Mapping[str, Side], warmup: int, timed: int | None, seed: int, cold: bool = False
+) -> Sample:
+    """One process's measurement of every side."""
+    model, _, _ = workload.load()
+    built = Sides(workload, model)
+    with torch.no_grad(), TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        built.build(sides, workload.inputs(model, seed), folder if cold else None)
+        return built.sample(warmup, timed, seed)
+
+
+def _enough(rounds: int, timed: int | None, end: float) -> bool:
+    if timed:
+        return rounds >= timed
+    return rounds >= MAX_ROUNDS or (rounds >= MIN_ROUNDS and time.perf_counter() > end)
+
+
+def wait_for(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def _timed(model: Model, inputs: Inputs, device: str) -> Pass:
+    args, kwargs = inputs
+    wait_for(device)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    start = time.perf_counter()
+    model(*args, **kwargs)
+    wait_for(device)
+    seconds = time.perf_counter() - start
+    return Pass(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+
+
+def kept_mb(device: str) -> float:
+    """Memory of the GPU that this process holds on to; of a CPU's memory, too much else is in the process to tell."""
+    if device == "cpu":
+        return 0.0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) / 1e6
+
+
+def pass_mb(model: Model, inputs: Inputs, device: str) -> float | None:
+    """Memory that one pass takes at its peak, beyond what is there before it; None where the system does not tell."""
+    if device == "cpu":
+        return _resident_mb(model, inputs)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    model(*inputs[0], **inputs[1])
+    wait_for(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 1e6
+
+
+def _resident_mb(model: Model, inputs: Inputs) -> float | None:
+    """By the kernel's own count of resident memory: the highest since it was told to forget, less that of the start."""
+    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not forget.exists():
+        return None
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed is given back: it counts anew
+    forget.write_text("5")
+    before = status.read_text()
+    model(*inputs[0], **inputs[1])
+    kilobytes = [int(re.search(rf"{key}:\s*(\d+)", t)[1]) for key, t in (("VmRSS", before), ("VmHWM", status.read_text()))]
+    return (kilobytes[1] - kilobytes[0]) * 1024 / 1e6

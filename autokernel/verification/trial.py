@@ -1,0 +1,247 @@
+"""verify(): put the kept kernels into the model, drop those that do not pay there, and measure what remains."""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from autokernel.backend import Winner
+from autokernel.gate.statistics import ratio_interval
+from autokernel.gate.verdict import Interval
+from autokernel.target import Plan
+from autokernel.verification.parity import compare_outputs
+from autokernel.verification.record import (
+    AUTOTUNED,
+    EAGER,
+    GRAPHS,
+    INDUCTOR,
+    Figures,
+    KernelInModel,
+    Parity,
+    Verification,
+    baseline,
+    ours,
+)
+from autokernel.verification.sides import Sample, Side, allocator, in_fresh_process, time_sides
+from autokernel.workload import Workload
+
+CONFIDENCE = 0.95
+PROCESSES = 4  # for the final figures
+SCREENING = (3, 6)  # processes after which a kernel's gain is looked at: the undecided get the second number
+Weighted = tuple[Workload, float]  # and its share of the passes
+
+
+@dataclass(frozen=True)
+class Settings:
+    warmup: int = 2  # rounds of passes of every side before any is timed
+    timed: int | None = None  # rounds per process, every side runs twice in each; None: as many as fit a few seconds
+    atol: float | None = None  # None: by dtype
+    rtol: float | None = None
+    diagnose: bool = False  # parity of every kernel alone, also when all together are right
+
+
+def verify(
+    plan: Plan,
+    winners: Sequence[Winner],
+    speedups: Mapping[str, float] | None = None,
+    settings: Settings = Settings(),
+    say: Callable[[str], None] = lambda line: None,
+) -> Verification:
+    """Put `winners` into the plan's model, drop those that do not pay there, and measure what remains.
+
+    speedups: each target's kernel over PyTorch by itself, for Amdahl's prediction. `say` gets a line for each step.
+    Kernels that are slower than PyTorch by themselves are not tried.
+    """
+    started, speedups = time.perf_counter(), speedups or {}
+    trial = Trial(workloads_of(plan), tuple(winners), settings, say)
+    for winner in winners:
+        if speedups.get(winner.target.name, math.inf) < 1:
+            trial.leave_out(winner, "slower than PyTorch by itself")
+    diagnosis = trial.diagnose() if settings.diagnose else {}
+    if trial.winners and not all(p.passed for p in trial.parity(trial.winners, EAGER)):
+        diagnosis = diagnosis or trial.diagnose()
+        trial.leave_out_wrong(diagnosis)
+    trial.leave_out_absent()
+    stay, gains, parity = {}, {}, {}
+    for over in (EAGER, INDUCTOR) if plan.device == "cpu" else (EAGER, INDUCTOR, GRAPHS):
+        stay[over], gains[over] = trial.leave_one_out(over)
+        if stay[over]:
+            parity[over] = trial.parity(stay[over], over)
+            stay[over] = stay[over] if all(p.passed for p in parity[over]) else ()
+    kernels = [
+        KernelInModel(
+            w.target.name,
+            w.target.kernel_type,
+            w.name,
+            w.target.share,
+            speedups.get(w.target.name),
+            trial.sites.get(w.target.name, 0),
+            {over: gain[w.target.name] for over, gain in gains.items() if w.target.name in gain},
+            tuple(over for over, staying in stay.items() if w in staying),
+            trial.reasons.get(w.target.name, ""),
+        )
+        for w in winners
+    ]
+    passed = all(p.passed for p in parity.get(EAGER, ()))
+    known = dict(parity=parity, diagnosis=diagnosis, errors=trial.errors)
+    if passed and any(stay.values()):
+        known |= trial.final({over: staying for over, staying in stay.items() if staying})
+    seconds = time.perf_counter() - started
+    return Verification(plan.model, plan.device, passed, tuple(kernels), **known, spread=trial.spread, seconds=seconds)
+
+
+def workloads_of(plan: Plan) -> tuple[Weighted, ...]:
+    return ((Workload.from_json(plan.workload), 1.0),)
+
+
+class Trial:
+    """The kernels still in play, and the measurements that decide which of them stay."""
+
+    def __init__(
+        self,
+        workloads: tuple[Weighted, ...],
+        winners: tuple[Winner, ...],
+        settings: Settings,
+        say: Callable[[str], None],
+    ):
+        self.workloads, self.winners, self.settings, self.say = workloads, winners, settings, say
+        self.reasons: dict[str, str] = {}
+        self.errors: dict[str, str] = {}
+        self.processes: list[Process] = []
+        self.sites: dict[str, int] = {}  # target -> calls in one pass that its kernel replaces
+
+    def leave_out(self, winner: Winner, why: str) -> None:
+        self.winners = tuple(w for w in self.winners if w is not winner)
+        self.reasons[winner.target.name] = why
+        self.say(f"{winner.target.name} is left out: {why}")
+
+    def parity(self, winners: tuple[Winner, ...], over: str) -> tuple[Parity, ...]:
+        self.say(f"outputs over {over} with {', '.join(w.target.name for w in winners)}")
+        side, s = Side(winners, over), self.settings
+        found = [
+            in_fresh_process(compare_outputs, workload, side, s.atol, s.rtol, secrets.randbits(31))
+            for workload, _ in self.workloads
+        ]
+        self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in found) for w in winners}
+        return tuple(p for parity, _ in found for p in parity)
+
+    def diagnose(self) -> dict[str, tuple[Parity, ...]]:
+        return {w.target.name: self.parity((w,), EAGER) for w in self.winners}
+
+    def leave_out_wrong(self, diagnosis: Mapping[str, tuple[Parity, ...]]) -> None:
+        for winner in self.winners:
+            if not all(p.passed for p in diagnosis[winner.target.name]):
+                self.leave_out(winner, "the model's outputs are wrong with it")
+
+    def leave_out_absent(self) -> None:
+        for winner in self.winners:
+            if not self.sites[winner.target.name]:
+                self.leave_out(winner, "its operation was not found in the model again")
+
+    def leave_one_out(self, over: str) -> tuple[tuple[Winner, ...], dict[str, Interval]]:
+        """The kernels with which the model is faster than without them, their whole intervals at or above 1; all gains.
+
+        Where torch.compile fails, no kernel stays over it.
+        """
+        winners = self.winners
+        sides = {} if over == EAGER else {baseline(over): Side((), over)}
+        sides[ours(over)] = Side(winners, over)
+        sides |= {w.target.name: Side(tuple(o for o in winners if o is not w), over) for w in winners}
+        taken: list[Process] = []
+        gains: dict[str, Interval] = {}
+        for processes in SCREENING if winners else ():
+            while len(taken) < processes:
+                self.say(f"with and without each kernel, over {over}, process {len(taken) + 1}")
+                taken.append(self.measure(sides))
+                if over in taken[-1].errors:
+                    return (), {}
+            gains = {w.target.name: speedup(taken, w.target.name, ours(over)) for w in winners}
+            if all(gain.low >= 1 or gain.high < 1 for gain in gains.values()):
+                break
+        stay = tuple(w for w in winners if gains[w.target.name].low >= 1)
+        self.say(f"{len(stay)} of {len(winners)} kernels stay over {over}")
+        return stay, gains
+
+    def final(self, stay: Mapping[str, tuple[Winner, ...]]) -> dict[str, object]:
+        """What remains beside eager and every torch.compile, on data that decided nothing."""
+        modes = [over for over in (EAGER, INDUCTOR, *(m for m in (GRAPHS,) if m in stay), AUTOTUNED)]
+        sides = {baseline(over): Side((), over) for over in modes if over not in self.errors}
+        sides |= {ours(over): Side(winners, over) for over, winners in stay.items()}
+        taken = []
+        for index in range(PROCESSES):
+            self.say(f"{', '.join(sides)}, process {index + 1} of {PROCESSES}")
+            taken.append(self.measure(sides, cold=index == 0))
+        built = [name for name in sides if name in taken[0].names]
+        return {
+            "figures": {str(w): figures(taken, i, built) for i, (w, _) in enumerate(self.workloads)},
+            "speedups": {
+                over: {name: speedup(taken, name, ours(over)) for name in built if name in map(baseline, modes)}
+                for over in stay
+            },
+            "processes": PROCESSES,
+            "rounds": sum(len(sample.rounds) for process in taken for sample in process.samples),
+            "allocator": allocator(),
+        }
+
+    def measure(self, sides: Mapping[str, Side], cold: bool = False) -> "Process":
+        """Every side, in a fresh process for each workload."""
+        samples = [
+            in_fresh_process(
+                time_sides, workload, sides, self.settings.warmup, self.settings.timed, secrets.randbits(31), cold
+            )
+            for workload, _ in self.workloads
+        ]
+        process = Process(tuple(samples), tuple(weight for _, weight in self.workloads))
+        self.processes.append(process)
+        self.errors |= process.errors
+        return process
+
+    @property
+    def spread(self) -> float | None:
+        samples = [sample for process in self.processes for sample in process.samples]
+        seconds = [sample.seconds(side) for sample in samples for side in sample.rounds[0]]
+        return median(median(s) / min(s) for s in seconds) - 1 if seconds else None
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of each workload; what is compared is the time of all workloads, by their weights."""
+
+    samples: tuple[Sample, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def errors(self) -> dict[str, str]:
+        return {over: error for sample in self.samples for over, error in sample.errors.items()}
+
+    @property
+    def names(self) -> set[str]:
+        """Of sides that all workloads have."""
+        return set.intersection(*(set(sample.rounds[0]) for sample in self.samples))
+
+    def log_ratio(self, slow: str, fast: str) -> float:
+        """Of the times of all workloads; in each, the median of the rounds' paired ratios."""
+        times = [weight * median(s.seconds(fast)) for s, weight in zip(self.samples, self.weights)]
+        ratios = [median(math.log(a / b) for a, b in zip(s.seconds(slow), s.seconds(fast))) for s in self.samples]
+        return math.log(sum(t * math.exp(r) for t, r in zip(times, ratios)) / sum(times))
+
+
+def speedup(processes: Sequence[Process], slow: str, fast: str) -> Interval:
+    """Of `fast` over `slow`: an interval over processes."""
+    return ratio_interval([process.log_ratio(slow, fast) for process in processes], CONFIDENCE)
+
+
+def figures(processes: Sequence[Process], workload: int, sides: Sequence[str]) -> dict[str, Figures]:
+    """Of each side in one workload. Only in the first process were the caches of compilers empty."""
+    samples = [process.samples[workload] for process in processes]
+    return {
+        side: Figures(
+            1e3 * median(s for sample in samples for s in sample.seconds(side)),
+            samples[0].first_call_s[side],
+            samples[0].peak_mb[side],
+            mean(passes[side].page_faults for sample in samples for passes in sample.rounds),
+        )
+        for side in sides
+    }

@@ -18,7 +18,7 @@ Read in this order:
     build.py        C++ and CUDA sources -> callables
     ops.py          kept kernels as operators of PyTorch
     backend.py      kept kernels into a model: apply(), and the backend of torch.compile
-    verification.py the model with and without its kernels, end to end
+    verification/   the model with and without its kernels, end to end
     winners.py      what a run kept, from git
     package.py      kept kernels as a package of their own
     report.py       the plot and the report

@@ -80,9 +80,9 @@ class _Picture:
 def panel(run: Run, doing: RenderableType, now_s: float) -> Panel:
     """Target, tier, best so far, last verdicts, estimate for the model, pace, cost and time left."""
     rows = run.rows()
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", min_width=6)
-    grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(style="bold", width=6, no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     grid.add_row("now", doing)
     if rows:
         target = run.plan.target(rows[-1].target)

@@ -1,0 +1,194 @@
+"""program.md and the playbook: every command is run, every example is where it says, every verdict is one that is given."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autokernel.agents import Trial
+from autokernel.agents.playbook import FIELDS, FOLDER, TIERS, Entry, entries, fitting_tier, tier_text
+from autokernel.experiments import STARTER
+from autokernel.spec import ROOT, kernel_types
+from autokernel.target import default_target
+from tests.messages_api import serving
+from tests.test_experiments import ROW
+from tests.test_ledger import sh
+
+PROGRAM = (ROOT / "program.md").read_text()
+TEXTS = [PROGRAM, *(path.read_text() for path in sorted(FOLDER.glob("*.md")))]
+SMALL = ["--device", "cpu", "--top", "1", "--input-shape", "1,64", "--model-args", '{"n_layers": 1}']
+AGENT = """#!/bin/sh
+grep -q 'kernel to beat' || exit 3
+echo "# by $0 $*" >> kernel.py
+echo 'HYPOTHESIS: a comment is faster'
+"""
+ALL_ENTRIES = [entry for tier in TIERS for entry in entries(tier)]
+
+
+def commands() -> list[str]:
+    """Every command of program.md and the playbook, each once."""
+    blocks = [
+        line for text in TEXTS for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()
+    ]
+    inline = [code for text in TEXTS for code in re.findall(r"`(python [^`]+)`", text)]
+    return list(dict.fromkeys(line for line in [*blocks, *inline] if line.strip()))
+
+
+def test_the_commands_are_found():
+    assert len(commands()) > 15 and all(command.startswith("python ") for command in commands())
+
+
+class Run:
+    """A clone with a run in it, small enough for a test: its commands, as someone types them."""
+
+    def __init__(self, folder, api_url: str) -> None:
+        self.root, self.bin = folder / "clone", folder / "bin"
+        sh("git", "clone", "-q", str(ROOT), str(self.root), cwd=folder)
+        self.bin.mkdir()
+        for name in ("claude", "codex"):
+            (self.bin / name).write_text(AGENT)
+            (self.bin / name).chmod(0o755)
+        (self.bin / "python").symlink_to(sys.executable)
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("GIT_", "ANTHROPIC_", "VIRTUAL_ENV"))}
+        self.environment = plain | {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path and "site-packages" in path),
+            "ANTHROPIC_BASE_URL": api_url,
+            "ANTHROPIC_API_KEY": "test",
+        }
+
+    def words(self, command: str) -> list[str]:
+        """The command with a file for FILE, and for orchestrate.py a model that is small and one experiment."""
+        words = shlex.split(command.replace("FILE", "kernels/rmsnorm/cpp_kernel.py"))
+        if words[1:3] == ["orchestrate.py", "--hours"]:
+            agent = [] if "--agent" in words else ["--agent", "tuner"]
+            return [*words, *agent, *SMALL, "--tag", "night", "--experiments", "1"]
+        small = {"bench.py": ["--device", "cpu"], "verify.py": ["--warmup", "0", "--timed", "2"]}
+        return [*words, *small.get(words[1], [])]
+
+    def call(self, command: str) -> tuple[int, str]:
+        """Exit status and output. A run is stopped, as by Ctrl-C, after its experiment: what follows has tests of its own."""
+        process = subprocess.Popen(
+            self.words(command),
+            cwd=self.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "--hours" in command and re.match(r"#\d+ \S+ \w+.*: (?!start from)", line):
+                process.send_signal(signal.SIGINT)
+        return process.wait(), "".join(lines)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """After the first command, which starts the run."""
+    with serving(lambda request: None) as api:
+        run = Run(tmp_path_factory.mktemp("program"), api.url)
+        status, output = run.call(next(c for c in commands() if "--hours" in c))
+        assert status == 0 and "stopped by SIGINT" in output, output
+        (run.root / "kernel.py").write_text((run.root / "kernels/rmsnorm/cpp_kernel.py").read_text())
+        yield run
+
+
+SAYS = {
+    "--agent 'command: claude": "a comment is faster",
+    "codex": "experiments",
+    "--agent tuner,claude": "experiments",
+    "status": "run night",
+    "plan": "starts from",
+    "next": "of the model's time",
+    "log": "start from",
+    "log --all": "a comment is faster",
+    "--profile": "CPU",
+    "--incumbent": "the incumbent",
+    "--quick": "correctness: PASS",
+    "record": "UNROLL 4 -> 8",
+    "report": "What got faster",
+    "verify.py": "x the original",
+}
+
+
+@pytest.mark.parametrize("command", commands()[1:])
+def test_a_command_does_what_it_says(run, command):
+    expected = SAYS[max((words for words in SAYS if words in command), key=len)]
+    if "record" in command:
+        (run.root / "kernel.py").write_text(kernel_of_run(run))
+    status, output = run.call(command)
+    assert status == 0 and expected in output, output
+
+
+def kernel_of_run(run: Run) -> str:
+    """An edit of the run's kernel to beat: the file for a person to have judged."""
+    return sh("git", "show", "autokernel/night:kernel.py", cwd=run.root) + "\n# by hand\n"
+
+
+def test_every_entry_says_when_what_how_and_where():
+    assert len(ALL_ENTRIES) >= 60
+    for entry in ALL_ENTRIES:
+        assert tuple(entry.fields) == FIELDS and all(len(text) > 10 for text in entry.fields.values()), entry.title
+    assert {group for entry in ALL_ENTRIES if entry.tier == 6 for group in entry.group.split(", ")} == set(kernel_types())
+
+
+@pytest.mark.parametrize("entry", ALL_ENTRIES, ids=lambda entry: f"{entry.tier}-{entry.title}")
+def test_an_example_is_where_the_playbook_says(entry: Entry):
+    """The files exist, and each name beside them is in one of them."""
+    quoted = re.findall(r"`([^`]+)`", entry.fields["Example"])
+    files = [ROOT / text for text in quoted if re.fullmatch(r"[\w/]+\.(py|hpp|cuh)", text)]
+    assert files and all(file.is_file() for file in files)
+    together = "".join(file.read_text() for file in files)
+    named = [text for text in quoted if re.fullmatch(r"\w+", text)]
+    assert [name for name in named if name not in together] == []
+
+
+def test_every_verdict_in_the_table_is_one_that_is_given():
+    sources = "".join(path.read_text() for path in (ROOT / "autokernel").rglob("*.py"))
+    table = PROGRAM.partition("| it says |")[2].partition("\n\n")[0]
+    said = [phrase for line in table.splitlines() for phrase in re.findall(r"`([^`]+)`", line.partition(" | ")[0])]
+    assert len(said) > 20
+    for phrase in said:
+        parts = [part.strip(" :") for part in re.split(r"\.\.\.|…|\d[\d.x]*|\[.*", phrase)]
+        assert all(part in sources for part in parts), phrase
+
+
+def made(statuses: str) -> list[Trial]:
+    names = {"k": "kept", "r": "reset", "u": "undecided", "f": "failed"}
+    rows = [replace(ROW, agent=STARTER), *(replace(ROW, status=names[letter]) for letter in statuses)]
+    return [Trial(row, "", "") for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "tier"),
+    [("", 1), ("rr", 1), ("rrr", 2), ("rrkrr", 1), ("rfrk", 2), ("rrrrrr", 3), ("ruruur", 2), ("r" * 18, 1)],
+)
+def test_the_tier_that_fits_follows_from_what_was_tried(statuses, tier):
+    assert fitting_tier(made(statuses)) == tier
+
+
+def test_a_target_is_given_what_is_for_it():
+    target = default_target("softmax", "cpp", "cpu", torch.float32)
+    types, machines = tier_text(6, target), tier_text(5, target)
+    assert "## softmax" in types and "## matmul" not in types
+    assert "## x86" in machines and "## every machine" in machines and "## Hopper" not in machines
+    assert tier_text(6).count("\n## ") == len(kernel_types())
+    assert all(len(tier_text(tier, target)) < 8000 for tier in TIERS), "a tier is read alone"
+
+
+def test_the_sample_output_was_recorded():
+    """What program.md shows as output stands in the transcript of a run."""
+    recorded = (ROOT / "benchmarks/transcripts/cpu-compact-llama-fp32.txt").read_text()
+    sample = PROGRAM.partition("in lines such as these")[2].partition("```\n")[2].partition("```")[0]
+    for line in sample.splitlines():
+        assert all(part.strip() in recorded for part in line.split("…")), line
+    assert json.dumps(sample).count("\\n") > 5

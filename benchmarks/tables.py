@@ -181,9 +181,9 @@ def gpu_tables(path: Path) -> str:
         columns = ("case", *present, *more, "ours / limit", "best peer / ours", "of peak")
         rows = [_gpu_row(entry, (*present, *more)) for entry in entries]
         lines += [f"## {name}", "", *_table(columns, "l" + "r" * (len(columns) - 1), rows), ""]
-        lines += [f"- {e['case']}, {who}: {why}" for e in entries for who, why in e["failed"].items()]
-        lines += [f"- {e['case']}, {who}: not captured as a CUDA graph" for e in entries for who in e["not_captured"]]
-        lines += [""]
+        notes = [f"- {e['case']}, {who}: {why}" for e in entries for who, why in e["failed"].items()]
+        notes += [f"- {e['case']}, {who}: not captured as a CUDA graph" for e in entries for who in e["not_captured"]]
+        lines += [*notes, ""] if notes else []
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -40,8 +40,7 @@ __device__ inline void load_batch(Vector<T> (&vectors)[COUNT], const Vector<T>* 
 }
 
 // A row of N elements as the whole vectors in which it lies, so that with PEEL a row may start and end at any element: odd
-// widths, slices. What its first and last vector hold of the neighbours' is in the same 16 bytes as an element of the row:
-// readable. Without PEEL there is nothing of neighbours.
+// widths, slices. Its first and last vector, which it shares with its neighbours, are then read and written by element.
 template <class T, bool PEEL = true>
 struct Row {
     const Vector<T>* base;
@@ -59,12 +58,11 @@ struct Row {
     // Vector v; `fill` where it is not the row's.
     __device__ Vector<T> load(int v, float fill) const {
         if constexpr (!PEEL) return v < vectors() ? read_once(base + v) : filled<T>(fill);
-        Vector<T> values;
-        if (v < vectors()) values = read_once(base + v);
-        if (!whole(v)) {
+        if (whole(v)) return read_once(base + v);
+        Vector<T> values = filled<T>(fill);
 #pragma unroll
-            for (int e = 0; e < LANES<T>; ++e) values.at[e] = has(v, e) ? values.at[e] : from_float<T>(fill);
-        }
+        for (int e = 0; e < LANES<T>; ++e)
+            if (has(v, e)) values.at[e] = base[v].at[e];
         return values;
     }
 

@@ -3,6 +3,7 @@
 What TMA cannot read, fp32 and other GPUs take the library's three GEMMs around one kernel for act(gate) * up.
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -13,74 +14,62 @@ KERNEL_TYPE = "fused_mlp"
 BACKEND = "cuda"
 TUNABLES = {"GATE_TILE": [-1, 0, 1, 2], "DOWN_TILE": [-1, 0, 1, 2, 3], "GATE_GROUP": [2, 4, 8, 16], "DOWN_GROUP": [2, 4, 8]}
 
-GATE_TILE = -1  # of those in `gate_up`; -1: the one that should take least time
-DOWN_TILE = -1  # of those in `down`
+GATE_TILE = -1  # of GATE_TILES; -1: the one that should take least time
+DOWN_TILE = -1  # of DOWN_TILES
 GATE_GROUP = 8  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
 DOWN_GROUP = 4
+ACTIVATIONS = ("silu", "gelu", "relu2")
 
-SOURCE = r"""
+
+@dataclass(frozen=True)
+class Tile:
+    m: int  # rows of x of a thread block
+    n: int  # rows of weights, for gate and up together
+    stages: int  # steps along K in flight
+    cluster: int  # blocks that share a tile of weights
+    splits: int  # parts of K
+    efficiency: float  # of the tensor cores, next to the first's
+
+
+GATE_TILES = (Tile(128, 256, 4, 2, 1, 1.0), Tile(128, 128, 5, 1, 1, 0.8), Tile(64, 128, 6, 1, 1, 0.5))
+DOWN_TILES = (
+    Tile(128, 256, 4, 2, 1, 1.0),
+    Tile(128, 128, 5, 1, 1, 0.8),
+    Tile(64, 64, 8, 1, 1, 0.4),
+    Tile(128, 256, 4, 2, 4, 0.85),
+)
+
+ACTIVATION_SOURCE = r"""
 #include <autokernel.cuh>
-#if AK_ARCH == 900 && DTYPE != 0
-#include <hopper_gemm.cuh>
-#endif
 
 struct Activation {
     __device__ static float of(float x) {
-        if (ACTIVATION == 0) return x / (1 + __expf(-x));                  // silu
+        if (ACTIVATION == 0) return __fdividef(x, 1 + fast_exp(-x));         // silu
         if (ACTIVATION == 1) return 0.5f * x * (1 + erff(x * 0.70710678f));  // gelu
-        return x <= 0 ? 0 : x * x;                                         // relu2; NaN stays NaN
+        return x <= 0 ? 0 : x * x;                                           // relu2; NaN stays NaN
     }
 };
+"""
 
+GEMM_SOURCE = r"""
+#include <hopper_gemm.cuh>
+
+// y [M, N] = x [M, K] wᵀ; of gate and up: act(x gateᵀ) * (x upᵀ). Weights are [N, K].
+extern "C" int run(const void* x, const void* w, const void* w_up, void* y, int M, int N, int K, int64_t x_row,
+                   int64_t w_row, cudaStream_t stream) {
+    using T = std::conditional_t<DTYPE == 1, f16, bf16>;
+    using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_CLUSTER, true, true, GATE, TILE_SPLITS>;
+    return hopper::launch_gemm<G>(x, w, w_up, y, {M, N, K, GROUP, true}, x_row, w_row, PROCESSORS, stream);
+}
+"""
+
+GATED_SOURCE = (
+    ACTIVATION_SOURCE
+    + r"""
 using T = std::conditional_t<DTYPE == 0, float, std::conditional_t<DTYPE == 1, f16, bf16>>;
 
-int multiprocessors() {
-    int device, count;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-    return count;
-}
-
-#if AK_ARCH == 900 && DTYPE != 0
-template <int BM, int BN, int STAGES, int CLUSTER, class Gate = void, int SPLITS = 1>
-using Product = hopper::Gemm<T, BM, BN, STAGES, CLUSTER, true, true, Gate, SPLITS>;
-
-// hidden [M, N] = act(x [M, K] gateᵀ) * (x upᵀ), for gate and up [N, K].
-extern "C" int gate_up(const void* x, const void* gate, const void* up, void* hidden, int M, int N, int K, int64_t x_row,
-                       int64_t gate_row, cudaStream_t stream) {
-    const int processors = multiprocessors();
-    const auto with = [&](auto gemm) {
-        const hopper::Problem problem = {M, N, K, GATE_GROUP, true};
-        return hopper::launch_gemm<decltype(gemm)>(x, gate, up, hidden, problem, x_row, gate_row, processors, stream);
-    };
-    const hopper::Tiling tilings[] = {{256, 128, 2, 1.0}, {128, 64, 1, 0.8}, {64, 64, 1, 0.5}};
-    switch (GATE_TILE >= 0 ? GATE_TILE : hopper::fastest(tilings, 3, M, N, processors)) {
-        case 0: return with(Product<128, 256, 4, 2, Activation>{});
-        case 1: return with(Product<128, 128, 5, 1, Activation>{});
-        default: return with(Product<64, 128, 6, 1, Activation>{});
-    }
-}
-
-// y [M, N] = hidden [M, K] weightᵀ, for weight [N, K].
-extern "C" int down(const void* hidden, const void* weight, void* y, int M, int N, int K, int64_t weight_row,
-                    cudaStream_t stream) {
-    const int processors = multiprocessors();
-    const auto with = [&](auto gemm) {
-        const hopper::Problem problem = {M, N, K, DOWN_GROUP, true};
-        return hopper::launch_gemm<decltype(gemm)>(hidden, weight, nullptr, y, problem, K, weight_row, processors, stream);
-    };
-    const hopper::Tiling tilings[] = {{256, 256, 2, 1.0}, {128, 128, 1, 0.8}, {64, 64, 1, 0.4}, {256, 256, 8, 0.85}};
-    switch (DOWN_TILE >= 0 ? DOWN_TILE : hopper::fastest(tilings, K >= 2048 ? 4 : 3, M, N, processors)) {
-        case 0: return with(Product<128, 256, 4, 2>{});
-        case 1: return with(Product<128, 128, 5, 1>{});
-        case 2: return with(Product<64, 64, 8, 1>{});
-        default: return with(Product<128, 256, 4, 2, void, 4>{});
-    }
-}
-#endif
-
 // gate = act(gate) * up, in place.
-__global__ void __launch_bounds__(256) activate(T* gate, const T* up, int64_t vectors, int64_t count) {
+__global__ void __launch_bounds__(256) gated(T* gate, const T* up, int64_t vectors, int64_t count) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < vectors) {
         auto* at = reinterpret_cast<Vector<T>*>(gate) + i;
@@ -94,33 +83,67 @@ __global__ void __launch_bounds__(256) activate(T* gate, const T* up, int64_t ve
     if (tail < count && i < LANES<T>) gate[tail] = from_float<T>(Activation::of(to_float(gate[tail])) * to_float(up[tail]));
 }
 
-extern "C" int gated(void* gate, const void* up, int64_t count, cudaStream_t stream) {
+extern "C" int run(void* gate, const void* up, int64_t count, cudaStream_t stream) {
     const int64_t vectors = count / LANES<T>;
-    activate<<<divide_up(vectors, 256) + 1, 256, 0, stream>>>((T*)gate, (const T*)up, vectors, count);
+    gated<<<divide_up(vectors, 256) + 1, 256, 0, stream>>>((T*)gate, (const T*)up, vectors, count);
     return cudaGetLastError();
 }
 """
-
-_tunables = {"GATE_TILE": GATE_TILE, "DOWN_TILE": DOWN_TILE, "GATE_GROUP": GATE_GROUP, "DOWN_GROUP": DOWN_GROUP}
-_SIGNATURES = {"gate_up": "pppp iii ll", "down": "ppp iii l", "gated": "ppl"}
+)
 
 
 @cache
-def _compiled(function: str, dtype: torch.dtype, activation: str) -> CudaFunction:
-    choice = {"DTYPE": DTYPE_CODE[dtype], "ACTIVATION": ("silu", "gelu", "relu2").index(activation)}
-    return cuda_function(SOURCE, function, _SIGNATURES[function], **choice, **_tunables)
+def _gemm(dtype: torch.dtype, activation: str, tile: Tile, processors: int) -> CudaFunction:
+    """One library a tile: each takes seconds to compile. activation: "" for the product that goes down."""
+    gate, group = ("Activation", GATE_GROUP) if activation else ("void", DOWN_GROUP)
+    choice = {"DTYPE": DTYPE_CODE[dtype], "GATE": gate, "ACTIVATION": ACTIVATIONS.index(activation or "silu")}
+    shape = {"TILE_M": tile.m, "TILE_N": tile.n, "TILE_STAGES": tile.stages, "TILE_CLUSTER": tile.cluster}
+    return cuda_function(
+        ACTIVATION_SOURCE + GEMM_SOURCE,
+        "run",
+        "pppp iii ll",
+        **choice,
+        **shape,
+        TILE_SPLITS=tile.splits,
+        GROUP=group,
+        PROCESSORS=processors,
+    )
 
 
 @cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) == (9, 0)
+def _gated(dtype: torch.dtype, activation: str) -> CudaFunction:
+    return cuda_function(GATED_SOURCE, "run", "ppl", DTYPE=DTYPE_CODE[dtype], ACTIVATION=ACTIVATIONS.index(activation))
+
+
+def _fastest(tiles: tuple[Tile, ...], M: int, N: int, K: int, processors: int) -> Tile:
+    """By waves of clusters, times the work of one."""
+
+    def time(tile: Tile) -> float:
+        clusters = -(-M // (tile.m * tile.cluster)) * -(-N // tile.n)
+        waves = -(-clusters // (processors // (tile.cluster * tile.splits)))
+        return waves * tile.m * tile.n / tile.splits / tile.efficiency
+
+    return min((tile for tile in tiles if tile.splits == 1 or K >= 2048), key=time)
+
+
+@cache
+def _products(
+    dtype: torch.dtype, M: int, dim: int, hidden: int, activation: str, device: int
+) -> tuple[CudaFunction, CudaFunction] | None:
+    """Up and down on Hopper; None elsewhere."""
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major != 9:
+        return None
+    count = properties.multi_processor_count
+    up = _fastest(GATE_TILES, M, 2 * hidden, dim, count) if GATE_TILE < 0 else GATE_TILES[GATE_TILE]
+    down = _fastest(DOWN_TILES, M, dim, hidden, count) if DOWN_TILE < 0 else DOWN_TILES[DOWN_TILE]
+    return _gemm(dtype, activation, up, count), _gemm(dtype, "", down, count)
 
 
 def _fits_tma(t: torch.Tensor) -> bool:
     """Rows of 16-bit elements, each starting at a multiple of 16 bytes."""
-    return (
-        t.element_size() == 2 and t.stride(1) == 1 and t.stride(0) % 8 == 0 and t.stride(0) > 0 and t.data_ptr() % 16 == 0
-    )
+    row = t.stride(0)
+    return t.element_size() == 2 and t.stride(1) == 1 and row % 8 == 0 < row and t.data_ptr() % 16 == 0
 
 
 def kernel_fn(
@@ -135,14 +158,15 @@ def kernel_fn(
     M, dim = rows.shape
     hidden = w_gate.shape[0]
     by_tma = all(map(_fits_tma, (rows, w_gate, w_up, w_down))) and hidden % 8 == 0 and w_gate.stride() == w_up.stride()
-    if not (by_tma and _is_hopper(x.device.index)):
+    products = _products(x.dtype, M, dim, hidden, activation, x.device.index) if by_tma else None
+    if products is None:
         gate, up = torch.mm(rows, w_gate.t()), torch.mm(rows, w_up.t())
-        _compiled("gated", x.dtype, activation)(gate.data_ptr(), up.data_ptr(), gate.numel())
+        _gated(x.dtype, activation)(gate.data_ptr(), up.data_ptr(), gate.numel())
         return torch.mm(gate, w_down.t()).view(x.shape)
     middle = torch.empty((M, hidden), dtype=x.dtype, device=x.device)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    up, down = products
     weights = (w_gate.data_ptr(), w_up.data_ptr())
-    gate_up, down = _compiled("gate_up", x.dtype, activation), _compiled("down", x.dtype, activation)
-    gate_up(rows.data_ptr(), *weights, middle.data_ptr(), M, hidden, dim, rows.stride(0), w_gate.stride(0))
-    down(middle.data_ptr(), w_down.data_ptr(), y.data_ptr(), M, dim, hidden, w_down.stride(0))
+    up(rows.data_ptr(), *weights, middle.data_ptr(), M, hidden, dim, rows.stride(0), w_gate.stride(0))
+    down(middle.data_ptr(), w_down.data_ptr(), None, y.data_ptr(), M, dim, hidden, hidden, w_down.stride(0))
     return y

@@ -1,0 +1,159 @@
+"""The CUDA kernels of matrix products: compiled for four generations of chips, with the instructions meant; run on a GPU.
+
+What holds for every CUDA starter is in test_cuda_starters.py; here are the tiles, layouts and widths for which these
+compile a library each.
+"""
+
+import itertools
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from test_cuda_starters import CAPABILITIES, for_chip, load, needs_nvcc
+
+import reference
+from autokernel import build
+
+MATMUL, ATTENTION, MLP = (load(f"{name}/cuda_kernel.py") for name in ("matmul", "flash_attention", "fused_mlp"))
+HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def everywhere() -> Iterator[build.CudaFunction]:
+    """What any chip runs."""
+    yield MATMUL._general(HALF, True, False, 64)
+    yield MATMUL._general(BRAIN, False, True, 128)
+    yield MATMUL._general(SINGLE, True, True, 128)
+    yield ATTENTION._compiled(BRAIN, 256)
+    yield ATTENTION._compiled(SINGLE, 64)
+    yield MLP._gated(HALF, "gelu")
+
+
+def on_hopper() -> Iterator[build.CudaFunction]:
+    for tile in MATMUL.TILES:
+        yield MATMUL._hopper(HALF, True, False, tile, 132)
+    yield MATMUL._hopper(BRAIN, False, True, MATMUL.TILES[0], 132)
+    yield ATTENTION._compiled(HALF, 64)
+    yield ATTENTION._compiled(BRAIN, 128)
+    for tile in MLP.GATE_TILES:
+        yield MLP._gemm(HALF, "silu", tile, 132)
+    yield MLP._gemm(BRAIN, "", MLP.DOWN_TILES[0], 132)
+
+
+def compiled(functions: list[build.CudaFunction]) -> dict[build.CudaFunction, Path]:
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(functions, pool.map(build.compile_library, [f.library for f in functions])))
+
+
+def instructions(binary: Path) -> set[str]:
+    """Names of the machine instructions, without their modifiers."""
+    listing = subprocess.run([CUOBJDUMP, "-sass", binary], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"^\s+/\*\w+\*/\s+(?:@!?U?P\w+\s+)?(\w+)", listing, re.M))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("chip", CAPABILITIES)
+def test_compiles_to_tensor_cores_in_16_bits_only(chip: str, monkeypatch: pytest.MonkeyPatch):
+    for_chip(monkeypatch, chip)
+    for function, binary in compiled(list(everywhere())).items():
+        defines = dict(function.library.defines)
+        multiplies = function.signature != MLP._gated(HALF, "gelu").signature
+        single = defines.get("DTYPE", "0") == "0"
+        assert ("HMMA" in instructions(binary)) == (multiplies and not single), defines
+
+
+@needs_nvcc
+def test_hopper_multiplies_by_wgmma_on_what_tma_loads(monkeypatch: pytest.MonkeyPatch):
+    for_chip(monkeypatch, "sm_90a")
+    for function, binary in compiled(list(on_hopper())).items():
+        assert {"HGMMA", "UTMALDG", "UTMASTG"} <= instructions(binary), function.library.defines
+
+
+# ---- on a GPU ----
+
+
+@dataclass(frozen=True)
+class Product:
+    M: int
+    K: int
+    N: int
+    why: str
+
+
+PRODUCTS = (
+    Product(128, 64, 256, "one tile"),
+    Product(256, 4096, 256, "a long ring of stages"),
+    Product(1024, 8192, 1024, "K split over a cluster"),
+    Product(1000, 2056, 1000, "tiles and splits that do not fill"),
+    Product(4096, 512, 2304, "more tiles than multiprocessors"),
+    Product(1, 1024, 1024, "one row"),
+    Product(300, 72, 5003, "C's rows are not aligned"),
+    Product(65, 33, 129, "no operand is aligned"),
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", (HALF, BRAIN, SINGLE), ids=str)
+@pytest.mark.parametrize("case", PRODUCTS, ids=lambda c: c.why)
+def test_products_in_all_layouts(case: Product, dtype: torch.dtype):
+    for a_transposed, b_transposed in itertools.product((False, True), repeat=2):
+        torch.manual_seed(0)
+        A = torch.randn(case.K, case.M).t() if a_transposed else torch.randn(case.M, case.K)
+        B = torch.randn(case.N, case.K).t() if b_transposed else torch.randn(case.K, case.N)
+        A, B = A.cuda().to(dtype), B.cuda().to(dtype)
+        exact = A.double() @ B.double()
+        error = (MATMUL.kernel_fn(A, B).double() - exact).norm() / exact.norm()
+        assert error < {HALF: 5e-4, BRAIN: 4e-3, SINGLE: 2e-6}[dtype], (a_transposed, b_transposed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", MATMUL.TILES, ids=str)
+def test_every_tile_on_a_shape_that_it_does_not_divide(tile):
+    torch.manual_seed(0)
+    A, B = torch.randn(520, 2120).cuda().half(), torch.randn(2120, 1048).cuda().half()
+    C = torch.full((520, 1048), torch.nan, dtype=HALF, device="cuda")
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    run = MATMUL._hopper(HALF, True, False, tile, processors)
+    run(A.data_ptr(), B.data_ptr(), C.data_ptr(), 520, 1048, 2120, *A.stride(), *B.stride())
+    exact = A.double() @ B.double()
+    assert (C.double() - exact).norm() / exact.norm() < 5e-4
+
+
+@dataclass(frozen=True)
+class Heads:
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    causal: bool
+    kv_heads: int = 4
+
+
+HEADS = (
+    Heads(1024, 1024, 64, True),
+    Heads(1024, 1024, 128, True, kv_heads=1),
+    Heads(1000, 1000, 128, False),
+    Heads(700, 300, 64, True),
+    Heads(300, 2000, 128, True),
+    Heads(193, 129, 40, False),
+    Heads(130, 130, 96, True),
+    Heads(130, 130, 256, True),
+    Heads(70, 90, 33, False),
+)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", (HALF, BRAIN, SINGLE), ids=str)
+@pytest.mark.parametrize("case", HEADS, ids=str)
+def test_attention(case: Heads, dtype: torch.dtype):
+    torch.manual_seed(0)
+    Q = torch.randn(2, 4, case.seq_q, case.head_dim).cuda().to(dtype)
+    K, V = (torch.randn(2, case.seq_k, case.kv_heads, case.head_dim).cuda().to(dtype).transpose(1, 2) for _ in range(2))
+    exact = reference.flash_attention(*(x.double() for x in (Q, K, V)), causal=case.causal)
+    error = (ATTENTION.kernel_fn(Q, K, V, case.causal).double() - exact).norm() / exact.norm()
+    assert error < {HALF: 1e-3, BRAIN: 8e-3, SINGLE: 2e-6}[dtype]

@@ -269,22 +269,4 @@ int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p
     return cudaGetLastError();
 }
 
-// The tiling that should take least: waves of blocks, times a tile's work over how well it uses a processor.
-struct Tiling {
-    int rows, columns, blocks;  // of C; thread blocks that share it
-    double efficiency;
-};
-inline int fastest(const Tiling* tilings, int count, int M, int N, int processors) {
-    int best = 0;
-    double least = 0;
-    for (int i = 0; i < count; ++i) {
-        const Tiling& t = tilings[i];
-        const int64_t tiles = int64_t((M + t.rows - 1) / t.rows) * ((N + t.columns - 1) / t.columns);
-        const int64_t waves = (tiles + processors / t.blocks - 1) / (processors / t.blocks);
-        const double time = waves * double(t.rows) * t.columns / t.blocks / t.efficiency;
-        if (i == 0 || time < least) best = i, least = time;
-    }
-    return best;
-}
-
 }  // namespace hopper

@@ -1,0 +1,329 @@
+"""Patterns: each finds what it is meant for, and nothing that computes something else.
+
+What is found is computed by the oracle instead, on random inputs, and compared with the original: for every pattern, for
+near misses written by hand, and for every pattern with something changed in it at random.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+
+from autokernel.capture import aten, trace
+from autokernel.match import Pattern, Site, SiteFinder, WhyNot, pattern_graphs
+from autokernel.spec import kernel_types, load_spec
+
+PATTERNS = [
+    pytest.param(kernel_type, pattern, id=f"{kernel_type}-{i}-{pattern.example.__name__}")
+    for kernel_type in kernel_types()
+    for i, pattern in enumerate({id(p): p for p, _ in pattern_graphs(kernel_type)}.values())
+]
+NUMBERS = {"sm_scale": 0.3, "number": 0.3}
+SHAPES = {(1, 1, 1, 1, 1, 2): (2, 1, 3, 1, 2, 4)}  # of reductions: nothing to be reduced would be nothing to be seen
+
+
+class WithOracles(Interpreter):
+    """A graph in which the oracles compute the sites."""
+
+    def __init__(self, graph: GraphModule, sites: list[Site]):
+        super().__init__(graph, garbage_collect_values=False)
+        self.sites = {site.output: site for site in sites}
+
+    def run_node(self, n: Node) -> Any:
+        if n not in self.sites:
+            return super().run_node(n)
+        site = self.sites[n]
+        given = {k: self.env[v] if isinstance(v, Node) else v for k, v in site.parameters.items()}
+        return site.pattern.call(load_spec(site.kernel_type).oracle, **given)
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+def same_with_oracles(graph: GraphModule, sites: list[Site], inputs: list[Tensor]) -> None:
+    expected = graph(*(t.clone() for t in inputs))  # some graphs change their inputs
+    torch.testing.assert_close(WithOracles(graph, sites).run(*inputs), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def found(function: Callable[..., Tensor], *inputs: Tensor) -> list[str]:
+    """The types of its sites, which compute the same."""
+    graph = trace(function, list(inputs), "fake")
+    sites = SiteFinder(min_elements=0).find(graph)
+    same_with_oracles(graph, sites, list(inputs))
+    return [site.kernel_type for site in sites]
+
+
+def in_halves(t: Tensor) -> Tensor:
+    return t.chunk(2, -1)[0].repeat(*[1] * (t.dim() - 1), 2)
+
+
+def in_pairs(t: Tensor) -> Tensor:
+    return t[..., ::2].repeat_interleave(2, -1)
+
+
+def as_model(pattern: Pattern, twice: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """The example of a pattern as a function of its tensors; `given` ones are made as models make them."""
+    numbers = {k: NUMBERS.get(k, v) for k, v in pattern.inputs.items() if not isinstance(v, (tuple, Tensor))}
+    shapes = {k: v for k, v in pattern.inputs.items() if k not in numbers}
+    tensors = {k: rand(*SHAPES.get(v, v)) if isinstance(v, tuple) else v for k, v in shapes.items()}
+
+    def model(*values: Tensor) -> Tensor:
+        parameters = dict(zip(tensors, values))
+        given = {name: twice(parameters[name]) for name in pattern.given}
+        return pattern.example(**parameters | given, **numbers)
+
+    return model, list(tensors.values())
+
+
+@pytest.mark.parametrize(("kernel_type", "pattern"), PATTERNS)
+def test_every_pattern_is_found_in_its_own_example(kernel_type: str, pattern: Pattern) -> None:
+    ways = [as_model(pattern, twice) for twice in (in_halves, in_pairs)]
+    assert any(kernel_type in found(model, *inputs) for model, inputs in ways)
+
+
+# --- something changed at random -------------------------------------------------------------------------------------
+
+OTHERS = {
+    aten.add.Tensor: aten.sub.Tensor,
+    aten.sub.Tensor: aten.add.Tensor,
+    aten.mul.Tensor: aten.div.Tensor,
+    aten.div.Tensor: aten.mul.Tensor,
+    aten.rsqrt.default: aten.reciprocal.default,
+    aten.sqrt.default: aten.exp.default,
+    aten.silu.default: aten.tanh.default,
+    aten.gelu.default: aten.relu.default,
+    aten.relu.default: aten.abs.default,
+    aten.neg.default: aten.abs.default,
+}
+
+
+def other_operator(graph: GraphModule, node: Node) -> None:
+    node.target = OTHERS.get(node.target, node.target)
+
+
+def other_number(graph: GraphModule, node: Node) -> None:
+    node.args = tuple(a * 1.5 if isinstance(a, float) else a for a in node.args)
+
+
+def bias(graph: GraphModule, node: Node) -> None:
+    insert(graph, node, aten.add.Tensor, 0.5)
+
+
+def gain(graph: GraphModule, node: Node) -> None:
+    insert(graph, node, aten.mul.Tensor, 1.25)
+
+
+def cap(graph: GraphModule, node: Node) -> None:
+    insert(graph, node, aten.tanh.default)
+
+
+def used_elsewhere(graph: GraphModule, node: Node) -> None:
+    (output,) = graph.graph.find_nodes(op="output")
+    output.args = ((output.args[0], node),)
+
+
+def insert(graph: GraphModule, node: Node, target: Any, *numbers: float) -> None:
+    with graph.graph.inserting_after(node):
+        new = graph.graph.call_function(target, (node, *numbers))
+    new.meta = node.meta
+    node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+
+
+@pytest.mark.parametrize("change", [other_operator, other_number, bias, gain, cap, used_elsewhere])
+def test_patterns_with_something_changed_are_found_only_where_that_is_the_same(change: Callable[..., None]) -> None:
+    choose, finder = random.Random(0), SiteFinder(min_elements=0)
+    for case in choose.sample(PATTERNS, 60):
+        model, inputs = as_model(case.values[1], in_halves)
+        graph = trace(model, inputs, "fake")
+        floating = [
+            n
+            for n in graph.graph.nodes
+            if n.op == "call_function" and isinstance(n.meta["val"], Tensor) and n.meta["val"].is_floating_point()
+        ]
+        change(graph, choose.choice(floating))
+        graph.recompile()
+        same_with_oracles(graph, finder.find(graph), inputs)
+
+
+# --- near misses ----------------------------------------------------------------------------------------------------
+
+
+def normed(x: Tensor, eps: float = 1e-3) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.transpose(-2, -1) / 2
+
+
+def distances(n: int) -> Tensor:
+    return torch.arange(n)[None, :] - torch.arange(n)[:, None]
+
+
+def alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    slopes = torch.tensor([0.5, 0.25])[:, None, None]
+    return torch.softmax(scores(q, k) + slopes * distances(8), -1) @ v
+
+
+def sliding_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    visible = (distances(8) <= 0) & (distances(8) > -3)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
+def leaky(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3)
+    return x * scale * w, scale
+
+
+def changed_in_between(x: Tensor, w: Tensor) -> Tensor:
+    """The norm's input changes, under another name, before it is scaled."""
+    h = x.reshape(4, 8)
+    scale = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-3)
+    x.add_(1)
+    return h * scale * w
+
+
+QKV = [(1, 2, 8, 4)] * 3
+NORM = [(4, 8), (8,)]
+ROTARY = [(1, 2, 8, 8), (1, 1, 8, 8), (1, 1, 8, 8)]
+MLP = [(4, 8), (16, 8), (16, 8), (8, 16)]
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    function: Callable[..., Any]
+    shapes: list[tuple[int, ...]]
+    types: tuple[str, ...] = ()  # what is found all the same, because it is what it seems
+
+
+NEAR_MISSES = {
+    "eps outside the root": NearMiss(lambda x, w: x / (torch.sqrt(x.pow(2).mean(-1, keepdim=True)) + 1e-3) * w, NORM),
+    "eps outside the inverse root": NearMiss(
+        lambda x, w: x * (torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) + 1e-3) * w, NORM
+    ),
+    "eps for the square": NearMiss(lambda x, w: x * torch.rsqrt((x + 1e-3).pow(2).mean(-1, keepdim=True)) * w, NORM),
+    "sum for the mean": NearMiss(
+        lambda x, w: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) + 1e-3) * w, NORM, ("reduce",)
+    ),
+    "norm of another dim": NearMiss(
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-2, keepdim=True) + 1e-3) * w, [(8, 8), (8,)]
+    ),
+    "cubes": NearMiss(lambda x, w: x * torch.rsqrt(x.pow(4).mean(-1, keepdim=True) + 1e-3) * w, NORM),
+    "a gain of one more": NearMiss(lambda x, w: normed(x) * (1 + w), NORM, ("rmsnorm",)),
+    "a gain by number": NearMiss(lambda x, w: normed(x) * w * 1.5, NORM, ("rmsnorm",)),
+    "an added bias": NearMiss(lambda x, w, b: normed(x) * w + b, [*NORM, (8,)], ("rmsnorm",)),
+    "a bias before the gain": NearMiss(lambda x, w, b: (normed(x) + b) * w, [*NORM, (8,)]),
+    "an intermediate is used elsewhere": NearMiss(leaky, NORM),
+    "changed in between": NearMiss(changed_in_between, NORM),
+    "unbiased variance": NearMiss(
+        lambda x, w, b: (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True) + 1e-3) * w + b, [*NORM, (8,)]
+    ),
+    "eps beside the deviation": NearMiss(
+        lambda x, w, b: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, unbiased=False) + 1e-3) * w + b,
+        [*NORM, (8,)],
+    ),
+    "soft cap": NearMiss(lambda q, k, v: torch.softmax(torch.tanh(scores(q, k) / 5) * 5, -1) @ v, QKV, ("softmax",)),
+    "ALiBi": NearMiss(alibi, QKV, ("flash_attention",)),  # as a mask, which the model computes
+    "sliding window": NearMiss(sliding_window, QKV, ("flash_attention",)),  # the same
+    "softmax of the wrong dim": NearMiss(lambda q, k, v: torch.softmax(scores(q, k), -2) @ v, QKV, ("softmax",)),
+    "scaled after the softmax": NearMiss(
+        lambda q, k, v: (torch.softmax(q @ k.transpose(-2, -1), -1) / 2) @ v, QKV, ("softmax",)
+    ),
+    "probabilities are used elsewhere": NearMiss(
+        lambda q, k, v: (torch.softmax(scores(q, k), -1) @ v, torch.softmax(scores(q, k), -1).sum()),
+        QKV,
+        ("flash_attention", "softmax", "reduce"),
+    ),
+    "tanh GELU": NearMiss(
+        lambda x, g, u, d: F.linear(F.gelu(F.linear(x, g), approximate="tanh") * F.linear(x, u), d), MLP, ("matmul",) * 3
+    ),
+    "a bias of the gate": NearMiss(
+        lambda x, g, u, d, b: F.linear(F.silu(F.linear(x, g, b)) * F.linear(x, u), d), [*MLP, (16,)], ("matmul",) * 3
+    ),
+    "gate without a product": NearMiss(
+        lambda x, g, u, d: F.linear(F.silu(F.linear(x, g)) + F.linear(x, u), d), MLP, ("matmul",) * 3
+    ),
+    "halves of cos differ": NearMiss(lambda x, cos, sin: x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin, ROTARY),
+    "rotated the other way": NearMiss(
+        lambda x, cos, sin: x * in_halves(cos) + torch.cat((x[..., 4:], x[..., :4]), -1) * in_halves(sin), ROTARY
+    ),
+    "sum of losses": NearMiss(lambda x: F.cross_entropy(x, torch.arange(4), reduction="sum"), [(4, 8)]),
+    "label smoothing": NearMiss(lambda x: F.cross_entropy(x, torch.arange(4), label_smoothing=0.1), [(4, 8)]),
+    "weighted classes": NearMiss(lambda x, w: F.cross_entropy(x, torch.arange(4), w.abs()), [(4, 8), (8,)]),
+    "log softmax": NearMiss(lambda x: torch.log_softmax(x, -1), [(4, 8)]),
+    "a product of batches": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)]),
+    "a mean": NearMiss(lambda x: x.mean(-1), [(4, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_are_no_sites_or_compute_the_same(name: str) -> None:
+    miss = NEAR_MISSES[name]
+    assert sorted(found(miss.function, *(rand(*shape) for shape in miss.shapes))) == sorted(miss.types)
+
+
+RANDOM = {
+    "in the attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1), []),
+    "of the probabilities": (lambda q, k, v: F.dropout(torch.softmax(scores(q, k), -1), 0.1) @ v, ["softmax"]),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_dropout_while_training_stays(name: str) -> None:
+    function, types = RANDOM[name]
+    graph = trace(function, [rand(*shape) for shape in QKV], "fake")
+    assert [site.kernel_type for site in SiteFinder(min_elements=0).find(graph)] == types
+
+
+# --- what is refused, and what is bound -----------------------------------------------------------------------------
+
+REASONS = {
+    WhyNot.SHAPES: ("matmul", lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)]),
+    WhyNot.DTYPES: ("rmsnorm", lambda x, w: normed(x) * w.double(), NORM),
+    WhyNot.ESCAPES: ("rmsnorm", leaky, NORM),
+    WhyNot.WRITTEN: ("rmsnorm", changed_in_between, NORM),
+    WhyNot.NUMBERS: ("rotary_embedding", NEAR_MISSES["halves of cos differ"].function, ROTARY),
+}
+
+
+@pytest.mark.parametrize("why", REASONS)
+def test_what_is_refused_has_a_reason(why: WhyNot) -> None:
+    kernel_type, function, shapes = REASONS[why]
+    sites, refusals = SiteFinder(min_elements=0).examine(trace(function, [rand(*shape) for shape in shapes], "fake"))
+    assert sites == [] and (kernel_type, why) in [(r.kernel_type, r.why) for r in refusals]
+
+
+def test_small_sites_are_refused_as_small() -> None:
+    _, refusals = SiteFinder().examine(trace(lambda x, w: normed(x) * w, [rand(4, 8), rand(8)], "fake"))
+    assert [(r.kernel_type, r.why) for r in refusals] == [("rmsnorm", WhyNot.SMALL)]
+
+
+def test_numbers_are_bound_to_what_the_model_has() -> None:
+    graph = trace(lambda x, w: w * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 0.25)), [rand(4, 8), rand(8)], "fake")
+    (site,) = SiteFinder(min_elements=0).find(graph)
+    assert site.kernel_type == "rmsnorm" and site.case.args["eps"] == 0.25
+
+
+def test_an_eps_that_is_not_given_is_pytorchs() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x, w = (rand(4, 64) * 1e-4).to(dtype), torch.ones(64, dtype=dtype)
+        graph = trace(lambda x, w: F.rms_norm(x, (64,), w), [x, w], "fake")
+        (site,) = SiteFinder(min_elements=0).find(graph)
+        ours = load_spec("rmsnorm").oracle(x.double(), w.double(), site.case.args["eps"])
+        torch.testing.assert_close(F.rms_norm(x, (64,), w), ours.to(dtype))
+
+
+def test_a_loss_of_shifted_flattened_rows_is_found() -> None:
+    """Next-token prediction: the last position has no target, and some are to be ignored."""
+
+    def loss(logits: Tensor, tokens: Tensor) -> Tensor:
+        return F.cross_entropy(logits[:, :-1].reshape(-1, 9).float(), tokens[:, 1:].reshape(-1), ignore_index=3)
+
+    assert found(loss, rand(2, 5, 9), torch.randint(9, (2, 5))) == ["cross_entropy"]

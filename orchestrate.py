@@ -7,7 +7,7 @@ Usage:
     python orchestrate.py merge [--to DIR]                    the verified winners as a package, committed on your branch
 
 Reads:  the model; program.md (for agents); workspace/<tag>/ and git, to go on where a run stopped
-Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.md, progress.png), branch autokernel/<tag>,
+Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.html, report.md, progress.png), branch autokernel/<tag>,
         refs/autokernel/<tag>/<n>, results.tsv. Only `merge` touches your checkout and branch: it adds DIR to them.
 """
 
@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
         "status": "where the run stands",
         "next": "the next target, and why",
         "plan": "the targets and their shares",
-        "report": "write report.md and progress.png again, print the summary",
+        "report": "write report.html, report.md and progress.png again, print the summary",
     }.items():
         commands.add_parser(name, help=what)
     clean = commands.add_parser("clean", help="remove a run: branch, refs, worktree and folder")

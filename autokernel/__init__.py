@@ -21,7 +21,9 @@ Read in this order:
     verification/   the model with and without its kernels, end to end
     winners.py      what a run kept, from git
     package.py      kept kernels as a package of their own
-    report.py       the plot and the report
+    display.py      what a terminal shows while a run works
+    status.py       where a run stands, without PyTorch
+    report.py       what a run came to: summary, report.md, the plot; report_html.py has its page
     cli.py          what the scripts share
     preflight.py    what must be installed before anything starts
 """

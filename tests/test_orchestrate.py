@@ -89,6 +89,6 @@ def test_the_whole_job_shortened(tmp_path):
     rows = run.log.read()
     assert sum(row.agent != STARTER for row in rows) == 3
     assert {row.experiment: row.row() for row in rows} == {e.row.experiment: e.row.row() for e in run.ledger.entries()}
-    for name in ("profile.json", "plan.json", "proof.json", "verify.json", "report.md", "progress.png"):
+    for name in ("profile.json", "plan.json", "proof.json", "verify.json", "report.html", "report.md", "progress.png"):
         assert (run / name).stat().st_size > 0
     assert user_state(root) == before

@@ -87,7 +87,7 @@ def gpu_lost(device: str) -> str:
 
     try:
         torch.ones(8, device=device).sum().item()
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter from a PyTorch without GPUs
         return f"{device} does not answer any more: {str(error).splitlines()[0]}"
     return ""
 

@@ -67,7 +67,7 @@ class Supervisor:
                 ever = ever or worked
                 lost = status < 0 or status == AGAIN or (ever and status != 0)
                 if not lost or self.stopping:
-                    return status
+                    return status if status >= 0 else 128 - status  # as shells say it
                 restarts = 0 if worked else restarts
                 if restarts == len(self.pauses_s):
                     self._say(f"given up: {restarts} new processes in a row got no experiment done")

@@ -3,10 +3,12 @@
 import fcntl
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from autokernel.agents import Proposal
 from autokernel.experiments import ExperimentLog
@@ -15,6 +17,9 @@ from autokernel.status import PLAN, PROOF, NoRun, find_folder, run_folders  # no
 from autokernel.target import Plan, asdict_shallow, write_json
 
 PROFILE, VERIFY, REPORT = "profile.json", "verify.json", "report.md"
+
+
+GRACE_S = 1.0  # for a child of a process that was killed, which holds its parent's files until it has become git
 
 
 class RunInProgress(RuntimeError):
@@ -60,12 +65,13 @@ class Workspace:
         """Alone on this tag, until the process ends in whatever way. Raises RunInProgress."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self / "lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunInProgress(
-                    f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
-                ) from None
+            deadline = time.monotonic() + GRACE_S
+            while not _locks(file):
+                if time.monotonic() > deadline:
+                    raise RunInProgress(
+                        f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
+                    )
+                time.sleep(0.01)
             yield
 
     def write_intent(self, intent: Intent) -> None:
@@ -87,6 +93,14 @@ class Workspace:
         self.ledger.remove()
         shutil.rmtree(self.folder, ignore_errors=True)
         return size
+
+
+def _locks(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def find_run(root: Path, tag: str | None) -> Workspace:

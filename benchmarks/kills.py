@@ -187,7 +187,7 @@ def kill_records(root: Path, kills: int, seed: int) -> dict[str, object]:
     return {"kills": dict(killed), "experiments": len(rows), "kept": kept, "slowest_resume_s": round(slowest_s, 2)}
 
 
-def _children(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """All descendants of a process, nearest first."""
     found, queue = [], [pid]
     while queue:
@@ -213,16 +213,16 @@ def _find(victim: str, pid: int) -> list[int]:
     """The processes of this kind below the orchestrator `pid`."""
     if victim == "orchestrator":
         return [pid]
-    below = _children(pid)
+    below = descendants(pid)
     if victim == "group":
         return [pid, *below]
     if victim == "judge":
-        return [child for child in below if "orchestrate.py" in _command_of(child)][:1]
+        return [child for child in below if _command_of(child).split()[1:2] == ["orchestrate.py"]][:1]
     word = "autokernel.gate.zygote" if victim == "warm parent" else "git "
     return [child for child in below if _command_of(child).startswith(word) or f" {word}" in _command_of(child)][:1]
 
 
-def _kill(victim: str, pid: int, patience_s: float = 3.0) -> bool:
+def _kill(victim: str, pid: int, patience_s: float = 20.0) -> bool:
     """Whether there was such a process within `patience_s`."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -236,6 +236,14 @@ def _kill(victim: str, pid: int, patience_s: float = 3.0) -> bool:
     return False
 
 
+SUPERVISED = """
+import sys
+from pathlib import Path
+from autokernel.supervisor import Supervisor
+raise SystemExit(Supervisor(sys.argv[1:], Path("results.tsv"), pauses_s=(0.1,) * 1000).run())
+"""  # as orchestrate.py does it, but without its pauses
+
+
 class Night:
     """orchestrate.py at work in `root`."""
 
@@ -246,7 +254,7 @@ class Night:
         for target in targets():
             (root / f"edit-{target.kernel_type}.py").write_text(wrong(starter_source(target)))
         words = ["--tag", TAG, "--device", "cpu", "--agent", f"command: {edit}", "--max-reverts", "1000000"]
-        self.command = [sys.executable, "orchestrate.py", *words]
+        self.command = [sys.executable, "-c", SUPERVISED, sys.executable, "orchestrate.py", "run", *words]
         self.log = open(root / "night.log", "a+")  # noqa: SIM115  as long as this lives
         self.process: subprocess.Popen | None = None
         self.starts = 0
@@ -284,7 +292,7 @@ def kill_whole(root: Path, kills: int, seed: int, longest_s: float = 5.0) -> dic
     for number in range(kills):
         pid, victim = night.ensure(), VICTIMS[number % len(VICTIMS)]
         time.sleep(chance.uniform(0.1, longest_s))
-        pids |= {pid, *_children(pid)}
+        pids |= {pid, *descendants(pid)}
         (killed if _kill(victim, pid) else missed)[victim] += 1
         if victim in ("orchestrator", "group"):
             night.process.wait()

@@ -1,0 +1,116 @@
+"""Many experiments in one run, and what piles up meanwhile: memory, file handles, processes, refs, disk.
+
+Usage:
+    python benchmarks/soak.py --experiments 500 --out benchmarks/soak.json
+
+The real gate judges wrong kernels for two targets, proposed by a scripted agent: a second each.
+
+Reads:  this clone's files
+Writes: the file named by --out; works in a temporary folder
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from autokernel.agents.scripted import ScriptedAgent
+from autokernel.gate import Judge
+from autokernel.gate.processes import SCRATCH_NAME
+from autokernel.loop import Budget, Loop
+from benchmarks.kills import NO_RULES, copy_of_this_clone, descendants, sh, started, users_state, wrong
+from benchmarks.kills import check as check_records
+
+PER_EXPERIMENT_KB = 40  # of disk: three loose objects of git, a ref, a row, each at least a block
+SLACK_MB = 30  # of memory: allocators do not give everything back
+
+
+def look(root: Path, loop: Loop, since: float) -> dict[str, float]:
+    """What this process and its children hold now, and what is on the disk."""
+    pids = [os.getpid(), *descendants(os.getpid())]
+    resident = [int(line.split()[1]) for pid in pids for line in _status(pid) if line.startswith("VmRSS")]
+    disk = sum(int(sh("du", "-sk", str(path), cwd=root).split()[0]) for path in (root, *_scratch()))
+    return {
+        "experiments": len(loop.rows),
+        "seconds": round(time.monotonic() - since, 1),
+        "memory_mb": round(sum(resident) / 1024, 1),
+        "handles": len(os.listdir("/proc/self/fd")),
+        "processes": len(pids),
+        "refs": len(sh("git", "for-each-ref", cwd=root).splitlines()),
+        "disk_kb": disk,
+    }
+
+
+def _status(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _scratch() -> list[Path]:
+    """The judges' folders that are ours: those of others grow and shrink meanwhile."""
+    named = Path(tempfile.gettempdir()).glob(f"{SCRATCH_NAME}*")
+    ours = {
+        os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")
+    }
+    return [folder for folder in named if str(folder) in ours]
+
+
+def soak(root: Path, experiments: int, every: int) -> list[dict[str, float]]:
+    """Run so many experiments; returns what was seen after every `every` of them."""
+    workspace = started(copy_of_this_clone(root))
+    before = users_state(root)
+    seen, since = [], time.monotonic()
+    with workspace.locked(), Judge("cpu") as judge:
+        loop = Loop(workspace, workspace.plan, judge, lambda line: None)
+
+        def edits() -> Iterator[tuple[object, str]]:
+            for number in range(experiments):
+                if number % every == 0:
+                    seen.append(look(root, loop, since))
+                yield lambda source, number=number: f"# {number}\n{wrong(source)}", f"edit {number}"
+            seen.append(look(root, loop, since))
+
+        loop.run(ScriptedAgent(edits()), NO_RULES, Budget(experiments=experiments + 1))
+    check_records(workspace, before)
+    assert not _scratch(), "the judge left its folder behind"
+    return seen
+
+
+def check(seen: list[dict[str, float]]) -> None:
+    """Fails if anything grew that should not, from the second look on (the first is before the first experiment)."""
+    first, last = seen[1], seen[-1]
+    made = last["experiments"] - first["experiments"]
+    assert made > 0
+    assert last["memory_mb"] <= first["memory_mb"] + SLACK_MB, seen
+    assert last["handles"] <= first["handles"], seen
+    assert last["processes"] <= first["processes"], seen
+    assert last["refs"] - first["refs"] == made, seen
+    assert last["disk_kb"] - first["disk_kb"] <= PER_EXPERIMENT_KB * made, seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiments", type=int, default=500)
+    parser.add_argument("--every", type=int, default=50, help="look after so many (default: %(default)s)")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        seen = soak(Path(folder), arguments.experiments, arguments.every)
+    for line in seen:
+        print(json.dumps(line))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(seen, indent=1) + "\n")
+    check(seen)
+    print("flat")
+
+
+if __name__ == "__main__":
+    main()

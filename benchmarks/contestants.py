@@ -17,7 +17,7 @@ Call = Callable[..., Tensor]
 DTYPES = {"cuda": (torch.float16, torch.bfloat16), "cpu": (torch.float32,)}
 OURS = {"cuda": ("triton", "cuda"), "cpu": ("cpp",)}
 LIMITS = {name: "copy" for name in ("softmax", "layernorm", "rmsnorm", "rotary_embedding")} | {
-    name: "read" for name in ("cross_entropy", "reduce")
+    name: "read" for name in ("cross_entropy", "reduce", "vectorsum")
 }
 
 # Cases on GPUs beyond the spec's own sizes: long sequences, a layout or a pairing that models have, more rows.
@@ -66,8 +66,8 @@ def rows(device: str) -> list[Row]:
     return [
         Row(name, load_spec(name).case(dims[i], dtype))
         for i in range(max(map(len, sizes.values())))
-        for dtype in DTYPES[kind]
         for name, dims in sizes.items()
+        for dtype in [d for d in DTYPES[kind] if d in load_spec(name).dtypes] or load_spec(name).dtypes
         if i < len(dims)
     ]
 

@@ -128,9 +128,9 @@ def examine(workload: Workload, rounds: int = 0) -> Examination:
     times = [(*timed_matching(workload), timed_compilation(workload)) for _ in range(rounds)]
     return Examination(
         len(captured.graphs),
-        Counter(site.kernel_type for site in sites),
-        Counter(replacement.target for replacement in replacer.replaced),
-        Counter(f"{r.kernel_type}: {r.why.value}" for _, refused in answers for r in refused),
+        dict(Counter(site.kernel_type for site in sites)),
+        dict(Counter(replacement.target for replacement in replacer.replaced)),
+        dict(Counter(f"{r.kernel_type}: {r.why.value}" for _, refused in answers for r in refused)),
         max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(ours, theirs, strict=True)),
         *map(median, zip(*times)),
     )

@@ -21,10 +21,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli import fail, preflight, progress
-from autokernel.gate import Judge
+from autokernel.gate import Judge, Verdict
 from autokernel.spec import kernel_types, load_spec
 from autokernel.table import print_table
-from autokernel.target import default_target, encode, write_json
+from autokernel.target import Target, default_target, encode, write_json
 from benchmarks import tables
 
 RECORD = Path(__file__).with_suffix(".json")
@@ -44,19 +44,26 @@ def main() -> None:
     with Judge("cpu") as judge, progress("measuring", len(files)) as step:
         for path in files:
             step(f"{path.parent.name}/{path.name}")
-            record[f"{path.parent.name}/{path.stem}"] = measure(judge, path)
+            verdict = judge.examine(path.read_text(), target_of(path), compile_baseline=True)
+            if not verdict.decided:  # says nothing of the kernel: its record stays
+                step(f"{path.parent.name}/{path.name}: {verdict.why}")
+                continue
+            record[f"{path.parent.name}/{path.stem}"] = entry(judge, path, verdict)
             write_json(RECORD, record)
     print_table("C++ kernels, fp32", tables.COLUMNS, [tables.row(name, entry) for name, entry in sorted(record.items())])
     tables.write()
 
 
-def measure(judge: Judge, path: Path) -> dict[str, object]:
+def target_of(path: Path) -> Target:
+    dtypes = load_spec(path.parent.name).dtypes
+    return default_target(path.parent.name, "cpp", "cpu", torch.float32 if torch.float32 in dtypes else dtypes[0])
+
+
+def entry(judge: Judge, path: Path, verdict: Verdict) -> dict[str, object]:
     kernel_type = path.parent.name
-    target = default_target(kernel_type, "cpp", "cpu", torch.float32)
-    verdict = judge.examine(path.read_text(), target, compile_baseline=True)
     return {
         "verdict": encode(verdict),
-        "case": target.cases[0].case.name,
+        "case": target_of(path).cases[0].case.name,
         "eager_form": load_spec(kernel_type).eager_form,
         "device": f"{judge.device.name}, {judge.device.units} threads",
         "torch": torch.__version__,

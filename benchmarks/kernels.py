@@ -80,7 +80,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     started = time.monotonic()
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for a GPU must not start CUDA here: we fork first
     arguments = make_parser().parse_args()
     if unknown := set(arguments.types) - set(kernel_types()):
         fail(f"no kernel type {', '.join(sorted(unknown))}; there are: {', '.join(kernel_types())}")
@@ -237,9 +236,9 @@ def compile_all(chosen: Sequence[Row], arguments: argparse.Namespace, until: flo
 
     Returns why each (row, contestant) cannot run, empty if it can; those not reached by `until` are missing.
     """
-    assert not torch.cuda.is_initialized(), "a process that has touched the GPU cannot be forked"
     jobs = [(row, name) for row in chosen for name in who(row, arguments)]
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("forkserver")  # which has imported what takes long, and touched no GPU
+    context.set_forkserver_preload(["torch", "torch._inductor.config", "triton", "triton.language"])
     turn, answers = context.Value("i", 0), context.SimpleQueue()
     built: dict[tuple[str, str], str] = {}
     with tempfile.NamedTemporaryFile() as lock:
@@ -278,13 +277,21 @@ def compile_some(jobs: Sequence[Job], turn: Any, answers: Any, lock: str, device
                 answers.put((index, ""))
             except Exception as error:  # a peer's crash is an outcome
                 answers.put((index, first_line(error)))
-                synchronize(device)
+                end_if_broken(device)
 
 
 def next_turn(turn: Any) -> int:
     with turn.get_lock():
         turn.value += 1
         return turn.value - 1
+
+
+def end_if_broken(device: str) -> None:
+    """After an illegal access no call of this process succeeds any more."""
+    try:
+        synchronize(device)
+    except RuntimeError:
+        os._exit(1)
 
 
 def synchronize(device: str) -> None:

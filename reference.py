@@ -1,4 +1,4 @@
-"""The nine oracles: what each kernel type computes, in plain PyTorch, exact when given fp64 inputs.
+"""The oracles: what each kernel type computes, in plain PyTorch, exact when given fp64 inputs.
 
 Nothing here is fast on purpose: each function is the textbook formula, so that a reader can check it at a glance.
 `kernel_fn` of a kernel file takes the same parameters, in the same names, as the oracle of its type.
@@ -98,3 +98,27 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = Tr
 def reduce(x: Tensor, dim: int = -1, op: str = "sum") -> Tensor:
     """Sum or max of x along `dim`, which disappears from the shape."""
     return x.sum(dim) if op == "sum" else x.amax(dim)
+
+
+def vectorsum(x: Tensor) -> Tensor:
+    """The sum of all elements of x [N] -> a scalar."""
+    return x.sum()
+
+
+def fp4_weights(w: Tensor, scales: Tensor, scale: float = 1.0) -> Tensor:
+    """Weights [N, K] in fp32 from FP4: w [N, K / 2] uint8 holds two E2M1 numbers a byte, the lower four bits first.
+
+    Each row of `scales` [N, K / group] scales groups of consecutive weights: uint8 is E8M0, 2^(s - 127), as in MXFP4
+    (groups of 32); floating-point numbers (float8_e4m3fn) are scales themselves, as in NVFP4 (groups of 16), which has one
+    `scale` for all beside them.
+    """
+    codes = torch.stack((w & 15, w >> 4), -1).flatten(-2).int()
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32, device=w.device)
+    values = torch.where(codes > 7, -1.0, 1.0) * sizes[codes & 7]
+    factors = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
+    return values * factors.repeat_interleave(values.shape[1] // scales.shape[1], 1) * scale
+
+
+def matmul_fp4(x: Tensor, w: Tensor, scales: Tensor, scale: float = 1.0) -> Tensor:
+    """x [M, K] @ Wᵀ -> [M, N], where W [N, K] are FP4 weights, dequantised in fp32 (see fp4_weights)."""
+    return x @ fp4_weights(w, scales, scale).to(x.dtype).T

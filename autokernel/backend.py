@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch._inductor.config
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx import GraphModule, Node, Proxy
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from autokernel.build import default_cache
-from autokernel.capture import aten, normalise, value
+from autokernel.capture import normalise, value
 from autokernel.match import Site, SiteFinder
-from autokernel.ops import Kernel, by_position, can_be_traced, register, visible
+from autokernel.ops import DIRECT, Kernel, by_position, direct, register, traced, visible
 from autokernel.spec import import_file, load_spec
 from autokernel.target import Target, encoded
 
@@ -31,17 +32,11 @@ from autokernel.target import Target, encoded
 # says so in a log at most.
 MAX_VERSIONS = 128
 
+MAX_SIZES = 32  # of one graph that are looked at for sites, some seconds each; for all other sizes the original runs
 MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of Inductor
 INDUCTOR = ("inductor", *MODES)
-
-# The same operators by a shorter way: a call through torch.ops costs 1-2 µs more on the host.
-DIRECT = {
-    aten.add.Tensor: torch.add,
-    aten.mul.Tensor: torch.mul,
-    aten.linear.default: F.linear,
-    aten.reshape.default: torch.reshape,
-    aten.transpose.int: torch.transpose,
-}
+# Numbers that are given to a Triton kernel are float32, as in Triton itself: with float64, kernels would be slower or fail.
+FLOATS = {name: False for name in ("_use_fp64_for_unbacked_floats",) if hasattr(torch._inductor.config, name)}
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class Installed:
     target: str
     ops: OpOverloadPacket
     run: Kernel  # the same without the dispatcher, for graphs that want no gradients and are not traced again
-    visible: Kernel | None = None  # the same for Inductor, if its launches are Triton's
+    visible: Kernel | None = None  # the same for tracing, if its launches are Triton's
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class Replacer:
     finder: SiteFinder = field(default_factory=SiteFinder)  # share one, and what it proved is not proven again
     replaced: list[Replacement] = field(default_factory=list)
     graphs: int = 0
-    traceable: dict[tuple[str, str], bool] = field(default_factory=dict)  # (operator, case) -> ops.can_be_traced()
+    seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
 
     def __post_init__(self) -> None:
         limits = torch._dynamo.config
@@ -128,18 +123,49 @@ class Replacer:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if _is_to_be_left_alone(module) or (wanted and not self.gradients):  # Dynamo asks again when this changes
             return self._compile(module, inputs)
+        if any(isinstance(v, torch.SymInt) for v in inputs):  # sizes changed, and now this is for all of them
+            return self._by_size(module, inputs, wanted)
+        return self._with_kernels(module, inputs, wanted)
+
+    def _by_size(self, module: GraphModule, inputs: list[Any], wanted: bool) -> Callable[..., Any]:
+        """The original for every size, compiled once; sizes for which kernels were proven get a graph of their own."""
+        kept = _copy(module)  # a compiler may change what it is given
+        general = self._compile(module, inputs)
+        places = [i for i, v in enumerate(inputs) if isinstance(v, torch.SymInt)]
+        versions: dict[tuple[int, ...], Callable[..., Any]] = {}
+        tried: list[tuple[int, ...]] = []
+
+        def choose(*values: Any) -> Any:
+            sizes = tuple(values[i] for i in places)
+            if sizes not in versions:
+                versions[sizes] = general
+                if len(tried) < MAX_SIZES and self._may_be_proven(sizes):
+                    tried.append(sizes)
+                    versions[sizes] = self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
+            return versions[sizes](*values)
+
+        return choose
+
+    def _may_be_proven(self, sizes: Sequence[int]) -> bool:
+        """Whether a kernel was proven for a dimension that each size is a part of: else looking for sites is in vain."""
+        shapes = [t.shape for w in self.winners for c in w.target.cases for t in c.case.tensors.values()]
+        dims = {n for shape in shapes for n in shape}
+        return all(any(n % size == 0 for n in dims) for size in sizes if size > 0)
+
+    def _with_kernels(
+        self, module: GraphModule, inputs: list[Any], wanted: bool, general: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """`module` with kernels at its sites; where there are none, `general` or else `module`, compiled."""
         graph = normalise(module)
         found = [(site, self._kernel_for(site)) for site in self.finder.find(graph)]
         found = [(site, kernel) for site, kernel in found if kernel and not (wanted and _changes_mode(graph, site))]
-        if found:
-            _specialise(inputs)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for site, kernel in found:
             results[site.output] = _replace(graph, site, kernel.ops.default, self._callee(kernel, site, wanted), results)
             self.replaced.append(Replacement(kernel.target, site.case.name, self.graphs, site.output.name))
         self.graphs += 1
         if not found:
-            return self._compile(module, inputs)
+            return general or self._compile(module, inputs)
         _share_views(graph)
         if not self.fallback:
             _shorten_calls(graph, {kernel.ops.no_grad: kernel.run for _, kernel in found})
@@ -152,22 +178,27 @@ class Replacer:
         return self.installed.get((site.kernel_type, value(site.output).device.type, encoded(site.case)))
 
     def _callee(self, kernel: Installed, site: Site, wanted: bool) -> Kernel:
-        """What a graph calls: where no gradient is wanted and Inductor compiles it, a kernel that it can look into."""
+        """What a graph calls: where no gradient is wanted, something that costs the host less than the operator."""
         if wanted:
             return kernel.ops.default
-        if not kernel.visible or self.fallback not in INDUCTOR:
-            return kernel.ops.no_grad
         key = (kernel.ops.__name__, encoded(site.case))
-        if key not in self.traceable:
-            device_type = value(site.output).device.type
-            self.traceable[key] = can_be_traced(load_spec(site.kernel_type), kernel.visible, site.case, device_type)
-        return kernel.visible if self.traceable[key] else kernel.ops.no_grad
+        if key not in self.seen:
+            self.seen[key] = self._see(kernel, site)
+        return self.seen[key] or kernel.ops.no_grad
+
+    def _see(self, kernel: Installed, site: Site) -> Kernel | None:
+        """A Triton kernel as Inductor launches it, or as we do where nothing compiles the graph; None if it is opaque."""
+        if not kernel.visible or self.fallback not in (None, *INDUCTOR):
+            return None
+        graph = traced(load_spec(site.kernel_type), kernel.visible, site.case, value(site.output).device)
+        return graph and (kernel.visible if self.fallback else direct(graph))
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if not self.fallback:
             return graph.forward
-        if self.fallback in MODES:
-            return torch._inductor.compile(graph, inputs, torch._inductor.list_mode_options(self.fallback))
+        if self.fallback in INDUCTOR:
+            options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}
+            return torch._inductor.compile(graph, inputs, options | FLOATS)
         return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
 
 
@@ -189,7 +220,7 @@ def apply(
     def call(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)
 
-    model._compiled_call_impl = torch.compile(call, backend=Replacer(chosen, fallback, gradients), dynamic=False)
+    model._compiled_call_impl = torch.compile(call, backend=Replacer(chosen, fallback, gradients))
     return model
 
 
@@ -212,7 +243,7 @@ def _of_run(run: str | Path | None, fallback: str | None) -> Sequence[Winner]:
 
 def beside(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
     """`model` with kernels in it, beside `model` itself, which stays as it is."""
-    return torch.compile(model, backend=replacer, dynamic=False)
+    return torch.compile(model, backend=replacer)
 
 
 def unapply(model: nn.Module) -> nn.Module:
@@ -274,12 +305,18 @@ def _shorten_calls(graph: GraphModule, kernels: dict[OpOverload, Kernel]) -> Non
         node.target = direct.get(node.target, node.target)
 
 
-def _specialise(inputs: list[Any]) -> None:
-    """Have Dynamo keep this code for the sizes at hand, if it asked for any size (it does at a second one)."""
-    for v in inputs:
-        for size in (*v.shape, *v.stride(), v.storage_offset()) if isinstance(v, Tensor) else (v,):
-            if isinstance(size, torch.SymInt):
-                int(size)
+def _copy(module: GraphModule) -> GraphModule:
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return GraphModule(module, graph)
+
+
+def _of_sizes(module: GraphModule, values: Sequence[Any]) -> GraphModule:
+    """A graph that Dynamo made for all sizes, for those of `values`."""
+    copied, mode = _copy(module), FakeTensorMode()
+    for node, v in zip(copied.graph.find_nodes(op="placeholder"), values):
+        node.meta["example_value"] = mode.from_tensor(v) if isinstance(v, Tensor) else v
+    return copied
 
 
 def _keep_origins(graph: GraphModule, module: GraphModule) -> None:

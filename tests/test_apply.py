@@ -137,20 +137,34 @@ def test_one_compiled_model_takes_inputs_that_start_elsewhere() -> None:
     torch.testing.assert_close(optimised(shifted), norm(shifted))
 
 
-def test_sizes_that_change_keep_their_kernel_where_it_was_proven() -> None:
-    """From the second size on, Dynamo asks for code for any size. (Once it has some, that may run for every size.)"""
-    norm, x = RMSNorm(64).requires_grad_(False), torch.randn(256, 64)
-    winner, calls = winner_for(norm, x, WRONG), []
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_sizes_that_change_run_the_kernel_where_it_was_proven_and_compile_once(fallback, grad) -> None:
+    """From the second size on, Dynamo has code for any size, which finds the sizes that are proven."""
+    norm, x = RMSNorm(64), torch.randn(256, 64)
+    replacer, compiled = Replacer([winner_for(norm, x, WRONG)], fallback), []
 
     def backend(module, inputs):
-        calls.append(any(isinstance(v, torch.SymInt) for v in inputs))
-        return Replacer([winner])(module, inputs)
+        compiled.append(any(isinstance(v, torch.SymInt) for v in inputs))
+        return replacer(module, inputs)
 
     optimised = torch.compile(norm, backend=backend)
-    for rows in (100, 256, 100, 256, 300, 200):
-        y = torch.randn(rows, 64)
-        torch.testing.assert_close(optimised(y), torch.zeros_like(y) if rows == 256 else norm(y))
-    assert calls == [False, True, True]
+    with torch.set_grad_enabled(grad):
+        for rows in (100, 300, 256, 100, 64, 256, 200, *range(301, 321)):
+            y = torch.randn(rows, 64)
+            torch.testing.assert_close(optimised(y), torch.zeros_like(y) if rows == 256 else norm(y))
+    assert compiled == [False, True] and len(replacer.replaced) == 1
+
+
+def test_a_model_of_changing_sizes_is_the_original(model, tokens, winners) -> None:
+    """Right kernels for one length, in a model that is called with many."""
+    replacer = Replacer(winners)
+    optimised = beside(model, replacer)
+    with torch.no_grad():
+        for length in (40, 256, 72, 41, 256, 128):
+            some = tokens[:, :length].reshape(-1)[None]
+            torch.testing.assert_close(optimised(some), model(some), atol=1e-4, rtol=1e-4)
+    assert len(replacer.replaced) == 18
 
 
 # --- gradients and modes ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from benchmarks.tables import standing
+from benchmarks.standings import standing
 
 
 def plot(record: Path) -> None:

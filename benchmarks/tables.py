@@ -5,18 +5,21 @@ Usage: python benchmarks/tables.py          (writes them)
 """
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.standings import LIMITS, ROWS, goals, standing
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER.parent / "README.md"
 BEGIN = "<!-- measured: written by benchmarks/tables.py from the records beside it -->\n"
 END = "<!-- end -->\n"
+WHO = ("eager", "torch", "compile", "liger", "cudnn", "flash", "triton", "cuda")
 COLUMNS = ("kernel", "case", "% of peak", "vs eager", "vs torch.compile", "eager form")
 
 
@@ -63,64 +66,6 @@ def _table(columns: Sequence[str], sides: str, rows: Sequence[Sequence[str]]) ->
     yield "|" + "|".join({"l": "---", "r": "--:"}[side] for side in sides) + "|"
     for cells in rows:
         yield f"| {' | '.join(cells)} |"
-
-
-LIMITS = ("copy", "read")
-OURS = ("triton", "cuda", "cpp")
-WHO = ("eager", "torch", "compile", "liger", "cudnn", "flash", "triton", "cuda")
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A ratio of two contestants' times: the median over the rounds, with its 95 % interval."""
-
-    low: float
-    value: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def ratio(times: Sequence[float], over: Sequence[float]) -> Ratio:
-    """times / over, paired by round. The interval is of the median, by order statistics: it assumes no distribution."""
-    ratios = sorted(a / b for a, b in zip(times, over))
-    n, k = len(ratios), 0
-    while sum(math.comb(n, i) for i in range(k + 2)) <= 0.025 * 2**n:  # so seldom are at most k + 1 of n below the median
-        k += 1
-    return Ratio(ratios[k], median(ratios), ratios[n - 1 - k])
-
-
-@dataclass(frozen=True)
-class Standing:
-    """One row of a GPU record, summed up: the best of our kernels against the limit and against the best peer."""
-
-    kernel_type: str
-    case: str
-    ours: str
-    peer: str
-    vs_limit: Ratio | None  # our time over the limit's
-    vs_peer: Ratio | None  # the best peer's time over ours: above 1 we are faster
-
-
-def standing(entry: Mapping[str, Any]) -> Standing | None:
-    """None where none of ours was timed."""
-    us = entry["us"]
-    ours = [name for name in us if name.startswith(OURS)]
-    if not ours:
-        return None
-    best = min(ours, key=lambda name: median(us[name]))
-    peers = [name for name in us if name not in (*ours, *LIMITS)]
-    peer = min(peers, key=lambda name: median(us[name]), default="")
-    limit = next((name for name in LIMITS if name in us), None)
-    return Standing(
-        entry["kernel_type"],
-        entry["case"],
-        best,
-        peer,
-        limit and ratio(us[best], us[limit]),
-        ratio(us[peer], us[best]) if peer else None,
-    )
 
 
 def gpu_records() -> list[Path]:
@@ -175,6 +120,8 @@ def gpu_tables(path: Path) -> str:
         "interval. `copy` is the driver's device-to-device copy of the largest input, `read` a pass that only reads it.",
         "",
     ]
+    device = next(iter(record.values()))["machine"]["device"]
+    lines += ["## Goals", "", *_table(("goal", "types", "met in", "worst case"), "llrl", _goal_rows(record, device)), ""]
     for name, entries in _by_type(record).items():
         present = [who for who in (*LIMITS, *WHO) if any(who in e["us"] or who in e["failed"] for e in entries)]
         more = sorted({who for e in entries for who in (*e["us"], *e["failed"])} - {*LIMITS, *WHO})
@@ -185,6 +132,26 @@ def gpu_tables(path: Path) -> str:
         notes += [f"- {e['case']}, {who}: not captured as a CUDA graph" for e in entries for who in e["not_captured"]]
         lines += [*notes, ""] if notes else []
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _goal_rows(record: Mapping[str, Any], device: str) -> Iterator[tuple[str, ...]]:
+    found = [(s, entry) for entry in record.values() if (s := standing(entry))]
+    for goal in goals("H100" in device):
+        cases = [(goal.value(s, e), f"{s.kernel_type} {s.case}") for s, e in found if s.kernel_type in goal.types]
+        counted = [(value, name) for value, name in cases if value is not None]
+        if counted:
+            value, name = goal.worst(counted)
+            met = sum(goal.met(value) for value, _ in counted)
+            yield (goal.words, ", ".join(goal.types), f"{met} of {len(counted)}", f"{value:.2f}, {name}")
+    for types, least in ((ROWS, 1.05 if "H100" in device else 1.15), (("fused_mlp",), 1.03)):
+        if gains := [s.vs_peer.value for s, _ in found if s.kernel_type in types and s.vs_peer]:
+            words = f"geometric mean over the best peer, at least {least}"
+            yield (
+                words,
+                ", ".join(types),
+                "yes" if geometric_mean(gains) >= least else "no",
+                f"{geometric_mean(gains):.2f}",
+            )
 
 
 def _gpu_row(entry: Mapping[str, Any], who: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import pytest
 from autokernel.spec import ROOT, kernel_types
 from benchmarks import tables
 from benchmarks.contestants import LIMITS, OURS, contestants, rows
-from benchmarks.tables import Ratio, ratio, standing
+from benchmarks.standings import Ratio, goals, ratio, standing
 
 
 def test_what_is_published_is_what_the_records_say():
@@ -124,3 +124,19 @@ def test_the_benchmark_of_kernels_on_the_cpu(tmp_path):
     assert record.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     missing = subprocess.run([*command, "--missing"], cwd=ROOT, capture_output=True, text=True)
     assert missing.returncode == 0 and "rmsnorm M=1" not in missing.stdout
+
+
+GOALS_MET = {  # times of one case -> how many of the goals that apply to it are met, of how many
+    "at the limit and far ahead": ("softmax", {"eager": 30, "triton": 10, "copy": 10}, 3, 3),
+    "slow": ("softmax", {"eager": 30, "triton": 20, "copy": 10}, 1, 3),
+    "a tie": ("matmul", {"eager": 10, "cuda": 10.1}, 1, 1),
+    "behind": ("flash_attention", {"cudnn": 10, "cuda": 10.1}, 0, 1),
+}
+
+
+@pytest.mark.parametrize(("kernel_type", "us", "met", "applying"), GOALS_MET.values(), ids=GOALS_MET)
+def test_goals_are_met_or_not(kernel_type, us, met, applying):
+    of_case = entry(kernel_type, **us)
+    found = [(goal, goal.value(standing(of_case), of_case)) for goal in goals(h100=False) if kernel_type in goal.types]
+    counted = [(goal, value) for goal, value in found if value is not None]
+    assert (sum(goal.met(value) for goal, value in counted), len(counted)) == (met, applying)

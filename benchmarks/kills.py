@@ -255,6 +255,8 @@ class Night:
             (root / f"edit-{target.kernel_type}.py").write_text(wrong(starter_source(target)))
         words = ["--tag", TAG, "--device", "cpu", "--agent", f"command: {edit}", "--max-reverts", "1000000"]
         self.command = [sys.executable, "-c", SUPERVISED, sys.executable, "orchestrate.py", "run", *words]
+        self.environment = os.environ | {"TMPDIR": str(root / "tmp")}  # whose turns are not those of other runs here
+        (root / "tmp").mkdir()
         self.log = open(root / "night.log", "a+")  # noqa: SIM115  as long as this lives
         self.process: subprocess.Popen | None = None
         self.starts = 0
@@ -264,7 +266,12 @@ class Night:
         if self.process is None or self.process.poll() is not None:
             self.starts += 1
             self.process = subprocess.Popen(
-                self.command, cwd=self.root, stdout=self.log, stderr=self.log, start_new_session=True
+                self.command,
+                cwd=self.root,
+                env=self.environment,
+                stdout=self.log,
+                stderr=self.log,
+                start_new_session=True,
             )
         return self.process.pid
 
@@ -305,6 +312,8 @@ def kill_whole(root: Path, kills: int, seed: int, longest_s: float = 5.0) -> dic
     rows = check(workspace, before)
     assert len(rows) > known, f"it did not go on after the last kill: {night.said()[-2000:]}"
     assert not (workspace / "intent.json").exists(), "an experiment is still open"
+    folders = [path.name for path in (root / "tmp").iterdir() if not path.name.startswith("autokernel-turn-")]
+    assert len(folders) <= 1, f"temporary folders pile up: {folders}"
     left = [pid for pid in pids if _command_of(pid) and "autokernel" in _command_of(pid)]
     assert not left, f"processes were left behind: {[_command_of(pid) for pid in left]}"
     return {

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 
@@ -41,8 +42,9 @@ def test_kills_of_every_part_of_a_run(tmp_path):
     assert set(figures["kills"]) == set(kills.VICTIMS)
 
 
-def test_nothing_piles_up(tmp_path):
-    soak.check(soak.soak(tmp_path, experiments=50, every=10))
+def test_nothing_piles_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    soak.check(soak.soak(tmp_path / "clone", experiments=60, every=20))
 
 
 # What a supervised process does, by its turn (how many lines its file has), and what becomes of it: its status and turns.

@@ -28,6 +28,7 @@ START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 SCRATCH_NAME = "autokernel-judge-"
 SCRATCH_BYTES = 1 << 30
+KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC")
 # glibc: serve large blocks from the heap and keep them, or every call pays for the page faults of fresh memory.
 MALLOC = {
@@ -82,6 +83,7 @@ class WarmParent:
         self.size = min(memory_bytes() // 2, 32 << 30)
         self.inputs = Arena(self.size, writable_by_others=False)
         self.scratch, self.lock_fd = claim_scratch()
+        self.folders: list[Path] = []  # by source, the one used last at the end
         ours, theirs = socket.socketpair()
         environment = {k: os.environ[k] for k in PASSED_ON if k in os.environ}
         environment |= MALLOC | {
@@ -122,6 +124,15 @@ class WarmParent:
                 shutil.copytree(seeded, folder) if seeded.exists() else folder.mkdir()
         return folder
 
+    def folder(self, source: str) -> Path:
+        """Of what is compiled for a source. Those not used for long are removed: a night has many sources."""
+        folder = self.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
+        with self.lock:
+            self.folders = [other for other in self.folders if other != folder] + [folder]
+            while len(self.folders) > KEPT_FOLDERS:
+                remove(self.folders.pop(0))
+        return folder
+
     def seed_caches(self) -> None:
         """Let Triton build its own parts. Without a C compiler it cannot: then each kernel will say so."""
         y = Placed(TensorSpec((1,), torch.float32), 0).encode()
@@ -156,7 +167,7 @@ class WorkerProcess:
         readable = () if source else (KERNELS, PROBLEMS, ROOT / "reference.py")
         self.parent = parent
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
-        folder = parent.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
+        folder = parent.folder(source)
         self.binaries, caches = folder / "binaries", folder / "caches"
         for path in (self.binaries, caches):
             path.mkdir(parents=True, exist_ok=True)

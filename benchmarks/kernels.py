@@ -46,7 +46,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel.cli import add_device_argument, fail
 from autokernel.device import Device
 from autokernel.spec import kernel_types
-from autokernel.target import write_json
 from benchmarks import roofline, tables
 from benchmarks.contestants import Call, Row, contestants, input_sets, rows
 from benchmarks.rounds import ROUNDS, Batch, interleaved, sets_needed
@@ -103,7 +102,7 @@ def main() -> None:
                 break
             entry = measure(row, arguments, built)
             record[row.name] = entry | {"machine": machine | clock()}
-            write_json(path, record)
+            path.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in record.items()) + "\n}\n")
             print(summary(row, entry), flush=True)
     if len(ready) < len(chosen):
         print(f"not reached within {budget:.0f} s: {len(chosen) - len(ready)} of {len(chosen)} rows (--missing goes on)")

@@ -105,7 +105,7 @@ extern "C" int run(int dtype, int max, const void* x, void* y, int64_t outer, in
 }
 """
 
-_tunables = {name: globals()[name] for name in TUNABLES}
+_tunables = {"UNROLL": UNROLL, "COLUMNS": COLUMNS, "SPAN": SPAN, "PARALLEL_FROM": PARALLEL_FROM}
 _run = cpp_function(SOURCE, "run", "ii pp llll", **_tunables)
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import anthropic
 import pytest
@@ -15,9 +16,10 @@ from autokernel.agents.anthropic_api import ClaudeAgent, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.prompt import task_text
 from autokernel.agents.purse import Purse, Spent
-from autokernel.agents.tuner import Tuner, read_knobs, set_knob, structure
+from autokernel.agents.tuner import Tuner, read_knobs, scored, set_knob, structure
 from autokernel.experiments import STARTER
 from autokernel.gate import Judge
+from autokernel.gate.verdict import Correctness, Interval, Verdict
 from autokernel.ledger import GitLedger
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
@@ -82,6 +84,53 @@ def test_a_value_that_lost_clearly_is_not_tried_alone_again():
 
 def test_the_tuner_ends():
     assert len(tune(lambda knobs: 1.0, steps=100)) <= 1 + 8 + len(SPEC.starters("cpp"))
+
+
+def recorded_bench(speedup):
+    """A gate whose quick looks are known: speedup(knobs of the candidate, knobs of the incumbent). Counts them."""
+    looks = []
+
+    def examine(source, target, incumbent=None, quick=True):
+        looks.append(source)
+        value = speedup(read_knobs(source).current) / speedup(read_knobs(incumbent).current)
+        return Verdict("rmsnorm", "cpp", "cpu", Correctness.PASS, False, "", 1, speedup_vs_incumbent=Interval(0, value, 9))
+
+    return SimpleNamespace(examine=examine, profile=None, looks=looks)
+
+
+def test_the_search_looks_before_it_spends_and_ends_when_nothing_is_to_be_gained():
+    """Knobs that act only together: no single step helps, some settings do. Hundreds of settings, few experiments."""
+    knobbed = 'TUNABLES = {"A": [1, 2, 3, 4, 5, 6], "B": [1, 2, 3, 4, 5, 6]}\nA = 1\nB = 1\n'
+
+    def score(knobs: dict) -> float:
+        return 1 + 0.2 * min(knobs["A"], knobs["B"]) if "A" in knobs else 0.1  # a starter has other knobs, and loses
+
+    bench, tuner, trials, incumbent = recorded_bench(score), Tuner(), [Trial(FIRST.row, knobbed, "")], knobbed
+    while proposal := tuner.propose(replace(context(*trials, incumbent=incumbent), bench=bench)):
+        speedup = score(read_knobs(proposal.source).current) / score(read_knobs(incumbent).current)
+        row = replace(ROW, status="kept" if speedup > 1 else "reset", speedup_vs_incumbent=speedup, speedup_high=speedup)
+        trials.append(Trial(replace(row, description=proposal.hypothesis), proposal.source, ""))
+        incumbent = proposal.source if speedup > 1 else incumbent
+        assert len(trials) < 40
+    searched = [t.row for t in trials if "the search expects" in t.row.description]
+    assert searched and all(row.status == "kept" and "a quick look: " in row.description for row in searched)
+    assert score(read_knobs(incumbent).current) >= 1.6
+    assert len(searched) < len(bench.looks) <= 36
+
+
+def test_what_won_on_another_shape_is_tried_first():
+    won = set_knob(KNOBBED, "A", 8)
+    there = Trial(replace(ROW, target="another_shape", agent="tuner", status="kept"), won, "")
+    given = replace(context(Trial(FIRST.row, KNOBBED, ""), incumbent=KNOBBED), elsewhere=(there,))
+    proposal = Tuner().propose(given)
+    assert proposal.source == won and proposal.hypothesis == "A 2 -> 8: won on another_shape"
+    again = replace(given, trials=(*given.trials, trial(won)))
+    assert Tuner().propose(again).source != won
+
+
+def test_what_was_not_decided_says_nothing_of_a_setting():
+    undecided = Trial(replace(ROW, status="undecided", speedup_vs_incumbent=None), set_knob(KNOBBED, "A", 1), "")
+    assert scored([Trial(FIRST.row, KNOBBED, ""), undecided]) == scored([Trial(FIRST.row, KNOBBED, "")])
 
 
 def test_the_tuner_resumes_from_the_trials_alone():

@@ -260,8 +260,8 @@ def install(winner: Winner) -> Installed:
 
 
 def _is_to_be_left_alone(module: GraphModule) -> bool:
-    """Whether it holds an autograd.Function, a checkpoint, a hook: traced once more, it would lose them."""
-    methods = {"register_hook", "requires_grad_", "retain_grad"}
+    """Whether it holds an autograd.Function, a checkpoint, a hook, a number that changes: tracing would lose them."""
+    methods = {"register_hook", "requires_grad_", "retain_grad", "item"}
     return any(isinstance(n.target, HigherOrderOperator) or n.target in methods for n in module.graph.nodes)
 
 

@@ -55,7 +55,7 @@ def verify(
     Kernels that are slower than PyTorch by themselves are not tried.
     """
     started, speedups = time.perf_counter(), speedups or {}
-    trial = Trial(workloads_of(plan), tuple(winners), settings, say)
+    trial = Trial(Workload.from_json(plan.workload).parts, tuple(winners), settings, say)
     for winner in winners:
         if speedups.get(winner.target.name, math.inf) < 1:
             trial.leave_out(winner, "slower than PyTorch by itself")
@@ -90,10 +90,6 @@ def verify(
         known |= trial.final({over: staying for over, staying in stay.items() if staying})
     seconds = time.perf_counter() - started
     return Verification(plan.model, plan.device, passed, tuple(kernels), **known, spread=trial.spread, seconds=seconds)
-
-
-def workloads_of(plan: Plan) -> tuple[Weighted, ...]:
-    return ((Workload.from_json(plan.workload), 1.0),)
 
 
 class Trial:

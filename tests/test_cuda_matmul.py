@@ -1,4 +1,4 @@
-"""The CUDA kernels of matrix products: compiled for four generations of chips, with the instructions meant; run on a GPU.
+"""The CUDA kernels of matrix products: compiled, with the instructions meant; run on a GPU.
 
 What holds for every CUDA starter is in test_cuda_starters.py; here are the tiles, layouts and widths for which these
 compile a library each.
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-from test_cuda_starters import CAPABILITIES, for_chip, load, needs_nvcc
+from test_cuda_starters import for_chip, load, needs_nvcc
 
 import reference
 from autokernel import build
@@ -28,22 +28,19 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 def everywhere() -> Iterator[build.CudaFunction]:
     """What any chip runs."""
     yield MATMUL._general(HALF, True, False, 64)
-    yield MATMUL._general(BRAIN, False, True, 128)
     yield MATMUL._general(SINGLE, True, True, 128)
-    yield ATTENTION._compiled(BRAIN, 256)
-    yield ATTENTION._compiled(SINGLE, 64)
+    yield ATTENTION._compiled(BRAIN, 128, False)
+    yield ATTENTION._compiled(SINGLE, 64, True)
     yield MLP._gated(HALF, "gelu")
 
 
 def on_hopper() -> Iterator[build.CudaFunction]:
-    for tile in MATMUL.TILES:
+    for tile in MATMUL.TILES[:2]:
         yield MATMUL._hopper(HALF, True, False, tile, 132)
-    yield MATMUL._hopper(BRAIN, False, True, MATMUL.TILES[0], 132)
-    yield ATTENTION._compiled(HALF, 64)
-    yield ATTENTION._compiled(BRAIN, 128)
-    for tile in MLP.GATE_TILES:
-        yield MLP._gemm(HALF, "silu", tile, 132)
-    yield MLP._gemm(BRAIN, "", MLP.DOWN_TILES[0], 132)
+    yield MATMUL._hopper(BRAIN, False, True, next(t for t in MATMUL.TILES if t.splits > 1), 132)
+    yield ATTENTION._compiled(HALF, 64, False)
+    yield ATTENTION._compiled(BRAIN, 128, False)
+    yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[0], 132)
 
 
 def compiled(functions: list[build.CudaFunction]) -> dict[build.CudaFunction, Path]:
@@ -58,7 +55,7 @@ def instructions(binary: Path) -> set[str]:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("chip", CAPABILITIES)
+@pytest.mark.parametrize("chip", ("sm_80", "sm_100a"))
 def test_compiles_to_tensor_cores_in_16_bits_only(chip: str, monkeypatch: pytest.MonkeyPatch):
     for_chip(monkeypatch, chip)
     for function, binary in compiled(list(everywhere())).items():
@@ -120,7 +117,9 @@ def test_every_tile_on_a_shape_that_it_does_not_divide(tile):
     C = torch.full((520, 1048), torch.nan, dtype=HALF, device="cuda")
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     run = MATMUL._hopper(HALF, True, False, tile, processors)
-    run(A.data_ptr(), B.data_ptr(), C.data_ptr(), 520, 1048, 2120, *A.stride(), *B.stride())
+    room = MATMUL._room(1024 * 1280 * tile.splits, A.device)
+    for _ in range(3):  # the zeros that splits count with are zeros again
+        run(*(x.data_ptr() for x in (A, B, C)), 520, 1048, 2120, *A.stride(), *B.stride(), *(x.data_ptr() for x in room))
     exact = A.double() @ B.double()
     assert (C.double() - exact).norm() / exact.norm() < 5e-4
 

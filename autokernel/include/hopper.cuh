@@ -45,6 +45,21 @@ CUtensorMap tensor_map(const T* base, const int64_t (&sizes)[RANK], const int64_
     return map;
 }
 
+// Launch in clusters of `cluster` blocks along x, with shared memory beyond 48 KB and, if `early`, as launch_early() does.
+template <class... Parameters, class... Arguments>
+int launch(void (*kernel)(Parameters...), int blocks, int threads, int shared_bytes, int cluster, bool early, cudaStream_t stream,
+           Arguments... arguments) {
+    const auto allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (allowed != cudaSuccess) return allowed;
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim = {unsigned(cluster), 1, 1};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = early;
+    const cudaLaunchConfig_t config = {unsigned(blocks), unsigned(threads), size_t(shared_bytes), stream, attributes, 2};
+    return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
 #ifdef AK_HOPPER
 
 __device__ inline uint32_t shared_address(const void* pointer) {
@@ -114,6 +129,10 @@ struct Ring {
     uint32_t parity = 0;
     __device__ void advance() {
         if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    __device__ void skip(int stages) {
+        parity ^= (stage + stages) / STAGES & 1;
+        stage = (stage + stages) % STAGES;
     }
 };
 

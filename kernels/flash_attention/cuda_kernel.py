@@ -12,11 +12,12 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 
 KERNEL_TYPE = "flash_attention"
 BACKEND = "cuda"
-TUNABLES = {"TURNS": [0, 1], "STAGES_64": [2, 3, 4], "WARPGROUPS_64": [2, 3]}
+TUNABLES = {"TURNS": [0, 1], "EARLY": [0, 1], "STAGES_64": [2, 3, 4], "WARPGROUPS_64": [0, 2, 3]}
 
 TURNS = 1  # whether warpgroups take turns: one multiplies while another does its softmax
+EARLY = 1  # whether a launch may begin while the kernel ahead ends
 STAGES_64 = 2  # blocks of K and V in flight, for head_dim up to 64
-WARPGROUPS_64 = 3  # of 64 queries each, for head_dim up to 64
+WARPGROUPS_64 = 0  # of 64 queries each, for head_dim up to 64; 0: 3, for few queries 2
 LOG2_E = 1.4426950408889634
 
 SOURCE = r"""
@@ -253,6 +254,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
     extern __shared__ uint8_t raw[];
     auto& shared = *reinterpret_cast<Shared<C>*>(raw + (-shared_address(raw) & 1023));
     const int warpgroup = uniform(threadIdx.x / 128);
+    let_next_start();
     if (threadIdx.x == 0) {
         shared.q_full.init(1);
         for (int i = 0; i < C::STAGES; ++i) {
@@ -264,6 +266,7 @@ __global__ void __launch_bounds__(C::THREADS, 1)
         publish_barriers();
     }
     __syncthreads();
+    after_previous();
     const Work<C> work(shape, group);
     if (warpgroup == C::WARPGROUPS) {
         release_registers<C::WARPGROUPS == 2 ? 24 : 32>();
@@ -283,15 +286,12 @@ int launch_hopper(const Tensor& Q, const Tensor& K, const Tensor& V, const Tenso
         const int64_t sizes[] = {s.D, seq, heads, s.batch}, strides[] = {t.seq_stride, t.head_stride, t.batch_stride};
         return hopper::tensor_map<T, 4>((const T*)t.base, sizes, strides, {hopper::PANEL, rows, 1, 1});
     };
-    const auto allowed =
-        cudaFuncSetAttribute(hopper_attention<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::SHARED_BYTES);
-    if (allowed != cudaSuccess) return allowed;
     const int64_t head_bytes = int64_t(s.seq_k) * s.D * 4 * s.kv_heads / s.heads, l2_bytes = 24 << 20;
     const int all = s.batch * s.heads, group = max(1, int(min(int64_t(all), l2_bytes / max(head_bytes, int64_t(1)))));
-    hopper_attention<C><<<all * divide_up(s.seq_q, C::QUERIES), C::THREADS, C::SHARED_BYTES, stream>>>(
-        map(Q, s.heads, s.seq_q, 64), map(K, s.kv_heads, s.seq_k, KEYS), map(V, s.kv_heads, s.seq_k, KEYS),
-        map(out, s.heads, s.seq_q, 64), s, group);
-    return cudaGetLastError();
+    const int blocks = all * divide_up(s.seq_q, C::QUERIES);
+    return hopper::launch(hopper_attention<C>, blocks, C::THREADS, C::SHARED_BYTES, 1, EARLY, stream,
+                          map(Q, s.heads, s.seq_q, 64), map(K, s.kv_heads, s.seq_k, KEYS),
+                          map(V, s.kv_heads, s.seq_k, KEYS), map(out, s.heads, s.seq_q, 64), s, group);
 }
 
 bool fits_hopper(const Tensor& t) {
@@ -511,14 +511,13 @@ extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, int mask
 }
 """
 
-_tunables = {"TURNS": TURNS, "STAGES_64": STAGES_64, "WARPGROUPS_64": WARPGROUPS_64}
-
 
 @cache
-def _compiled(dtype: torch.dtype, width: int) -> CudaFunction:
-    """width: that of the kernels' rows, at least head_dim."""
+def _compiled(dtype: torch.dtype, width: int, few: bool) -> CudaFunction:
+    """width: that of rows, at least head_dim. few: queries, of which blocks of 192 would be hard to balance."""
     signature = "ppppp i iiiiii i f llll llll llll llll"
-    return cuda_function(SOURCE, "run", signature, DTYPE=DTYPE_CODE[dtype], WIDTH=width, **_tunables)
+    knobs = {"TURNS": TURNS, "EARLY": EARLY, "STAGES_64": STAGES_64, "WARPGROUPS_64": WARPGROUPS_64 or (2 if few else 3)}
+    return cuda_function(SOURCE, "run", signature, DTYPE=DTYPE_CODE[dtype], WIDTH=width, **knobs)
 
 
 def kernel_fn(
@@ -543,5 +542,6 @@ def kernel_fn(
     tensors = (Q.data_ptr(), K.data_ptr(), V.data_ptr(), out.data_ptr(), mask_at)
     strides = (*Q.stride(), *K.stride(), *V.stride(), *mask_strides)
     width = 64 if D <= 64 else 128 if D <= 128 else 256
-    _compiled(Q.dtype, width)(*tensors, mask_kind, B, H, kv_heads, seq_q, seq_k, D, causal, scale, *strides)
+    few = width == 64 and seq_q <= 1536
+    _compiled(Q.dtype, width, few)(*tensors, mask_kind, B, H, kv_heads, seq_q, seq_k, D, causal, scale, *strides)
     return out

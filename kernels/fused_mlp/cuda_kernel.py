@@ -3,7 +3,7 @@
 What TMA cannot read, fp32 and other GPUs take the library's three GEMMs around one kernel for act(gate) * up.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import torch
@@ -12,12 +12,14 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 
 KERNEL_TYPE = "fused_mlp"
 BACKEND = "cuda"
-TUNABLES = {"GATE_TILE": [-1, 0, 1, 2], "DOWN_TILE": [-1, 0, 1, 2, 3], "GATE_GROUP": [2, 4, 8, 16], "DOWN_GROUP": [2, 4, 8]}
+TUNABLES = {"GATE_TILE": [-1, 0, 1, 2], "DOWN_TILE": [-1, 0, 1, 2], "GATE_GROUP": [2, 4, 8, 16], "DOWN_GROUP": [2, 4, 8]}
+TUNABLES |= {"EARLY": [0, 1]}
 
 GATE_TILE = -1  # of GATE_TILES; -1: the one that should take least time
 DOWN_TILE = -1  # of DOWN_TILES
 GATE_GROUP = 8  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
 DOWN_GROUP = 4
+EARLY = 1  # whether a launch may begin while the kernel ahead ends
 ACTIVATIONS = ("silu", "gelu", "relu2")
 
 
@@ -26,18 +28,13 @@ class Tile:
     m: int  # rows of x of a thread block
     n: int  # rows of weights, for gate and up together
     stages: int  # steps along K in flight
+    turns: bool  # whether two warpgroups take turns, a tile each; else they share each
     cluster: int  # blocks that share a tile of weights
-    splits: int  # parts of K
     efficiency: float  # of the tensor cores, next to the first's
 
 
-GATE_TILES = (Tile(128, 256, 4, 2, 1, 1.0), Tile(128, 128, 5, 1, 1, 0.8), Tile(64, 128, 6, 1, 1, 0.5))
-DOWN_TILES = (
-    Tile(128, 256, 4, 2, 1, 1.0),
-    Tile(128, 128, 5, 1, 1, 0.8),
-    Tile(64, 64, 8, 1, 1, 0.4),
-    Tile(128, 256, 4, 2, 4, 0.85),
-)
+GATE_TILES = (Tile(128, 256, 4, False, 2, 1.0), Tile(128, 128, 6, True, 2, 1.0), Tile(64, 128, 6, True, 1, 0.5))
+DOWN_TILES = (Tile(128, 256, 4, False, 2, 1.0), Tile(128, 128, 6, True, 2, 1.0), Tile(64, 64, 8, True, 1, 0.4))
 
 ACTIVATION_SOURCE = r"""
 #include <autokernel.cuh>
@@ -58,8 +55,9 @@ GEMM_SOURCE = r"""
 extern "C" int run(const void* x, const void* w, const void* w_up, void* y, int M, int N, int K, int64_t x_row,
                    int64_t w_row, cudaStream_t stream) {
     using T = std::conditional_t<DTYPE == 1, f16, bf16>;
-    using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_CLUSTER, true, true, GATE, TILE_SPLITS>;
-    return hopper::launch_gemm<G>(x, w, w_up, y, {M, N, K, GROUP, true}, x_row, w_row, PROCESSORS, stream);
+    using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, 1, true, true, GATE>;
+    const hopper::Problem problem = {M, N, K, GROUP, nullptr, nullptr, true};
+    return hopper::launch_gemm<G>(x, w, w_up, y, problem, x_row, w_row, PROCESSORS, EARLY, stream);
 }
 """
 
@@ -97,17 +95,9 @@ def _gemm(dtype: torch.dtype, activation: str, tile: Tile, processors: int) -> C
     """One library a tile: each takes seconds to compile. activation: "" for the product that goes down."""
     gate, group = ("Activation", GATE_GROUP) if activation else ("void", DOWN_GROUP)
     choice = {"DTYPE": DTYPE_CODE[dtype], "GATE": gate, "ACTIVATION": ACTIVATIONS.index(activation or "silu")}
-    shape = {"TILE_M": tile.m, "TILE_N": tile.n, "TILE_STAGES": tile.stages, "TILE_CLUSTER": tile.cluster}
-    return cuda_function(
-        ACTIVATION_SOURCE + GEMM_SOURCE,
-        "run",
-        "pppp iii ll",
-        **choice,
-        **shape,
-        TILE_SPLITS=tile.splits,
-        GROUP=group,
-        PROCESSORS=processors,
-    )
+    names = {f"TILE_{name.upper()}": int(value) for name, value in asdict(tile).items() if name != "efficiency"}
+    launch = {"GROUP": group, "EARLY": EARLY, "PROCESSORS": processors}
+    return cuda_function(ACTIVATION_SOURCE + GEMM_SOURCE, "run", "pppp iii ll", **choice, **names, **launch)
 
 
 @cache
@@ -115,15 +105,14 @@ def _gated(dtype: torch.dtype, activation: str) -> CudaFunction:
     return cuda_function(GATED_SOURCE, "run", "ppl", DTYPE=DTYPE_CODE[dtype], ACTIVATION=ACTIVATIONS.index(activation))
 
 
-def _fastest(tiles: tuple[Tile, ...], M: int, N: int, K: int, processors: int) -> Tile:
+def _fastest(tiles: tuple[Tile, ...], M: int, N: int, processors: int) -> Tile:
     """By waves of clusters, times the work of one."""
 
     def time(tile: Tile) -> float:
         clusters = -(-M // (tile.m * tile.cluster)) * -(-N // tile.n)
-        waves = -(-clusters // (processors // (tile.cluster * tile.splits)))
-        return waves * tile.m * tile.n / tile.splits / tile.efficiency
+        return -(-clusters // (processors // tile.cluster)) * tile.m * tile.n / tile.efficiency
 
-    return min((tile for tile in tiles if tile.splits == 1 or K >= 2048), key=time)
+    return min(tiles, key=time)
 
 
 @cache
@@ -135,8 +124,8 @@ def _products(
     if properties.major != 9:
         return None
     count = properties.multi_processor_count
-    up = _fastest(GATE_TILES, M, 2 * hidden, dim, count) if GATE_TILE < 0 else GATE_TILES[GATE_TILE]
-    down = _fastest(DOWN_TILES, M, dim, hidden, count) if DOWN_TILE < 0 else DOWN_TILES[DOWN_TILE]
+    up = _fastest(GATE_TILES, M, 2 * hidden, count) if GATE_TILE < 0 else GATE_TILES[GATE_TILE]
+    down = _fastest(DOWN_TILES, M, dim, count) if DOWN_TILE < 0 else DOWN_TILES[DOWN_TILE]
     return _gemm(dtype, activation, up, count), _gemm(dtype, "", down, count)
 
 

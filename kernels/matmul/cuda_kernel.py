@@ -3,7 +3,8 @@
 fp32 is multiplied in fp32 (FFMA), not in TF32.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 import torch
@@ -13,20 +14,20 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 KERNEL_TYPE = "matmul"
 BACKEND = "cuda"
 TUNABLES = {
-    "BLOCK_M": [0, 64, 128, 192],
-    "BLOCK_N": [0, 64, 128, 256],
+    "BLOCK_M": [0, 64, 128, 256],
+    "BLOCK_N": [0, 64, 128, 192, 256],
     "STAGES": [0, 3, 4, 5, 6],
     "CLUSTER": [0, 1, 2],
-    "SPLITS": [0, 1, 2, 4],
     "GROUP": [2, 4, 8, 16],
+    "EARLY": [0, 1],
 }
 
 BLOCK_M = 0  # of a thread block's tile on Hopper; here and below, 0: the best of TILES for the shape
 BLOCK_N = 0
 STAGES = 0  # steps along K in flight
 CLUSTER = 0  # blocks that share a tile of B
-SPLITS = 0  # parts of K
 GROUP = 4  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
+EARLY = 1  # whether a launch may begin while the kernel ahead ends
 
 
 @dataclass(frozen=True)
@@ -34,36 +35,40 @@ class Tile:
     m: int
     n: int
     stages: int
+    turns: bool  # whether two warpgroups take turns, a tile each; else they share each
     cluster: int
-    splits: int
+    splits: int  # parts of K
     efficiency: float  # of the tensor cores, next to the first's
 
     def time(self, M: int, N: int, processors: int) -> float:
         """Waves of clusters, times the work of one."""
-        clusters = -(-M // (self.m * self.cluster)) * -(-N // self.n)
-        waves = -(-clusters // (processors // (self.cluster * self.splits)))
-        return waves * self.m * self.n / self.splits / self.efficiency
+        clusters, resident = -(-M // (self.m * self.cluster)) * -(-N // self.n) * self.splits, processors // self.cluster
+        if self.splits > 1 and clusters > resident:  # they wait for each other
+            return math.inf
+        return -(-clusters // resident) * self.m * self.n / self.splits / self.efficiency
 
 
 TILES = (
-    Tile(128, 256, 4, 2, 1, 1.0),
-    Tile(128, 128, 5, 1, 1, 0.8),
-    Tile(64, 64, 8, 1, 1, 0.4),
-    Tile(128, 256, 4, 2, 4, 0.85),
+    Tile(128, 256, 4, False, 2, 1, 1.0),
+    Tile(128, 128, 6, True, 2, 1, 1.0),
+    Tile(128, 64, 8, True, 1, 1, 0.6),
+    Tile(64, 64, 8, True, 1, 1, 0.4),
+    Tile(128, 256, 4, False, 2, 4, 0.8),
+    Tile(128, 256, 4, False, 2, 2, 0.8),
 )
 
-SIGNATURE = "ppp iii llll"
+SIGNATURE = "ppp iii llll pp"
 
 HOPPER_SOURCE = r"""
 #include <hopper_gemm.cuh>
 
 using T = std::conditional_t<DTYPE == 1, f16, bf16>;
-using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_CLUSTER, A_K, B_K, void, TILE_SPLITS>;
+using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, TILE_SPLITS, A_K, B_K>;
 
 extern "C" int run(const void* A, const void* B, void* C, int M, int N, int K, int64_t a_m, int64_t a_k, int64_t b_k,
-                   int64_t b_n, cudaStream_t stream) {
-    const int64_t lda = A_K ? a_m : a_k, ldb = B_K ? b_n : b_k;
-    return hopper::launch_gemm<G>(A, B, nullptr, C, {M, N, K, GROUP, true}, lda, ldb, PROCESSORS, stream);
+                   int64_t b_n, void* sums, void* ready, cudaStream_t stream) {
+    const hopper::Problem problem = {M, N, K, GROUP, (float4*)sums, (unsigned*)ready, true};
+    return hopper::launch_gemm<G>(A, B, nullptr, C, problem, A_K ? a_m : a_k, B_K ? b_n : b_k, PROCESSORS, EARLY, stream);
 }
 """
 
@@ -120,7 +125,7 @@ __global__ void __launch_bounds__(128)
 }
 
 extern "C" int run(const void* A_base, const void* B_base, void* C, int M, int N, int K, int64_t a_m, int64_t a_k,
-                   int64_t b_k, int64_t b_n, cudaStream_t stream) {
+                   int64_t b_k, int64_t b_n, void*, void*, cudaStream_t stream) {
     const Matrix A = {A_base, a_m, a_k}, B = {B_base, b_n, b_k};
     matmul<<<divide_up(M, BLOCK) * divide_up(N, BLOCK), 128, 0, stream>>>(A, B, (T*)C, M, N, K, A.in_vectors(A_K),
                                                                           B.in_vectors(B_K));
@@ -198,27 +203,10 @@ extern "C" int run(const void* A, const void* B, void* C, int M, int N, int K, i
 
 @cache
 def _hopper(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, tile: Tile, processors: int) -> CudaFunction:
-    layout = {
-        "DTYPE": DTYPE_CODE[dtype],
-        "A_K": int(a_along_k),
-        "B_K": int(b_along_k),
-        "GROUP": GROUP,
-    }
-    shape = {
-        "TILE_M": tile.m,
-        "TILE_N": tile.n,
-        "TILE_STAGES": tile.stages,
-        "TILE_CLUSTER": tile.cluster,
-    }
-    return cuda_function(
-        HOPPER_SOURCE,
-        "run",
-        SIGNATURE,
-        **layout,
-        **shape,
-        TILE_SPLITS=tile.splits,
-        PROCESSORS=processors,
-    )
+    layout = {"DTYPE": DTYPE_CODE[dtype], "A_K": int(a_along_k), "B_K": int(b_along_k)}
+    names = {f"TILE_{name.upper()}": int(value) for name, value in asdict(tile).items() if name != "efficiency"}
+    launch = {"GROUP": GROUP, "EARLY": EARLY, "PROCESSORS": processors}
+    return cuda_function(HOPPER_SOURCE, "run", SIGNATURE, **layout, **names, **launch)
 
 
 @cache
@@ -232,33 +220,39 @@ def _general(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, block: int) -
 def _tile(M: int, N: int, K: int, processors: int) -> Tile:
     tiles = [t for t in TILES if t.splits == 1 or K >= 2048]
     best = min(tiles, key=lambda tile: tile.time(M, N, processors))
-    fixed = {
-        "m": BLOCK_M,
-        "n": BLOCK_N,
-        "stages": STAGES,
-        "cluster": CLUSTER,
-        "splits": SPLITS,
-    }
+    fixed = {"m": BLOCK_M, "n": BLOCK_N, "stages": STAGES, "cluster": CLUSTER}
     return replace(best, **{name: value for name, value in fixed.items() if value})
 
 
 @cache
 def _function(
-    dtype: torch.dtype,
-    M: int,
-    N: int,
-    K: int,
-    along_k: tuple[bool, bool],
-    tma: bool,
-    device: int,
-) -> CudaFunction:
-    """The library for this call: one for each tile, layout and dtype, for each takes seconds to compile."""
+    dtype: torch.dtype, M: int, N: int, K: int, along_k: tuple[bool, bool], tma: bool, device: int
+) -> tuple[CudaFunction, int]:
+    """The library for this call, and the numbers that it needs room for: one for each tile, layout and dtype, for each
+    takes seconds to compile."""
     properties = torch.cuda.get_device_properties(device)
     processors = properties.multi_processor_count
     if tma and properties.major == 9:
-        return _hopper(dtype, *along_k, _tile(M, N, K, processors), processors)
+        tile = _tile(M, N, K, processors)
+        rows, columns = -(-M // (tile.m * tile.cluster)) * tile.m * tile.cluster, -(-N // tile.n) * tile.n
+        return _hopper(dtype, *along_k, tile, processors), rows * columns * tile.splits if tile.splits > 1 else 0
     small = 32 if dtype == torch.float32 else 64
-    return _general(dtype, *along_k, 128 if processors <= -(-M // 128) * -(-N // 128) else small)
+    return _general(dtype, *along_k, 128 if processors <= -(-M // 128) * -(-N // 128) else small), 0
+
+
+def _zeros(device: torch.device, stream: int) -> torch.Tensor:
+    return torch.zeros(1024, dtype=torch.int32, device=device)
+
+
+_kept_zeros = cache(_zeros)
+
+
+def _room(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """For the sums of splits, and zeros which the kernel leaves as zeros: one for each stream, for they may run at the same
+    time; and one for each call that is captured, for its graph may run on any stream."""
+    zeros = _zeros if torch.cuda.is_current_stream_capturing() else _kept_zeros
+    ready = zeros(device, torch.cuda.current_stream(device).cuda_stream)
+    return torch.empty(count, dtype=torch.float32, device=device), ready
 
 
 def _fits_tma(matrix: torch.Tensor, along: int) -> bool:
@@ -274,6 +268,9 @@ def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     C = torch.empty((M, N), dtype=A.dtype, device=A.device)
     a_along_k, b_along_k = A.stride(1) == 1, B.stride(1) != 1
     tma = _fits_tma(A, a_along_k) and _fits_tma(B, not b_along_k)
-    run = _function(A.dtype, M, N, K, (a_along_k, b_along_k), tma, A.device.index)
-    run(A.data_ptr(), B.data_ptr(), C.data_ptr(), M, N, K, *A.stride(), *B.stride())
+    run, count = _function(A.dtype, M, N, K, (a_along_k, b_along_k), tma, A.device.index)
+    held = _room(count, A.device) if count else ()
+    room = [tensor.data_ptr() for tensor in held] or (None, None)
+    pointers = (A.data_ptr(), B.data_ptr(), C.data_ptr())
+    run(*pointers, M, N, K, *A.stride(), *B.stride(), *room)
     return C

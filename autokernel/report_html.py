@@ -26,7 +26,8 @@ h1, h2, h3 { line-height: 1.25 } h2 { margin-top: 2.5rem; border-bottom: 1px sol
 pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: 13px; line-height: 1.4 }
 table { border-collapse: collapse; width: 100%; font-size: 13px } td, th { padding: .25rem .5rem; text-align: left;
 border-bottom: 1px solid #d1d9e0; vertical-align: top } td.n { text-align: right; white-space: nowrap }
-summary { cursor: pointer } td pre { white-space: pre-wrap } svg { max-width: 100%; height: auto } svg text { font-size: 11px; fill: #59636e }
+summary { cursor: pointer } td pre { white-space: pre-wrap }
+svg { max-width: 100%; height: auto } svg text { font-size: 11px; fill: #59636e }
 .add { color: #1a7f37 } .del { color: #cf222e } .chip { color: white; border-radius: 3px; padding: 0 .35rem }
 input { font: inherit; padding: .25rem .5rem; width: 24rem; max-width: 100% }
 """

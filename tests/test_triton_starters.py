@@ -20,12 +20,12 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import reference
+from autokernel.gate.inputs import fill_inputs
 from autokernel.spec import KERNELS, TensorSpec, import_file, load_spec
 
 pytest.importorskip("triton")
 
 STARTERS = {str(p.relative_to(KERNELS)): p for p in sorted(KERNELS.glob("*/triton_*.py"))}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def kernel_type(starter: str) -> str:
@@ -309,6 +309,13 @@ def multiply_bfloat16_as_float32():
     InterpreterBuilder.create_dot = in_float32
 
 
+def cases_of_spec(name):
+    """What a type has by itself, where nothing is said of it above."""
+    spec = load_spec(name)
+    all_dims = (spec.smoke, *spec.edges)
+    return {str(dims): lambda dt, dims=dims: fill_inputs(spec, spec.case(dims, dt), 0) for dims in all_dims}
+
+
 def interpret_all(starters):
     """{starter: {"seconds": s, "checks": n, "failures": [...]}}"""
     report = {}
@@ -316,8 +323,8 @@ def interpret_all(starters):
         start, failures, checks = time.perf_counter(), [], 0
         kernel_fn = import_file(STARTERS[starter], starter.replace("/", "_")).kernel_fn
         name = kernel_type(starter)
-        for case, make in CASES[name].items():
-            for dtype in DTYPES:
+        for case, make in (CASES.get(name) or cases_of_spec(name)).items():
+            for dtype in load_spec(name).dtypes:
                 torch.manual_seed(0)
                 wrong = check(name, kernel_fn, make(dtype), dtype)
                 checks += 1
@@ -353,6 +360,8 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.uint8: "*u8",
     torch.int64: "*i64",
     torch.bool: "*i1",
 }
@@ -426,8 +435,9 @@ def test_compiles(starter, target, launches):
     """The sizes that are timed on a GPU compile, for a Hopper GPU without spilled registers."""
     spec = load_spec(kernel_type(starter))
     kernel_fn = import_file(STARTERS[starter], starter.replace("/", "_")).kernel_fn
+    dtype = torch.float16 if torch.float16 in spec.dtypes else spec.dtypes[0]
     for dims in spec.timing["cuda"] if target == "sm_90" else spec.timing["cuda"][:1]:
-        kernel_fn(**without_data(spec.case(dims, torch.float16).args))
+        kernel_fn(**without_data(spec.case(dims, dtype).args))
     assert launches
     for launch in launches:
         compiled = compile_launch(launch, TARGETS[target])

@@ -72,9 +72,8 @@ class Batch:
         """On a GPU, where it can be done: make the calls one graph."""
         if self.kind == "cpu":
             return
-        graph = torch.cuda.CUDAGraph()
+        self.graph, graph = None, torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        gc.collect()
         gc.disable()  # a graph that is collected during a capture ends it
         try:
             with torch.cuda.graph(graph):

@@ -36,7 +36,7 @@ struct alignas(16) Vector {
     T at[LANES<T>];
 };
 
-__host__ __device__ inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 __device__ inline float to_float(float x) { return x; }
@@ -88,24 +88,14 @@ __device__ inline void keep_packed(Vector<T> (&vectors)[COUNT]) {
     }
 }
 
-// Launch with a cluster of `cluster` blocks along x, and, with `early`, before the kernel ahead on the stream has ended: once
-// all of its blocks have called let_next_start(). Such a kernel calls after_previous() before it reads what that one wrote.
-// Both are ignored before sm_90.
+// Launch before the kernel ahead on the stream has ended: once all of its blocks have called let_next_start(). Such a kernel
+// calls after_previous() before it reads what that one wrote. Before sm_90 all three do nothing special.
 template <class... Parameters, class... Arguments>
-inline int launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, int cluster,
-                  bool early, Arguments... arguments) {
-    cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config = {grid, block, shared_bytes, stream, attributes, 0};
-#if AK_ARCH >= 900
-    if (cluster > 1) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[config.numAttrs++].val.clusterDim = {unsigned(cluster), 1, 1};
-    }
-    if (early) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-#endif
+inline int launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, Arguments... arguments) {
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    const cudaLaunchConfig_t config = {grid, block, 0, stream, &early, AK_ARCH >= 900};
     return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
@@ -118,4 +108,11 @@ __device__ inline void after_previous() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
 #endif
+}
+
+inline int attribute(cudaDeviceAttr which) {  // of the current device
+    int device = 0, value = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, which, device);
+    return value;
 }

@@ -5,18 +5,29 @@
 #ifndef STREAMING
 #define STREAMING 0  // 1: loads leave the caches to others, 2: stores do, 3: both
 #endif
+// One access of 16 bytes, said outright: of a struct, and where parts of it may be written too, the compiler makes several.
 template <class T>
 __device__ inline Vector<T> read_once(const Vector<T>* p) {
-    if constexpr (STREAMING & 1) {
-        Vector<T> v;
-        reinterpret_cast<uint4&>(v) = __ldcs(reinterpret_cast<const uint4*>(p));
-        return v;
-    } else return *p;
+    const auto from = reinterpret_cast<const uint4*>(p);
+    const uint4 bits = STREAMING & 1 ? __ldcs(from) : *from;
+    return reinterpret_cast<const Vector<T>&>(bits);
 }
 template <class T>
 __device__ inline void write_once(Vector<T>* p, const Vector<T>& v) {
-    if constexpr (STREAMING & 2) __stcs(reinterpret_cast<uint4*>(p), reinterpret_cast<const uint4&>(v));
-    else *p = v;
+    const uint4 b = reinterpret_cast<const uint4&>(v);
+    if constexpr (STREAMING & 2) __stcs(reinterpret_cast<uint4*>(p), b);
+    else asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w) : "memory");
+}
+// Start to copy a vector into shared memory; this thread may read it there when its copies_arrived().
+template <class T>
+__device__ inline void copy_async(Vector<T>* to, const Vector<T>* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+__device__ inline void end_batch_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Wait for all batches of copies but the last `but`.
+template <int but>
+__device__ inline void copies_arrived() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(but) : "memory");
 }
 
 template <class T>
@@ -40,13 +51,15 @@ __device__ inline void load_batch(Vector<T> (&vectors)[COUNT], const Vector<T>* 
 }
 
 // A row of N elements as the whole vectors in which it lies, so that with PEEL a row may start and end at any element: odd
-// widths, slices. Its first and last vector, which it shares with its neighbours, are then read and written by element.
+// widths, slices. The first and the last vector, which it shares with its neighbours, are read at once where they lie within
+// a tensor that is given, and else by element. Without PEEL there are no neighbours.
 template <class T, bool PEEL = true>
 struct Row {
     const Vector<T>* base;
     int first, end;  // elements of the vectors from which and up to which they are the row's
+    const void *from, *to;  // the tensor
 
-    __device__ Row(const T* x, int N) {
+    __device__ Row(const T* x, int N, const T* from = nullptr, const T* to = nullptr) : from(from), to(to) {
         first = PEEL ? int(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T)) : 0;
         base = reinterpret_cast<const Vector<T>*>(x - first);
         end = first + N;
@@ -54,11 +67,21 @@ struct Row {
     __device__ int vectors() const { return (end + LANES<T> - 1) / LANES<T>; }
     __device__ bool whole(int v) const { return (!PEEL || v * LANES<T> >= first) && (v + 1) * LANES<T> <= end; }
     __device__ bool has(int v, int e) const { return v * LANES<T> + e >= first && v * LANES<T> + e < end; }
+    __device__ bool readable(int v) const { return whole(v) || (v < vectors() && base + v >= from && base + v + 1 <= to); }
+
+    // `values`, read from vector v, with `fill` where they are not the row's.
+    __device__ Vector<T> masked(int v, Vector<T> values, float fill) const {
+        if (!whole(v)) {
+#pragma unroll
+            for (int e = 0; e < LANES<T>; ++e) values.at[e] = has(v, e) ? values.at[e] : from_float<T>(fill);
+        }
+        return values;
+    }
 
     // Vector v; `fill` where it is not the row's.
     __device__ Vector<T> load(int v, float fill) const {
         if constexpr (!PEEL) return v < vectors() ? read_once(base + v) : filled<T>(fill);
-        if (whole(v)) return read_once(base + v);
+        if (readable(v)) return masked(v, read_once(base + v), fill);
         Vector<T> values = filled<T>(fill);
 #pragma unroll
         for (int e = 0; e < LANES<T>; ++e)
@@ -130,102 +153,47 @@ __device__ inline float row_sum(float value, int threads, float* scratch) {
     return values[0];
 }
 
-// Part of a row's softmax: its peak, and the sum of exp(value - peak), or with BASE2 of exp2(value - peak).
-template <bool BASE2>
-struct PartOf {
-    float peak, total;
+// Part of a row's softmax: its peak, and the sum of exp(value - peak).
+struct Part {
+    float peak = -INFINITY, total = 0;
 
     // What to subtract instead of the peak: nothing, where there is only -Inf as yet.
     __device__ float base() const { return peak == -INFINITY ? 0 : peak; }
-    __device__ float total_from(float base) const {
-        return total * (BASE2 ? fast_exp2(peak - base) : fast_exp(peak - base));
-    }
-    static __device__ PartOf none() { return {-INFINITY, 0}; }
-    static __device__ PartOf join(PartOf a, PartOf b) {
-        PartOf all = {fmaxf(a.peak, b.peak), 0};
-        all.total = a.total_from(all.base()) + b.total_from(all.base());
-        return all;
+    __device__ float total_from(float base) const { return total * fast_exp(peak - base); }
+    __device__ void join(const Part& other) {
+        const Part all = {fmaxf(peak, other.peak), 0};
+        total = total_from(all.base()) + other.total_from(all.base());
+        peak = all.peak;
     }
 };
 
-template <class Part>
-__device__ inline Part shuffle_part(Part part, int threads = 32) {
+__device__ inline Part shuffle_part(const Part& part, int threads = 32) {
     const Part all = {shuffle_max(part.peak, threads), 0};
     return {all.peak, shuffle_sum(part.total_from(all.base()), threads)};
 }
 
-// The blocks of a cluster that has the row between them; 1 block before sm_90.
-struct Cluster {
-    int rank = 0, blocks = 1;
-
-    __device__ Cluster() {
-#if __CUDA_ARCH__ >= 900
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-#endif
-    }
-    __device__ void arrive() const {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-    }
-    __device__ void wait() const {
-#if __CUDA_ARCH__ >= 900
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-    }
-    // Write to the shared memory of another block, where this block has `to`.
-    template <class Part>
-    __device__ void tell(int other, Part* to, Part part) const {
-#if __CUDA_ARCH__ >= 900
-        uint32_t there;
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(uint32_t(__cvta_generic_to_shared(to))), "r"(other));
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(part.peak), "f"(part.total) : "memory");
-#endif
-    }
-};
-constexpr int MAX_CLUSTER = AK_ARCH >= 900 ? 8 : 1;
-
-// Join the parts of a row that one block, or each block of a cluster, has. Blocks of a cluster have called arrive() before.
-template <bool CLUSTER, class Part>
-__device__ inline Part row_part(Part part, int threads, Part* scratch, const Cluster& cluster = {}) {
+__device__ inline Part row_part(Part part, int threads, Part* scratch) {
     part = shuffle_part(part, threads);
     if (threads <= 32) return part;
     const int warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if constexpr (CLUSTER) {
-        cluster.wait();  // every block has started: its shared memory is there
-        if (lane < cluster.blocks) cluster.tell(lane, scratch + cluster.rank * MAX_WARPS + warp, part);
-        cluster.arrive();
-        cluster.wait();
-        part = Part::none();
-        for (int block = 0; block < cluster.blocks; ++block)
-            part = Part::join(part, lane < warps ? scratch[block * MAX_WARPS + lane] : Part::none());
-    } else {
-        if (lane == 0) scratch[warp] = part;
-        __syncthreads();
-        part = lane < warps ? scratch[warp / warps * warps + lane] : Part::none();
-    }
-    return shuffle_part(part);
+    if (lane == 0) scratch[warp] = part;
+    __syncthreads();
+    return shuffle_part(lane < warps ? scratch[warp / warps * warps + lane] : Part{});
 }
 
-// How rows of N elements are shared out: `threads` a row in each of `blocks` blocks, `rows` rows a block.
+// How rows of N elements are shared out: `threads` a row, `rows` rows a block. threads is 0 where a row is too long.
 struct Layout {
-    int threads, rows, blocks;
+    int threads, rows;
 
-    // Each thread is to hold up to `vectors` vectors. Rows that need more than `most` threads are given more blocks;
-    // threads is 0 where a row is too long for all that there are. With `peel`, rows may start at any element.
+    // Each thread is to hold up to `vectors` vectors, a block to have about `block` threads, at most `most`. With `peel`,
+    // rows may start at any element.
     template <class T>
-    static Layout of(int64_t N, int vectors, int block, int most = 1024, int most_blocks = 1, bool peel = false) {
+    static Layout of(int64_t N, int vectors, int block, int most, bool peel = false) {
         const int64_t lanes = LANES<T>, needed = divide_up(divide_up(N + (peel ? lanes - 1 : 0), lanes), vectors);
-        if (needed > 32) {
-            int blocks = 1;
-            while (blocks * most < needed && blocks < most_blocks) blocks *= 2;
-            const int64_t threads = divide_up(divide_up(needed, blocks), 32) * 32;
-            if (threads > most) return {0, 0, 0};
-            return {int(threads), threads < block && blocks == 1 ? int(block / threads) : 1, blocks};
-        }
+        if (needed > most) return {0, 0};
         int threads = 1;
-        while (threads < needed) threads *= 2;
-        return {threads, block / threads, 1};
+        while (threads < needed && threads < 32) threads *= 2;
+        if (needed > 32) threads = divide_up(needed, 32) * 32;
+        return {threads, threads < block ? block / threads : 1};
     }
 };

@@ -12,14 +12,12 @@ KERNEL_TYPE = "cross_entropy"
 BACKEND = "cuda"
 TUNABLES = {"BLOCK": [128, 256, 512, 1024], "UNROLL": [1, 2, 4, 8], "STREAMING": [0, 1]}
 
-BLOCK = 512  # threads
+BLOCK = 256  # threads
 UNROLL = 4  # vectors of 16 bytes that a thread takes at a time
 STREAMING = 0  # 1: loads leave the caches to others
 
 SOURCE = r"""
 #include <rows.cuh>
-
-using Part = PartOf<true>;  // of logits times log2(e)
 
 template <class T>
 __device__ float highest(const Vector<T> (&vectors)[UNROLL]) {  // passes over NaN
@@ -40,13 +38,13 @@ __device__ float highest(const Vector<T> (&vectors)[UNROLL]) {  // passes over N
 
 template <class T>
 __device__ void add(Part& part, const Vector<T> (&vectors)[UNROLL]) {
-    const Part with = {fmaxf(part.peak, highest(vectors) * LOG2_E), 0};
+    const Part with = {fmaxf(part.peak, highest(vectors)), 0};
     const float base = with.base();
     float totals[LANES<T>] = {part.total_from(base)}, v[LANES<T>];
 #pragma unroll
     for (int i = 0; i < UNROLL; ++i) {
         unpack(vectors[i], v);
-        for (int e = 0; e < LANES<T>; ++e) totals[e] += fast_exp2(fmaf(v[e], LOG2_E, -base));
+        for (int e = 0; e < LANES<T>; ++e) totals[e] += fast_exp(v[e] - base);
     }
     part = with;
     for (float total : totals) part.total += total;
@@ -70,7 +68,7 @@ __global__ void __launch_bounds__(BLOCK)
     const float chosen = target >= 0 && target < V ? to_float(logits[target]) : NAN;
     const Row<T> row(logits, V);
     const int first = row.first != 0, last = row.end / LANES<T>;  // of the vectors that are the row's alone
-    Part part = Part::none();
+    Part part;
     for (int start = first + threadIdx.x; start < last; start += UNROLL * BLOCK) {
         Vector<T> vectors[UNROLL];
         load_batch(vectors, row.base, start, BLOCK, last, -INFINITY);
@@ -83,8 +81,8 @@ __global__ void __launch_bounds__(BLOCK)
         vectors[0] = row.load(edge, -INFINITY);
         add(part, vectors);
     }
-    part = row_part<false>(part, BLOCK, scratch);
-    if (threadIdx.x == 0) out[blockIdx.x] = {(log2f(part.total) + fmaf(-chosen, LOG2_E, part.peak)) / LOG2_E, 1};
+    part = row_part(part, BLOCK, scratch);
+    if (threadIdx.x == 0) out[blockIdx.x] = {logf(part.total) + (part.peak - chosen), 1};
 }
 
 constexpr int MEAN_BLOCK = 1024;
@@ -107,7 +105,7 @@ template <class T>
 int cross_entropy(const T* logits, const int64_t* targets, Loss* partial, T* out, int64_t M, int64_t V, int64_t stride,
                   int64_t ignored, cudaStream_t stream) {
     losses<T><<<M, BLOCK, 0, stream>>>(logits, targets, partial, V, stride, ignored);
-    return launch(mean<T>, 1, MEAN_BLOCK, 0, stream, 1, true, partial, out, M);
+    return launch_early(mean<T>, 1, MEAN_BLOCK, stream, partial, out, M);
 }
 
 extern "C" int run(int dtype, const void* logits, const int64_t* targets, Loss* partial, void* out, int64_t M, int64_t V,

@@ -1,4 +1,7 @@
-"""LayerNorm in CUDA C++: rows held in registers between mean, variance and scaling, so x is read once."""
+"""LayerNorm in CUDA C++: rows held in registers between mean, variance and scaling, so x is read once.
+
+A block takes several rows in turn: it has the weights already, and asks for the next row while it is at work on one.
+"""
 
 import torch
 
@@ -6,11 +9,18 @@ from autokernel.build import DTYPE_CODE, cuda_function
 
 KERNEL_TYPE = "layernorm"
 BACKEND = "cuda"
-TUNABLES = {"VECTORS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512], "EARLY": [0, 1], "STREAMING": [0, 1, 2, 3]}
+TUNABLES = {
+    "VECTORS": [1, 2, 4, 8],
+    "BLOCK": [64, 128, 256, 512],
+    "RESIDENT": [512, 768, 1024, 2048],
+    "HOLD": [0, 1],
+    "STREAMING": [0, 1, 2, 3],
+}
 
 VECTORS = 4  # of 16 bytes, that a thread holds
 BLOCK = 128  # threads; narrower rows share a block
-EARLY = 1  # ask for the weights before the sum is known
+RESIDENT = 768  # threads of a multiprocessor, which take rows in turns
+HOLD = 0  # the weights in registers; else they are read from L1 for each row
 STREAMING = 0  # 1: loads leave the caches to others, 2: stores do, 3: both
 
 SOURCE = r"""
@@ -43,50 +53,51 @@ struct Scaling {
 template <class T>
 __global__ void __launch_bounds__(LARGEST)
     held(const T* x, const T* weight, const T* bias, T* y, int64_t M, int N, int64_t stride, float eps, int threads) {
-    __shared__ float scratch[3][MAX_WARPS];
-    const int lane = threadIdx.x % threads;
-    const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
-    const auto from = reinterpret_cast<const Vector<T>*>(x + min(m, M - 1) * stride);
-    const int count = N / LANES<T>;
-    Vector<T> values[VECTORS], weights[VECTORS], biases[VECTORS];
-    load_batch(values, from, lane, threads, count, 0);
-    const auto of = [count](const T* w, int at) { return reinterpret_cast<const Vector<T>*>(w)[min(at, count - 1)]; };
-    if constexpr (EARLY) {
+    __shared__ float scratch[2][3][MAX_WARPS];
+    const int lane = threadIdx.x % threads, count = N / LANES<T>, rows = blockDim.x / threads;
+    const int64_t step = int64_t(gridDim.x) * rows;
+    const auto vector = [&](auto* p, int i) { return (Vector<T>*)p + min(lane + i * threads, count - 1); };
+    const auto ask = [&](Vector<T>(&to)[VECTORS], int64_t m) {
+        load_batch(to, (const Vector<T>*)(x + min(m, M - 1) * stride), lane, threads, count, 0);
+    };
+    int64_t m = int64_t(blockIdx.x) * rows + threadIdx.x / threads;
+    Vector<T> values[VECTORS], next[VECTORS], weights[VECTORS], biases[VECTORS];
+    ask(values, m);
+    if constexpr (HOLD) {
+#pragma unroll
+        for (int i = 0; i < VECTORS; ++i) weights[i] = *vector(weight, i), biases[i] = *vector(bias, i);
+    }
+    int turn = 0;
+    for (int64_t first = int64_t(blockIdx.x) * rows; first < M; first += step, m += step, turn ^= 1) {
+        if (first + step < M) ask(next, m + step);  // while this row is at work
+        float sum = 0, v[LANES<T>], w[LANES<T>], b[LANES<T>];
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            weights[i] = of(weight, lane + i * threads);
-            biases[i] = of(bias, lane + i * threads);
+            unpack(values[i], v);
+            for (float a : v) sum += a;
         }
-    }
-    float sum = 0, v[LANES<T>], w[LANES<T>], b[LANES<T>];
+        if constexpr (sizeof(T) == 2) keep_packed(values);
+        const float guess = row_sum(sum, threads, scratch[turn][0]) / N;
+        Moments part;
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], v);
-        for (float a : v) sum += a;
-    }
-    if constexpr (sizeof(T) == 2) keep_packed(values);
-    if constexpr (EARLY) keep_packed(weights), keep_packed(biases);
-    const float guess = row_sum(sum, threads, scratch[0]) / N;
-    Moments part;
+        for (int i = 0; i < VECTORS; ++i) {
+            unpack(values[i], v);
+            if (lane + i * threads < count)
+                for (float a : v) part.add(a - guess);
+        }
+        if constexpr (sizeof(T) == 2) keep_packed(values);
+        const Scaling scaling(part, guess, N, eps, threads, scratch[turn] + 1);
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], v);
-        if (lane + i * threads < count)
-            for (float a : v) part.add(a - guess);
-    }
-    if constexpr (sizeof(T) == 2) keep_packed(values);
-    const Scaling scaling(part, guess, N, eps, threads, scratch + 1);
-    if (m >= M) return;
-    const auto to = reinterpret_cast<Vector<T>*>(y + m * N);
+        for (int i = 0; i < VECTORS; ++i) {
+            unpack(values[i], v);
+            if constexpr (!HOLD) weights[i] = *vector(weight, i), biases[i] = *vector(bias, i);
+            unpack(weights[i], w);
+            unpack(biases[i], b);
+            for (int e = 0; e < LANES<T>; ++e) v[e] = scaling(v[e]) * w[e] + b[e];
+            if (m < M && lane + i * threads < count) write_once(vector(y + m * N, i), pack<T>(v));
+        }
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], v);
-        if constexpr (!EARLY) weights[i] = of(weight, lane + i * threads);
-        unpack(weights[i], w);
-        if constexpr (!EARLY) biases[i] = of(bias, lane + i * threads);
-        unpack(biases[i], b);
-        for (int e = 0; e < LANES<T>; ++e) v[e] = scaling(v[e]) * w[e] + b[e];
-        if (lane + i * threads < count) write_once(to + lane + i * threads, pack<T>(v));
+        for (int i = 0; i < VECTORS; ++i) values[i] = next[i];
     }
 }
 
@@ -121,12 +132,14 @@ __global__ void __launch_bounds__(1024)
 template <class T>
 int layernorm(const T* x, const T* weight, const T* bias, T* y, int64_t M, int64_t N, int64_t stride, float eps,
               cudaStream_t stream) {
-    const auto [threads, rows, _] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST);
+    const auto [threads, rows] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST);
     const bool whole = aligned(x) && aligned(weight) && aligned(bias) && N % LANES<T> == 0 && stride % LANES<T> == 0;
     const int wide = N < 1024 ? divide_up(N, 32) * 32 : 1024;
-    const int block = threads * rows;
-    if (threads && whole) held<<<divide_up(M, rows), block, 0, stream>>>(x, weight, bias, y, M, N, stride, eps, threads);
-    else looped<<<M, wide, 0, stream>>>(x, weight, bias, y, N, stride, eps);
+    if (threads && whole) {  // each block takes equally many rows, so that all end together
+        const int block = threads * rows, resident = attribute(cudaDevAttrMultiProcessorCount) * max(RESIDENT / block, 1);
+        const int64_t turns = divide_up(M, int64_t(rows) * resident), blocks = divide_up(M, rows * turns);
+        held<<<blocks, block, 0, stream>>>(x, weight, bias, y, M, N, stride, eps, threads);
+    } else looped<<<M, wide, 0, stream>>>(x, weight, bias, y, N, stride, eps);
     return cudaGetLastError();
 }
 
@@ -137,7 +150,9 @@ extern "C" int run(int dtype, const void* x, const void* weight, const void* bia
 }
 """
 
-_run = cuda_function(SOURCE, "run", "i pppp lll f", VECTORS=VECTORS, BLOCK=BLOCK, EARLY=EARLY, STREAMING=STREAMING)
+_run = cuda_function(
+    SOURCE, "run", "i pppp lll f", VECTORS=VECTORS, BLOCK=BLOCK, RESIDENT=RESIDENT, HOLD=HOLD, STREAMING=STREAMING
+)
 
 
 def kernel_fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:

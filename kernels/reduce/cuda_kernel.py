@@ -21,9 +21,9 @@ TUNABLES = {
 }
 
 BLOCK = 128  # threads; narrower rows share a block
-UNROLL = 8  # vectors of 16 bytes that a thread takes at a time
+UNROLL = 4  # vectors of 16 bytes that a thread takes at a time, while it asks for as many
 ALONG = 8  # threads along dim, where dim is not contiguous
-WAVES = 2  # blocks a multiprocessor, below which dim is cut into parts
+WAVES = 4  # blocks a multiprocessor, below which dim is cut into parts
 STREAMING = 0  # 1: loads leave the caches to others
 ACROSS = 32  # threads beside each other, where dim is not contiguous
 LARGEST_BLOCK = 512
@@ -67,17 +67,21 @@ __global__ void __launch_bounds__(LARGEST_BLOCK)
     const int lane = threadIdx.x % threads, first = row.first != 0, last = row.end / LANES<T>;  // of whole vectors
     float results[LANES<T>], v[LANES<T>];
     for (float& result : results) result = join.EMPTY;
-    for (int start = first + lane; start < last; start += UNROLL * threads) {
-        Vector<T> vectors[UNROLL];
-        load_batch(vectors, row.base, start, threads, last, join.EMPTY);
+    Vector<T> vectors[UNROLL], ahead[UNROLL];
+    const auto ask = [&](Vector<T>(&to)[UNROLL], int at) { load_batch(to, row.base, at, threads, last, join.EMPTY); };
+    int at = first + lane;
+    if (at < last) ask(vectors, at);
+    for (const int step = UNROLL * threads; at < last; at += step) {
+        if (at + step < last) ask(ahead, at + step);  // while these are at work
 #pragma unroll
         for (int i = 0; i < UNROLL; ++i) {
             unpack(vectors[i], v);
             for (int e = 0; e < LANES<T>; ++e) results[e] = join(results[e], v[e]);
+            vectors[i] = ahead[i];
         }
     }
     for (int edge = 0; edge < 2; ++edge) {  // vectors that are shared with neighbours
-        const int at = edge ? last : 0;
+        at = edge ? last : 0;
         if (lane != edge % threads || row.whole(at) || (edge && last == 0)) continue;
         unpack(row.load(at, join.EMPTY), v);
         for (int e = 0; e < LANES<T>; ++e) results[e] = join(results[e], v[e]);
@@ -111,7 +115,7 @@ __global__ void __launch_bounds__(ACROSS* ALONG) lanes(const T* x, Output<T> y, 
     for (float& result : results) result = join.EMPTY;
     if (lane < lanes) {
         x += outer * stride_outer + lane * stride_lane;
-#pragma unroll 4
+#pragma unroll 8
         for (int64_t n = blockIdx.y * part + threadIdx.y; n < end; n += ALONG) {
             const Some some = *reinterpret_cast<const Some*>(x + n * stride_n);
             for (int e = 0; e < WIDTH; ++e) results[e] = join(results[e], to_float(some.at[e]));
@@ -147,7 +151,7 @@ int reduce(const T* x, T* y, float* partial, const Shape& s, int parts, cudaStre
     const int64_t count = s.outer * s.lanes;
     if (s.stride_n == 1 && (s.lanes == 1 || s.outer == 1)) {
         const int64_t stride = s.lanes == 1 ? s.stride_outer : s.stride_lane;
-        auto [threads, shared, _] = Layout::of<T>(part, UNROLL, BLOCK, LARGEST_BLOCK);
+        auto [threads, shared] = Layout::of<T>(part, 2 * UNROLL, BLOCK, LARGEST_BLOCK);
         if (!threads) threads = LARGEST_BLOCK, shared = 1;
         const dim3 grid(divide_up(count, shared), parts);
         rows<T, MAX><<<grid, threads * shared, 0, stream>>>(x, out, count, s.N, stride, part, threads);

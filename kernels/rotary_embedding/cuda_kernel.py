@@ -14,7 +14,7 @@ TUNABLES = {"HEADS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512], "STREAMING": [0
 
 HEADS = 4  # that a thread takes
 BLOCK = 256  # threads
-STREAMING = 0  # 1: loads leave the caches to others, 2: stores do, 3: both
+STREAMING = 2  # 1: loads leave the caches to others, 2: stores do, 3: both
 
 SOURCE = r"""
 #include <rows.cuh>

@@ -1,5 +1,5 @@
-"""Softmax in CUDA C++: rows held in registers, long ones by a cluster of blocks; other dims, and rows beyond that, in two
-passes, the second of them from L2."""
+"""Softmax in CUDA C++: rows held in registers, long ones in shared memory, into which they are copied while the first of them
+is at work; other dims in two passes, the second of them from L2."""
 
 import math
 
@@ -13,90 +13,115 @@ TUNABLES = {
     "VECTORS": [1, 2, 4, 8],
     "BLOCK": [64, 128, 256, 512],
     "MOST": [128, 256, 512],
-    "KEEP": [0, 1],
+    "STAGED": [256, 512, 768, 1024],
+    "BATCH": [1, 2, 4],
     "STREAMING": [0, 1, 2, 3],
 }
 
 VECTORS = 4  # of 16 bytes, that a thread holds
 BLOCK = 128  # threads; narrower rows share a block
-MOST = 512  # threads of a block, where a row can have more blocks
+MOST = 512  # threads that hold a row in registers
+STAGED = 512  # threads of a longer row
+BATCH = 2  # vectors of a longer row that a thread takes at a time
 STREAMING = 0  # 1: loads leave the caches to others, 2: stores do, 3: both
-KEEP = 1  # exponentials, where they are few; else they are computed again when they are written
 
 SOURCE = r"""
 #include <rows.cuh>
 
-using Part = PartOf<false>;
-constexpr int LARGEST = AK_ARCH >= 900 ? MOST : 1024;
-
-template <class T, bool CLUSTER, bool PEEL>
-__global__ void __launch_bounds__(LARGEST) held(const T* x, T* y, int64_t M, int N, int64_t stride, int threads) {
-    constexpr bool KEPT = KEEP && VECTORS * LANES<T> <= 32;
-    __shared__ Part scratch[MAX_WARPS * (CLUSTER ? MAX_CLUSTER : 1)];
-    const Cluster cluster;
-    if constexpr (CLUSTER) cluster.arrive();
-    const int step = CLUSTER ? cluster.blocks * threads : threads;
-    const int lane = CLUSTER ? cluster.rank * threads + threadIdx.x : threadIdx.x % threads;
-    const int64_t first = CLUSTER ? blockIdx.x / cluster.blocks : int64_t(blockIdx.x) * (blockDim.x / threads);
-    const int64_t m = first + threadIdx.x / threads;
-    const Row<T, PEEL> row(x + min(m, M - 1) * stride, N);
+template <class T, bool PEEL>
+__global__ void __launch_bounds__(MOST) held(const T* x, T* y, int64_t M, int N, int64_t stride, int threads) {
+    __shared__ Part scratch[MAX_WARPS];
+    const int lane = threadIdx.x % threads;
+    const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
+    const Row<T, PEEL> row(x + min(m, M - 1) * stride, N, x, x + (M - 1) * stride + N);
     Vector<T> values[VECTORS];
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) values[i] = row.load(lane + i * step, -INFINITY);
-    Part part = Part::none();
-    float v[LANES<T>], powers[KEPT ? VECTORS : 1][LANES<T>];
+    for (int i = 0; i < VECTORS; ++i) values[i] = row.load(lane + i * threads, -INFINITY);
+    Part part;
+    float powers[VECTORS][LANES<T>];
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], v);
-        for (float a : v) part.peak = fmaxf(part.peak, a);
+        unpack(values[i], powers[i]);
+        for (float v : powers[i]) part.peak = fmaxf(part.peak, v);
     }
     const float own = part.base();
-    if constexpr (!KEPT) keep_packed(values);
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], v);
-        for (int e = 0; e < LANES<T>; ++e) part.total += (powers[KEPT ? i : 0][e] = fast_exp(v[e] - own));
-    }
-    if constexpr (!KEPT) keep_packed(values);
-    const Part all = row_part<CLUSTER>(part, threads, scratch, cluster);
-    const float scale = (KEPT ? fast_exp(own - all.base()) : 1) / all.total;
+    for (int i = 0; i < VECTORS; ++i)
+        for (float& v : powers[i]) part.total += v = fast_exp(v - own);
+    const Part all = row_part(part, threads, scratch);
+    const float scale = fast_exp(own - all.base()) / all.total;
     if (m >= M) return;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        if constexpr (!KEPT) unpack(values[i], v);
-        for (int e = 0; e < LANES<T>; ++e) v[e] = scale * (KEPT ? powers[KEPT ? i : 0][e] : fast_exp(v[e] - all.base()));
-        row.store(y + m * N, lane + i * step, pack<T>(v));
+        for (float& v : powers[i]) v *= scale;
+        row.store(y + m * N, lane + i * threads, pack<T>(powers[i]));
     }
 }
 
-// Add `values` to a part.
-template <int COUNT>
-__device__ void add(Part& part, const float (&values)[COUNT]) {
+// Add values to a part.
+template <int COUNT, int LENGTH>
+__device__ void add(Part& part, const float (&values)[COUNT][LENGTH]) {
     Part with = part;
-    for (float v : values) with.peak = fmaxf(with.peak, v);
-    with.total = part.total_from(with.base());
-    for (float v : values) with.total += fast_exp(v - with.base());
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        for (float v : values[i]) with.peak = fmaxf(with.peak, v);
+    const float base = with.base();
+    with.total = part.total_from(base);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        float sum = 0;
+        for (float v : values[i]) sum += fast_exp(v - base);
+        with.total += sum;
+    }
     part = with;
 }
 
-template <class T>
-__global__ void __launch_bounds__(1024) looped(const T* x, T* y, int N, int64_t stride) {
+constexpr int MOST_BATCHES = divide_up(divide_up(228 * 1024, 16 * STAGED), BATCH);
+
+// A thread's `batches` batches of vectors are copied into its own places in shared memory, and taken as they arrive; what
+// there is no room for is read twice.
+template <class T, bool PEEL>
+__global__ void __launch_bounds__(STAGED) staged(const T* x, T* y, int N, int64_t stride, int batches) {
+    extern __shared__ uint4 shared[];
     __shared__ Part scratch[MAX_WARPS];
-    const Row<T> row(x + blockIdx.x * stride, N);
-    Part part = Part::none();
-    float v[LANES<T>];
-#pragma unroll 2
-    for (int i = threadIdx.x; i < row.vectors(); i += blockDim.x) {
-        unpack(row.load(i, -INFINITY), v);
-        add(part, v);
+    const Row<T, PEEL> row(x + blockIdx.x * stride, N, x, x + (gridDim.x - 1) * stride + N);
+    const int count = row.vectors();
+    Vector<T>* const own = reinterpret_cast<Vector<T>*>(shared) + threadIdx.x;
+    const int slots = min(batches * BATCH, int(divide_up(count - int(threadIdx.x), STAGED)));
+#pragma unroll 1
+    for (int first = 0; first < MOST_BATCHES * BATCH; first += BATCH) {
+        for (int i = first; i < min(first + BATCH, slots); ++i) {
+            const int v = threadIdx.x + i * STAGED;
+            if (row.readable(v)) copy_async(own + i * STAGED, row.base + v);
+            else own[i * STAGED] = row.load(v, -INFINITY);
+        }
+        end_batch_of_copies();
     }
-    part = row_part<false>(part, blockDim.x, scratch);
+    Part part;
+    float values[BATCH][LANES<T>];
+#pragma unroll 1
+    for (int first = 0; first < slots; first += BATCH) {
+        copies_arrived<MOST_BATCHES - 1>();  // one more than before, for each turn ends a batch of none
+        end_batch_of_copies();
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            unpack(row.masked(threadIdx.x + (first + i) * STAGED, own[(first + i) * STAGED], -INFINITY), values[i]);
+        add(part, values);
+    }
+    for (int v = threadIdx.x + slots * STAGED; v < count; v += STAGED) {
+        unpack(row.load(v, -INFINITY), values[0]);
+        add<1>(part, reinterpret_cast<float(&)[1][LANES<T>]>(values));
+    }
+    part = row_part(part, STAGED, scratch);
     const float base = part.base(), scale = 1 / part.total;
-    for (int i = threadIdx.x; i < row.vectors(); i += blockDim.x) {
-        unpack(row.load(i, -INFINITY), v);
-        for (float& a : v) a = fast_exp(a - base) * scale;
-        row.store(y + int64_t(blockIdx.x) * N, i, pack<T>(v));
-    }
+    const auto finish = [&](int v, const Vector<T>& vector) {
+        unpack(vector, values[0]);
+        for (float& a : values[0]) a = fast_exp(a - base) * scale;
+        row.store(y + int64_t(blockIdx.x) * N, v, pack<T>(values[0]));
+    };
+#pragma unroll 2
+    for (int i = 0; i < slots; ++i) finish(threadIdx.x + i * STAGED, own[i * STAGED]);
+    for (int v = threadIdx.x + slots * STAGED; v < count; v += STAGED) finish(v, row.load(v, -INFINITY));
 }
 
 struct Strides {
@@ -113,16 +138,16 @@ __global__ void __launch_bounds__(ACROSS* ALONG)
     const int64_t lane = blockIdx.x % blocks * ACROSS + threadIdx.x;
     x += outer * from.outer + min(lane, lanes - 1) * from.lane;
     y += outer * to.outer + lane * to.lane;
-    Part part = Part::none();
+    Part part;
 #pragma unroll 4
     for (int64_t n = threadIdx.y; n < N; n += ALONG) {
-        const float v[] = {to_float(x[n * from.n])};
+        const float v[1][1] = {{to_float(x[n * from.n])}};
         add(part, v);
     }
     scratch[threadIdx.y][threadIdx.x] = part;
     __syncthreads();
-    Part all = Part::none();
-    for (int i = 0; i < ALONG; ++i) all = Part::join(all, scratch[i][threadIdx.x]);
+    Part all;
+    for (int i = 0; i < ALONG; ++i) all.join(scratch[i][threadIdx.x]);
     if (lane >= lanes) return;
     const float base = all.base(), scale = 1 / all.total;
 #pragma unroll 4
@@ -132,13 +157,16 @@ __global__ void __launch_bounds__(ACROSS* ALONG)
 
 template <class T, bool PEEL>
 int rows(const T* x, T* y, int64_t M, int64_t N, int64_t stride, cudaStream_t stream) {
-    const auto [threads, rows, blocks] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST, MAX_CLUSTER, PEEL);
-    if constexpr (MAX_CLUSTER > 1) {
-        auto kernel = held<T, true, PEEL>;
-        if (blocks > 1) return launch(kernel, M * blocks, threads, 0, stream, blocks, false, x, y, M, N, stride, threads);
+    const auto [threads, rows] = Layout::of<T>(N, VECTORS, BLOCK, MOST, PEEL);
+    if (threads) held<T, PEEL><<<divide_up(M, rows), threads * rows, 0, stream>>>(x, y, M, N, stride, threads);
+    else {
+        const int room = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - MAX_WARPS * sizeof(Part);
+        const int batch_bytes = BATCH * STAGED * 16, wanted = divide_up(N * sizeof(T) + 15, batch_bytes);
+        const int batches = wanted * batch_bytes <= room ? wanted : room / batch_bytes, bytes = batches * batch_bytes;
+        cudaFuncSetAttribute(staged<T, PEEL>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        cudaFuncSetAttribute(staged<T, PEEL>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+        staged<T, PEEL><<<M, STAGED, bytes, stream>>>(x, y, N, stride, batches);
     }
-    if (threads) held<T, false, PEEL><<<divide_up(M, rows), threads * rows, 0, stream>>>(x, y, M, N, stride, threads);
-    else looped<T><<<M, 1024, 0, stream>>>(x, y, N, stride);
     return cudaGetLastError();
 }
 
@@ -158,7 +186,7 @@ extern "C" int run_strided(int dtype, const void* x, void* y, int64_t outer, int
 }
 """
 
-_tunables = {"VECTORS": VECTORS, "BLOCK": BLOCK, "MOST": MOST, "KEEP": KEEP, "STREAMING": STREAMING}
+_tunables = {"VECTORS": VECTORS, "BLOCK": BLOCK, "MOST": MOST, "STAGED": STAGED, "BATCH": BATCH, "STREAMING": STREAMING}
 _run_rows = cuda_function(SOURCE, "run_rows", "i pp lll", **_tunables)
 _run_strided = cuda_function(SOURCE, "run_strided", "i pp lll lll lll", **_tunables)
 

@@ -22,9 +22,9 @@ def op_of(kernel_type: str, overload: str = "default") -> torch._ops.OpOverload:
     return getattr(register(f"test_{kernel_type}", load_spec(kernel_type), kernel, "cpu"), overload)
 
 
-def arguments_of(kernel_type: str, requires_grad: bool = False) -> list:
+def arguments_of(kernel_type: str, requires_grad: bool = False, dtype: torch.dtype = torch.float32) -> list:
     spec = load_spec(kernel_type)
-    filled = fill_inputs(spec, spec.case(spec.smoke, torch.float32), seed=0)
+    filled = fill_inputs(spec, spec.case(spec.smoke, dtype), seed=0)
     op = op_of(kernel_type)
     values = [filled.get(a.name, a.default_value if a.has_default_value() else None) for a in op._schema.arguments]
     return [v.requires_grad_() if requires_grad and is_number(v) else v for v in values]
@@ -53,6 +53,25 @@ def test_forward_and_gradients_are_the_originals(kernel_type: str) -> None:
     torch.testing.assert_close(op_of(kernel_type)(*arguments), original(spec, *arguments), atol=1e-4, rtol=1e-4)
     expected = gradients(lambda *a: original(spec, *a), arguments)
     torch.testing.assert_close(gradients(op_of(kernel_type), arguments), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_gradients_in_half_precision_are_the_originals_own(kernel_type: str, dtype: torch.dtype) -> None:
+    """The backward pass computes the original's again: what the kernel rounds differently does not reach it."""
+    arguments, spec = arguments_of(kernel_type, requires_grad=True, dtype=dtype), load_spec(kernel_type)
+    expected = gradients(lambda *a: original(spec, *a), arguments)
+    torch.testing.assert_close(gradients(op_of(kernel_type), arguments), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_gradients_are_those_of_the_function(kernel_type: str) -> None:
+    """By finite differences in float64, which the starters do not take: the oracle stands in for a kernel."""
+    spec = load_spec(kernel_type)
+    op = register(f"test_float64_{kernel_type}", spec, spec.oracle, "cpu")
+    drawn = arguments_of(kernel_type)
+    inputs = [a.double().detach().requires_grad_() if is_number(a) else a for a in drawn]
+    assert torch.autograd.gradcheck(op, inputs, fast_mode=True)
 
 
 def test_defaults_are_the_oracles_whatever_the_kernels_are() -> None:

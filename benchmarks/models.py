@@ -1,0 +1,279 @@
+"""Whole models with kernels in them: what is found and replaced, and how fast the model is beside every torch.compile.
+
+Usage:   python benchmarks/models.py                        (all, on the GPU if there is one; some three minutes there)
+         python benchmarks/models.py --device cpu bert gpt2
+Reads:   kernels/<type>/<backend>_kernel.py: the starters, as a run begins with them
+Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)
+
+Every model has a process of its own. Models are compiled side by side, and timed one at a time while the others wait. A
+kernel stays where the model is faster with it, by leave-one-out; what remains is measured on data that decided nothing.
+Intervals (95 %) are over rounds in one process, which has a bias of its own: `python verify.py` takes several.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from threading import BrokenBarrierError
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from autokernel.backend import Winner
+from autokernel.device import Device
+from autokernel.extraction import make_plan
+from autokernel.gate.statistics import ratio_interval
+from autokernel.gate.verdict import Interval
+from autokernel.profiler import profile_workload
+from autokernel.spec import load_spec
+from autokernel.table import print_table
+from autokernel.target import Plan, encode, write_json
+from autokernel.verification.parity import compare, exact_model
+from autokernel.verification.record import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
+from autokernel.verification.sides import Pass, Side, Sides
+from autokernel.workload import Workload
+
+HERE = Path(__file__).resolve().parent
+HF_LLAMA = {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
+HF_QWEN3 = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 32000,
+}
+MODELS = {  # of the GPU in float16; a CPU runs in float32 those that suit it
+    "compact-llama": Workload(input_shape=(1, 512)),
+        model_args={"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 100},
+        input_shape=(1, 256),
+    ),
+    "llama-7b-4-layers": Workload(class_name="Llama7B", model_args={"n_layers": 4}, input_shape=(1, 2048)),
+    "gpt2": Workload("models/gpt2.py", "GPT2", input_shape=(1, 512)),
+    "bert": Workload("models/bert.py", "Bert", input_shape=(8, 128)),
+    "hf-llama": Workload("transformers", "LlamaForCausalLM", HF_LLAMA, (1, 1024)),
+    "hf-qwen3": Workload("transformers", "Qwen3ForCausalLM", HF_QWEN3, (1, 1024)),
+}
+CPU_MODELS = ("compact-llama", "gpt2", "bert")
+CONFIDENCE, WARMUP = 0.95, 3
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the processes of all models share: when to wait for each other, and for how long in all."""
+
+    quiet: Any  # held by the one that measures
+    built: tuple[Any, Any]  # passed when all have compiled the trials; what is measured in the end
+    seconds: float  # of each measurement
+    ends: tuple[float, float]  # time() at which whoever waits for that goes on
+
+    def wait(self, number: int) -> None:
+        try:
+            self.built[number].wait(max(self.ends[number] - time.time(), 0.1))
+        except BrokenBarrierError:
+            print("goes on before the others are ready", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (%(default)s)")
+    parser.add_argument(
+        "--patience", type=float, nargs=2, default=(3600, 7200), help="s from the start: trials, what remains are compiled"
+    )
+    parser.add_argument("--no-max-autotune", action="store_true", help="without it: it compiles for minutes")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.models) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    names = arguments.models or (list(MODELS) if arguments.device != "cpu" else CPU_MODELS)
+    path = HERE / f"models-{arguments.device.split(':')[0]}.json"
+    context = get_context("spawn")
+    ends = tuple(time.time() + s for s in arguments.patience)
+    barriers = tuple(context.Barrier(len(names)) for _ in ends)
+    stage = Stage(context.Lock(), barriers, arguments.seconds, ends)
+    results = context.Queue()
+    dtype = "float32" if arguments.device == "cpu" else "float16"
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max((os.cpu_count() or 2) // len(names), 1)))
+    modes = [EAGER, INDUCTOR, *([GRAPHS] if arguments.device != "cpu" else [])]
+    children = []
+    for name in names:
+        workload = Workload(**vars(MODELS[name]) | {"dtype": dtype, "device": arguments.device})
+        last = [] if arguments.no_max_autotune else [AUTOTUNED]
+        children.append(context.Process(target=child, args=(name, workload, modes, last, stage, results)))
+        children[-1].start()
+    record = json.loads(path.read_text()) if path.exists() else {}
+    while any(c.is_alive() for c in children) or not results.empty():
+        if not results.empty():
+            name, entry = results.get()
+            command = f"python benchmarks/models.py {' '.join(sys.argv[1:])}".strip()
+            record[name] = entry | {"command": command, "date": f"{date.today()}"}
+            write_json(path, record)
+            report(name, entry)
+        time.sleep(0.1)
+    raise SystemExit(any(c.exitcode for c in children))
+
+
+def report(name: str, entry: Mapping[str, Any]) -> None:
+    print_table(
+        f"\n{name}: {entry['workload']}, sites",
+        ("operation", "% of time", "calls", "µs a call", "replaced over"),
+        [
+            (s["name"], f"{s['share']:.1%}", f"{s['calls']:g}", f"{s['us']:.1f}", ", ".join(s["used"]))
+            for s in entry["sites"]
+        ],
+    )
+    print_table(
+        f"{name}: a pass of the model",
+        ("way to run it", "ms", "MB", "first call, s", *entry["baselines"]),
+        [
+            (
+                side,
+                f"{f['ms']:.3f}",
+                f"{f['peak_mb'] or 0:.0f}",
+                f"{f['first_call_s']:.1f}",
+                *(str(Interval(**f["speedups"][b])) if b in f["speedups"] else "" for b in entry["baselines"]),
+            )
+            for side, f in entry["sides"].items()
+        ],
+    )
+    for parity in entry["parity"]:
+        print(name, parity)
+    print("", flush=True)
+
+
+# --- in the process of one model -------------------------------------------------------------------------------------
+
+
+def child(name: str, workload: Workload, modes: list[str], last: list[str], stage: Stage, results: Any) -> None:
+    def say(line: str) -> None:
+        print(f"[{time.strftime('%X')}] {name}: {line}", flush=True)
+
+    with torch.no_grad():
+        results.put((name, measure(workload, modes, last, stage, say)))
+
+
+def measure(
+    workload: Workload, modes: list[str], last: list[str], stage: Stage, say: Callable[[str], None]
+) -> dict[str, Any]:
+    profile = profile_workload(workload, 2, 5, baseline="eager")
+    plan = make_plan(profile, top=99)
+    winners = tuple(winners_of(plan))
+    say(f"{profile.latency_us / 1e3:.2f} ms a pass; targets: {', '.join(w.target.name for w in winners)}")
+    model, _, _ = workload.load()
+    trials = {over: Sides(workload, model) for over in modes}
+    example = workload.inputs(model, 1)
+    for over, sides in trials.items():
+        finder = trials[EAGER].finder  # what it proved need not be proven again
+        sides.finder = finder
+        without = {w.target.name: Side(tuple(o for o in winners if o is not w), over) for w in winners}
+        for side in ({ours(over): Side(winners, over)} | without).items():
+            if time.time() < stage.ends[0] or over == EAGER:
+                sides.build(dict([side]), example)
+        say(f"compiled with and without each kernel, over {over}")
+    stage.wait(0)
+    stay: dict[str, tuple[Winner, ...]] = {}
+    gains: dict[str, dict[str, Interval]] = {}
+    for over, sides in trials.items():
+        with stage.quiet:
+            rounds = rounds_of(sides, stage.seconds)
+        gains[over] = {
+            w.target.name: speedup(rounds, w.target.name, ours(over)) for w in winners if w.target.name in rounds[0]
+        }
+        stay[over] = tuple(w for w in winners if w.target.name in gains[over] and gains[over][w.target.name].low >= 1)
+        say(f"over {over} stay: {', '.join(w.target.name for w in stay[over]) or 'none'}")
+    trials.clear()
+    final = Sides(workload, model)
+    for over in (*modes, *last):
+        final.build({baseline(over): Side((), over)}, example)
+    for over, kernels in stay.items():
+        if kernels:
+            final.build({ours(over): Side(kernels, over)}, example)
+    say("compiled what stays")
+    exact = exact_model(model)
+    parity = [
+        {"side": name, **asdict(compare(model, final.models[name], exact, workload, (None, None), seed))}
+        for name in map(ours, stay)
+        if name in final.models
+        for seed in (11, 12)
+    ]
+    del exact
+    stage.wait(1)
+    with stage.quiet:
+        rounds = rounds_of(final, stage.seconds)
+    baselines = [baseline(over) for over in (*modes, *last) if baseline(over) in final.models]
+    return {
+        "workload": str(workload),
+        "device": Device.detect(torch.device(workload.device)).name,
+        "torch": torch.__version__,
+        "rounds": len(rounds),
+        "baselines": baselines,
+        "sides": {
+            side: {
+                "ms": 1e3 * median(r[side].seconds for r in rounds),
+                "peak_mb": final.peak_mb[side],
+                "first_call_s": final.first_call_s[side],
+                "speedups": {b: encode(speedup(rounds, b, side)) for b in baselines if b != side},
+            }
+            for side in final.models
+        },
+        "sites": [
+            {
+                "name": h.kernel_type and f"{h.kernel_type} {h.name}" or h.name,
+                "share": h.share,
+                "calls": h.calls,
+                "us": h.time_us / h.calls,
+                "used": [over for over, kernels in stay.items() if any(holds(w, h.case) for w in kernels)],
+            }
+            for h in profile.hotspots
+            if h.share >= 0.002
+        ],
+        "gains": encode(gains),
+        "parity": parity,
+    }
+
+
+def winners_of(plan: Plan) -> Sequence[Winner]:
+    return [Winner(t, load_spec(t.kernel_type).starters(t.backend)[t.starter].read_text()) for t in plan.targets]
+
+
+def holds(winner: Winner, case: Any) -> bool:
+    return case is not None and any(encode(c.case) == encode(case) for c in winner.target.cases)
+
+
+def rounds_of(sides: Sides, seconds: float) -> list[dict[str, Pass]]:
+    """Rounds of all sides in turns for so long, each on inputs of its own."""
+    shuffle, rounds = random.Random(0), []
+    end = math.inf
+    while len(rounds) < WARMUP + 5 or time.perf_counter() < end:
+        if len(rounds) == WARMUP:
+            end = time.perf_counter() + seconds
+        rounds.append(sides.round(sides.workload.inputs(sides.model, 100 + len(rounds)), shuffle))
+    return rounds[WARMUP:]
+
+
+def speedup(rounds: Sequence[Mapping[str, Pass]], slow: str, fast: str) -> Interval:
+    return ratio_interval([math.log(r[slow].seconds / r[fast].seconds) for r in rounds], CONFIDENCE)
+
+
+if __name__ == "__main__":
+    main()

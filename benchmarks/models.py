@@ -64,9 +64,6 @@ HF_QWEN3 = {
 }
 MODELS = {  # of the GPU in float16; a CPU runs in float32 those that suit it
     "compact-llama": Workload(input_shape=(1, 512)),
-        model_args={"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 100},
-        input_shape=(1, 256),
-    ),
     "llama-7b-4-layers": Workload(class_name="Llama7B", model_args={"n_layers": 4}, input_shape=(1, 2048)),
     "gpt2": Workload("models/gpt2.py", "GPT2", input_shape=(1, 512)),
     "bert": Workload("models/bert.py", "Bert", input_shape=(8, 128)),

@@ -3,6 +3,7 @@
 Usage:
     python bench.py                                   # kernel.py, at the sizes of its type's spec
     python bench.py kernels/rmsnorm/cpp_kernel.py --quick
+    python bench.py third_party.py:function --kernel rmsnorm     # called with the oracle's parameters, by position
     python bench.py kernel.py --tag default --target rmsnorm_float32 --incumbent old.py
     python bench.py --calibrate --trials 20           # the gate itself: false keeps, power, the least gain that it sees
 
@@ -48,6 +49,23 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def read_source(options: argparse.Namespace) -> str:
+    """The kernel file, or file.py:function with what the gate needs around it."""
+    from autokernel.foreign import NotFound, as_kernel_file
+    from autokernel.spec import kernel_types
+
+    if options.file.is_file():
+        return options.file.read_text()
+    if ":" not in str(options.file):
+        cli.fail(f"there is no file {options.file}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
+    if options.kernel not in kernel_types():
+        cli.fail(f"what does {options.file} compute? Say --kernel with one of {', '.join(kernel_types())}")
+    try:
+        return as_kernel_file(str(options.file), options.kernel, "cpp" if options.device == "cpu" else "triton")
+    except NotFound as reason:
+        cli.fail(reason)
+
+
 def main() -> int:
     options = arguments()
     if options.calibrate is not None:
@@ -59,18 +77,16 @@ def main() -> int:
     from autokernel.gate import Judge, report
     from autokernel.gate.judge import constants
     from autokernel.gate.sandbox import SandboxIncomplete
-    from autokernel.spec import ROOT, kernel_types
+    from autokernel.spec import ROOT, folder_of, kernel_types, load_spec
     from autokernel.target import Plan, default_target
 
-    if not options.file.is_file():
-        cli.fail(f"there is no file {options.file}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
-    source = options.file.read_text()
     try:
+        source = read_source(options)
         declared = constants(source)
     except SyntaxError as error:
         cli.fail(f"{options.file} is not Python: {error}")
     kernel_type, backend = options.kernel or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
-    if kernel_type not in kernel_types():
+    if not (folder_of(str(kernel_type)) / "spec.py").is_file():
         cli.fail(f"{options.file}: KERNEL_TYPE is {kernel_type!r}; the types are {', '.join(kernel_types())}")
     cli.preflight(str(backend), experiments=False)
     if options.target:
@@ -79,8 +95,12 @@ def main() -> int:
         except (OSError, StopIteration):
             cli.fail(f"no target {options.target!r} in workspace/{options.tag}/plan.json: see extract.py --report")
     else:
-        dtype = options.dtype or ("float32" if options.device == "cpu" else "float16")
-        target = default_target(kernel_type, backend, options.device, getattr(torch, dtype), options.sizes)
+        usual = getattr(torch, options.dtype or ("float32" if options.device == "cpu" else "float16"))
+        dtypes = load_spec(kernel_type).dtypes
+        if options.dtype and usual not in dtypes:
+            cli.fail(f"{kernel_type} is not for {options.dtype}")
+        dtype = usual if usual in dtypes else dtypes[0]
+        target = default_target(kernel_type, backend, options.device, dtype, options.sizes)
     try:
         judge = Judge(options.device, options.allow_libraries, options.require_sandbox)
     except SandboxIncomplete as error:

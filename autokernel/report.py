@@ -15,8 +15,10 @@ from autokernel.profiler import ModelProfile
 from autokernel.report_html import page
 from autokernel.scheduler import expected_gain, incumbent, rows_of, tried
 from autokernel.status import kernel_line, read_proofs
+from autokernel.table import plain
 from autokernel.target import Plan, Target
 from autokernel.verification import Verification
+from autokernel.verification.record import COLUMNS
 from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
 
 HTML = "report.html"
@@ -82,7 +84,8 @@ def model_lines(workspace: Workspace) -> list[str]:
     path = workspace / VERIFY
     if not path.exists():
         return ["not verified yet"]
-    return Verification.read(path).lines
+    verification = Verification.read(path)
+    return [*verification.lines, *(plain(COLUMNS, verification.rows) if verification.figures else ())]
 
 
 def obstacle_lines(workspace: Workspace, plan: Plan) -> list[str]:

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
 
 from autokernel.spec import TensorSpec
 
 aten = torch.ops.aten
+IN_GRAPH = "autokernel:graph"
 
 RESHAPES = {
     aten.view.default,
@@ -56,30 +58,49 @@ class CapturedGraph:
 @dataclass(frozen=True)
 class Capture:
     graphs: tuple[CapturedGraph, ...]
-    breaks: tuple[str, ...]  # why Dynamo had to leave the model in between, in its words
+    breaks: tuple[str, ...]  # why parts of the model are in no graph, or a graph is left alone, in Dynamo's words or ours
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
-    """Run the model once, without gradients, and keep every graph that Dynamo makes of it."""
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    again: Callable[[Callable[[], Any]], None] = lambda run: None,
+) -> Capture:
+    """Run the model once, without gradients, and keep every graph that Dynamo makes of it.
+
+    What cannot be captured runs as it is. `again` gets the captured model, to be run again: each of its graphs runs
+    inside a range of the profiler of the name IN_GRAPH.
+    """
     graphs: list[CapturedGraph] = []
+    left_alone: list[str] = []
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        graph = CapturedGraph(normalise(module), tuple(inputs))
+        try:
+            graph = CapturedGraph(normalise(module), tuple(inputs))
+        except Exception as error:  # of any kind: this is whatever the model does, met by a tracer
+            left_alone.append(f"{type(error).__name__}: {error}")
+            return module.forward
         graphs.append(graph)
 
         def call(*values: Any) -> Any:
-            graph.calls += 1
+            graph.calls += counting
             graph.inputs = values if graph.calls == 1 else graph.inputs
-            return module.forward(*values)
+            with record_function(IN_GRAPH):
+                return module.forward(*values)
 
         return call
 
     torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
-    with torch.no_grad():
-        torch.compile(model, backend=backend, dynamic=False)(*args, **kwargs)
-    breaks = tuple(torch._dynamo.utils.counters["graph_break"])
+    counting = True
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+    with torch.no_grad(), torch._dynamo.config.patch(suppress_errors=True):
+        compiled(*args, **kwargs)
+        breaks = tuple(torch._dynamo.utils.counters["graph_break"])
+        counting = False
+        again(lambda: compiled(*args, **kwargs))
     torch._dynamo.reset()
-    return Capture(tuple(graphs), breaks)
+    return Capture(tuple(graphs), (*breaks, *left_alone))
 
 
 def normalise(module: GraphModule) -> GraphModule:

@@ -17,16 +17,16 @@ def default_backend(device: str) -> str:
 
 
 def make_plan(profile: ModelProfile, top: int = 5, kernel_type: str | None = None, backend: str | None = None) -> Plan:
-    """The `top` targets on which the model spends most time, of `kernel_type` only if given; default backend by device.
+    """The `top` targets where perfect kernels would save most of the baseline's time, of `kernel_type` only if given.
 
-    Types without a starter for the backend make no targets.
+    Types without a starter for the backend, by default that of the device, make no targets. Calls count all workloads.
     """
     backend = backend or default_backend(profile.device)
     sites = [
         s for s in profile.sites if kernel_type in (None, s.kernel_type) and load_spec(s.kernel_type).starters(backend)
     ]
-    targets = [_target(family, backend, profile.device) for family in _families(sites)]
-    targets = sorted(targets, key=lambda t: -t.share)[:top]
+    families = sorted(_families(sites), key=lambda family: -sum(site.removable_us for site in family))
+    targets = [_target(family, backend, profile.device) for family in families[:top]]
     return Plan(
         str(profile.workload), profile.workload.to_json(), profile.device, profile.latency_us, _unique_names(targets)
     )
@@ -70,6 +70,7 @@ def _target(family: list[Hotspot], backend: str, device: str) -> Target:
         cases=tuple(WeightedCase(s.case, s.calls) for s in sorted(family, key=lambda s: -s.time_us)),
         share=sum(s.share for s in family),
         model_time_us=sum(s.time_us for s in family),
+        baseline_us=sum(s.baseline_us for s in family),
         starter=next(iter(load_spec(costliest.kernel_type).starters(backend))),
     )
 

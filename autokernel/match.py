@@ -361,8 +361,8 @@ def _case_name(arguments: Mapping[str, Any]) -> str:
 # --- proof -----------------------------------------------------------------------------------------------------------
 
 
-def cut(graph: GraphModule, outputs: list[Node], inputs: list[Node]) -> GraphModule:
-    """The nodes between `inputs` and `outputs` as a module of their own, in which every number is a float64."""
+def cut(graph: GraphModule, outputs: list[Node], inputs: list[Node], wide: bool = True) -> GraphModule:
+    """The nodes between `inputs` and `outputs` as a module of their own; `wide`: in which every number is a float64."""
     inputs = list(dict.fromkeys(inputs))
     piece = fx.Graph()
     copies = {node: piece.placeholder(f"input_{i}") for i, node in enumerate(inputs)}
@@ -375,7 +375,8 @@ def cut(graph: GraphModule, outputs: list[Node], inputs: list[Node]) -> GraphMod
     for i, node in enumerate(n for n in graph.graph.nodes if n in needed):
         copies[node] = copy = piece.node_copy(node, copies.__getitem__)
         copy.name = f"node_{i}"
-        copy.args, copy.kwargs = fx.node.map_aggregate((copy.args, copy.kwargs), _wide)
+        if wide:
+            copy.args, copy.kwargs = fx.node.map_aggregate((copy.args, copy.kwargs), _wide)
     piece.output(tuple(copies[node] for node in outputs))
     module = GraphModule(graph, piece)
     module.inputs = inputs
@@ -392,6 +393,17 @@ class _Wide(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = fx.node.map_aggregate((args, kwargs or {}), _wide)
         return func(*args, **kwargs)
+
+
+def filled(fake: Tensor) -> Tensor:
+    """Random contents in the dtype, on the device and with the strides of `fake`."""
+    spec, generator = _tensor_spec(fake), torch.Generator().manual_seed(0)
+    size = (spec.storage_numel,)
+    if fake.is_floating_point() or fake.is_complex():
+        contents = torch.randn(size, generator=generator, dtype=torch.promote_types(fake.dtype, torch.float32))
+    else:
+        contents = torch.randint(2, size, generator=generator)
+    return contents.to(fake.device, fake.dtype).as_strided(spec.shape, spec.strides, spec.offset)
 
 
 def _draw(fake: Tensor, generator: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from autokernel.spec import Case, TensorSpec, load_spec
 
 @dataclass(frozen=True)
 class WeightedCase:
-    """A case and how often the model calls it in one pass."""
+    """A case and how often the model calls it in one pass; of a mix of workloads, in all passes of them."""
 
     case: Case
     calls: float = 1.0
@@ -30,6 +30,7 @@ class Target:
     cases: tuple[WeightedCase, ...]
     share: float = 0.0  # of the model's device time, 0..1
     model_time_us: float = 0.0  # time that the model spends here in one pass
+    baseline_us: float = 0.0  # the part of it that a kernel has to beat: less, where torch.compile is faster than eager
     starter: str = ""  # stem of the file that the run starts from: "cpp_kernel"
 
     @property

@@ -1,11 +1,17 @@
-"""A workload: a model and the inputs that it is measured on, as a record that can be written down and loaded again."""
+"""A workload: a model and the inputs that it is measured on, as a record that can be written down and loaded again.
+
+What a model runs in use is often a mix: prefill and decode, several batch sizes. A workload may have several parts, each
+with a weight, and stands for them together.
+"""
 
 import argparse
 import importlib.util
+import inspect
 import json
+import re
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +30,20 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs
 
 
 @dataclass(frozen=True)
+class Part:
+    """One kind of pass in a mix: `weight` passes of it for every `weight` of the others."""
+
+    name: str
+    input_shape: tuple[int, ...] | None = None  # None: example_inputs(name) of the model's file has them
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class Workload:
-    """`model` is a Python file, or the name of an installed module ("transformers"). Weights and inputs are seeded."""
+    """`model` is a Python file, or the name of an installed module ("transformers"). Weights and inputs are seeded.
+
+    With a `mix`, `name` and `input_shape` are those of its first part, and `parts` are workloads of their own.
+    """
 
     model: str = "models/llama.py"
     class_name: str = "CompactLlama"
@@ -35,16 +53,31 @@ class Workload:
     device: str = "cpu"
     pretrained: str | None = None  # id of the weights, for classes with from_pretrained()
     seed: int = 0
+    name: str = ""
+    mix: tuple[Part, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.model}:{self.class_name} {','.join(map(str, self.input_shape))} {self.dtype}"
+        shape = ",".join(map(str, self.input_shape))
+        inputs = " + ".join(f"{p.weight:g} {p.name}" for p in self.mix) or f"{self.name} {shape}".strip()
+        return f"{self.model}:{self.class_name} {inputs} {self.dtype}"
+
+    @property
+    def parts(self) -> tuple[tuple["Workload", float], ...]:
+        """Each part as a workload, and its weight; without a mix, itself alone."""
+        if not self.mix:
+            return ((self, 1.0),)
+        shapes = [part.input_shape or self.input_shape for part in self.mix]
+        return tuple(
+            (replace(self, name=part.name, input_shape=shape, mix=()), part.weight) for part, shape in zip(self.mix, shapes)
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "input_shape": list(self.input_shape)}  # as JSON gives it back
+        return json.loads(json.dumps(asdict(self)))
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Workload":
-        return Workload(**{**data, "input_shape": tuple(data["input_shape"])})
+        mix = (Part(**part | {"input_shape": _tuple(part["input_shape"])}) for part in data.get("mix", ()))
+        return Workload(**{**data, "input_shape": _tuple(data["input_shape"]), "mix": tuple(mix)})
 
     def load(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """The model in eval mode on the device, and the args and kwargs to call it with."""
@@ -88,7 +121,7 @@ class Workload:
 
     def _inputs(self, module: Any, model: nn.Module) -> Inputs:
         if make := getattr(module, "example_inputs", None):
-            made = make()
+            made = self._call(make)
             if isinstance(made, Mapping):
                 return (), dict(made)
             if len(made) == 2 and isinstance(made[1], Mapping):
@@ -101,6 +134,14 @@ class Workload:
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             return (), {"input_ids": tokens, "decoder_input_ids": tokens.flip(-1)}
         return (tokens,), {}
+
+    def _call(self, make: Callable[..., Any]) -> Any:
+        """example_inputs() of the model's file, or example_inputs(name)."""
+        if inspect.signature(make).parameters:
+            return make(self.name)
+        if self.name:
+            raise WorkloadError(f"example_inputs() of {self.model} takes no name: what is {self.name!r}?")
+        return make()
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = getattr(torch, self.dtype) if tensor.is_floating_point() else tensor.dtype
@@ -121,20 +162,48 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         help="""of the constructor (of the config, for transformers): '{"n_layers": 4}'""",
     )
     group.add_argument("--input-shape", type=_shape, default=Workload.input_shape, metavar="1,512", help="(default: 1,512)")
+    group.add_argument(
+        "--workload",
+        type=_part,
+        action="append",
+        default=[],
+        dest="mix",
+        metavar="'NAME:SHAPE*WEIGHT'",
+        help="""one kind of pass in a mix, given several times instead of --input-shape: with --workload prefill:1,512
+        --workload 'decode:8,1*64' there are 64 passes of 8,1 for each of 1,512; without :SHAPE the inputs are those of
+        example_inputs(NAME) in the model's file""",
+    )
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default=Workload.dtype)
     group.add_argument("--pretrained", metavar="ID", help="weights to load, for classes that have from_pretrained()")
 
 
 def workload_from(arguments: argparse.Namespace) -> Workload:
+    mix = tuple(arguments.mix)
+    if len({part.name for part in mix}) < len(mix):
+        raise WorkloadError("two --workload have the same name")
+    first = mix[0] if mix else Part("", arguments.input_shape)
     return Workload(
         model=arguments.module or arguments.model,
         class_name=arguments.class_name,
         model_args=arguments.model_args,
-        input_shape=arguments.input_shape,
+        input_shape=first.input_shape or arguments.input_shape,
+        name=first.name,
+        mix=mix,
         dtype=arguments.dtype,
         device=arguments.device,
         pretrained=arguments.pretrained,
     )
+
+
+def _part(text: str) -> Part:
+    form = re.fullmatch(r"([A-Za-z][\w-]*)(?::([\d,]+))?(?:\*(\d+(?:\.\d+)?))?", text)
+    if not form or not float(form[3] or 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like decode:8,1*64 (NAME:SHAPE*WEIGHT)")
+    return Part(form[1], form[2] and _shape(form[2]), float(form[3] or 1))
+
+
+def _tuple(shape: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if shape is None else tuple(shape)
 
 
 def _shape(text: str) -> tuple[int, ...]:

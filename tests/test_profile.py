@@ -4,7 +4,9 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from autokernel.extraction import make_plan, write_starters
 from autokernel.profiler import ModelProfile, profile_workload
 from autokernel.spec import ROOT
 from autokernel.target import Plan
-from autokernel.workload import Workload, WorkloadError
+from autokernel.workload import Part, Workload, WorkloadError
 
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 2000}
 WORKLOAD = Workload(model_args=SMALL, input_shape=(1, 256))
@@ -30,6 +32,7 @@ def test_shares_sum_to_one_and_sites_have_limits(profile: ModelProfile) -> None:
     norm = next(site for site in profile.sites if site.kernel_type == "rmsnorm")
     assert norm.calls == 5 and norm.bound == "memory" and norm.headroom > 0
     assert any(h.kernel_type is None and "embedding" in h.name for h in profile.hotspots)
+    assert profile.uncaptured == 0 and not profile.refused
 
 
 def test_a_profile_can_be_read_back(profile: ModelProfile, tmp_path: Path) -> None:
@@ -37,10 +40,41 @@ def test_a_profile_can_be_read_back(profile: ModelProfile, tmp_path: Path) -> No
     assert ModelProfile.read(tmp_path / "profile.json") == profile
 
 
-def test_plan_has_targets_by_share_with_the_models_shapes(profile: ModelProfile, tmp_path: Path) -> None:
+def test_what_is_to_beat_is_the_faster_of_eager_and_compiled(profile: ModelProfile) -> None:
+    assert profile.baseline == "best"
+    assert all(site.baseline_us == min(site.time_us, site.compiled_us) for site in profile.sites)
+    removable = [site.removable_us for site in profile.sites]
+    assert removable == sorted(removable, reverse=True)
+
+
+@pytest.mark.parametrize("baseline", ["eager", "compile"])
+def test_one_baseline_alone(baseline: str) -> None:
+    workload = replace(WORKLOAD, model_args=SMALL | {"n_layers": 1}, input_shape=(1, 64))
+    profile = profile_workload(workload, warmup=1, iterations=2, baseline=baseline)
+    assert profile.sites and all(s.baseline_us == (s.compiled_us or s.time_us) for s in profile.sites)
+    assert all((s.compiled_us is None) == (baseline == "eager") for s in profile.sites)
+
+
+def test_a_mix_of_workloads_is_weighed(tmp_path: Path) -> None:
+    mix = (Part("prefill", (1, 256)), Part("decode", (4, 1), 16))
+    workload = replace(WORKLOAD, input_shape=mix[0].input_shape, name="prefill", mix=mix)
+    assert Workload.from_json(json.loads(json.dumps(workload.to_json()))) == workload
+    profile = profile_workload(workload, warmup=1, iterations=2, baseline="eager")
+    assert [(p.name, p.weight) for p in profile.passes] == [("prefill", 1), ("decode", 16)]
+    assert profile.latency_us == pytest.approx(sum(p.weight * p.latency_us for p in profile.passes))
+    assert sum(h.share for h in profile.hotspots) == pytest.approx(1)
+    calls = {s.case.args["A"].shape[0]: s.calls for s in profile.sites if s.kernel_type == "matmul" and "2000" in s.name}
+    assert calls == {256: 1, 4: 16}  # of the lm_head
     plan = make_plan(profile, top=99)
-    shares = [target.share for target in plan.targets]
-    assert shares == sorted(shares, reverse=True)
+    assert {c.calls for t in plan.targets for c in t.cases if c.case.name.startswith("A=4x")} <= {16, 32, 64}
+    profile.write(tmp_path / "profile.json")
+    assert ModelProfile.read(tmp_path / "profile.json") == profile
+
+
+def test_plan_has_targets_by_what_they_may_save_with_the_models_shapes(profile: ModelProfile, tmp_path: Path) -> None:
+    plan = make_plan(profile, top=99)
+    largest = max(profile.sites, key=lambda site: site.removable_us)
+    assert largest.case in [c.case for c in plan.targets[0].cases] or len(plan.targets[0].cases) > 1
     assert len({target.name for target in plan.targets}) == len(plan.targets)
     matmuls = [t for t in plan.targets if t.kernel_type == "matmul"]
     lm_head = next(t for t in matmuls if any(c.case.args["B"].shape == (64, 2000) for c in t.cases))
@@ -68,6 +102,53 @@ def test_two_loads_are_the_same_model_and_inputs() -> None:
     (a, (tokens_a,), _), (b, (tokens_b,), _) = WORKLOAD.load(), WORKLOAD.load()
     assert tokens_a.equal(tokens_b) and a.output.weight.equal(b.output.weight)
     assert not a.training
+
+
+MODEL = """
+import torch
+
+class Mine(torch.nn.Module):
+    def __init__(self, width=64):
+        super().__init__()
+        self.width, self.first, self.second = width, torch.nn.Linear(width, width), torch.nn.RMSNorm(width, 1e-6)
+
+    def forward(self, x, *, scale=None):
+        x = self.outside(self.first(x))
+        return self.second(x) if scale is None else self.second(x) * scale
+
+    @torch.compiler.disable
+    def outside(self, x):
+        return torch.cumsum(x, -1).sort(-1).values
+"""
+
+
+def load(tmp_path: Path, inputs: str, **options: Any) -> tuple[Workload, Any]:
+    file = tmp_path / f"mine_{abs(hash(inputs))}.py"
+    file.write_text(MODEL + inputs)
+    workload = Workload(str(file), "Mine", {"width": 128}, **options)
+    return workload, workload.load()
+
+
+def test_inputs_by_name_for_the_parts_of_a_mix(tmp_path: Path) -> None:
+    inputs = "def example_inputs(name): return {'x': torch.ones({'large': 300, 'small': 2}[name], 128)}\n"
+    workload, (_, _, named) = load(tmp_path, inputs, name="large", mix=(Part("large"), Part("small", None, 3)))
+    assert len(named["x"]) == 300
+    sizes = [len(part.inputs(part.load()[0], 0)[1]["x"]) for part, _ in workload.parts]
+    assert sizes == [300, 2]
+
+
+def test_a_name_that_the_inputs_do_not_take_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="takes no name"):
+        load(tmp_path, "def example_inputs(): return (torch.ones(2, 128),)\n", name="large", mix=(Part("large"),))
+
+
+def test_what_cannot_be_captured_is_said_with_its_share_of_the_time(tmp_path: Path) -> None:
+    workload, _ = load(tmp_path, "def example_inputs(): return (torch.randn(300, 128),), {'scale': torch.ones(1)}\n")
+    profile = profile_workload(workload, warmup=1, iterations=3, baseline="eager")
+    assert {site.kernel_type for site in profile.sites} == {"matmul", "rmsnorm"}
+    assert any("disable" in reason for reason in profile.graph_breaks)
+    assert 0.05 < profile.uncaptured < 1  # a sort takes longer than a small product
+    assert sum(h.share for h in profile.hotspots) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +215,8 @@ def test_the_scripts_in_a_row(tmp_path: Path) -> None:
         ("profile.py", "--input-shape", "1,x"),
         ("profile.py", "--profile-iters", "0"),
         ("profile.py", "--model-args", "[1]"),
+        ("profile.py", "--workload", "decode:8,1*0"),
+        ("profile.py", "--workload", "a:1,8", "--workload", "a:1,9"),
         ("extract.py", "--tag", "no-such-run"),
     ],
 )

@@ -11,7 +11,7 @@ import anthropic
 import pytest
 import torch
 
-from autokernel.agents import AgentOptions, AgentStopped, Context, OutOfBudget, Trial, agent_names, make_agent
+from autokernel.agents import AgentOptions, AgentStopped, Context, FirstOf, OutOfBudget, Trial, agent_names, make_agent
 from autokernel.agents.anthropic_api import ClaudeAgent, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.prompt import task_text
@@ -466,3 +466,13 @@ def test_the_tuner_cleans_up_after_each_change_of_structure(tree):
         incumbent = proposal.source if kept else incumbent
     structures = len(SPEC.starters("cpp"))
     assert said_by == ["tuner"] * (1 + structures) + ["command:grep", "tuner"]
+
+
+def test_an_agent_that_must_stop_leaves_the_run_to_the_others(api):
+    told = []
+    mixed = FirstOf([claude(api, budget_usd=0.01), Tuner()], told.append)
+    assert [mixed.propose(context(FIRST)).agent for _ in range(2)] == ["tuner", "tuner"]
+    assert len(told) == 1 and "cap" in told[0] and "goes on without it" in told[0]
+    alone = FirstOf([claude(api, budget_usd=0.01)], told.append)
+    with pytest.raises(OutOfBudget):
+        alone.propose(context(FIRST))

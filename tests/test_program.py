@@ -59,6 +59,7 @@ class Run:
         plain = {k: v for k, v in os.environ.items() if not k.startswith(("GIT_", "ANTHROPIC_", "VIRTUAL_ENV"))}
         self.environment = plain | {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
+            "TMPDIR": str(folder),  # where runs of one machine take turns: this one waits for no other
             "ANTHROPIC_BASE_URL": api_url,
             "ANTHROPIC_API_KEY": "test",
         }

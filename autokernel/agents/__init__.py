@@ -1,6 +1,6 @@
 """Who proposes edits: one file an agent, all behind the Agent protocol."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -75,14 +75,29 @@ class AgentOptions:
     minutes: float = 15.0  # of one run of a command
 
 
-@dataclass(frozen=True)
+@dataclass
 class FirstOf:
-    """Several agents: the first that has an idea. "tuner,claude" lets the tuner clean up after each change of structure."""
+    """Several agents: the first that has an idea. "tuner,claude" lets the tuner clean up after each change of structure.
 
-    agents: Sequence[Agent]
+    One that has to stop (its cap, its key) is left out; when none is left, the run ends.
+    """
+
+    agents: list[Agent]
+    say: Callable[[str], None]
 
     def propose(self, context: Context) -> Proposal | None:
-        return next((proposal for agent in self.agents if (proposal := agent.propose(context))), None)
+        for agent in list(self.agents):
+            try:
+                proposal = agent.propose(context)
+            except AgentStopped as reason:
+                self.agents.remove(agent)
+                if not self.agents:
+                    raise
+                self.say(f"{reason}; the run goes on without it")
+                continue
+            if proposal:
+                return proposal
+        return None
 
 
 def agent_names(text: str) -> list[str]:
@@ -99,7 +114,7 @@ def make_agent(name: str, say: Callable[[str], None], spent_usd: float = 0.0, **
     """`name` is as agent_names() has it; `options` are those of AgentOptions. An agent is imported when it is asked for."""
     given = AgentOptions(**options)
     agents = [_make_one(one, say, spent_usd, given) for one in agent_names(name)]
-    return agents[0] if len(agents) == 1 else FirstOf(agents)
+    return agents[0] if len(agents) == 1 else FirstOf(agents, say)
 
 
 def _make_one(name: str, say: Callable[[str], None], spent_usd: float, options: AgentOptions) -> Agent:

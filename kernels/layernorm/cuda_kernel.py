@@ -136,7 +136,8 @@ int layernorm(const T* x, const T* weight, const T* bias, T* y, int64_t M, int64
     const bool whole = aligned(x) && aligned(weight) && aligned(bias) && N % LANES<T> == 0 && stride % LANES<T> == 0;
     const int wide = N < 1024 ? divide_up(N, 32) * 32 : 1024;
     if (threads && whole) {  // each block takes equally many rows, so that all end together
-        const int block = threads * rows, resident = attribute(cudaDevAttrMultiProcessorCount) * max(RESIDENT / block, 1);
+        const int block = threads * rows;
+        const int resident = attribute(cudaDevAttrMultiProcessorCount) * max(RESIDENT / block, 1);
         const int64_t turns = divide_up(M, int64_t(rows) * resident), blocks = divide_up(M, rows * turns);
         held<<<blocks, block, 0, stream>>>(x, weight, bias, y, M, N, stride, eps, threads);
     } else looped<<<M, wide, 0, stream>>>(x, weight, bias, y, N, stride, eps);

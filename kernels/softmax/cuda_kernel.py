@@ -1,5 +1,5 @@
-"""Softmax in CUDA C++: rows held in registers, long ones in shared memory, into which they are copied while the first of them
-is at work; other dims in two passes, the second of them from L2."""
+"""Softmax in CUDA C++: rows held in registers, long ones in shared memory, whose first part is at work while the rest is on
+its way; other dims in two passes, the second of them from L2."""
 
 import math
 
@@ -163,9 +163,10 @@ int rows(const T* x, T* y, int64_t M, int64_t N, int64_t stride, cudaStream_t st
         const int room = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - MAX_WARPS * sizeof(Part);
         const int batch_bytes = BATCH * STAGED * 16, wanted = divide_up(N * sizeof(T) + 15, batch_bytes);
         const int batches = wanted * batch_bytes <= room ? wanted : room / batch_bytes, bytes = batches * batch_bytes;
-        cudaFuncSetAttribute(staged<T, PEEL>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        cudaFuncSetAttribute(staged<T, PEEL>, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-        staged<T, PEEL><<<M, STAGED, bytes, stream>>>(x, y, N, stride, batches);
+        auto kernel = staged<T, PEEL>;
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+        kernel<<<M, STAGED, bytes, stream>>>(x, y, N, stride, batches);
     }
     return cudaGetLastError();
 }

@@ -40,8 +40,8 @@ def main() -> None:
         "--baseline",
         choices=BASELINES,
         default="best",
-        help="what kernels are held against, for each operation: PyTorch in eager mode, torch.compile or the faster of both "
-        "(default: %(default)s, eager where torch.compile does not work)",
+        help="what kernels are held against, operation by operation: eager mode, torch.compile, or the faster of both "
+        "(default: %(default)s; eager where torch.compile does not work)",
     )
     parser.add_argument("--tag", default="default", help="name of the run (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")

@@ -31,6 +31,7 @@ from autokernel.target import decode_case, encode, encoded, write_json
 from autokernel.workload import Workload
 
 PREFIX = "autokernel:"  # of the ranges that mark nodes in a trace
+WHOLE = "autokernel pass"  # the range of one pass
 BASELINES = ("eager", "compile", "best")
 UNCAPTURED = "outside of the captured graphs"
 
@@ -236,7 +237,8 @@ def _outside_us(run: Callable[[], Any], device: torch.device, warmup: int, itera
         run()
     with _silenced_stderr(), _profiler(device) as trace:
         for _ in range(iterations):
-            run()
+            with record_function(WHOLE):
+                run()
 
     def outside(event: Any) -> float:
         if event.name == IN_GRAPH:
@@ -245,8 +247,12 @@ def _outside_us(run: Callable[[], Any], device: torch.device, warmup: int, itera
             return sum(map(outside, event.cpu_children))
         return _event_us(event, device)
 
-    roots = (e for e in trace.events() if e.device_type == torch.autograd.DeviceType.CPU and e.cpu_parent is None)
-    return sum(map(outside, roots)) / iterations
+    return statistics.median(sum(map(outside, e.cpu_children)) for e in _ranges(trace) if e.name == WHOLE)
+
+
+def _ranges(trace: Any) -> Iterator[Any]:
+    """The profiler's events on the host."""
+    return (event for event in trace.events() if event.device_type == torch.autograd.DeviceType.CPU)
 
 
 def _event_us(event: Any, device: torch.device) -> float:
@@ -283,8 +289,8 @@ def _node_times_us(
     if trace:
         run.export_chrome_trace(str(trace))
     durations = defaultdict(list)
-    for event in run.events():
-        if event.name.startswith(PREFIX) and event.device_type == torch.autograd.DeviceType.CPU:
+    for event in _ranges(run):
+        if event.name.startswith(PREFIX):
             durations[event.name.removeprefix(PREFIX)].append(_event_us(event, device))
     calls = [graph.calls for graph in captured.graphs]
     keys = {name: (int(name.split(":")[0]), name.split(":")[1]) for name in durations}
@@ -395,8 +401,8 @@ def _compiled_over_eager(
             for call, inputs, name in ways * repeats:
                 with record_function(name):
                     call(*inputs)
-    for event in trace.events():
-        if event.name.startswith(PREFIX) and event.device_type == torch.autograd.DeviceType.CPU:
+    for event in _ranges(trace):
+        if event.name.startswith(PREFIX):
             durations[event.name.removeprefix(PREFIX)].append(_event_us(event, device))
     medians = {name: statistics.median(us) for name, us in durations.items()}
     return {key: medians[f"compiled:{i}"] / medians[f"eager:{i}"] for i, key in enumerate(examples)}

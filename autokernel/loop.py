@@ -262,7 +262,7 @@ class Loop:
         for pause_s in (*self.pauses_s, None):
             fault, last = gpu_shared(target.device), self.stopping or pause_s is None
             if not fault or last:
-                with turn(target.device, self.step):
+                with turn(target.device, self.step, lambda: self.stopping):
                     watch = Watch(target.device, self._folders, self.say)
                     verdict = examine()
                 fault = fault or watch.fault(verdict)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from autokernel.gate.verdict import Correctness, Verdict
 
 LOW_DISK_BYTES = 32 << 20
 SLEPT_S = JUMPED_S = 2.0  # shorter ones are the clocks' own corrections
+POLL_S = 0.02  # less than a run needs from one experiment to the next, so that all get their turn
 BUSY_PERCENT, BUSY_SAMPLES, SAMPLE_S = 10, 3, 0.5  # of the GPU, while nothing of ours runs
 
 
@@ -128,16 +130,28 @@ def _ancestry(pid: int) -> list[int]:
 
 
 @contextmanager
-def turn(device: str, waiting: Callable[[str], None]) -> Iterator[None]:
-    """Alone on the device among all runs on this machine: they take turns, one experiment each."""
+def turn(device: str, waiting: Callable[[str], None], stopping: Callable[[], object] = lambda: False) -> Iterator[None]:
+    """Alone on the device among all runs on this machine: they take turns, one experiment each.
+
+    Raises KeyboardInterrupt if `stopping` says so while it waits.
+    """
     name = device if device == "cpu" or ":" in device else f"{device}:0"
     path = Path(tempfile.gettempdir()) / f"autokernel-turn-{name.replace(':', '-')}"
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644))
     with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        while not locks(file):
+            if stopping():
+                raise KeyboardInterrupt
             waiting(f"waiting for {device}: another run's experiment is on it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(POLL_S)
         yield
+
+
+def locks(file: IO[str]) -> bool:
+    """Whether the file is ours alone from now on, until it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

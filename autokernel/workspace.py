@@ -1,6 +1,5 @@
 """The folder of a run, workspace/<tag>: what is written once (profile, plan), the run's tree, and its lock."""
 
-import fcntl
 import json
 import shutil
 import time
@@ -8,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from autokernel.agents import Proposal
 from autokernel.experiments import ExperimentLog
 from autokernel.ledger import GitLedger
+from autokernel.machine import locks
 from autokernel.status import PLAN, PROOF, NoRun, find_folder, run_folders  # noqa: F401 for whoever needs a run
 from autokernel.target import Plan, asdict_shallow, write_json
 
@@ -66,7 +65,7 @@ class Workspace:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self / "lock", "w") as file:
             deadline = time.monotonic() + GRACE_S
-            while not _locks(file):
+            while not locks(file):
                 if time.monotonic() > deadline:
                     raise RunInProgress(
                         f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
@@ -93,14 +92,6 @@ class Workspace:
         self.ledger.remove()
         shutil.rmtree(self.folder, ignore_errors=True)
         return size
-
-
-def _locks(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def find_run(root: Path, tag: str | None) -> Workspace:

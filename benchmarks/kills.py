@@ -191,15 +191,18 @@ def descendants(pid: int) -> list[int]:
     """All descendants of a process, nearest first."""
     found, queue = [], [pid]
     while queue:
-        parent = queue.pop(0)
-        try:
-            tasks = list(Path(f"/proc/{parent}/task").iterdir())
-            below = [int(word) for task in tasks for word in (task / "children").read_text().split()]
-        except OSError:
-            continue
+        below = _offspring(queue.pop(0))
         found += below
         queue += below
     return found
+
+
+def _offspring(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _command_of(pid: int) -> str:
@@ -218,8 +221,14 @@ def _find(victim: str, pid: int) -> list[int]:
         return [pid, *below]
     if victim == "judge":
         return [child for child in below if _command_of(child).split()[1:2] == ["orchestrate.py"]][:1]
-    word = "autokernel.gate.zygote" if victim == "warm parent" else "git "
-    return [child for child in below if _command_of(child).startswith(word) or f" {word}" in _command_of(child)][:1]
+    if victim == "warm parent":
+        return [child for child in below if "autokernel.gate.zygote" in _command_of(child)][:1]
+    until = time.monotonic() + 0.5  # a git lives for a few milliseconds: look at those who start it, and quickly
+    while time.monotonic() < until:
+        for parent in [pid, *below]:
+            if gits := [child for child in _offspring(parent) if _command_of(child).startswith("git ")]:
+                return gits[:1]
+    return []
 
 
 def _kill(victim: str, pid: int, patience_s: float = 20.0) -> bool:
@@ -338,6 +347,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 root = Path(folder, "clone")
                 root.mkdir()
+                tempfile.tempdir = folder  # whose turns are not those of other runs here
                 if name == "records":
                     copy_of_this_clone(root)
                 figures[name] = kill(root, arguments.kills, arguments.seed)

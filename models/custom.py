@@ -27,7 +27,13 @@ class MyModel(nn.Module):
 
 
 # For more than one input, keyword arguments or special contents, define this function; --input-shape is then not used.
-# Floating-point tensors are cast to --dtype and everything is moved to --device.
+# Floating-point tensors are cast to --dtype and everything is moved to --device. It is called anew, seeded differently, for
+# every fresh input that kernels are checked on: let random contents come from torch.rand and its like.
 #
 # def example_inputs():
 #     return (torch.randn(4, 128, 512),)         # or a dict of keyword arguments, or (args tuple, kwargs dict)
+#
+# With a parameter it gets the name of each part of a mix, as in --workload prefill --workload 'decode*64':
+#
+# def example_inputs(name):
+#     return {"x": torch.randn(*{"prefill": (1, 128), "decode": (8, 1)}[name], 512)}

@@ -23,7 +23,7 @@ from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target
-STATUS_COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange"}
+STATUS_COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange", "undecided": "blue"}
 
 
 def write_report(workspace: Workspace) -> str:

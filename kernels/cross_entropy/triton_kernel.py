@@ -31,8 +31,8 @@ def _losses(
 ):
     """Each lane (thread) keeps a maximum and a sum of its own; lanes meet only at the row's end.
 
-    ALIGN: the tensor is aligned to 16 bytes, its rows need not be. A row is read from the vector in which it starts to
-    the one in which it ends, in whole vectors.
+    ALIGN: the tensor is aligned to 16 bytes, its rows need not be. The whole vectors within a row are read as such; what
+    is before and after them, fewer elements than a vector has, is read by itself.
     """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
@@ -42,27 +42,34 @@ def _losses(
     begin = row * stride
     first = (begin % VECTOR).to(tl.int32) if ALIGN else 0
     end = first + V
-    aligned = begin // VECTOR * VECTOR if ALIGN else begin
+    whole_first = tl.cdiv(first, VECTOR) * VECTOR
+    whole_end = end // VECTOR * VECTOR
+    aligned = logits + (begin // VECTOR * VECTOR if ALIGN else begin)
     offsets = tl.arange(0, UNROLL)[:, None, None] * (LANES * VECTOR)
     offsets += tl.arange(0, LANES)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     target_logit = tl.load(logits + begin + target).to(tl.float32)
     peak = tl.full((LANES,), -float("inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
-    for start in range(0, end, UNROLL * LANES * VECTOR):
+    for start in range(whole_first, whole_end, UNROLL * LANES * VECTOR):
         at = start + offsets
-        if ALIGN:
-            values = tl.load(logits + aligned + at, at < tl.cdiv(end, VECTOR) * VECTOR, -float("inf")).to(tl.float32)
-            values = tl.where((at >= first) & (at < end), values, -float("inf"))
-        else:
-            values = tl.load(logits + aligned + at, at < end, -float("inf")).to(tl.float32)
+        values = tl.load(aligned + at, at < whole_end, -float("inf")).to(tl.float32)
         higher = tl.maximum(peak, tl.max(tl.max(values, 2), 0))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # not yet anything but -Inf
         powers = tl.exp(values - base[None, :, None])
         total = total * tl.exp(peak - base) + tl.sum(tl.sum(powers, 2), 0)
         peak = higher
     highest = tl.max(peak, 0)
-    total = tl.sum(total * tl.exp(peak - tl.where(highest == -float("inf"), 0.0, highest)), 0)
-    tl.store(losses + row, tl.log(total) + (highest - target_logit))
+    if ALIGN:
+        at = tl.arange(0, VECTOR)
+        before = tl.load(aligned + at, (at >= first) & (at < tl.minimum(whole_first, end)), -float("inf")).to(tl.float32)
+        at += whole_end
+        after = tl.load(aligned + at, (at >= whole_first) & (at < end), -float("inf")).to(tl.float32)
+        highest = tl.maximum(highest, tl.max(tl.maximum(before, after), 0))
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    mass = tl.sum(total * tl.exp(peak - base), 0)
+    if ALIGN:
+        mass += tl.sum(tl.exp(before - base) + tl.exp(after - base), 0)
+    tl.store(losses + row, tl.log(mass) + (highest - target_logit))
 
 
 @triton.jit

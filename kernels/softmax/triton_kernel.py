@@ -43,8 +43,8 @@ def _held(x, y, stride, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 def _online(x, y, stride, N, PEEL: tl.constexpr, LANES: tl.constexpr, UNROLL: tl.constexpr, VECTOR: tl.constexpr):
     """A program a row. Each lane (thread) keeps a maximum and a sum of its own; lanes meet only at the row's end.
 
-    PEEL: rows start at any element of a tensor that is aligned to 16 bytes. The row is walked from the vector in which
-    it starts to the one in which it ends, in whole vectors; only the stores at its two ends go element by element.
+    PEEL: rows start at any element of a tensor that is aligned to 16 bytes. The whole vectors within a row are read and
+    written as such; what is before and after them, fewer elements than a vector has, by itself.
     """
     STEP: tl.constexpr = UNROLL * LANES * VECTOR
     row = tl.program_id(0).to(tl.int64)
@@ -56,39 +56,40 @@ def _online(x, y, stride, N, PEEL: tl.constexpr, LANES: tl.constexpr, UNROLL: tl
         y_start = x_start
     x += x_start
     y += y_start
+    whole_first = tl.cdiv(first, VECTOR) * VECTOR
+    whole_end = end // VECTOR * VECTOR
     offsets = tl.arange(0, UNROLL)[:, None, None] * (LANES * VECTOR)
     offsets += tl.arange(0, LANES)[None, :, None] * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     peak = tl.full((LANES,), -float("inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
-    for start in range(0, end, STEP):
+    for start in range(whole_first, whole_end, STEP):
         at = start + offsets
-        if PEEL:
-            values = tl.load(x + at, at < tl.cdiv(end, VECTOR) * VECTOR, -float("inf")).to(tl.float32)
-            values = tl.where((at >= first) & (at < end), values, -float("inf"))
-        else:
-            values = tl.load(x + at, at < end, -float("inf")).to(tl.float32)
+        values = tl.load(x + at, at < whole_end, -float("inf")).to(tl.float32)
         higher = tl.maximum(peak, tl.max(tl.max(values, 2), 0))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # not yet anything but -Inf
         powers = tl.exp(values - base[None, :, None])
         total = total * tl.exp(peak - base) + tl.sum(tl.sum(powers, 2), 0)
         peak = higher
     highest = tl.max(peak, 0)
-    scale = 1 / tl.sum(total * tl.exp(peak - tl.where(highest == -float("inf"), 0.0, highest)), 0)
-    for start in range(0, end, STEP):
+    if PEEL:
+        column = tl.arange(0, VECTOR)
+        is_before = (column >= first) & (column < tl.minimum(whole_first, end))
+        is_after = (whole_end + column >= whole_first) & (whole_end + column < end)
+        before = tl.load(x + column, is_before, -float("inf")).to(tl.float32)
+        after = tl.load(x + whole_end + column, is_after, -float("inf")).to(tl.float32)
+        highest = tl.maximum(highest, tl.max(tl.maximum(before, after), 0))
+    base = tl.where(highest == -float("inf"), 0.0, highest)
+    mass = tl.sum(total * tl.exp(peak - base), 0)
+    if PEEL:
+        mass += tl.sum(tl.exp(before - base) + tl.exp(after - base), 0)
+    scale = 1 / mass
+    for start in range(whole_first, whole_end, STEP):
         at = start + offsets
-        if PEEL:
-            values = tl.load(x + at, at < tl.cdiv(end, VECTOR) * VECTOR, 0.0).to(tl.float32)
-        else:
-            values = tl.load(x + at, at < end, 0.0).to(tl.float32)
-        result = (tl.exp(values - highest) * scale).to(y.dtype.element_ty)
-        if PEEL:
-            whole_first, whole_end = tl.cdiv(first, VECTOR) * VECTOR, end // VECTOR * VECTOR
-            whole = (at >= whole_first) & (at < whole_end)
-            tl.store(y + at, result, whole)
-            if (start == 0) | (start + STEP > whole_end):
-                tl.store(y + at, result, (at >= first) & (at < end) & ((at < whole_first) | (at >= whole_end)))
-        else:
-            tl.store(y + at, result, at < end)
+        values = tl.load(x + at, at < whole_end, 0.0).to(tl.float32)
+        tl.store(y + at, (tl.exp(values - base) * scale).to(y.dtype.element_ty), at < whole_end)
+    if PEEL:
+        tl.store(y + column, (tl.exp(before - base) * scale).to(y.dtype.element_ty), is_before)
+        tl.store(y + whole_end + column, (tl.exp(after - base) * scale).to(y.dtype.element_ty), is_after)
 
 
 @triton.jit

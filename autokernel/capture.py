@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -76,6 +77,9 @@ def capture(
     left_alone: list[str] = []
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        if why := why_left_alone(module):
+            left_alone.append(why)
+            return module.forward
         try:
             graph = CapturedGraph(normalise(module), tuple(inputs))
         except Exception as error:  # of any kind: this is whatever the model does, met by a tracer
@@ -101,6 +105,14 @@ def capture(
         again(lambda: compiled(*args, **kwargs))
     torch._dynamo.reset()
     return Capture(tuple(graphs), (*breaks, *left_alone))
+
+
+def why_left_alone(module: GraphModule) -> str | None:
+    """Traced once more, a graph would lose an autograd.Function, a checkpoint, a hook, a number that changes: if it has one."""
+    methods = {"register_hook", "requires_grad_", "retain_grad", "item"}
+    held = (n for n in module.graph.nodes if isinstance(n.target, HigherOrderOperator) or n.target in methods)
+    first = next(held, None)
+    return first and f"a graph with {first.target} in it is left as it is"
 
 
 def normalise(module: GraphModule) -> GraphModule:

@@ -151,6 +151,20 @@ def test_what_cannot_be_captured_is_said_with_its_share_of_the_time(tmp_path: Pa
     assert sum(h.share for h in profile.hotspots) == pytest.approx(1)
 
 
+CHECKPOINT = """
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(lambda x: torch.sin(x.exp()), self.first(x), use_reentrant=False) + 1
+"""
+
+
+def test_a_graph_that_is_left_alone_counts_as_not_captured(tmp_path: Path) -> None:
+    inputs = "import torch.utils.checkpoint\ndef example_inputs(): return (torch.randn(300, 128),)\n"
+    workload, _ = load(tmp_path, CHECKPOINT + inputs)
+    profile = profile_workload(workload, warmup=1, iterations=2, baseline="eager")
+    assert not profile.sites and profile.uncaptured == pytest.approx(1)
+    assert any("checkpoint" in reason for reason in profile.graph_breaks)
+
+
 @pytest.mark.parametrize(
     ("body", "args", "kwargs"),
     [("(torch.ones(2, 3),)", 1, []), ("{'x': torch.ones(2, 3)}", 0, ["x"]), ("((), {'x': torch.ones(2, 3)})", 0, ["x"])],

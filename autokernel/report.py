@@ -23,7 +23,7 @@ from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target
-STATUS_COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange", "undecided": "blue"}
+COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange", "undecided": "blue"}
 
 
 def write_report(workspace: Workspace) -> str:
@@ -154,7 +154,7 @@ def _plot_target(axis: Axes, target: Target, rows: Sequence[Experiment]) -> None
     for row, level, step in zip(rows, best, steps):
         height = level / step * (row.speedup_vs_incumbent or 1.0)
         measured = row.speedup_vs_incumbent is not None
-        axis.plot(row.experiment, height, "o" if measured else "x", color=STATUS_COLOURS[row.status], markersize=5)
+        axis.plot(row.experiment, height, "o" if measured else "x", color=COLOURS[row.status], markersize=5)
         if row.status == Status.KEPT:
             axis.annotate(row.description.split(":")[0][:40], (row.experiment, height), fontsize=6, rotation=20)
     axis.set_title(target.name, fontsize=9)

@@ -169,8 +169,7 @@ class Loop:
     def _announce(self, previous: Target | None, reason: str, target: Target, rules: Rules, exhausted: set[str]) -> None:
         if previous:
             why = NOTHING_LEFT if previous.name in exhausted else move_on(rows_of(previous, self.rows), rules)
-            if why:
-                self.say(f"leaving {previous.name}: {why}")
+            self.say(f"leaving {previous.name}: {why or 'another target promises more for the time'}")
         self.say(f"target {target.name}: {reason}")
 
     def start(self, target: Target, source: str | None = None) -> Experiment:

@@ -6,8 +6,19 @@ import pytest
 import torch
 
 from autokernel.experiments import STARTER
-from autokernel.scheduler import Rules, amdahl, loop_gain, move_on, next_target, reverts
+from autokernel.scheduler import (
+    Rules,
+    Weights,
+    amdahl,
+    expected_gain,
+    loop_gain,
+    move_on,
+    next_target,
+    reverts,
+    success_rate,
+)
 from autokernel.target import Plan, Target, default_target
+from benchmarks.scheduler import Record, compare, ours, replay, static_order
 from tests.test_experiments import ROW
 
 
@@ -117,6 +128,50 @@ def test_it_returns_with_more_patience_but_not_to_a_kernel_at_its_limit():
     assert choice.target.name != "big" and "round 2" in choice.reason
     everything = [replace(row, pct_peak=93.0) for row in history]
     assert next_target(PLAN, everything, Rules()) is None
+
+
+def test_what_the_machine_disturbed_says_nothing():
+    assert reverts(rows("reset", "undecided", "reset")) == 2
+    history = rows("undecided", "undecided", name="middle")
+    assert expected_gain(PLAN.targets[1], history) == expected_gain(PLAN.targets[1], rows(name="middle"))
+    assert next_target(PLAN, [replace(START, status="undecided")], Rules()).target.name == "big"  # judged once more
+    twice = [replace(START, status="undecided")] * 2
+    assert next_target(PLAN, twice + others("middle", "small"), Rules()).target.name == "middle"
+
+
+def test_recent_success_counts_more():
+    early, late = rows(1.1, 1.1, "reset", "reset"), rows("reset", "reset", 1.1, 1.1)
+    assert success_rate(late, Weights(memory=0.8)) > 0.5 > success_rate(early, Weights(memory=0.8))
+    assert success_rate(late, Weights(memory=1.0)) == success_rate(early, Weights(memory=1.0)) == 0.5
+
+
+def test_the_seldom_tried_have_a_bonus_that_grows():
+    target, history = PLAN.targets[0], rows("reset")
+    gains = [expected_gain(target, history, made, Weights(bonus=0.3)) for made in (1, 10, 100)]
+    assert gains == sorted(gains) and gains[0] < gains[2]
+    assert expected_gain(target, history, 100, Weights(bonus=0)) == expected_gain(target, history, 1, Weights(bonus=0))
+
+
+def test_the_quicker_target_first_where_the_hope_is_equal():
+    """middle promises half of what big does, and takes a fifth of the time."""
+    slow = replace(START, seconds=100.0)
+    history = others("small") + [replace(slow, target="big"), replace(START, target="middle", seconds=20.0)]
+    assert next_target(PLAN, history, Rules(), weights=Weights(pull=1)).target.name == "middle"
+
+
+def test_every_reason_to_leave_is_told():
+    history = rows(*["reset"] * 5, start=replace(START, pct_peak=95.0, seconds=7200.0))
+    told = move_on(history, Rules())
+    assert all(words in told for words in ("95 % of the peak", "5 experiments in a row", "2.0 hours"))
+
+
+def test_replay_of_recorded_runs():
+    """The static order stays with the largest target until a rule; ours has judged every starter by then."""
+    record = Record.read("cpu-compact-llama-fp32")
+    static, own = replay(record, static_order, False), replay(record, ours(Weights()), False)
+    assert len(own.gains) == record.length and own.gains[4] > static.gains[4]
+    assert compare(record, Weights(), False)["area ratio"] > 1
+    assert own.area(2) == pytest.approx(sum(own.gains[:2]) / 2 - 1)
 
 
 def test_amdahl():

@@ -155,7 +155,7 @@ def test_the_seldom_tried_have_a_bonus_that_grows():
 def test_the_quicker_target_first_where_the_hope_is_equal():
     """middle promises half of what big does, and takes a fifth of the time."""
     slow = replace(START, seconds=100.0)
-    history = others("small") + [replace(slow, target="big"), replace(START, target="middle", seconds=20.0)]
+    history = rows(name="small", start=slow) + rows(start=slow) + rows(name="middle", start=replace(slow, seconds=20.0))
     assert next_target(PLAN, history, Rules(), weights=Weights(pull=1)).target.name == "middle"
 
 

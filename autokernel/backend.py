@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy
@@ -141,7 +142,8 @@ class Replacer:
                 versions[sizes] = general
                 if len(tried) < MAX_SIZES and self._may_be_proven(sizes):
                     tried.append(sizes)
-                    versions[sizes] = self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
+                    with tracing(TracingContext(FakeTensorMode())):  # there Inductor notes which inputs are parameters
+                        versions[sizes] = self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
             return versions[sizes](*values)
 
         return choose
@@ -308,7 +310,9 @@ def _shorten_calls(graph: GraphModule, kernels: dict[OpOverload, Kernel]) -> Non
 def _copy(module: GraphModule) -> GraphModule:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    return GraphModule(module, graph)
+    copied = GraphModule(module, graph)
+    _keep_origins(copied, module)
+    return copied
 
 
 def _of_sizes(module: GraphModule, values: Sequence[Any]) -> GraphModule:
@@ -322,6 +326,8 @@ def _of_sizes(module: GraphModule, values: Sequence[Any]) -> GraphModule:
 def _keep_origins(graph: GraphModule, module: GraphModule) -> None:
     """What Dynamo noted about the inputs: Inductor asks which are parameters and stay where they are."""
     graph.meta |= module.meta
+    if hasattr(module, "_param_name_to_source"):  # without it, none of the rest is looked at
+        graph._param_name_to_source = module._param_name_to_source
     for ours, theirs in zip(graph.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")):
         ours.meta = theirs.meta | ours.meta
         if hasattr(theirs, "_dynamo_source"):

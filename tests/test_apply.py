@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch._inductor import compile_fx
 from torch.utils.checkpoint import checkpoint
 
 import autokernel
@@ -165,6 +166,36 @@ def test_a_model_of_changing_sizes_is_the_original(model, tokens, winners) -> No
             some = tokens[:, :length].reshape(-1)[None]
             torch.testing.assert_close(optimised(some), model(some), atol=1e-4, rtol=1e-4)
     assert len(replacer.replaced) == 18
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(64, 64), RMSNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x))
+
+
+@pytest.mark.parametrize("rows", [(256,), (100, 300, 256)], ids=["one size", "changing sizes"])
+def test_inductor_is_told_which_inputs_are_parameters(rows, monkeypatch) -> None:
+    """Else CUDA graphs would copy all weights at every call."""
+    model, x, told = Projected(), torch.randn(256, 64), []
+    compile_inner = compile_fx._compile_fx_inner
+
+    def recording(graph, inputs, **options):
+        told.append(len(options["static_input_idxs"]))
+        return compile_inner(graph, inputs, **options)
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", recording)
+    winner = winner_for(model.norm, x, load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text())
+    replacer = Replacer([winner], "reduce-overhead")
+    optimised = beside(model, replacer)
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+        for n in rows:
+            y = torch.randn(n, 64)
+            torch.testing.assert_close(optimised(y), model(y), atol=1e-5, rtol=1e-5)
+    assert len(replacer.replaced) == 1 and told == [3] * len(rows)
 
 
 # --- gradients and modes ----------------------------------------------------------------------------------------------

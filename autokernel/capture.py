@@ -108,7 +108,7 @@ def capture(
 
 
 def why_left_alone(module: GraphModule) -> str | None:
-    """Traced once more, a graph would lose an autograd.Function, a checkpoint, a hook, a number that changes: if it has one."""
+    """Traced once more, a graph would lose an autograd.Function, a checkpoint, a hook, a number that changes."""
     methods = {"register_hook", "requires_grad_", "retain_grad", "item"}
     held = (n for n in module.graph.nodes if isinstance(n.target, HigherOrderOperator) or n.target in methods)
     first = next(held, None)

@@ -1,8 +1,16 @@
 """Small random models of published architectures: what is found, that it is all replaced, that they stay the same."""
 
-import pytest
+from collections import Counter
 
-from benchmarks.architectures import ARCHITECTURES, examine
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autokernel.backend import Replacer, beside
+from autokernel.capture import capture
+from autokernel.match import SiteFinder
+from benchmarks.architectures import ARCHITECTURES, examine, starters
 
 pytest.importorskip("transformers")
 
@@ -34,3 +42,40 @@ def test_all_sites_are_found_and_replaced_and_the_model_stays_itself(name: str) 
     assert examined.replaced == examined.found
     assert examined.refused == REFUSED.get(name, {})
     assert examined.largest_difference < 2e-6  # of the largest output, in float32
+
+
+class OtherWays(nn.Module):
+    """x [batch, 16, 64]; operations as no model above writes them. Some of them adapt a kernel's inputs or its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.qkv = nn.Parameter(torch.randn(64)), nn.Linear(64, 192)
+        self.register_buffer("visible", torch.ones(1, 1, 16, 16).tril())
+        self.register_buffer("angles", torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        norms = F.layer_norm(x, (64,), self.weight, None, 1e-5), F.rms_norm(x, (64,), self.weight)
+        plus_one = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight)
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(sum(norms)).chunk(3, -1))
+        scores = (q @ k.transpose(-2, -1) * 0.25).masked_fill(self.visible == 0, -torch.inf)
+        y = torch.softmax(scores, -1) @ v
+        a, b, cos, sin = y[..., :8], y[..., 8:], self.angles.cos(), self.angles.sin()
+        backwards = torch.cat((a * cos + b * sin, a * (-sin) + b * cos), -1)
+        sums = y.max(-1).values, y.sum(-1, keepdim=True), y.sum(), torch.softmax(y, -1, dtype=torch.float32)
+        loss = -F.log_softmax(y[0, 0], -1).gather(-1, torch.arange(16).unsqueeze(-1)).mean()
+        return plus_one, backwards, *sums, loss
+
+
+@pytest.mark.parametrize("fallback", [None, "inductor"])
+def test_other_ways_to_write_operations_are_replaced_as_well(fallback: str | None) -> None:
+    torch.manual_seed(0)
+    model, x = OtherWays(), torch.randn(2, 16, 64)
+    finder = SiteFinder(min_elements=0)
+    sites = [site for graph in capture(model, (x,), {}).graphs for site in finder.find(graph.module)]
+    one_each = ("layernorm", "matmul", "flash_attention", "rotary_embedding", "softmax", "cross_entropy")
+    assert Counter(s.kernel_type for s in sites) == Counter(one_each) + Counter(rmsnorm=2, reduce=3)
+    replacer = Replacer(starters(sites), fallback, finder=finder)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.testing.assert_close(beside(model, replacer)(x), model(x))
+    assert len(replacer.replaced) == len(sites)

@@ -166,6 +166,8 @@ def value(row: Row, name: str, given: Any, generator: torch.Generator, contents:
         return given
     memory = torch.empty(given.storage_numel, dtype=given.dtype, device=generator.device)
     x = memory.as_strided(given.shape, given.strides, given.offset)
+    if name == "targets":  # none ignored: the limit is a pass over all rows, and a kernel may skip those that are
+        return x.random_(row.case.args["logits"].shape[-1], generator=generator)
     if name in row.spec.fill:
         return x.copy_(row.spec.fill[name](given, row.case.args, contents))
     x.normal_(generator=generator)

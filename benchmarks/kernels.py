@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--alternatives", action="store_true", help="our structural alternatives as well")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no row after so long (default: no limit)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="forwards and backwards (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="that compile at once")
+    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), help="that compile at once")
     parser.add_argument("--missing", action="store_true", help="only rows that the record lacks")
     parser.add_argument("--list", action="store_true", help="print the rows and who would run them")
     parser.add_argument("--record", type=Path, help="default: benchmarks/kernels-<device>.json")
@@ -106,8 +106,9 @@ def main() -> None:
             print(summary(row, entry), flush=True)
     if len(ready) < len(chosen):
         print(f"not reached within {budget:.0f} s: {len(chosen) - len(ready)} of {len(chosen)} rows (--missing goes on)")
-    path.with_suffix(".md").write_text(tables.gpu_tables(path))
-    roofline.plot(path)
+    if record:
+        path.with_suffix(".md").write_text(tables.gpu_tables(path))
+        roofline.plot(path)
 
 
 def wanted(row: Row, arguments: argparse.Namespace) -> bool:

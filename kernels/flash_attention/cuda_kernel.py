@@ -4,7 +4,8 @@ The Hopper kernel takes 16-bit tensors with head_dim a multiple of 8 up to 128, 
 causal one. fp32 is multiplied in fp32. head_dim is at most 256.
 """
 
-from functools import cache
+import ctypes
+from functools import cache, lru_cache
 
 import torch
 
@@ -491,22 +492,26 @@ int launch_general(const Tensor& Q, const Tensor& K, const Tensor& V, T* out, co
         return with(plain<T, D>, PLAIN_QUERIES, PLAIN_QUERIES * SHARE, (PLAIN_QUERIES + PLAIN_KEYS) * (D + 1) * sizeof(T));
 }
 
-extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, int mask_kind, int batch, int heads, int kv_heads,
-                   int seq_q, int seq_k, int D, int causal, float scale, int64_t q_b, int64_t q_h, int64_t q_s, int64_t q_d,
-                   int64_t k_b, int64_t k_h, int64_t k_s, int64_t k_d, int64_t v_b, int64_t v_h, int64_t v_s, int64_t v_d,
-                   int64_t m_b, int64_t m_h, int64_t m_q, int64_t m_k, cudaStream_t stream) {
+struct Call {
+    int64_t batch, heads, kv_heads, seq_q, seq_k, D, causal, mask_kind, q[4], k[4], v[4], mask[4];
+};
+
+extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, const Call* c, float scale, cudaStream_t stream) {
     using T = std::conditional_t<DTYPE == 0, float, std::conditional_t<DTYPE == 1, f16, bf16>>;
-    const Tensor Q = {q, q_b, q_h, q_s, q_d}, K = {k, k_b, k_h, k_s, k_d}, V = {v, v_b, v_h, v_s, v_d};
-    const Shape s = {batch, heads, kv_heads, seq_q, seq_k, D, bool(causal), scale};
+    const auto tensor = [](void* base, const int64_t (&s)[4]) { return Tensor{base, s[0], s[1], s[2], s[3]}; };
+    const Tensor Q = tensor(q, c->q), K = tensor(k, c->k), V = tensor(v, c->v);
+    const Shape s = {int(c->batch), int(c->heads),   int(c->kv_heads), int(c->seq_q), int(c->seq_k),
+                     int(c->D),     bool(c->causal), scale};
 #if AK_ARCH == 900 && DTYPE != 0
-    if (mask_kind == 0 && scale > 0 && D % 8 == 0 && WIDTH <= 128 && fits_hopper(Q) && fits_hopper(K) && fits_hopper(V)) {
-        const int64_t row = D, head = row * seq_q;
-        const Tensor out = {o, head * heads, head, row, 1};
+    const bool fits = WIDTH <= 128 && s.D % 8 == 0 && fits_hopper(Q) && fits_hopper(K) && fits_hopper(V);
+    if (fits && c->mask_kind == 0 && scale > 0) {
+        const int64_t row = s.D, head = row * s.seq_q;
+        const Tensor out = {o, head * s.heads, head, row, 1};
         using C = std::conditional_t<WIDTH == 64, Config<T, 64, WARPGROUPS_64, STAGES_64>, Config<T, 128, 2, 2>>;
         return launch_hopper<C>(Q, K, V, out, s, stream);
     }
 #endif
-    const Mask<T> mask = {mask_kind, mask_base, m_b, m_h, m_q, m_k};
+    const Mask<T> mask = {int(c->mask_kind), mask_base, c->mask[0], c->mask[1], c->mask[2], c->mask[3]};
     return launch_general<T, WIDTH>(Q, K, V, (T*)o, s, mask, stream);
 }
 """
@@ -515,9 +520,21 @@ extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, int mask
 @cache
 def _compiled(dtype: torch.dtype, width: int, few: bool) -> CudaFunction:
     """width: that of rows, at least head_dim. few: queries, of which blocks of 192 would be hard to balance."""
-    signature = "ppppp i iiiiii i f llll llll llll llll"
     knobs = {"TURNS": TURNS, "EARLY": EARLY, "STAGES_64": STAGES_64, "WARPGROUPS_64": WARPGROUPS_64 or (2 if few else 3)}
-    return cuda_function(SOURCE, "run", signature, DTYPE=DTYPE_CODE[dtype], WIDTH=width, **knobs)
+    return cuda_function(SOURCE, "run", "ppppp p f", DTYPE=DTYPE_CODE[dtype], WIDTH=width, **knobs)
+
+
+@lru_cache(4096)
+def _plan(
+    dtype: torch.dtype, q: tuple, k: tuple, causal: bool, mask_kind: int, strides: tuple
+) -> tuple[CudaFunction, ctypes.Array]:
+    """The library for a call and its numbers, by the shapes of Q and K and the strides of Q, K, V and the mask."""
+    B, H, seq_q, D = q
+    assert D <= 256, f"head_dim {D} is more than 256"
+    width = 64 if D <= 64 else 128 if D <= 128 else 256
+    sizes = (B, H, k[1], seq_q, k[2], D, causal, mask_kind)
+    numbers = (ctypes.c_int64 * 24)(*sizes, *(stride for tensor in strides for stride in tensor))
+    return _compiled(dtype, width, width == 64 and seq_q <= 1536), numbers
 
 
 def kernel_fn(
@@ -529,19 +546,15 @@ def kernel_fn(
     attn_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
-    B, H, seq_q, D = Q.shape
-    assert D <= 256, f"head_dim {D} is more than 256"
-    kv_heads, seq_k = K.shape[1:3]
     out = torch.empty(Q.shape, dtype=Q.dtype, device=Q.device)
-    scale = (D**-0.5 if sm_scale is None else sm_scale) * LOG2_E
-    mask_kind, mask_at, mask_strides = 0, 0, (0, 0, 0, 0)
+    scale = Q.shape[3] ** -0.5 if sm_scale is None else sm_scale
+    mask_kind, mask, mask_strides = 0, None, (0, 0, 0, 0)
     if attn_mask is not None:
         mask_kind = 1 if attn_mask.dtype == torch.bool else 2
-        attn_mask = attn_mask if mask_kind == 1 else attn_mask.to(Q.dtype)
-        mask_at, mask_strides = attn_mask.data_ptr(), attn_mask.expand(B, H, seq_q, seq_k).stride()
-    tensors = (Q.data_ptr(), K.data_ptr(), V.data_ptr(), out.data_ptr(), mask_at)
-    strides = (*Q.stride(), *K.stride(), *V.stride(), *mask_strides)
-    width = 64 if D <= 64 else 128 if D <= 128 else 256
-    few = width == 64 and seq_q <= 1536
-    _compiled(Q.dtype, width, few)(*tensors, mask_kind, B, H, kv_heads, seq_q, seq_k, D, causal, scale, *strides)
+        mask = attn_mask if mask_kind == 1 else attn_mask.to(Q.dtype)
+        mask_strides = mask.expand(*Q.shape[:3], K.shape[2]).stride()
+    strides = (Q.stride(), K.stride(), V.stride(), mask_strides)
+    run, numbers = _plan(Q.dtype, Q.shape, K.shape, causal, mask_kind, strides)
+    pointers = (Q.data_ptr(), K.data_ptr(), V.data_ptr(), out.data_ptr(), None if mask is None else mask.data_ptr())
+    run(*pointers, numbers, scale * LOG2_E)
     return out

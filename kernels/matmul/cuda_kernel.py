@@ -3,9 +3,11 @@
 fp32 is multiplied in fp32 (FFMA), not in TF32.
 """
 
+import ctypes
 import math
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +16,7 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 KERNEL_TYPE = "matmul"
 BACKEND = "cuda"
 TUNABLES = {
-    "BLOCK_M": [0, 64, 128, 256],
+    "BLOCK_M": [0, 64, 128],
     "BLOCK_N": [0, 64, 128, 192, 256],
     "STAGES": [0, 3, 4, 5, 6],
     "CLUSTER": [0, 1, 2],
@@ -38,26 +40,33 @@ class Tile:
     turns: bool  # whether two warpgroups take turns, a tile each; else they share each
     cluster: int
     splits: int  # parts of K
-    efficiency: float  # of the tensor cores, next to the first's
+    efficiency: float  # next to the first's, where there is work enough
 
-    def time(self, M: int, N: int, processors: int) -> float:
-        """Waves of clusters, times the work of one."""
+    def clocks(self, M: int, N: int, K: int, processors: int) -> float:
+        """Waves of clusters at 2,048 products a clock and processor; starting clusters and joining splits take more."""
         clusters, resident = -(-M // (self.m * self.cluster)) * -(-N // self.n) * self.splits, processors // self.cluster
         if self.splits > 1 and clusters > resident:  # they wait for each other
             return math.inf
-        return -(-clusters // resident) * self.m * self.n / self.splits / self.efficiency
+        wave = self.m * self.n * K / self.splits / 2048 / self.efficiency
+        return -(-clusters // resident) * wave + 1000 * (self.cluster > 1) + 6000 * (self.splits > 1)
 
 
 TILES = (
-    Tile(128, 256, 4, False, 2, 1, 1.0),
     Tile(128, 128, 6, True, 2, 1, 1.0),
-    Tile(128, 64, 8, True, 1, 1, 0.6),
-    Tile(64, 64, 8, True, 1, 1, 0.4),
-    Tile(128, 256, 4, False, 2, 4, 0.8),
-    Tile(128, 256, 4, False, 2, 2, 0.8),
+    Tile(128, 128, 6, True, 1, 1, 0.98),
+    Tile(128, 64, 8, True, 1, 1, 0.7),
+    Tile(64, 64, 8, True, 1, 1, 0.45),
+    Tile(128, 128, 6, False, 2, 2, 1.0),
 )
 
-SIGNATURE = "ppp iii llll pp"
+SIGNATURE = "ppp p pp"  # A, B, C, the numbers of a call, room for splits
+
+CALL_SOURCE = r"""
+#include <cstdint>
+struct Call {
+    int64_t M, N, K, a_m, a_k, b_k, b_n;
+};
+"""
 
 HOPPER_SOURCE = r"""
 #include <hopper_gemm.cuh>
@@ -65,10 +74,10 @@ HOPPER_SOURCE = r"""
 using T = std::conditional_t<DTYPE == 1, f16, bf16>;
 using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, TILE_SPLITS, A_K, B_K>;
 
-extern "C" int run(const void* A, const void* B, void* C, int M, int N, int K, int64_t a_m, int64_t a_k, int64_t b_k,
-                   int64_t b_n, void* sums, void* ready, cudaStream_t stream) {
-    const hopper::Problem problem = {M, N, K, GROUP, (float4*)sums, (unsigned*)ready, true};
-    return hopper::launch_gemm<G>(A, B, nullptr, C, problem, A_K ? a_m : a_k, B_K ? b_n : b_k, PROCESSORS, EARLY, stream);
+extern "C" int run(const void* A, const void* B, void* C, const Call* c, void* sums, void* ready, cudaStream_t stream) {
+    const hopper::Problem problem = {int(c->M), int(c->N), int(c->K), GROUP, (float4*)sums, (unsigned*)ready, true};
+    const int64_t lda = A_K ? c->a_m : c->a_k, ldb = B_K ? c->b_n : c->b_k;
+    return hopper::launch_gemm<G>(A, B, nullptr, C, problem, lda, ldb, PROCESSORS, EARLY, stream);
 }
 """
 
@@ -124,11 +133,10 @@ __global__ void __launch_bounds__(128)
             }
 }
 
-extern "C" int run(const void* A_base, const void* B_base, void* C, int M, int N, int K, int64_t a_m, int64_t a_k,
-                   int64_t b_k, int64_t b_n, void*, void*, cudaStream_t stream) {
-    const Matrix A = {A_base, a_m, a_k}, B = {B_base, b_n, b_k};
-    matmul<<<divide_up(M, BLOCK) * divide_up(N, BLOCK), 128, 0, stream>>>(A, B, (T*)C, M, N, K, A.in_vectors(A_K),
-                                                                          B.in_vectors(B_K));
+extern "C" int run(const void* a, const void* b, void* C, const Call* c, void*, void*, cudaStream_t stream) {
+    const Matrix A = {a, c->a_m, c->a_k}, B = {b, c->b_n, c->b_k};
+    const int blocks = divide_up(c->M, BLOCK) * divide_up(c->N, BLOCK);
+    matmul<<<blocks, 128, 0, stream>>>(A, B, (T*)C, c->M, c->N, c->K, A.in_vectors(A_K), B.in_vectors(B_K));
     return cudaGetLastError();
 }
 """
@@ -193,9 +201,9 @@ __global__ void __launch_bounds__(256, 2) matmul(Matrix A, Matrix B, float* C, i
         }
 }
 
-extern "C" int run(const void* A, const void* B, void* C, int M, int N, int K, int64_t a_m, int64_t a_k, int64_t b_k,
-                   int64_t b_n, cudaStream_t stream) {
-    matmul<<<divide_up(M, BLOCK) * divide_up(N, BLOCK), 256, 0, stream>>>({A, a_m, a_k}, {B, b_n, b_k}, (float*)C, M, N, K);
+extern "C" int run(const void* a, const void* b, void* C, const Call* c, void*, void*, cudaStream_t stream) {
+    const int blocks = divide_up(c->M, BLOCK) * divide_up(c->N, BLOCK);
+    matmul<<<blocks, 256, 0, stream>>>({a, c->a_m, c->a_k}, {b, c->b_n, c->b_k}, (float*)C, c->M, c->N, c->K);
     return cudaGetLastError();
 }
 """
@@ -206,38 +214,49 @@ def _hopper(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, tile: Tile, pr
     layout = {"DTYPE": DTYPE_CODE[dtype], "A_K": int(a_along_k), "B_K": int(b_along_k)}
     names = {f"TILE_{name.upper()}": int(value) for name, value in asdict(tile).items() if name != "efficiency"}
     launch = {"GROUP": GROUP, "EARLY": EARLY, "PROCESSORS": processors}
-    return cuda_function(HOPPER_SOURCE, "run", SIGNATURE, **layout, **names, **launch)
+    return cuda_function(CALL_SOURCE + HOPPER_SOURCE, "run", SIGNATURE, **layout, **names, **launch)
 
 
 @cache
 def _general(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, block: int) -> CudaFunction:
     if dtype == torch.float32:  # its kernel looks at the strides as it runs
-        return cuda_function(FP32_SOURCE, "run", SIGNATURE, BLOCK=block)
+        return cuda_function(CALL_SOURCE + FP32_SOURCE, "run", SIGNATURE, BLOCK=block)
     layout = {"DTYPE": DTYPE_CODE[dtype], "A_K": int(a_along_k), "B_K": int(b_along_k)}
-    return cuda_function(MMA_SOURCE, "run", SIGNATURE, **layout, BLOCK=block)
+    return cuda_function(CALL_SOURCE + MMA_SOURCE, "run", SIGNATURE, **layout, BLOCK=block)
 
 
 def _tile(M: int, N: int, K: int, processors: int) -> Tile:
-    tiles = [t for t in TILES if t.splits == 1 or K >= 2048]
-    best = min(tiles, key=lambda tile: tile.time(M, N, processors))
+    best = min(TILES, key=lambda tile: tile.clocks(M, N, K, processors))
     fixed = {"m": BLOCK_M, "n": BLOCK_N, "stages": STAGES, "cluster": CLUSTER}
     return replace(best, **{name: value for name, value in fixed.items() if value})
 
 
-@cache
-def _function(
-    dtype: torch.dtype, M: int, N: int, K: int, along_k: tuple[bool, bool], tma: bool, device: int
-) -> tuple[CudaFunction, int]:
-    """The library for this call, and the numbers that it needs room for: one for each tile, layout and dtype, for each
-    takes seconds to compile."""
+class Plan(NamedTuple):
+    """A call of one shape and layout, prepared: Python's part of a small product takes longer than the GPU's."""
+
+    run: CudaFunction
+    numbers: ctypes.Array  # Call
+    room: int  # numbers in fp32, for the sums of splits
+
+
+@lru_cache(4096)
+def _plan(dtype: torch.dtype, a: tuple, a_strides: tuple, b: tuple, b_strides: tuple, aligned: bool, device: int) -> Plan:
+    """By the shapes of A and B, their strides, and whether both start at multiples of 16 bytes."""
+    M, K, N = *a, b[1]
+    numbers = (ctypes.c_int64 * 7)(M, N, K, *a_strides, *b_strides)
+    along_k = a_strides[1] == 1, b_strides[1] != 1
+    a_line, a_inner = a_strides if along_k[0] else a_strides[::-1]
+    b_line, b_inner = b_strides[::-1] if along_k[1] else b_strides
+    lines = a_inner == b_inner == 1 and a_line % 8 == b_line % 8 == 0 < min(a_line, b_line)
     properties = torch.cuda.get_device_properties(device)
     processors = properties.multi_processor_count
-    if tma and properties.major == 9:
+    if properties.major == 9 and dtype != torch.float32 and aligned and lines:  # as TMA asks
         tile = _tile(M, N, K, processors)
-        rows, columns = -(-M // (tile.m * tile.cluster)) * tile.m * tile.cluster, -(-N // tile.n) * tile.n
-        return _hopper(dtype, *along_k, tile, processors), rows * columns * tile.splits if tile.splits > 1 else 0
+        sums = -(-M // (tile.m * tile.cluster)) * tile.m * tile.cluster * -(-N // tile.n) * tile.n * tile.splits
+        return Plan(_hopper(dtype, *along_k, tile, processors), numbers, sums if tile.splits > 1 else 0)
     small = 32 if dtype == torch.float32 else 64
-    return _general(dtype, *along_k, 128 if processors <= -(-M // 128) * -(-N // 128) else small), 0
+    block = 128 if processors <= -(-M // 128) * -(-N // 128) else small
+    return Plan(_general(dtype, *along_k, block), numbers, 0)
 
 
 def _zeros(device: torch.device, stream: int) -> torch.Tensor:
@@ -255,22 +274,14 @@ def _room(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]
     return torch.empty(count, dtype=torch.float32, device=device), ready
 
 
-def _fits_tma(matrix: torch.Tensor, along: int) -> bool:
-    """Whether its 16-bit elements are contiguous along this dim, in lines that start at multiples of 16 bytes."""
-    line = matrix.stride(1 - along)
-    return matrix.element_size() == 2 and matrix.stride(along) == 1 and line % 8 == 0 < line and matrix.data_ptr() % 16 == 0
-
-
 def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """A [M, K] @ B [K, N] -> a contiguous [M, N] in A's dtype."""
-    M, K = A.shape
-    N = B.shape[1]
-    C = torch.empty((M, N), dtype=A.dtype, device=A.device)
-    a_along_k, b_along_k = A.stride(1) == 1, B.stride(1) != 1
-    tma = _fits_tma(A, a_along_k) and _fits_tma(B, not b_along_k)
-    run, count = _function(A.dtype, M, N, K, (a_along_k, b_along_k), tma, A.device.index)
-    held = _room(count, A.device) if count else ()
-    room = [tensor.data_ptr() for tensor in held] or (None, None)
-    pointers = (A.data_ptr(), B.data_ptr(), C.data_ptr())
-    run(*pointers, M, N, K, *A.stride(), *B.stride(), *room)
+    C = torch.empty((A.shape[0], B.shape[1]), dtype=A.dtype, device=A.device)
+    a, b = A.data_ptr(), B.data_ptr()
+    plan = _plan(A.dtype, A.shape, A.stride(), B.shape, B.stride(), (a | b) % 16 == 0, C.get_device())
+    if plan.room:
+        sums, ready = _room(plan.room, A.device)
+        plan.run(a, b, C.data_ptr(), plan.numbers, sums.data_ptr(), ready.data_ptr())
+    else:
+        plan.run(a, b, C.data_ptr(), plan.numbers, None, None)
     return C

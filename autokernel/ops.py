@@ -206,8 +206,12 @@ def direct(graph: GraphModule) -> Kernel:
         graph.graph.erase_node(node)
     for node in graph.graph.nodes:
         node.target = DIRECT.get(node.target, node.target)
-    graph.recompile()
-    return graph.forward
+    forward = GraphModule(graph, graph.graph).forward  # what Dynamo's own class has is not to be called from other graphs
+
+    def call(*arguments: Any) -> Tensor:
+        return forward(*arguments)
+
+    return call
 
 
 def launcher(

@@ -168,6 +168,32 @@ def test_a_model_of_changing_sizes_is_the_original(model, tokens, winners) -> No
     assert len(replacer.replaced) == 18
 
 
+TRACED = """
+import torch
+
+def kernel_fn(x, weight, eps=1e-6):
+    assert isinstance(x, torch._subclasses.FakeTensor) or torch.compiler.is_compiling(), "called, not traced"
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y.copy_(helper(x) * weight)
+    return y
+
+def helper(x):
+    return x * 0 + 3 + x.data_ptr() % 16
+"""
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_triton_kernels_are_traced_once_and_not_called(fallback) -> None:
+    """No Triton here; but what surrounds its launches in a kernel file is treated as on a GPU."""
+    norm, x = RMSNorm(64).requires_grad_(False), torch.randn(256, 64)
+    winner = winner_for(norm, x, TRACED)
+    replacer = Replacer([replace(winner, target=replace(winner.target, backend="triton"))], fallback)
+    optimised = beside(norm, replacer)
+    for _ in range(2):
+        torch.testing.assert_close(optimised(x), 3 * norm.weight.expand(256, 64))
+    assert len(replacer.seen) == 1 and all(replacer.seen.values())
+
+
 class Projected(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from autokernel.agents.toolbox import TOOLS, Toolbox, Unusable
 TURNS = 8  # requests in one experiment; in the last one it is told to propose
 LEAST_ANSWER = 4_000  # tokens: a kernel and some thought fit; with less than this left in the budget the run ends
 BYTES_PER_TOKEN = 2  # of code, about 3: a bound on the size of a prompt that is not sent yet
+ADDED_TOKENS = 1_000  # to a prompt, at most, by the API: its own words on tools
 READ_TIMEOUT_S = 120  # the API sends pings while the model thinks: such a silence is a dead connection
 PATIENCE_S, LONGEST_WAIT_S = 1800, 60  # of retries: an outage of half an hour ends the run, whose next call goes on
 PASSING_TYPES = ("overloaded_error", "rate_limit_error", "api_error", "timeout_error")
@@ -189,7 +190,8 @@ class ClaudeAgent:
     def _request(self, talk: Talk, purse: Purse) -> Message:
         messages = marked(talk.messages)
         system = [{"type": "text", "text": SYSTEM + rules_text()} | CACHED]
-        prompt = (len(str(system)) + len(str(TOOLS)) + len(str(messages))) // BYTES_PER_TOKEN
+        size = sum(len(str(part).encode()) for part in (system, TOOLS, messages))
+        prompt = size // BYTES_PER_TOKEN + ADDED_TOKENS
         allowed = min(self.options.max_tokens, purse.affordable(self.model, prompt))
         if allowed < min(LEAST_ANSWER, self.options.max_tokens):
             raise purse.out(cost(self.model, 0, prompt, 0, LEAST_ANSWER))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autokernel.agents import Context, Trial
 from autokernel.agents.playbook import tier_that_fits
 from autokernel.experiments import STARTER, Status
-from autokernel.spec import ROOT
+from autokernel.spec import PROBLEMS, ROOT
 
 RECENT, STEPS = 15, 30  # experiments told in full: the last ones, and the last that were kept
 OLDER = 60  # told in a few words; of those before them only how many there were
@@ -44,6 +44,10 @@ It is also judged at these sizes, in fp16, bf16 and fp32: {", ".join(str(dict(d)
 
 
 def oracle_text(context: Context) -> str:
+    if context.spec.folder.parent == PROBLEMS:
+        problem = (context.spec.folder / "problem.py").read_text()
+        guide = (ROOT / "kernelbench" / "program_kb.md").read_text()
+        return f"The problem, whose Model your ModelNew must agree with:\n```python\n{problem}```\n\n{guide}"
     oracle = textwrap.dedent(inspect.getsource(context.spec.oracle))
     return f"The oracle, which `kernel_fn` must agree with (same parameters, in the same names):\n```python\n{oracle}```"
 

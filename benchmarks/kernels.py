@@ -25,6 +25,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -94,7 +95,7 @@ def main() -> None:
     chosen = [row for row in chosen if not (arguments.missing and row.name in record)]
     built = compile_all(chosen, arguments, started + budget * COMPILING_SHARE)
     ready = [row for row in chosen if all((row.name, name) in built for name in who(row, arguments))]
-    machine = {"command": f"python benchmarks/kernels.py {' '.join(sys.argv[1:])}".strip(), **versions(arguments.device)}
+    machine = {"command": command(arguments), **versions(arguments.device)}
     with torch.inference_mode(), clocks(arguments.device) as clock:
         for done, row in enumerate(ready):
             if time.monotonic() >= started + budget:
@@ -109,6 +110,12 @@ def main() -> None:
     if record:
         path.with_suffix(".md").write_text(tables.gpu_tables(path))
         roofline.plot(path)
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """What repeats this run, on any machine."""
+    words = [word for word in sys.argv[1:] if word not in ("--record", str(arguments.record))]
+    return shlex.join(["python", "benchmarks/kernels.py", *words])
 
 
 def wanted(row: Row, arguments: argparse.Namespace) -> bool:

@@ -6,6 +6,7 @@ Usage: python benchmarks/tables.py          (writes them)
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -128,9 +129,9 @@ def gpu_tables(path: Path) -> str:
         columns = ("case", *present, *more, "ours / limit", "best peer / ours", "of peak")
         rows = [_gpu_row(entry, (*present, *more)) for entry in entries]
         lines += [f"## {name}", "", *_table(columns, "l" + "r" * (len(columns) - 1), rows), ""]
-        notes = [f"- {e['case']}, {who}: {why}" for e in entries for who, why in e["failed"].items()]
-        notes += [f"- {e['case']}, {who}: not captured as a CUDA graph" for e in entries for who in e["not_captured"]]
-        lines += [*notes, ""] if notes else []
+        notes = Counter(f"{who}: {why}" for e in entries for who, why in e["failed"].items())
+        notes += Counter(f"{who}: not captured as a CUDA graph" for e in entries for who in e["not_captured"])
+        lines += [*(f"- {note} ({cases} of {len(entries)} cases)" for note, cases in notes.items()), ""] if notes else []
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -157,10 +158,10 @@ def _goal_rows(record: Mapping[str, Any], device: str) -> Iterator[tuple[str, ..
 def _gpu_row(entry: Mapping[str, Any], who: Sequence[str]) -> tuple[str, ...]:
     us, best = entry["us"], standing(entry)
     times = (f"{median(us[name]):.1f}" if name in us else "-" for name in who)
-    ratios = (
-        (f"{best.vs_limit or ''}", f"{best.ours}: {best.vs_peer} {best.peer}" if best.vs_peer else "") if best else ("", "")
-    )
-    return (entry["case"], *times, *ratios, of_peak(entry, best.ours) if best else "")
+    if best is None:
+        return (entry["case"], *times, "", "", "")
+    ahead = f"{best.vs_peer} ({best.peer} / {best.ours})" if best.vs_peer else ""
+    return (entry["case"], *times, f"{best.vs_limit or ''}", ahead, of_peak(entry, best.ours))
 
 
 def of_peak(entry: Mapping[str, Any], name: str) -> str:

@@ -4,6 +4,7 @@ What holds for every CUDA starter is in test_cuda_starters.py; here are the tile
 compile a library each.
 """
 
+import ctypes
 import itertools
 import re
 import subprocess
@@ -118,8 +119,9 @@ def test_every_tile_on_a_shape_that_it_does_not_divide(tile):
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     run = MATMUL._hopper(HALF, True, False, tile, processors)
     room = MATMUL._room(1024 * 1280 * tile.splits, A.device)
+    numbers = (ctypes.c_int64 * 7)(520, 1048, 2120, *A.stride(), *B.stride())
     for _ in range(3):  # the zeros that splits count with are zeros again
-        run(*(x.data_ptr() for x in (A, B, C)), 520, 1048, 2120, *A.stride(), *B.stride(), *(x.data_ptr() for x in room))
+        run(*(x.data_ptr() for x in (A, B, C)), numbers, *(x.data_ptr() for x in room))
     exact = A.double() @ B.double()
     assert (C.double() - exact).norm() / exact.norm() < 5e-4
 

@@ -4,7 +4,7 @@ What TMA cannot read, fp32 and other GPUs take the library's three GEMMs around 
 """
 
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -12,8 +12,13 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 
 KERNEL_TYPE = "fused_mlp"
 BACKEND = "cuda"
-TUNABLES = {"GATE_TILE": [-1, 0, 1, 2], "DOWN_TILE": [-1, 0, 1, 2], "GATE_GROUP": [2, 4, 8, 16], "DOWN_GROUP": [2, 4, 8]}
-TUNABLES |= {"EARLY": [0, 1]}
+TUNABLES = {
+    "GATE_TILE": [-1, 0, 1, 2],
+    "DOWN_TILE": [-1, 0, 1, 2],
+    "GATE_GROUP": [2, 4, 8, 16],
+    "DOWN_GROUP": [2, 4, 8, 16],
+    "EARLY": [0, 1],
+}
 
 GATE_TILE = -1  # of GATE_TILES; -1: the one that should take least time
 DOWN_TILE = -1  # of DOWN_TILES
@@ -115,24 +120,20 @@ def _fastest(tiles: tuple[Tile, ...], M: int, N: int, processors: int) -> Tile:
     return min(tiles, key=time)
 
 
-@cache
+@lru_cache(4096)
 def _products(
-    dtype: torch.dtype, M: int, dim: int, hidden: int, activation: str, device: int
+    dtype: torch.dtype, M: int, strides: tuple, weight: tuple, activation: str, aligned: bool, device: int
 ) -> tuple[CudaFunction, CudaFunction] | None:
-    """Up and down on Hopper; None elsewhere."""
+    """Up and down on Hopper, for rows that start at multiples of 16 bytes (strides of x, gate, up and down); else None."""
+    hidden, dim = weight
+    fits = all(inner == 1 and line > 0 and line % 8 == 0 for line, inner in (*strides, (hidden, 1)))
     properties = torch.cuda.get_device_properties(device)
-    if properties.major != 9:
+    if properties.major != 9 or dtype == torch.float32 or not (fits and aligned and strides[1] == strides[2]):
         return None
     count = properties.multi_processor_count
     up = _fastest(GATE_TILES, M, 2 * hidden, count) if GATE_TILE < 0 else GATE_TILES[GATE_TILE]
     down = _fastest(DOWN_TILES, M, dim, count) if DOWN_TILE < 0 else DOWN_TILES[DOWN_TILE]
     return _gemm(dtype, activation, up, count), _gemm(dtype, "", down, count)
-
-
-def _fits_tma(t: torch.Tensor) -> bool:
-    """Rows of 16-bit elements, each starting at a multiple of 16 bytes."""
-    row = t.stride(0)
-    return t.element_size() == 2 and t.stride(1) == 1 and row % 8 == 0 < row and t.data_ptr() % 16 == 0
 
 
 def kernel_fn(
@@ -143,11 +144,13 @@ def kernel_fn(
     activation: str = "silu",
 ) -> torch.Tensor:
     """x [..., dim], w_gate and w_up [hidden, dim], w_down [dim, hidden] -> contiguous, of x's shape and dtype."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     M, dim = rows.shape
     hidden = w_gate.shape[0]
-    by_tma = all(map(_fits_tma, (rows, w_gate, w_up, w_down))) and hidden % 8 == 0 and w_gate.stride() == w_up.stride()
-    products = _products(x.dtype, M, dim, hidden, activation, x.device.index) if by_tma else None
+    at_x, at_gate, at_up, at_down = rows.data_ptr(), w_gate.data_ptr(), w_up.data_ptr(), w_down.data_ptr()
+    aligned = (at_x | at_gate | at_up | at_down) % 16 == 0
+    strides = (rows.stride(), w_gate.stride(), w_up.stride(), w_down.stride())
+    products = _products(x.dtype, M, strides, w_gate.shape, activation, aligned, x.get_device())
     if products is None:
         gate, up = torch.mm(rows, w_gate.t()), torch.mm(rows, w_up.t())
         _gated(x.dtype, activation)(gate.data_ptr(), up.data_ptr(), gate.numel())
@@ -155,7 +158,6 @@ def kernel_fn(
     middle = torch.empty((M, hidden), dtype=x.dtype, device=x.device)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     up, down = products
-    weights = (w_gate.data_ptr(), w_up.data_ptr())
-    up(rows.data_ptr(), *weights, middle.data_ptr(), M, hidden, dim, rows.stride(0), w_gate.stride(0))
-    down(middle.data_ptr(), w_down.data_ptr(), None, y.data_ptr(), M, dim, hidden, hidden, w_down.stride(0))
+    up(at_x, at_gate, at_up, middle.data_ptr(), M, hidden, dim, strides[0][0], strides[1][0])
+    down(middle.data_ptr(), at_down, None, y.data_ptr(), M, dim, hidden, hidden, strides[3][0])
     return y

@@ -19,7 +19,7 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def ratio(times: Sequence[float], over: Sequence[float]) -> Ratio:

@@ -31,8 +31,8 @@ def test_a_change_of_a_record_is_noticed(tmp_path, monkeypatch):
     assert {path.name for path in tables.stale()} == {"README.md", "kernels-h200.md"}
     tables.write()
     assert tables.stale() == []
-    assert "| rmsnorm | 1 | 1.05 [" in (tmp_path / "README.md").read_text()
-    assert "| 9.6 | 40.5 | 10.1 | 1.05 [" in (folder / "kernels-h200.md").read_text()
+    assert "| rmsnorm | 1 | 1.053 [" in (tmp_path / "README.md").read_text()
+    assert "| 9.6 | 40.5 | 10.1 | 1.053 [" in (folder / "kernels-h200.md").read_text()
     record["rmsnorm a"]["us"]["triton"] = [20.0] * 24
     (folder / "kernels-h200.json").write_text(json.dumps(record))
     assert {path.name for path in tables.stale()} == {"README.md", "kernels-h200.md"}

@@ -2,11 +2,12 @@
 
 Usage:   python benchmarks/models.py                        (all, on the GPU if there is one; some three minutes there)
          python benchmarks/models.py --device cpu bert gpt2
-Reads:   kernels/<type>/<backend>_kernel.py: the starters, as a run begins with them
+Reads:   kernels/<type>/<backend>_kernel.py: the starters, as a run begins with them (on a GPU Triton's, or CUDA's: CUDA)
 Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)
 
 Every model has a process of its own. Models are compiled side by side, and timed one at a time while the others wait. A
-kernel stays where the model is faster with it, by leave-one-out; what remains is measured on data that decided nothing.
+kernel stays where the model is faster with it, by leave-one-out (over eager, and over torch.compile; on a GPU there with
+CUDA graphs, and the same kernels are taken without); what remains is measured on data that decided nothing.
 Intervals (95 %) are over rounds in one process, which has a bias of its own: `python verify.py` takes several.
 """
 
@@ -18,7 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
@@ -70,6 +71,7 @@ MODELS = {  # of the GPU in float16; a CPU runs in float32 those that suit it
     "hf-llama": Workload("transformers", "LlamaForCausalLM", HF_LLAMA, (1, 1024)),
     "hf-qwen3": Workload("transformers", "Qwen3ForCausalLM", HF_QWEN3, (1, 1024)),
 }
+CUDA = {"flash_attention", "fused_mlp"}  # types of which the CUDA starter is the faster one, by benchmarks/kernels.py
 CPU_MODELS = ("compact-llama", "gpt2", "bert")
 CONFIDENCE, WARMUP = 0.95, 3
 
@@ -110,8 +112,9 @@ def main() -> None:
     stage = Stage(context.Lock(), barriers, arguments.seconds, ends)
     results = context.Queue()
     dtype = "float32" if arguments.device == "cpu" else "float16"
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max((os.cpu_count() or 2) // len(names), 1)))
-    modes = [EAGER, INDUCTOR, *([GRAPHS] if arguments.device != "cpu" else [])]
+    for threads in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS") if arguments.device != "cpu" else ():
+        os.environ.setdefault(threads, str(max((os.cpu_count() or 2) // len(names), 1)))
+    modes = (EAGER, INDUCTOR) if arguments.device == "cpu" else (EAGER, GRAPHS, INDUCTOR)
     children = []
     for name in names:
         workload = Workload(**vars(MODELS[name]) | {"dtype": dtype, "device": arguments.device})
@@ -161,7 +164,7 @@ def report(name: str, entry: Mapping[str, Any]) -> None:
 # --- in the process of one model -------------------------------------------------------------------------------------
 
 
-def child(name: str, workload: Workload, modes: list[str], last: list[str], stage: Stage, results: Any) -> None:
+def child(name: str, workload: Workload, modes: tuple[str, ...], last: list[str], stage: Stage, results: Any) -> None:
     def say(line: str) -> None:
         print(f"[{time.strftime('%X')}] {name}: {line}", flush=True)
 
@@ -170,14 +173,14 @@ def child(name: str, workload: Workload, modes: list[str], last: list[str], stag
 
 
 def measure(
-    workload: Workload, modes: list[str], last: list[str], stage: Stage, say: Callable[[str], None]
+    workload: Workload, modes: tuple[str, ...], last: list[str], stage: Stage, say: Callable[[str], None]
 ) -> dict[str, Any]:
     profile = profile_workload(workload, 2, 5, baseline="eager")
     plan = make_plan(profile, top=99)
     winners = tuple(winners_of(plan))
     say(f"{profile.latency_us / 1e3:.2f} ms a pass; targets: {', '.join(w.target.name for w in winners)}")
     model, _, _ = workload.load()
-    trials = {over: Sides(workload, model) for over in modes}
+    trials = {over: Sides(workload, model) for over in modes[:2]}
     example = workload.inputs(model, 1)
     for over, sides in trials.items():
         finder = trials[EAGER].finder  # what it proved need not be proven again
@@ -198,6 +201,7 @@ def measure(
         }
         stay[over] = tuple(w for w in winners if w.target.name in gains[over] and gains[over][w.target.name].low >= 1)
         say(f"over {over} stay: {', '.join(w.target.name for w in stay[over]) or 'none'}")
+    stay |= {over: stay[GRAPHS] for over in modes[2:]}
     trials.clear()
     final = Sides(workload, model)
     for over in (*modes, *last):
@@ -249,8 +253,9 @@ def measure(
     }
 
 
-def winners_of(plan: Plan) -> Sequence[Winner]:
-    return [Winner(t, load_spec(t.kernel_type).starters(t.backend)[t.starter].read_text()) for t in plan.targets]
+def winners_of(plan: Plan) -> list[Winner]:
+    chosen = [replace(t, backend="cuda") if t.backend == "triton" and t.kernel_type in CUDA else t for t in plan.targets]
+    return [Winner(t, next(iter(load_spec(t.kernel_type).starters(t.backend).values())).read_text()) for t in chosen]
 
 
 def holds(winner: Winner, case: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -140,3 +141,22 @@ def test_goals_are_met_or_not(kernel_type, us, met, applying):
     found = [(goal, goal.value(standing(of_case), of_case)) for goal in goals(h100=False) if kernel_type in goal.types]
     counted = [(goal, value) for goal, value in found if value is not None]
     assert (sum(goal.met(value) for goal, value in counted), len(counted)) == (met, applying)
+
+
+READS_ALL = """
+import torch
+from benchmarks.limits import _read
+words = torch.randint(-(2**31), 2**31 - 1, (100_003,), dtype=torch.int32)
+out = torch.zeros(7, dtype=torch.int32)
+_read[(7,)](words, out, words.numel(), BLOCK=2048)
+folded = lambda x: __import__("functools").reduce(__import__("operator").xor, x.tolist())
+assert folded(out) == folded(words) != 0
+"""
+
+
+def test_the_read_limit_reads_every_word():
+    """In Triton's interpreter, which has to be chosen before triton is imported."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", READS_ALL], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -16,10 +16,11 @@ from autokernel.agents.anthropic_api import ClaudeAgent, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.prompt import task_text
 from autokernel.agents.purse import Purse, Spent
+from autokernel.agents.toolbox import look_text
 from autokernel.agents.tuner import Tuner, read_knobs, scored, set_knob, structure
 from autokernel.experiments import STARTER
 from autokernel.gate import Judge
-from autokernel.gate.verdict import Correctness, Interval, Verdict
+from autokernel.gate.verdict import CaseTiming, Correctness, Interval, Verdict
 from autokernel.ledger import GitLedger
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
@@ -307,11 +308,13 @@ def test_claude_has_an_edit_looked_at_before_an_experiment_is_spent(api, judge):
     assert "CPU" in words[4] and proposal.source == "x = 1\n"
 
 
-def test_a_look_at_a_correct_edit_says_how_fast_it_is(api, judge):
-    api.script[:] = [said(Call("look", {"edits": EDITED["edits"]})), GOOD]
-    claude(api).propose(replace(context(FIRST), bench=judge))
-    answer = api.requests[1]["messages"][-1]["content"][0]
-    assert answer["content"].startswith("correct as far as looked at; roughly: ") and "is_error" not in answer
+def test_a_look_at_a_correct_edit_says_how_fast_it_is():
+    timing = CaseTiming("M=512,N=768 float32", 1, 73.8, 1, 1, speedup_vs_incumbent=Interval(1.01, 1.08, 1.15))
+    verdict = Verdict("rmsnorm", "cpp", "cpu", Correctness.PASS, False, "faster", 1, cases=(timing,))
+    assert look_text(verdict) == (
+        "correct as far as looked at; roughly: faster\n"
+        "M=512,N=768 float32: 73.8 us, 1.080 [1.010, 1.150] x the kernel to beat's speed"
+    )
 
 
 BAD_ANSWERS = {
@@ -335,7 +338,7 @@ def test_a_malformed_answer_is_repaired_once_and_then_logged_as_failed(api, judg
     api.usages.clear()
     proposal = claude(api).propose(context(FIRST))
     assert len(api.script) == 1 and "no usable answer" in proposal.hypothesis
-    assert proposal.cost_usd >= priced(api.usages) > 0
+    assert proposal.cost_usd > 0.999 * priced(api.usages) > 0
     assert judge.examine(proposal.source, TARGET).correctness == "FAIL"
 
 

@@ -172,7 +172,9 @@ def look_text(verdict: Verdict) -> str:
     """A quick look in words."""
     if verdict.failure:
         return f"{verdict.correctness}: {verdict.failure}\n{verdict.failure.detail}"
-    cases = [f"{c.case}: {c.latency_us:.4g} us, {c.speedup_vs_incumbent} of the kernel to beat" for c in verdict.cases]
+    cases = [
+        f"{c.case}: {c.latency_us:.4g} us, {c.speedup_vs_incumbent} x the kernel to beat's speed" for c in verdict.cases
+    ]
     return "\n".join([f"correct as far as looked at; roughly: {verdict.why}", *cases])
 
 

@@ -12,7 +12,7 @@ from autokernel.agents import Trial
 from autokernel.agents.playbook import fitting_tier, tier_text
 from autokernel.experiments import STARTER, Experiment, Status
 from autokernel.profiler import ModelProfile
-from autokernel.report_html import page
+from autokernel.report_html import COLOURS, page
 from autokernel.scheduler import expected_gain, incumbent, rows_of, tried
 from autokernel.status import kernel_line, read_proofs
 from autokernel.table import plain
@@ -23,7 +23,6 @@ from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target
-COLOURS = {"kept": "green", "reset": "gray", "failed": "red", "crash": "red", "timeout": "orange", "undecided": "blue"}
 
 
 def write_report(workspace: Workspace) -> str:

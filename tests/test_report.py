@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from autokernel.display import Run, estimated_speedup, narrator, panel, time_left
-from autokernel.experiments import STARTER, Experiment, ExperimentLog
+from autokernel.experiments import STARTER, Experiment, ExperimentLog, Status
 from autokernel.gate.verdict import Interval
 from autokernel.loop import Budget
 from autokernel.report import write_report
@@ -70,10 +70,10 @@ class Reader(HTMLParser):
 
 @pytest.fixture
 def run(workspace) -> Workspace:  # noqa: F811
-    """Four experiments, in git as the loop leaves them."""
+    """Experiments of every status, in git as the loop leaves them."""
     ledger = workspace.ledger
     ledger.open()
-    rows = night("kept", "reset", "failed")
+    rows = night("kept", "reset", "failed", *set(Status) - {"kept", "reset", "failed"})
     rows[2] = replace(rows[2], description="two < three & more")
     workspace.log.append([ledger.record(row, f"step {row.experiment}\n") for row in rows])
     return workspace
@@ -87,9 +87,9 @@ def test_the_page_has_everything_and_loads_nothing(run):
     assert closing in words
     for expected in ("two < three & more", "1.083x [1.051, 1.116]", "What to try next", "Roofline", TARGET.name):
         assert expected in words
-    for experiment in (2, 3, 4):  # each change, against the kernel that it was an edit of
+    for experiment in range(2, 2 + len(Status)):  # each change, against the kernel that it was an edit of
         assert f"+step {experiment}" in words
-    assert "-step 1" in words and words.count("-step 2") == 2
+    assert "-step 1" in words and words.count("-step 2") == len(Status) - 1
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
 
 

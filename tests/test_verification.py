@@ -1,6 +1,7 @@
 """The model with kernels in it: right ones pass and pay, wrong and slow ones are left out, a crash is contained."""
 
 import json
+import math
 import os
 
 import pytest
@@ -8,13 +9,15 @@ import torch
 
 from autokernel.backend import Winner
 from autokernel.extraction import make_plan
+from autokernel.gate import Interval
 from autokernel.profiler import profile_workload
 from autokernel.spec import load_spec
 from autokernel.target import encode, write_json
-from autokernel.verification import Settings, Verification, trial, verify
+from autokernel.verification import Settings, Verification, parity, trial, verify
 from autokernel.verification.parity import compare_outputs
-from autokernel.verification.record import COLUMNS, EAGER, INDUCTOR, amdahl, baseline, ours
-from autokernel.verification.sides import ChildDied, Side, Sides, in_fresh_process
+from autokernel.verification.record import COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
+from autokernel.verification.sides import ChildDied, Pass, Sample, Side, Sides, in_fresh_process
+from autokernel.verification.trial import Process
 from autokernel.workload import Workload
 
 MODEL = '''
@@ -133,6 +136,52 @@ def test_amdahl():
     assert amdahl([(0.5, 2.0)]) == pytest.approx(4 / 3)
     assert amdahl([(0.25, 2.0), (0.5, 4.0)]) == pytest.approx(1 / 0.5)
     assert amdahl([(0.5, None)]) is None
+
+
+def kernel(name, share, speedup, gain):
+    gains = {EAGER: Interval(gain, gain, gain)}
+    return KernelInModel(name, "rmsnorm", name, share, speedup, 1, gains, (EAGER,))
+
+
+@pytest.mark.parametrize(
+    "measured, blamed",
+    [(1.9, None), (2.1, None), (1.3, "slow")],  # 1 / (1 - 0.25 / 2 - 0.5 * 3 / 4) = 2 is predicted
+)
+def test_a_kernel_is_to_blame_where_amdahl_is_wrong(measured, blamed):
+    """`slow` promised 2 / 1.143 = 1.75x and gives 1.05x; `good` keeps its promise."""
+    kernels = (kernel("good", 0.25, 2.0, 1.25), kernel("slow", 0.5, 4.0, 1.05))
+    speedups = {EAGER: {EAGER: Interval(measured, measured, measured)}}
+    found = Verification("m", "cpu", True, kernels, speedups=speedups)
+    assert found.predicted == pytest.approx(2.0)
+    assert (found.unexpected and found.unexpected[0].target) == blamed
+    assert any("promised the model 1.75" in line for line in found.lines) == bool(blamed)
+
+
+def test_a_mix_of_workloads_is_compared_by_its_time():
+    """A workload that is twice as fast and one that is as it was, three passes of it: 2·1 + 3·4 over 1 + 3·4."""
+
+    def sample(slow, fast):
+        passes = {"slow": Pass(slow, 0), "fast": Pass(fast, 0)}
+        return Sample((passes, passes), {}, {})
+
+    process = Process((sample(2.0, 1.0), sample(4.0, 4.0)), (1.0, 3.0))
+    assert math.exp(process.log_ratio("slow", "fast")) == pytest.approx(14 / 13)
+
+
+@pytest.mark.parametrize(
+    "dtype, room, exact",
+    [
+        (torch.float32, 10_000, torch.float64),
+        (torch.float16, 10_000, torch.float64),
+        (torch.float16, 300, torch.float32),
+        (torch.float32, 300, None),
+        (torch.float16, 100, None),
+    ],
+)
+def test_the_exact_model_is_the_widest_that_fits(dtype, room, exact, monkeypatch):
+    monkeypatch.setattr(parity, "EXACT_BYTES", room)
+    found = parity.exact_model(torch.nn.Linear(7, 8).to(dtype))  # 64 numbers
+    assert (found and found.weight.dtype) == exact
 
 
 def test_a_crash_is_reported():

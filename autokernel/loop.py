@@ -31,6 +31,7 @@ from autokernel.workspace import Intent, Workspace
 NOTHING_LEFT = "the agent has nothing left to try"
 MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again
 PAUSES_S = (10.0, 30.0)  # before an experiment that the machine disturbed is judged again
+PATIENCE, PATIENCE_S = 0.1, 60.0  # of the budget's time, and at least: what a run spends on that in all
 DETAIL_LINES = 30  # of a failure's detail in its commit
 
 
@@ -93,6 +94,7 @@ class Loop:
         self.say = say
         self.step = step
         self.pauses_s = pauses_s
+        self.patience_s = PATIENCE_S
         self.ledger = workspace.ledger
         self.ledger.open(worktree)
         self.entries = self.ledger.entries()
@@ -133,6 +135,7 @@ class Loop:
         started_s = time.monotonic() if budget.started_s is None else budget.started_s
         deadline = float("inf") if budget.seconds is None else started_s + budget.seconds
         before = len(tried(self.rows)) if budget.made_before is None else budget.made_before
+        self.patience_s = max(PATIENCE_S, PATIENCE * (budget.seconds or 0))
         exhausted: set[str] = set()
         previous = None
         with self._signals():
@@ -259,7 +262,8 @@ class Loop:
         Raises MachineFault where this process cannot go on.
         """
         for pause_s in (*self.pauses_s, None):
-            fault, last = gpu_shared(target.device), self.stopping or pause_s is None
+            began = time.monotonic()
+            fault, last = gpu_shared(target.device), self.stopping or pause_s is None or self.patience_s <= 0
             if not fault or last:
                 with turn(target.device, self.step, lambda: self.stopping):
                     watch = Watch(target.device, self._folders, self.say)
@@ -269,6 +273,7 @@ class Loop:
                 break
             self.say(f"{fault}: judged again in {pause_s:g} s")
             self._sleep(pause_s)
+            self.patience_s -= time.monotonic() - began
         return replace(verdict, keep=False, why=f"not decided: {fault}") if fault else verdict
 
     @property

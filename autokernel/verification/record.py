@@ -197,7 +197,8 @@ class Verification:
                 "and small gains cannot be told on it; python verify.py repeats the measurement"
             )
         for over, parity in self.parity.items():
-            yield f"outputs over {over}, {parity_line(parity)}"
+            wrong = "" if all(p.passed for p in parity) else "are not the original's, and no kernel stays there: "
+            yield f"outputs over {over} {wrong}{parity_line(parity)}"
 
     @staticmethod
     def read(path: Path) -> "Verification":

@@ -23,7 +23,7 @@ from autokernel.capture import aten, storages, trace, value, written
 from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
 
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
-MIN_ELEMENTS = 10_000  # of all tensors of a site; below that a call costs more than the work
+MIN_ELEMENTS = 10_000  # of all tensors of a site, once for each of its nodes; below that a call costs more than the work
 MAX_READINGS = 8  # ways to read one place as one pattern that are tried against the oracle
 COSTLY_FLOPS = 1e8  # 10 ms in float64
 TOLERANCE = 1e-8  # of the largest result, in float64; tanh-gelu for gelu is wrong by 1e-4
@@ -267,7 +267,7 @@ class SiteFinder:
             case = _case(load_spec(kernel_type), search.pattern, parameters, node)
             if isinstance(case, WhyNot):
                 yield case
-            elif sum(t.numel for t in case.tensors.values()) < self.min_elements:
+            elif sum(t.numel for t in case.tensors.values()) * len(nodes) < self.min_elements:
                 yield WhyNot.SMALL
             elif any(user not in nodes for n in nodes if n is not node for user in n.users):
                 yield WhyNot.ESCAPES

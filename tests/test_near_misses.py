@@ -303,6 +303,9 @@ def test_what_is_refused_has_a_reason(why: WhyNot) -> None:
 def test_small_sites_are_refused_as_small() -> None:
     _, refusals = SiteFinder().examine(trace(lambda x, w: normed(x) * w, [rand(4, 8), rand(8)], "fake"))
     assert [(r.kernel_type, r.why) for r in refusals] == [("rmsnorm", WhyNot.SMALL)]
+    rows = [rand(8, 512), rand(512)]  # one kernel for six: worth a call, although a sum of as much is not
+    assert [site.kernel_type for site in SiteFinder().find(trace(lambda x, w: normed(x) * w, rows, "fake"))] == ["rmsnorm"]
+    assert SiteFinder().find(trace(lambda x, w: x.sum(-1), rows, "fake")) == []
 
 
 def test_numbers_are_bound_to_what_the_model_has() -> None:

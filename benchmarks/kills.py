@@ -42,6 +42,7 @@ from autokernel.workspace import PLAN, Workspace
 
 VICTIMS = ("orchestrator", "judge", "warm parent", "git", "group")
 TAG = "kills"
+AT_WORK_S = 120  # how long is waited for a run to get an experiment done
 NO_RULES = Rules(None, None, None, None)
 USERS_EDIT = "an edit of the user's, not committed\n"
 
@@ -166,8 +167,7 @@ def kill_records(root: Path, kills: int, seed: int) -> dict[str, object]:
                 os._exit(1)
         time.sleep(chance.uniform(0.02, 1.0))
         victim = ("orchestrator", "git", "group")[number % 3]
-        killed[victim] += 1
-        _kill(victim, pid)
+        killed[victim if _kill(victim, pid) else f"no {victim} found in time"] += 1
         if victim == "git":  # the loop ends by itself: it has lost its git in the middle of a step
             deadline = time.monotonic() + 5
             while not (ended := os.waitpid(pid, os.WNOHANG)[0]) and time.monotonic() < deadline:
@@ -307,7 +307,11 @@ def kill_whole(root: Path, kills: int, seed: int, longest_s: float = 5.0) -> dic
     pids: set[int] = set()
     for number in range(kills):
         pid, victim = night.ensure(), VICTIMS[number % len(VICTIMS)]
-        time.sleep(chance.uniform(0.1, longest_s))
+        if number % 2:  # while it works; else at any moment, of its start most often
+            rows_before, until = len(workspace.log.read()), time.monotonic() + AT_WORK_S
+            while len(workspace.log.read()) == rows_before and time.monotonic() < until:
+                time.sleep(0.05)
+        time.sleep(chance.uniform(0.1, longest_s / 5 if number % 2 else longest_s))
         pids |= {pid, *descendants(pid)}
         (killed if _kill(victim, pid) else missed)[victim] += 1
         if victim in ("orchestrator", "group"):
@@ -315,7 +319,7 @@ def kill_whole(root: Path, kills: int, seed: int, longest_s: float = 5.0) -> dic
     known = len(workspace.log.read())
     began = time.monotonic()
     night.ensure()
-    while len(workspace.log.read()) <= known + 1 and time.monotonic() < began + 120:
+    while len(workspace.log.read()) <= known + 1 and time.monotonic() < began + AT_WORK_S:
         time.sleep(0.1)
     night.stop()
     rows = check(workspace, before)

@@ -135,7 +135,7 @@ class ClaudeAgent:
                 break
             if turn == TURNS - 1:
                 answers.append({"type": "text", "text": LAST})
-            talk.messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": answers}]
+            talk.messages += [{"role": "assistant", "content": said(reply)}, {"role": "user", "content": answers}]
         self.say(f"{self.model}: {why}")
         return self._proposal(f"# {self.model}: {why}\n", f"({why})", talk)
 
@@ -238,6 +238,11 @@ def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     last = deepcopy(messages[-1])
     last["content"][-1] |= CACHED
     return [*messages[:-1], last]
+
+
+def said(reply: Message) -> list[dict[str, Any]]:
+    """The blocks of a reply as they came: thoughts must be given back unchanged, and some SDKs fill in empty fields."""
+    return [{name: value for name, value in block.to_dict().items() if value is not None} for block in reply.content]
 
 
 def stated(given: dict[str, Any]) -> str:

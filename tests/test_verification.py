@@ -48,8 +48,8 @@ SETTINGS = Settings(warmup=1, timed=10)
 @pytest.fixture(autouse=True)
 def quick_and_robust(monkeypatch):
     """Fewer processes, and one thread in each: threads that wait for each other on a busy machine measure the machine."""
-    monkeypatch.setattr(trial, "SCREENING", (3, 5))
-    monkeypatch.setattr(trial, "PROCESSES", 3)
+    monkeypatch.setattr(trial, "SCREENING", (2, 5))
+    monkeypatch.setattr(trial, "PROCESSES", 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_triton_starters import CASES, DTYPES, check, kernel_type
+from test_triton_starters import CASES, check, kernel_type
 
 from autokernel import build
 from autokernel.gate import Judge
+from autokernel.gate.correctness import DTYPES
 from autokernel.preflight import find_compiler
 from autokernel.spec import KERNELS, import_file
 from autokernel.target import default_target

@@ -31,9 +31,10 @@ using bf16 = __nv_bfloat16;
 template <class T>
 constexpr int LANES = 16 / sizeof(T);  // elements of a vector
 
+// LANES elements of T as they lie in memory: in words, for of a struct of 16-bit numbers the compiler handles each by itself.
 template <class T>
 struct alignas(16) Vector {
-    T at[LANES<T>];
+    uint32_t words[4];
 };
 
 __host__ __device__ constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -63,17 +64,27 @@ __device__ inline float fast_exp(float x) { return fast_exp2(x * LOG2_E); }
 template <class T>
 __device__ inline void unpack(const Vector<T>& v, float (&out)[LANES<T>]) {
 #pragma unroll
-    for (int e = 0; e < LANES<T>; ++e) out[e] = to_float(v.at[e]);
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (sizeof(T) == 4) out[i] = __uint_as_float(v.words[i]);
+        else if constexpr (std::is_same_v<T, f16>) {
+            const float2 pair = __half22float2(reinterpret_cast<const __half2&>(v.words[i]));
+            out[2 * i] = pair.x, out[2 * i + 1] = pair.y;
+        } else {
+            out[2 * i] = __uint_as_float(v.words[i] << 16);
+            out[2 * i + 1] = __uint_as_float(v.words[i] & 0xffff0000u);
+        }
+    }
 }
 
 template <class T>
-__device__ inline Vector<T> pack(const float (&values)[LANES<T>]) {  // in pairs: one instruction for two
+__device__ inline Vector<T> pack(const float (&values)[LANES<T>]) {
     Vector<T> v;
 #pragma unroll
-    for (int e = 0; e < LANES<T>; e += 2) {
-        if constexpr (sizeof(T) == 4) v.at[e] = values[e], v.at[e + 1] = values[e + 1];
-        else if constexpr (std::is_same_v<T, f16>) reinterpret_cast<__half2&>(v.at[e]) = __floats2half2_rn(values[e], values[e + 1]);
-        else reinterpret_cast<__nv_bfloat162&>(v.at[e]) = __floats2bfloat162_rn(values[e], values[e + 1]);
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (sizeof(T) == 4) v.words[i] = __float_as_uint(values[i]);
+        else if constexpr (std::is_same_v<T, f16>)
+            reinterpret_cast<__half2&>(v.words[i]) = __floats2half2_rn(values[2 * i], values[2 * i + 1]);
+        else reinterpret_cast<__nv_bfloat162&>(v.words[i]) = __floats2bfloat162_rn(values[2 * i], values[2 * i + 1]);
     }
     return v;
 }
@@ -82,10 +93,8 @@ __device__ inline Vector<T> pack(const float (&values)[LANES<T>]) {  // in pairs
 template <class T, int COUNT>
 __device__ inline void keep_packed(Vector<T> (&vectors)[COUNT]) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        uint4& bits = reinterpret_cast<uint4&>(vectors[i]);
-        asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
-    }
+    for (int i = 0; i < COUNT; ++i)
+        for (uint32_t& word : vectors[i].words) asm volatile("" : "+r"(word));
 }
 
 // Launch before the kernel ahead on the stream has ended: once all of its blocks have called let_next_start(). Such a kernel

@@ -5,18 +5,18 @@
 #ifndef STREAMING
 #define STREAMING 0  // 1: loads leave the caches to others, 2: stores do, 3: both
 #endif
-// One access of 16 bytes, said outright: of a struct, and where parts of it may be written too, the compiler makes several.
 template <class T>
 __device__ inline Vector<T> read_once(const Vector<T>* p) {
     const auto from = reinterpret_cast<const uint4*>(p);
     const uint4 bits = STREAMING & 1 ? __ldcs(from) : *from;
-    return reinterpret_cast<const Vector<T>&>(bits);
+    return {bits.x, bits.y, bits.z, bits.w};
 }
 template <class T>
 __device__ inline void write_once(Vector<T>* p, const Vector<T>& v) {
-    const uint4 b = reinterpret_cast<const uint4&>(v);
-    if constexpr (STREAMING & 2) __stcs(reinterpret_cast<uint4*>(p), b);
-    else asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w) : "memory");
+    const auto& w = v.words;
+    if constexpr (STREAMING & 2) __stcs(reinterpret_cast<uint4*>(p), uint4{w[0], w[1], w[2], w[3]});
+    else  // said outright: where elements may be written too, the compiler writes them one by one
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 // Start to copy a vector into shared memory; this thread may read it there when its copies_arrived().
 template <class T>
@@ -50,64 +50,53 @@ __device__ inline void load_batch(Vector<T> (&vectors)[COUNT], const Vector<T>* 
     for (int i = 0; i < COUNT; ++i) vectors[i] = at + i * step < end ? read_once(from + at + i * step) : filled<T>(fill);
 }
 
-// A row of N elements as the whole vectors in which it lies, so that with PEEL a row may start and end at any element: odd
-// widths, slices. The first and the last vector, which it shares with its neighbours, are read at once where they lie within
-// a tensor that is given, and else by element. Without PEEL there are no neighbours.
+// A row of N elements as the vectors in which it lies. With PEEL it may start and end at any element: odd widths, slices. Its
+// first and last vector, which it shares with its neighbours, are then read as the others are where they lie within a tensor
+// that is given, and else by element. Without PEEL all are whole.
 template <class T, bool PEEL = true>
 struct Row {
     const Vector<T>* base;
     int first, end;  // elements of the vectors from which and up to which they are the row's
-    const void *from, *to;  // the tensor
+    int readable_first, readable_end;  // vectors that may be read
 
-    __device__ Row(const T* x, int N, const T* from = nullptr, const T* to = nullptr) : from(from), to(to) {
+    __device__ Row(const T* x, int N, const T* from = nullptr, const T* to = nullptr) {
         first = PEEL ? int(reinterpret_cast<uintptr_t>(x) % 16 / sizeof(T)) : 0;
         base = reinterpret_cast<const Vector<T>*>(x - first);
         end = first + N;
+        readable_first = first != 0 && !(from && (const void*)base >= from);
+        readable_end = to && (const void*)(base + vectors()) <= to ? vectors() : end / LANES<T>;
     }
     __device__ int vectors() const { return (end + LANES<T> - 1) / LANES<T>; }
     __device__ bool whole(int v) const { return (!PEEL || v * LANES<T> >= first) && (v + 1) * LANES<T> <= end; }
     __device__ bool has(int v, int e) const { return v * LANES<T> + e >= first && v * LANES<T> + e < end; }
-    __device__ bool readable(int v) const { return whole(v) || (v < vectors() && base + v >= from && base + v + 1 <= to); }
+    __device__ bool readable(int v) const { return (!PEEL || v >= readable_first) && v < readable_end; }
 
-    // `values`, read from vector v, with `fill` where they are not the row's.
-    __device__ Vector<T> masked(int v, Vector<T> values, float fill) const {
-        if (!whole(v)) {
-#pragma unroll
-            for (int e = 0; e < LANES<T>; ++e) values.at[e] = has(v, e) ? values.at[e] : from_float<T>(fill);
-        }
-        return values;
+    // Vector v, or another one where it may not be read: without a test, so that many can be asked for together.
+    __device__ Vector<T> load(int v) const {
+        if (PEEL && readable_first >= readable_end) return {};
+        return read_once(base + max(min(v, readable_end - 1), PEEL ? readable_first : 0));
     }
 
-    // Vector v; `fill` where it is not the row's.
-    __device__ Vector<T> load(int v, float fill) const {
-        if constexpr (!PEEL) return v < vectors() ? read_once(base + v) : filled<T>(fill);
-        if (readable(v)) return masked(v, read_once(base + v), fill);
-        Vector<T> values = filled<T>(fill);
+    // The elements of vector v, which has been loaded as `vector`; `fill` where they are not the row's.
+    __device__ void unpack(int v, const Vector<T>& vector, float (&out)[LANES<T>], float fill) const {
+        ::unpack(vector, out);
+        if (whole(v)) return;
+        const T* elements = reinterpret_cast<const T*>(base + v);
 #pragma unroll
         for (int e = 0; e < LANES<T>; ++e)
-            if (has(v, e)) values.at[e] = base[v].at[e];
-        return values;
+            out[e] = !has(v, e) ? fill : readable(v) ? out[e] : to_float(elements[e]);
     }
 
     // Write vector v of this row to the row y: at once if y lies in its vectors as this row does, else by element.
-    __device__ void store(T* y, int v, const Vector<T>& values) const {
+    __device__ void store(T* y, int v, const float (&values)[LANES<T>]) const {
         T* out = y + v * LANES<T> - first;
-        if (whole(v) && (!PEEL || reinterpret_cast<uintptr_t>(out) % 16 == 0)) write_once(reinterpret_cast<Vector<T>*>(out), values);
+        if (whole(v) && (!PEEL || reinterpret_cast<uintptr_t>(out) % 16 == 0))
+            write_once(reinterpret_cast<Vector<T>*>(out), pack<T>(values));
         else if constexpr (PEEL) {
 #pragma unroll
             for (int e = 0; e < LANES<T>; ++e)
-                if (has(v, e)) out[e] = values.at[e];
+                if (has(v, e)) out[e] = from_float<T>(values[e]);
         }
-    }
-
-    // What belongs to vector v in a vector of N weights.
-    __device__ Vector<T> weights(const T* w, int v) const {
-        const T* in = w + v * LANES<T> - first;
-        if (whole(v) && reinterpret_cast<uintptr_t>(in) % 16 == 0) return *reinterpret_cast<const Vector<T>*>(in);
-        Vector<T> values;
-#pragma unroll
-        for (int e = 0; e < LANES<T>; ++e) values.at[e] = has(v, e) ? in[e] : from_float<T>(0);
-        return values;
     }
 };
 
@@ -120,8 +109,10 @@ constexpr int MAX_WARPS = 32;
 template <class Join>
 __device__ inline float shuffle(float value, int threads, Join join) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        if (step < threads) value = join(value, __shfl_xor_sync(~0u, value, step));
+    for (int step = 16; step > 0; step /= 2) {
+        const float joined = join(value, __shfl_xor_sync(~0u, value, step));
+        value = step < threads ? joined : value;  // no branch
+    }
     return value;
 }
 
@@ -137,14 +128,11 @@ template <int COUNT>
 __device__ inline void row_sums(float (&values)[COUNT], int threads, float (*scratch)[MAX_WARPS]) {
     for (float& value : values) value = shuffle_sum(value, threads);
     if (threads <= 32) return;
-    const int warps = threads / 32, warp = threadIdx.x / 32, first = warp / warps * warps;
-    if (threadIdx.x % 32 == 0)
+    const int warps = threads / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0)
         for (int c = 0; c < COUNT; ++c) scratch[c][warp] = values[c];
     __syncthreads();
-    for (int c = 0; c < COUNT; ++c) {
-        values[c] = 0;
-        for (int i = first; i < first + warps; ++i) values[c] += scratch[c][i];
-    }
+    for (int c = 0; c < COUNT; ++c) values[c] = shuffle_sum(lane < warps ? scratch[c][warp / warps * warps + lane] : 0);
 }
 
 __device__ inline float row_sum(float value, int threads, float* scratch) {
@@ -179,6 +167,24 @@ __device__ inline Part row_part(Part part, int threads, Part* scratch) {
     if (lane == 0) scratch[warp] = part;
     __syncthreads();
     return shuffle_part(lane < warps ? scratch[warp / warps * warps + lane] : Part{});
+}
+
+// Add values to a part.
+template <int COUNT, int LENGTH>
+__device__ inline void add(Part& part, const float (&values)[COUNT][LENGTH]) {
+    Part with = part;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        for (float v : values[i]) with.peak = fmaxf(with.peak, v);
+    const float base = with.base();
+    with.total = part.total_from(base);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        float sum = 0;
+        for (float v : values[i]) sum += fast_exp(v - base);
+        with.total += sum;
+    }
+    part = with;
 }
 
 // How rows of N elements are shared out: `threads` a row, `rows` rows a block. threads is 0 where a row is too long.

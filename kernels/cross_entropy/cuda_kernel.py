@@ -22,22 +22,22 @@ SOURCE = r"""
 template <class T>
 __device__ float highest(const Vector<T> (&vectors)[UNROLL]) {  // passes over NaN
     if constexpr (sizeof(T) == 4) {
-        float peak = vectors[0].at[0];
+        float peak = -INFINITY;
         for (const auto& vector : vectors)
-            for (float v : vector.at) peak = fmaxf(peak, v);
+            for (uint32_t word : vector.words) peak = fmaxf(peak, __uint_as_float(word));
         return peak;
     } else {  // in pairs: one instruction for two
         using Pair = std::conditional_t<std::is_same_v<T, f16>, __half2, __nv_bfloat162>;
-        const Pair* pairs = reinterpret_cast<const Pair*>(vectors);
-        Pair peak = pairs[0];
+        Pair peak = reinterpret_cast<const Pair&>(vectors[0].words[0]);
 #pragma unroll
-        for (int i = 1; i < UNROLL * LANES<T> / 2; ++i) peak = __hmax2(peak, pairs[i]);
+        for (const auto& vector : vectors)
+            for (const uint32_t& word : vector.words) peak = __hmax2(peak, reinterpret_cast<const Pair&>(word));
         return fmaxf(to_float(peak.x), to_float(peak.y));
     }
 }
 
 template <class T>
-__device__ void add(Part& part, const Vector<T> (&vectors)[UNROLL]) {
+__device__ void add_vectors(Part& part, const Vector<T> (&vectors)[UNROLL]) {
     const Part with = {fmaxf(part.peak, highest(vectors)), 0};
     const float base = with.base();
     float totals[LANES<T>] = {part.total_from(base)}, v[LANES<T>];
@@ -72,14 +72,13 @@ __global__ void __launch_bounds__(BLOCK)
     for (int start = first + threadIdx.x; start < last; start += UNROLL * BLOCK) {
         Vector<T> vectors[UNROLL];
         load_batch(vectors, row.base, start, BLOCK, last, -INFINITY);
-        add(part, vectors);
+        add_vectors(part, vectors);
     }
     const int edge = threadIdx.x == 0 ? 0 : last;  // the two vectors that are shared with the neighbours
     if (threadIdx.x < 2 && !row.whole(edge) && (threadIdx.x == 0 || last > 0)) {
-        Vector<T> vectors[UNROLL];
-        for (auto& vector : vectors) vector = filled<T>(-INFINITY);
-        vectors[0] = row.load(edge, -INFINITY);
-        add(part, vectors);
+        float values[1][LANES<T>];
+        row.unpack(edge, {}, values[0], -INFINITY);
+        add(part, values);
     }
     part = row_part(part, BLOCK, scratch);
     if (threadIdx.x == 0) out[blockIdx.x] = {logf(part.total) + (part.peak - chosen), 1};
@@ -123,8 +122,7 @@ def kernel_fn(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int = -
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     targets = targets.contiguous()
-    losses = torch.empty(2 * M, dtype=torch.float32, device=logits.device)
-    mean = torch.empty((), dtype=logits.dtype, device=logits.device)
+    losses, mean = targets.new_empty(M), logits.new_empty(())  # a loss is as large as an index
     pointers = logits.data_ptr(), targets.data_ptr(), losses.data_ptr(), mean.data_ptr()
     _run(DTYPE_CODE[logits.dtype], *pointers, M, V, logits.stride(0), ignore_index)
     return mean

@@ -61,29 +61,39 @@ template <class T, bool MAX>
 __global__ void __launch_bounds__(LARGEST_BLOCK)
     rows(const T* x, Output<T> y, int64_t M, int64_t N, int64_t stride, int64_t part, int threads) {
     constexpr Reduction<MAX> join;
+    extern __shared__ uint4 shared[];
     __shared__ float scratch[MAX_WARPS];
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads, from = blockIdx.y * part;
     const Row<T> row(x + min(m, M - 1) * stride + from, min(N - from, part));
     const int lane = threadIdx.x % threads, first = row.first != 0, last = row.end / LANES<T>;  // of whole vectors
     float results[LANES<T>], v[LANES<T>];
     for (float& result : results) result = join.EMPTY;
-    Vector<T> vectors[UNROLL], ahead[UNROLL];
-    const auto ask = [&](Vector<T>(&to)[UNROLL], int at) { load_batch(to, row.base, at, threads, last, join.EMPTY); };
-    int at = first + lane;
-    if (at < last) ask(vectors, at);
-    for (const int step = UNROLL * threads; at < last; at += step) {
-        if (at + step < last) ask(ahead, at + step);  // while these are at work
+    // Through shared memory, where what is on its way takes no registers: a thread's places for two rounds of vectors.
+    Vector<T>* const own = reinterpret_cast<Vector<T>*>(shared) + threadIdx.x;
+    const auto place = [&](int round, int i) { return own + ((round & 1) * UNROLL + i) * blockDim.x; };
+    const auto ask = [&](int round) {
+        const int at = first + lane + round * UNROLL * threads;
 #pragma unroll
-        for (int i = 0; i < UNROLL; ++i) {
-            unpack(vectors[i], v);
+        for (int i = 0; i < UNROLL; ++i)
+            if (at + i * threads < last) copy_async(place(round, i), row.base + at + i * threads);
+        end_batch_of_copies();
+    };
+    ask(0);
+    int at = first + lane;
+    for (int round = 0; at < last; ++round) {
+        ask(round + 1);
+        copies_arrived<1>();
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i, at += threads) {
+            if (at >= last) continue;
+            unpack(*place(round, i), v);
             for (int e = 0; e < LANES<T>; ++e) results[e] = join(results[e], v[e]);
-            vectors[i] = ahead[i];
         }
     }
     for (int edge = 0; edge < 2; ++edge) {  // vectors that are shared with neighbours
         at = edge ? last : 0;
         if (lane != edge % threads || row.whole(at) || (edge && last == 0)) continue;
-        unpack(row.load(at, join.EMPTY), v);
+        row.unpack(at, {}, v, join.EMPTY);
         for (int e = 0; e < LANES<T>; ++e) results[e] = join(results[e], v[e]);
     }
     float result = join.EMPTY;
@@ -154,7 +164,8 @@ int reduce(const T* x, T* y, float* partial, const Shape& s, int parts, cudaStre
         auto [threads, shared] = Layout::of<T>(part, 2 * UNROLL, BLOCK, LARGEST_BLOCK);
         if (!threads) threads = LARGEST_BLOCK, shared = 1;
         const dim3 grid(divide_up(count, shared), parts);
-        rows<T, MAX><<<grid, threads * shared, 0, stream>>>(x, out, count, s.N, stride, part, threads);
+        const int block = threads * shared, bytes = 2 * UNROLL * 16 * block;
+        rows<T, MAX><<<grid, block, bytes, stream>>>(x, out, count, s.N, stride, part, threads);
     } else {  // rows with gaps between their elements: take the rows as lanes
         const int64_t outer = s.lanes == 1 ? 1 : s.outer, width = s.lanes == 1 ? s.outer : s.lanes;
         const int64_t apart = s.lanes == 1 ? s.stride_outer : s.stride_lane;
@@ -196,7 +207,7 @@ def _parts(outer: int, N: int, lanes: int, contiguous: bool, device: int) -> int
 def kernel_fn(x: torch.Tensor, dim: int = -1, op: str = "sum") -> torch.Tensor:
     """x of any shape -> its sum or max along `dim`, without that dim, contiguous and in x's dtype."""
     dim %= x.dim()
-    y = torch.empty(x.shape[:dim] + x.shape[dim + 1 :], dtype=x.dtype, device=x.device)
+    y = x.new_empty(x.shape[:dim] + x.shape[dim + 1 :])
     outer, N, lanes = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     x = x.reshape(outer, N, lanes)
     parts = _parts(outer, N, lanes, x.stride(1) == 1, x.device.index)

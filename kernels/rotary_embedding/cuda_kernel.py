@@ -121,7 +121,7 @@ _run = cuda_function(SOURCE, "run", "i pppp lllll lll i", HEADS=HEADS, BLOCK=BLO
 
 def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = True) -> torch.Tensor:
     """x [batch, heads, seq, head_dim], cos and sin [seq, rotary_dim / 2] -> a contiguous tensor of x's shape and dtype."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.stride(3) != 1:
         x = x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()

@@ -36,12 +36,12 @@ __global__ void __launch_bounds__(MOST) held(const T* x, T* y, int64_t M, int N,
     const Row<T, PEEL> row(x + min(m, M - 1) * stride, N, x, x + (M - 1) * stride + N);
     Vector<T> values[VECTORS];
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) values[i] = row.load(lane + i * threads, -INFINITY);
+    for (int i = 0; i < VECTORS; ++i) values[i] = row.load(lane + i * threads);
     Part part;
     float powers[VECTORS][LANES<T>];
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], powers[i]);
+        row.unpack(lane + i * threads, values[i], powers[i], -INFINITY);
         for (float v : powers[i]) part.peak = fmaxf(part.peak, v);
     }
     const float own = part.base();
@@ -54,26 +54,8 @@ __global__ void __launch_bounds__(MOST) held(const T* x, T* y, int64_t M, int N,
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         for (float& v : powers[i]) v *= scale;
-        row.store(y + m * N, lane + i * threads, pack<T>(powers[i]));
+        row.store(y + m * N, lane + i * threads, powers[i]);
     }
-}
-
-// Add values to a part.
-template <int COUNT, int LENGTH>
-__device__ void add(Part& part, const float (&values)[COUNT][LENGTH]) {
-    Part with = part;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-        for (float v : values[i]) with.peak = fmaxf(with.peak, v);
-    const float base = with.base();
-    with.total = part.total_from(base);
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        float sum = 0;
-        for (float v : values[i]) sum += fast_exp(v - base);
-        with.total += sum;
-    }
-    part = with;
 }
 
 constexpr int MOST_BATCHES = divide_up(divide_up(228 * 1024, 16 * STAGED), BATCH);
@@ -90,10 +72,10 @@ __global__ void __launch_bounds__(STAGED) staged(const T* x, T* y, int N, int64_
     const int slots = min(batches * BATCH, int(divide_up(count - int(threadIdx.x), STAGED)));
 #pragma unroll 1
     for (int first = 0; first < MOST_BATCHES * BATCH; first += BATCH) {
-        for (int i = first; i < min(first + BATCH, slots); ++i) {
+#pragma unroll
+        for (int i = first; i < first + BATCH; ++i) {
             const int v = threadIdx.x + i * STAGED;
-            if (row.readable(v)) copy_async(own + i * STAGED, row.base + v);
-            else own[i * STAGED] = row.load(v, -INFINITY);
+            if (i < slots && row.readable(v)) copy_async(own + i * STAGED, row.base + v);
         }
         end_batch_of_copies();
     }
@@ -105,23 +87,25 @@ __global__ void __launch_bounds__(STAGED) staged(const T* x, T* y, int N, int64_
         end_batch_of_copies();
 #pragma unroll
         for (int i = 0; i < BATCH; ++i)
-            unpack(row.masked(threadIdx.x + (first + i) * STAGED, own[(first + i) * STAGED], -INFINITY), values[i]);
+            row.unpack(threadIdx.x + (first + i) * STAGED, own[(first + i) * STAGED], values[i], -INFINITY);
         add(part, values);
     }
     for (int v = threadIdx.x + slots * STAGED; v < count; v += STAGED) {
-        unpack(row.load(v, -INFINITY), values[0]);
-        add<1>(part, reinterpret_cast<float(&)[1][LANES<T>]>(values));
+        float more[1][LANES<T>];
+        row.unpack(v, row.load(v), more[0], -INFINITY);
+        add(part, more);
     }
     part = row_part(part, STAGED, scratch);
     const float base = part.base(), scale = 1 / part.total;
     const auto finish = [&](int v, const Vector<T>& vector) {
-        unpack(vector, values[0]);
-        for (float& a : values[0]) a = fast_exp(a - base) * scale;
-        row.store(y + int64_t(blockIdx.x) * N, v, pack<T>(values[0]));
+        float out[LANES<T>];
+        row.unpack(v, vector, out, -INFINITY);
+        for (float& a : out) a = fast_exp(a - base) * scale;
+        row.store(y + int64_t(blockIdx.x) * N, v, out);
     };
 #pragma unroll 2
     for (int i = 0; i < slots; ++i) finish(threadIdx.x + i * STAGED, own[i * STAGED]);
-    for (int v = threadIdx.x + slots * STAGED; v < count; v += STAGED) finish(v, row.load(v, -INFINITY));
+    for (int v = threadIdx.x + slots * STAGED; v < count; v += STAGED) finish(v, row.load(v));
 }
 
 struct Strides {
@@ -195,7 +179,7 @@ _run_strided = cuda_function(SOURCE, "run_strided", "i pp lll lll lll", **_tunab
 def kernel_fn(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """x of any shape -> its softmax along `dim`, a contiguous tensor of x's shape and dtype."""
     dim %= x.dim()
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     outer, N, lanes = math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
     x = x.reshape(outer, N, lanes)
     x_outer, x_n, x_lane = x.stride()

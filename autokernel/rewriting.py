@@ -167,8 +167,9 @@ def _with_calls(rewriting: Rewriting) -> torch.fx.Graph:
     tracer = GraphAppendingTracer(owner.graph)
     again = dict(zip(rewriting.module.graph.nodes, owner.graph.nodes))
     results: dict[Node, Node] = {}
+    stand_ins = {t: FunctionType((lambda: None).__code__, {}, f"{t}_kernel_fn") for t in rewriting.kernel_types}
     for site in rewriting.sites:
-        kernel = FunctionType((lambda: None).__code__, {}, f"{site.kernel_type}_kernel_fn")
+        kernel = stand_ins[site.kernel_type]
         kernel.__module__ = "kernels_here"
 
         def call(kernel: Any = kernel, site: Site = site, **arguments: Any) -> Proxy:

@@ -15,6 +15,7 @@ fast_p is given without them as well.
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
+from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -101,6 +103,23 @@ def score(path: Path, judge: Judge, options: argparse.Namespace) -> Score:
     return Score(*names, **about, **result, seconds=time.perf_counter() - started)
 
 
+def within(limit_s: int, path: Path, judge: Judge, options: argparse.Namespace) -> Score:
+    """The score, or that it was not to be had in time."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(limit_s)
+    try:
+        return score(path, judge, options)
+    except TimeoutError:
+        why = f"not scored within {limit_s} s"
+        return Score(bridge.name_of(path), path.stem, "not judged", why, machine=judge.device.name, seconds=limit_s)
+    finally:
+        signal.alarm(0)
+
+
 def _tuned(setup: bridge.Setup, judge: Judge, options: argparse.Namespace) -> str:
     from kernelbench.loop import best
 
@@ -171,6 +190,7 @@ def main() -> None:
     parser.add_argument("--problems", help="numbers in the level, such as 1,5,9 (default: all)")
     parser.add_argument("--answers", type=Path, metavar="DIR", help="of ModelNews, as level1_23.py (default: our own)")
     parser.add_argument("--experiments", type=int, default=0, help="of the tuner, on top of our own (default: none)")
+    parser.add_argument("--limit", type=int, default=900, metavar="SECONDS", help="for one problem (default: %(default)s)")
     parser.add_argument("--record", type=Path, help="default: benchmarks/kernelbench-<kind of device>.json")
     parser.add_argument("--resume", action="store_true", help="leave what is in the record as it is, score the rest")
     parser.add_argument("--report", action="store_true", help="score nothing: print what is recorded")
@@ -189,7 +209,7 @@ def main() -> None:
         files = [f for f in files if not (options.resume and bridge.name_of(f) in scores)]
         with Judge(options.device) as judge, cli.progress(f"level {options.level}", len(files)) as step:
             for path in files:
-                result = score(path, judge, options)
+                result = within(options.limit, path, judge, options)
                 scores[result.problem] = result
                 order = sorted(scores.values(), key=lambda s: (s.level, int(s.problem.rpartition("_")[2] or 0)))
                 write_json(record, [encode(s) for s in order])

@@ -1,5 +1,7 @@
 """From a profile to work: the operations worth a kernel, each with the shapes that the model runs and a file to start from.
 
+In the order of what perfect kernels would save of the time "to beat": that of eager mode or torch.compile, see profile.py.
+
 Usage:   python extract.py                                (the five costliest of workspace/default/profile.json)
          python extract.py --top 3 --backend triton
          python extract.py --report --kernel-type matmul  (show the targets, write nothing)
@@ -49,13 +51,14 @@ def main() -> None:
 
 
 def show(plan: Plan) -> None:
-    columns = ("target", "shapes", "calls", "ms", "share", "2x gives", "starts from")
+    columns = ("target", "shapes", "calls", "ms", "to beat", "share", "2x gives", "starts from")
     rows = [
         (
             target.name,
             str(len(target.cases)),
             f"{sum(c.calls for c in target.cases):.0f}",
             f"{target.model_time_us / 1e3:.2f}",
+            f"{target.baseline_us / 1e3:.2f}",
             f"{target.share:.1%}",
             f"{amdahl(target.share, 2):.2f}x",
             target.starter,

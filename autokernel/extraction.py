@@ -43,11 +43,14 @@ def write_starters(plan: Plan, folder: Path) -> list[Path]:
 
 
 def _families(sites: Iterable[Hotspot]) -> Iterable[list[Hotspot]]:
-    """Groups of one type, one dtype, the same options (causal, activation, …) and comparable work."""
+    """Groups of one type, one dtype, the same options (causal, activation, …), one bound and comparable work.
+
+    A decode step's product may have the FLOPs of a prefill's, but it waits for memory: another kernel suits it.
+    """
     alike = defaultdict(list)
     for site in sites:
         options = tuple((k, v) for k, v in site.case.args.items() if isinstance(v, (bool, str)))
-        alike[site.kernel_type, site.case.dtype, options].append(site)
+        alike[site.kernel_type, site.case.dtype, site.bound, options].append(site)
     for group in alike.values():
         flops = load_spec(group[0].kernel_type).flops
         family: list[Hotspot] = []

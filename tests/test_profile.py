@@ -87,6 +87,12 @@ def test_plan_has_targets_by_what_they_may_save_with_the_models_shapes(profile: 
         assert path.stem == target.name and f'KERNEL_TYPE = "{target.kernel_type}"' in path.read_text()
 
 
+def test_what_is_bound_by_memory_is_no_target_with_what_is_bound_by_compute(profile: ModelProfile) -> None:
+    site = replace(profile.sites[0], bound="memory")
+    assert len(make_plan(replace(profile, hotspots=(site, site))).targets) == 1
+    assert len(make_plan(replace(profile, hotspots=(site, replace(site, bound="compute")))).targets) == 2
+
+
 def test_plan_of_one_type(profile: ModelProfile) -> None:
     assert {t.kernel_type for t in make_plan(profile, kernel_type="rmsnorm").targets} == {"rmsnorm"}
     assert len(make_plan(profile, top=2).targets) == 2

@@ -70,7 +70,7 @@ class Run:
         if words[1:3] == ["orchestrate.py", "--hours"]:
             agent = [] if "--agent" in words else ["--agent", "tuner"]
             return [*words, *agent, *SMALL, "--tag", "night", "--experiments", "1"]
-        small = {"bench.py": ["--device", "cpu"], "verify.py": ["--warmup", "0", "--timed", "2"]}
+        small = {"bench.py": ["--device", "cpu"], "verify.py": ["--warmup", "0", "--timed", "1"]}
         return [*words, *small.get(words[1], [])]
 
     def call(self, command: str) -> tuple[int, str]:
@@ -111,7 +111,7 @@ SAYS = {
     "log": "start from",
     "log --all": "a comment is faster",
     "--profile": "CPU",
-    "--incumbent": "the incumbent",
+    "--incumbent": "correctness: PASS",
     "--quick": "correctness: PASS",
     "record": "UNROLL 4 -> 8",
     "report": "What got faster",

@@ -199,6 +199,19 @@ def test_ctrl_c_finishes_the_experiment_in_hand(workspace, night):
     assert workspace.read_intent() is None
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_twice_stops_now_and_it_goes_on_later(workspace, night, number):
+    night.send_signal(number)
+    assert "stopping after" in night.stdout.readline()
+    night.send_signal(number)
+    assert night.wait(60) != 0
+    assert len(workspace.log.read()) == 1 and workspace.read_intent().proposal.hypothesis == "killed while judged"
+    with workspace.locked(), Judge("cpu") as judge:
+        loop = Loop(workspace, PLAN_OF_ONE, judge, print)
+        loop.run(ScriptedAgent([]), NO_RULES, Budget())
+    check(loop, "failed", WRONG, FAST)
+
+
 def test_a_budget_of_experiments_and_the_starter_that_fails(workspace):
     with workspace.locked(), Judge("cpu") as judge:
         loop = Loop(workspace, PLAN_OF_ONE, judge, lambda line: None)

@@ -11,6 +11,7 @@ import git
 import torch
 
 from autokernel.agents import Proposal, agent_names
+from autokernel.build import default_cache
 from autokernel.cli import fail, preflight
 from autokernel.display import narrator
 from autokernel.experiments import Status
@@ -116,7 +117,15 @@ def clean(arguments: argparse.Namespace) -> str:
         raise NoRun(f"there is no run named {arguments.tag!r}")
     with workspace.locked():
         freed = workspace.remove()
-    return f"removed run {workspace.tag}: {freed / 1e6:.1f} MB freed (its rows stay in results.tsv)"
+    cache = default_cache()
+    compiled = sum(path.stat().st_size for path in cache.glob("*") if path.is_file())
+    return "\n  ".join(
+        [
+            f"removed run {workspace.tag}: {freed / 1e6:.1f} MB freed (its rows stay in results.tsv)",
+            "git gc frees its commits as well, once git holds them to be old enough",
+            f"compiled kernels of all runs: {compiled / 1e6:.1f} MB in {cache}, which may be deleted at any time",
+        ]
+    )
 
 
 def record(arguments: argparse.Namespace) -> str:

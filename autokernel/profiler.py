@@ -190,6 +190,7 @@ def profile_workload(
         if baseline != "eager":
             say("measuring what torch.compile makes of each operation")
             ratios = _compiled_over_eager(examples, device, warmup, iterations)
+            torch._inductor.async_compile.shutdown_compile_workers()  # they would stay, beside all that is timed later
     return ModelProfile(
         workload,
         workload.device,

@@ -39,8 +39,8 @@ def test_kills_in_git_and_rows(tmp_path, monkeypatch):
 
 
 def test_kills_of_every_part_of_a_run(tmp_path):
-    figures = kills.kill_whole(tmp_path, kills=10, seed=2)
-    assert sum(figures["kills"].values()) >= 8  # on a busy machine a git may come too late to be killed
+    figures = kills.kill_whole(tmp_path, kills=6, seed=2)
+    assert sum(figures["kills"].values()) >= 4  # on a busy machine a git may come too late to be killed
 
 
 def test_nothing_piles_up(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What a kernel type is: its oracle, inputs, shapes and costs; found by looking into `kernels/*/spec.py`."""
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -101,6 +102,7 @@ class KernelSpec:
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced")  # beside contiguous, which strides it must take
+    nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
 
     def case(self, dims: Dims, dtype: torch.dtype) -> Case:

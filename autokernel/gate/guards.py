@@ -37,6 +37,8 @@ class GuardedMemory:
         """Raise StrayWrite if a guard band has changed since the last check; forgets what was allocated."""
         made, self.made = self.made, []
         for memory, inner in made:
+            if memory.untyped_storage().nbytes() != memory.numel():
+                continue  # resized, as operators do with workspace of theirs: the guards went with it
             for band in (memory[:GUARD], memory[GUARD + inner :]):
                 band = band.cpu()  # and no operator on it: they refuse to compute here (ownwork.py)
                 if ctypes.string_at(band.data_ptr(), GUARD) != bytes([POISON]) * GUARD:

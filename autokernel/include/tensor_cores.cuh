@@ -88,10 +88,10 @@ struct alignas(16) Tile {
                 copy_async(vector(row, k), from, count * sizeof(T));
                 continue;
             }
-            Vector<T> values;
+            alignas(16) T values[8];
 #pragma unroll
-            for (int e = 0; e < 8; ++e) values.at[e] = e < count ? from[e * (ALONG_K ? x.k_stride : x.row_stride)] : T(0.f);
-            *reinterpret_cast<Vector<T>*>(vector(row, k)) = values;
+            for (int e = 0; e < 8; ++e) values[e] = e < count ? from[e * (ALONG_K ? x.k_stride : x.row_stride)] : T(0.f);
+            *reinterpret_cast<Vector<T>*>(vector(row, k)) = reinterpret_cast<const Vector<T>&>(values);
         }
     }
     // 16 rows by 16 of k as the tensor cores take A or, in the order of B's two columns of matrices, B.

@@ -54,6 +54,7 @@ class Tile:
 TILES = (
     Tile(128, 128, 6, True, 2, 1, 1.0),
     Tile(128, 128, 6, True, 1, 1, 0.98),
+    Tile(64, 128, 8, True, 2, 1, 0.8),
     Tile(128, 64, 8, True, 1, 1, 0.7),
     Tile(64, 64, 8, True, 1, 1, 0.45),
     Tile(128, 128, 6, False, 2, 2, 1.0),
@@ -151,15 +152,17 @@ __global__ void __launch_bounds__(256, 2) matmul(Matrix A, Matrix B, float* C, i
     const int tiles_m = divide_up(M, BLOCK), m0 = blockIdx.x % tiles_m * BLOCK, n0 = blockIdx.x / tiles_m * BLOCK;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     float a_next[BLOCK * BK / 256], b_next[BLOCK * BK / 256];
+    // Neighbouring threads read along the dim that is contiguous.
     const auto read = [&](const Matrix& from, int row0, int rows, int k0, auto& to) {
+        const bool along_k = from.k_stride == 1;
+        const int row = row0 + (along_k ? threadIdx.x / BK : threadIdx.x % BLOCK);
+        const int k = k0 + (along_k ? threadIdx.x % BK : threadIdx.x / BLOCK);
+        const int row_step = along_k ? 256 / BK : 0, k_step = along_k ? 0 : 256 / BLOCK;
+        const float* at = static_cast<const float*>(from.base) + row * from.row_stride + k * from.k_stride;
+        const int64_t step = row_step * from.row_stride + k_step * from.k_stride;
 #pragma unroll
-        for (int i = 0; i < sizeof(to) / 4; ++i) {
-            const int at = threadIdx.x + 256 * i;
-            const int row = row0 + (from.k_stride == 1 ? at / BK : at % BLOCK);
-            const int k = k0 + (from.k_stride == 1 ? at % BK : at / BLOCK);
-            const bool inside = row < rows && k < K;
-            to[i] = inside ? static_cast<const float*>(from.base)[row * from.row_stride + k * from.k_stride] : 0;
-        }
+        for (int i = 0; i < sizeof(to) / 4; ++i, at += step)
+            to[i] = row + i * row_step < rows && k + i * k_step < K ? *at : 0;
     };
     const auto keep = [&](const Matrix& from, const auto& values, auto& to) {
 #pragma unroll

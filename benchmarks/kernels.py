@@ -23,6 +23,7 @@ import argparse
 import fcntl
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 import shlex
@@ -66,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("types", nargs="*", metavar="TYPE", help=f"default: all of {', '.join(kernel_types())}")
     parser.add_argument("--case", action="append", default=[], metavar="TEXT", help="cases whose name has this text")
     parser.add_argument("--only", nargs="+", metavar="WHO", help="these contestants (default: everyone)")
-    parser.add_argument("--without", nargs="+", default=[], metavar="WHO", help="not these contestants")
+    parser.add_argument("--without", nargs="+", default=[], metavar="WHO[:TEXT]", help="not these (in rows with this text)")
     parser.add_argument("--alternatives", action="store_true", help="our structural alternatives as well")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no row after so long (default: no limit)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="forwards and backwards (default: %(default)s)")
@@ -126,7 +127,8 @@ def wanted(row: Row, arguments: argparse.Namespace) -> bool:
 def who(row: Row, arguments: argparse.Namespace) -> dict[str, Callable[[], Call]]:
     everyone = contestants(row, arguments.device, arguments.alternatives)
     chosen = arguments.only or everyone
-    return {name: load for name, load in everyone.items() if name in chosen and name not in arguments.without}
+    without = {name for name, _, text in (rule.partition(":") for rule in arguments.without) if text in row.name}
+    return {name: load for name, load in everyone.items() if name in chosen and name not in without}
 
 
 def measure(row: Row, arguments: argparse.Namespace, built: Mapping[tuple[str, str], str]) -> dict[str, Any]:
@@ -272,6 +274,7 @@ def compile_all(chosen: Sequence[Row], arguments: argparse.Namespace, until: flo
 def compile_some(jobs: Sequence[Job], turn: Any, answers: Any, lock: str, device: str) -> None:
     """Call one contestant after the other, whichever is next. A process whose CUDA context broke ends itself."""
     autotune_alone(lock)
+    logging.getLogger("torch._inductor").setLevel(logging.CRITICAL)  # of its choices some do not fit the chip
     with torch.inference_mode():
         while (index := next_turn(turn)) < len(jobs):
             row, name = jobs[index]

@@ -3,15 +3,19 @@
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
+from autokernel.agents import Proposal
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.experiments import COLUMNS, STARTER
 from autokernel.gate import Judge
+from autokernel.gate.channel import ChannelClosed
 from autokernel.loop import Budget, Loop, starter_source
+from autokernel.machine import MachineFault
 from autokernel.scheduler import Rules
 from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target
@@ -94,7 +98,6 @@ def test_every_outcome_through_the_real_gate(workspace, clone):  # noqa: F811
 
 NIGHT = """
 import sys
-from pathlib import Path
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.gate import Judge
 from autokernel.loop import Budget, Loop
@@ -210,6 +213,16 @@ def test_twice_stops_now_and_it_goes_on_later(workspace, night, number):
         loop = Loop(workspace, PLAN_OF_ONE, judge, print)
         loop.run(ScriptedAgent([]), NO_RULES, Budget())
     check(loop, "failed", WRONG, FAST)
+
+
+def test_a_warm_parent_that_is_killed_is_no_crash_of_the_kernel(started):
+    """It takes its workers along: the experiment is still open afterwards, and another process judges it."""
+    with started.locked(), Judge("cpu") as judge:
+        timer = threading.Timer(3.0, judge.parent.process.kill)
+        timer.start()
+        with pytest.raises((MachineFault, ChannelClosed)):
+            Loop(started, PLAN_OF_ONE, judge, print).attempt(TARGET, Proposal(HANGS, "not ending", "scripted"))
+    assert len(started.log.read()) == 1 and started.read_intent().experiment == 2
 
 
 def test_a_budget_of_experiments_and_the_starter_that_fails(workspace):

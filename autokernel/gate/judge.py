@@ -18,6 +18,7 @@ from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, wr
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.gate.timing import BystanderFault, PairTimer, RefusedWhileTimed
 from autokernel.gate.verdict import Correctness, Failure, Verdict
+from autokernel.machine import MachineFault
 from autokernel.spec import ANY_LIBRARY, BACKENDS, load_spec
 from autokernel.target import Target
 
@@ -160,6 +161,8 @@ class Judge:
         return replace(verdict, why=why or verdict.why)
 
     def _untimed(self, source: str, target: Target, checked: Checked, seed: int, started: float) -> Verdict:
+        if checked.failure is not None and self.parent.process.poll() is not None:  # which takes its workers along
+            raise MachineFault("the gate's warm parent was ended from outside: what failed was not the kernel")
         return Verdict(
             kernel_type=target.kernel_type,
             backend=_backend(source) or target.backend,

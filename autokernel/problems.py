@@ -235,8 +235,10 @@ def examine(name: str, path: Path, sizes: Sizes, device: str = "cpu") -> Problem
     """Find out what the problem's arguments are. Raises NotJudged for what the gate cannot judge."""
     module = load(path, sizes)
     init = repr(list(module.get_init_inputs()))
-    with torch.random.fork_rng(devices=[]), torch.device(device), _Drawn() as drawn:
+    with torch.random.fork_rng(devices=[]), _Drawn() as drawn:
         inputs = module.get_inputs()
+    free = [any(v is t for t in drawn.tensors) for v in inputs]
+    inputs = [v.to(device) if isinstance(v, Tensor) else v for v in inputs]
     model = make(module.Model, init).to(device)
     with torch.no_grad():
         output = model(*inputs)
@@ -245,9 +247,7 @@ def examine(name: str, path: Path, sizes: Sizes, device: str = "cpu") -> Problem
     arguments: dict[str, Any] = {"init": init}
     arguments |= {f"inputs.{i}": _described(v) for i, v in enumerate(inputs)}
     arguments |= {WEIGHTS + k: _described(v) for k, v in model.state_dict().items()}
-    special = tuple(
-        f"inputs.{i}" for i, v in enumerate(inputs) if isinstance(v, Tensor) and not any(v is t for t in drawn.tensors)
-    )
+    special = tuple(f"inputs.{i}" for i, v in enumerate(inputs) if isinstance(v, Tensor) and not free[i])
     published = {k: v for k, v in sizes_of(path).items() if k in sizes}
     nonfinite = tuple(v for v in (math.nan, math.inf, -math.inf) if _same_specials(model, inputs, v))
     return Problem(name, path, sizes, published, arguments, special, output.numel(), nonfinite)

@@ -1,6 +1,6 @@
 """Matmul with FP4 weights: inputs, shapes and costs.
 
-Scaled weights must be numbers of the activations' dtype: in fp16, scales between 2^-14 and 2^13.
+Scaled weights must be numbers of the activations' dtype: in fp16, scales between 2^-14 and 2^8.
 """
 
 import math

@@ -78,9 +78,10 @@ def _gpu_summary(path: Path) -> Iterator[str]:
     record = json.loads(path.read_text())
     machines = [entry["machine"] for entry in record.values()]
     device, torch_version = machines[0]["device"], machines[0]["torch"]
+    dtypes = sorted({entry["case"].split()[-1] for entry in record.values()}, reverse=True)
     days = sorted({machine["date"] for machine in machines})
     yield (
-        f"GPU kernels, fp16 and bf16, on one {device} (PyTorch {torch_version}, {' to '.join(days)}), "
+        f"GPU kernels, {' and '.join(dtypes)}, on one {device} (PyTorch {torch_version}, {' to '.join(days)}), "
         f"`python benchmarks/kernels.py`; every case and every peer is in [{path.stem}.md](benchmarks/{path.stem}.md). "
         "Here: the better of our two backends in each case, against the memory's limit (a copy, or for reductions a pass "
         "that reads) and the fastest of PyTorch eager, its best single call, torch.compile max-autotune, Liger, cuDNN:\n"

@@ -32,14 +32,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.backend import Winner
+from autokernel.build import CompileError
 from autokernel.device import Device
 from autokernel.extraction import make_plan
+from autokernel.gate.inputs import fill_inputs
 from autokernel.gate.statistics import ratio_interval
 from autokernel.gate.verdict import Interval
 from autokernel.profiler import profile_workload
 from autokernel.spec import load_spec
 from autokernel.table import print_table
-from autokernel.target import Plan, encode, write_json
+from autokernel.target import Plan, Target, encode, write_json
 from autokernel.verification.parity import compare, exact_model
 from autokernel.verification.record import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.verification.sides import Pass, Side, Sides
@@ -49,7 +51,7 @@ HERE = Path(__file__).resolve().parent
 HF_LLAMA = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 4,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "vocab_size": 32000,
@@ -57,7 +59,7 @@ HF_LLAMA = {
 HF_QWEN3 = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 4,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -254,8 +256,29 @@ def measure(
 
 
 def winners_of(plan: Plan) -> list[Winner]:
-    chosen = [replace(t, backend="cuda") if t.backend == "triton" and t.kernel_type in CUDA else t for t in plan.targets]
-    return [Winner(t, next(iter(load_spec(t.kernel_type).starters(t.backend).values())).read_text()) for t in chosen]
+    """The main starter of each target's type; CUDA's only where it compiles."""
+    winners = []
+    for target in plan.targets:
+        cuda = replace(target, backend="cuda")
+        wanted = [cuda] if target.backend == "triton" and target.kernel_type in CUDA else []
+        found = [starter_of(t) for t in wanted if compiles(starter_of(t))]
+        winners += found or [starter_of(target)]
+    return winners
+
+
+def starter_of(target: Target) -> Winner:
+    return Winner(target, next(iter(load_spec(target.kernel_type).starters(target.backend).values())).read_text())
+
+
+def compiles(winner: Winner) -> bool:
+    inputs = fill_inputs(load_spec(winner.target.kernel_type), winner.target.cases[0].case, 0)
+    on_device = {k: v.to(winner.target.device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+    try:
+        winner.load()(**on_device)
+    except CompileError as error:
+        print(f"{winner.target.name}: the CUDA starter does not compile here: {str(error)[:300]}", flush=True)
+        return False
+    return True
 
 
 def holds(winner: Winner, case: Any) -> bool:

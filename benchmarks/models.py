@@ -256,12 +256,12 @@ def measure(
 
 
 def winners_of(plan: Plan) -> list[Winner]:
-    """The main starter of each target's type; CUDA's only where it compiles."""
+    """The main starter of each target's type; CUDA's only where it runs."""
     winners = []
     for target in plan.targets:
         cuda = replace(target, backend="cuda")
         wanted = [cuda] if target.backend == "triton" and target.kernel_type in CUDA else []
-        found = [starter_of(t) for t in wanted if compiles(starter_of(t))]
+        found = [starter_of(t) for t in wanted if runs(starter_of(t))]
         winners += found or [starter_of(target)]
     return winners
 
@@ -270,13 +270,13 @@ def starter_of(target: Target) -> Winner:
     return Winner(target, next(iter(load_spec(target.kernel_type).starters(target.backend).values())).read_text())
 
 
-def compiles(winner: Winner) -> bool:
+def runs(winner: Winner) -> bool:
     inputs = fill_inputs(load_spec(winner.target.kernel_type), winner.target.cases[0].case, 0)
     on_device = {k: v.to(winner.target.device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
     try:
         winner.load()(**on_device)
-    except CompileError as error:
-        print(f"{winner.target.name}: the CUDA starter does not compile here: {str(error)[:300]}", flush=True)
+    except (CompileError, RuntimeError) as error:  # of the compiler, the driver
+        print(f"{winner.target.name}: the CUDA starter does not run here: {str(error)[:300]}", flush=True)
         return False
     return True
 

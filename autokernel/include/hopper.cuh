@@ -273,17 +273,22 @@ AK_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 // ---- From accumulators to panels
 
-// Rounds 64 columns of D (32 registers from `d` on) into this warpgroup's panel of 64 rows, swizzled for the accelerator.
+// Rounds 64 columns of D, 32 registers from `d` on.
 template <class T>
-__device__ void write_panel(T* panel, const float* d) {
+__device__ void round_columns(const float* d, uint32_t* words) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) words[i] = pack_pair<T>(d[2 * i], d[2 * i + 1]);
+}
+
+// Writes 64 rounded columns into this warpgroup's panel of 64 rows, swizzled for the accelerator.
+__device__ inline void write_panel(void* panel, const uint32_t* words) {
     const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + lane % 16;
     const uint32_t start = shared_address(panel) + row * 128;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint32_t at = start + ((2 * i + lane / 16) ^ (row % 8)) * 16;
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(pack_pair<T>(d[8 * i], d[8 * i + 1])),
-                     "r"(pack_pair<T>(d[8 * i + 2], d[8 * i + 3])), "r"(pack_pair<T>(d[8 * i + 4], d[8 * i + 5])),
-                     "r"(pack_pair<T>(d[8 * i + 6], d[8 * i + 7]))
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words[4 * i]),
+                     "r"(words[4 * i + 1]), "r"(words[4 * i + 2]), "r"(words[4 * i + 3])
                      : "memory");
     }
 }

@@ -1,7 +1,8 @@
 // C = A Bᵀ for 16-bit matrices on Hopper: one warpgroup feeds shared memory, two keep the tensor cores busy.
 //
 // A block computes BM x BN of C in steps of 64 along K, with STAGES steps in flight, and goes on to further tiles. TURNS: the
-// two warpgroups take turns, a tile each, so that one multiplies while the other writes; else they share each tile's rows.
+// two warpgroups take turns, a tile each, so that one multiplies while the other writes; else they share each tile's rows, and
+// a tile, rounded, is written during the first steps of the next.
 // CLUSTER (1 or 2) blocks are neighbours along M: each loads a half of the tile of B that both need, for both (multicast).
 // SPLITS > 1: as many clusters share a tile's K and add their sums through global memory, always in the same order.
 #pragma once
@@ -22,6 +23,7 @@ struct Gemm {
     static constexpr int SHARERS = TURNS ? 1 : CONSUMERS, STRIPES = BM / 64 / SHARERS;  // of a tile; of 64 rows each
     static constexpr int COLUMNS = GATED ? BN / 2 : BN;                                 // of C
     static constexpr int STAGE_BYTES = (BM + BN) * PANEL * 2;
+    static constexpr bool LATE = !TURNS && !GATED && SPLITS == 1 && STRIPES == 1;  // writes during the next tile
     static constexpr int OUT = STRIPES * COLUMNS / 64;  // panels of C that a warpgroup writes for a tile
     static constexpr int ROOM = (232448 - 1024 - 512 - STAGES * STAGE_BYTES) / (CONSUMERS * 8192);
     static constexpr int PANELS = OUT <= ROOM ? OUT : OUT % 2 == 0 && ROOM >= 2 ? 2 : 1;  // on their way at a time
@@ -104,10 +106,10 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
 }
 
 // The products of one tile, from the stages as they come; each is given back to the producers that fill it. `issued` is called
-// when all are on their way.
-template <class G, class Issued>
+// when all are on their way, `meanwhile` in each step while it is computed.
+template <class G, class Meanwhile, class Issued>
 __device__ void multiply_tile(GemmShared<G>& shared, int steps, Ring<G::STAGES>& ring, int warpgroup,
-                              float (&d)[G::STRIPES][G::BN / 2], Issued issued) {
+                              float (&d)[G::STRIPES][G::BN / 2], Meanwhile meanwhile, Issued issued) {
     constexpr int A_STEP = (G::A_ALONG_K ? 32 : 16 * 128) / 16, B_STEP = (G::B_ALONG_K ? 32 : 16 * 128) / 16;
     const auto give_back = [&](int stage) {
         if constexpr (G::CLUSTER > 1) {
@@ -135,6 +137,7 @@ __device__ void multiply_tile(GemmShared<G>& shared, int steps, Ring<G::STAGES>&
                                                                       step + k > 0);
         wgmma_commit();
         pin_all();
+        meanwhile(step);
         if (step > 0) {
             wgmma_wait<1>();
             give_back(previous);
@@ -147,15 +150,15 @@ __device__ void multiply_tile(GemmShared<G>& shared, int steps, Ring<G::STAGES>&
     if (steps > 0) give_back(previous);
 }
 
-// 64 columns of C from 32 accumulators: through a panel and the accelerator, or element by element.
+// 64 rounded columns of C: through a panel and the accelerator, or element by element.
 template <class G>
 __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUtensorMap& map, typename G::T* C, int warpgroup,
-                              int panel, const float* d, int m, int n) {
+                              int panel, const uint32_t* words, int m, int n) {
     if (p.store_tma) {
         auto* staging = shared.c[warpgroup][panel % G::PANELS];
         if (threadIdx.x % 128 == 0) wait_stores_read<G::PANELS - 1>();
         named_sync(1 + warpgroup, 128);
-        write_panel(staging, d);
+        write_panel(staging, words);
         fence_async();
         named_sync(1 + warpgroup, 128);
         if (threadIdx.x % 128 == 0) store_box(map, staging, n, m);
@@ -165,7 +168,8 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
         const int r = row + i / 2 % 2 * 8, c = column + i / 4 * 8 + i % 2;
-        if (r < p.M && c < p.N) C[int64_t(r) * p.N + c] = from_float<typename G::T>(d[i]);
+        const auto* pair = reinterpret_cast<const typename G::T*>(words + i / 2);
+        if (r < p.M && c < p.N) C[int64_t(r) * p.N + c] = pair[i % 2];
     }
 }
 
@@ -212,12 +216,23 @@ template <class G>
 __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, const CUtensorMap& map, typename G::T* C,
                               int warpgroup) {
     const int stride = (G::TURNS ? G::CONSUMERS : 1) * place.clusters, first = G::TURNS ? 0 : warpgroup * G::STRIPES * 64;
+    constexpr int NOWHERE = -1;
     const int turn = 3, own_turn = turn + warpgroup, other_turn = turn + 1 - warpgroup;  // numbers of named barriers
     Ring<G::STAGES> ring;
     if (G::TURNS && warpgroup == 1) {
         named_arrive(turn, 256);
         ring.skip(place.steps);
     }
+    constexpr int PANELS = G::COLUMNS / G::SPLITS / 64;
+    uint32_t words[16 * PANELS];  // a stripe of a tile, rounded
+    int2 to = {NOWHERE, 0};        // where it belongs
+    const auto store = [&](int stripe, int which) {
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+            if (which < 0 || which == panel)
+                store_columns(shared, place.p, map, C, warpgroup, stripe * (G::COLUMNS / 64) + panel, words + 16 * panel, to.x,
+                              to.y + 64 * panel);
+    };
     for (int tile = place.cluster + (G::TURNS ? warpgroup * place.clusters : 0); tile < place.tiles(); tile += stride) {
         const int2 at = place.origin(tile);
         float d[G::STRIPES][G::BN / 2];
@@ -225,23 +240,31 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
             for (auto& stripe : d)
                 for (float& sum : stripe) sum = 0;
         if (G::TURNS) named_sync(own_turn, 256);
-        multiply_tile(shared, place.steps, ring, warpgroup, d, [&] {
-            if (G::TURNS && tile + place.clusters < place.tiles()) named_arrive(other_turn, 256);
-        });
+        const bool holds = G::LATE && to.x != NOWHERE;
+        multiply_tile(
+            shared, place.steps, ring, warpgroup, d,
+            [&](int step) {
+                if (holds && step < PANELS) store(0, step);
+            },
+            [&] {
+                if (G::TURNS && tile + place.clusters < place.tiles()) named_arrive(other_turn, 256);
+            });
+        if (holds)
+            for (int panel = place.steps; panel < PANELS; ++panel) store(0, panel);
         if (G::TURNS) ring.skip(place.steps);
         if constexpr (G::SPLITS > 1) combine(place, tile, d[0]);
-        const int n = at.y + (G::SPLITS > 1 ? place.split * (G::BN / G::SPLITS) : 0);
 #pragma unroll
         for (int i = 0; i < G::STRIPES; ++i) {
             if constexpr (G::GATED)
 #pragma unroll
                 for (int e = 0; e < G::BN / 4; ++e) d[i][e] = G::Gate::of(d[i][e]) * d[i][G::BN / 4 + e];
 #pragma unroll
-            for (int panel = 0; panel < G::COLUMNS / G::SPLITS / 64; ++panel)
-                store_columns(shared, place.p, map, C, warpgroup, i * (G::COLUMNS / 64) + panel, d[i] + 32 * panel,
-                              at.x + first + 64 * i, n + 64 * panel);
+            for (int panel = 0; panel < PANELS; ++panel) round_columns<typename G::T>(d[i] + 32 * panel, words + 16 * panel);
+            to = {at.x + first + 64 * i, at.y + (G::SPLITS > 1 ? place.split * (G::BN / G::SPLITS) : 0)};
+            if (!G::LATE) store(i, -1);
         }
     }
+    if (G::LATE && to.x != NOWHERE) store(0, -1);
     if (threadIdx.x % 128 == 0) wait_stores_read<0>();
 }
 #endif

@@ -234,7 +234,11 @@ __device__ void attend(Shared<C>& shared, const Work<C>& work, const Shape& shap
     for (int i = 0; i < C::D / 2; ++i) o[i] *= softmax.sum[i / 2 % 2];
     named_sync(8 + warpgroup, 128);  // all its warps have read its queries, whose place the output takes
 #pragma unroll
-    for (int d = 0; d < C::D; d += PANEL) write_panel(shared.q + d * C::QUERIES + warpgroup * 64 * PANEL, o + d / 2);
+    for (int d = 0; d < C::D; d += PANEL) {
+        uint32_t words[16];
+        round_columns<T>(o + d / 2, words);
+        write_panel(shared.q + d * C::QUERIES + warpgroup * 64 * PANEL, words);
+    }
     fence_async();
     named_sync(8 + warpgroup, 128);
     if (threadIdx.x % 128 == 0) {

@@ -52,6 +52,7 @@ class Tile:
 
 
 TILES = (
+    Tile(128, 256, 4, False, 2, 1, 0.99),
     Tile(128, 128, 6, True, 2, 1, 1.0),
     Tile(128, 128, 6, True, 1, 1, 0.98),
     Tile(64, 128, 8, True, 2, 1, 0.8),

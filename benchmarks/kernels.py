@@ -1,6 +1,6 @@
 """Our GPU kernels against their peers: PyTorch, its compiler, Liger, cuDNN and FlashAttention, and the memory's own limit.
 
-Usage:   python benchmarks/kernels.py                                    (every case; about ten minutes on a Hopper)
+Usage:   python benchmarks/kernels.py                                    (every case; a few minutes on a GPU machine)
          python benchmarks/kernels.py softmax rmsnorm --budget 120       (these types, as far as they get in two minutes)
          python benchmarks/kernels.py matmul --case M=4096 --only eager triton cuda
          python benchmarks/kernels.py --missing                          (what the record does not have yet)

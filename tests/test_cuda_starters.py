@@ -20,12 +20,12 @@ from test_triton_starters import CASES, check, kernel_type
 
 from autokernel import build
 from autokernel.gate import Judge
-from autokernel.gate.correctness import DTYPES
 from autokernel.preflight import find_compiler
 from autokernel.spec import KERNELS, import_file
 from autokernel.target import default_target
 
 STARTERS = {str(p.relative_to(KERNELS)): p for p in sorted(KERNELS.glob("*/cuda_*.py"))}
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CAPABILITIES = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90a": (9, 0), "sm_100a": (10, 0)}
 
 needs_nvcc = pytest.mark.skipif(

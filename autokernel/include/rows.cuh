@@ -108,10 +108,11 @@ constexpr int MAX_WARPS = 32;
 
 template <class Join>
 __device__ inline float shuffle(float value, int threads, Join join) {
+    if (threads >= 32) {
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        const float joined = join(value, __shfl_xor_sync(~0u, value, step));
-        value = step < threads ? joined : value;  // no branch
+        for (int step = 16; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
+    } else {
+        for (int step = threads / 2; step > 0; step /= 2) value = join(value, __shfl_xor_sync(~0u, value, step));
     }
     return value;
 }

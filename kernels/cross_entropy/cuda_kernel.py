@@ -12,7 +12,7 @@ KERNEL_TYPE = "cross_entropy"
 BACKEND = "cuda"
 TUNABLES = {"BLOCK": [128, 256, 512, 1024], "UNROLL": [1, 2, 4, 8], "STREAMING": [0, 1]}
 
-BLOCK = 256  # threads
+BLOCK = 512  # threads
 UNROLL = 4  # vectors of 16 bytes that a thread takes at a time
 STREAMING = 0  # 1: loads leave the caches to others
 

@@ -11,8 +11,8 @@ KERNEL_TYPE = "cross_entropy"
 BACKEND = "triton"
 TUNABLES = {"NUM_WARPS": [1, 2, 4, 8, 16], "UNROLL": [8, 16, 32, 64]}
 
-NUM_WARPS = 8
-UNROLL = 32  # logits that a thread takes at a time
+NUM_WARPS = 4
+UNROLL = 16  # logits that a thread takes at a time
 MEAN_BLOCK = 4096
 
 

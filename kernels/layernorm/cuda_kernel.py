@@ -33,9 +33,10 @@ struct Scaling {
     __device__ Scaling(const Moments& part, float guess, int N, float eps, int threads, float (*scratch)[MAX_WARPS]) {
         float sums[] = {part.sum, part.squares};
         row_sums(sums, threads, scratch);
-        const float drift = sums[0] / N;
+        const float drift = __fdividef(sums[0], N);
         mean = guess + drift;
-        scale = rsqrtf(fmaxf(sums[1] / N - drift * drift, 0) + eps);
+        const float variance = __fdividef(sums[1], N) - drift * drift;
+        scale = rsqrtf((variance < 0 ? 0 : variance) + eps);  // NaN stays
     }
     __device__ float operator()(float value) const { return (value - mean) * scale; }
 };
@@ -55,22 +56,27 @@ __global__ void __launch_bounds__(LARGEST)
         keep_packed(weights);
         keep_packed(biases);
     }
-    float sum = 0, v[LANES<T>], w[LANES<T>], b[LANES<T>];
-#pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], v);
-        for (float a : v) sum += a;
-    }
-    if constexpr (sizeof(T) == 2) keep_packed(values);
-    const float guess = row_sum(sum, threads, scratch[0]) / N;
+    // The distances from an element of the row, and their squares: the variance that they give is off by at most N / 2^24
+    // of itself (no element is more than sqrt(N) deviations from the mean), which 16-bit results do not show.
+    const float element = to_float(x[min(m, M - 1) * stride]);
     Moments part;
+    float v[LANES<T>], w[LANES<T>], b[LANES<T>];
+    const auto add = [&](float guess) {
+        part = {};
 #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        unpack(values[i], v);
-        if (lane + i * threads < count)
-            for (float a : v) part.add(a - guess);
+        for (int i = 0; i < VECTORS; ++i) {
+            unpack(values[i], v);
+            if (lane + i * threads < count)
+                for (float a : v) part.add(a - guess);
+        }
+        if constexpr (sizeof(T) == 2) keep_packed(values);
+    };
+    add(element);
+    float guess = element;
+    if constexpr (sizeof(T) == 4) {
+        guess += __fdividef(row_sum(part.sum, threads, scratch[0]), N);
+        add(guess);
     }
-    if constexpr (sizeof(T) == 2) keep_packed(values);
     const Scaling scaling(part, guess, N, eps, threads, scratch + 1);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
@@ -94,7 +100,7 @@ __global__ void __launch_bounds__(1024)
         row.unpack(i, row.load(i), v, 0);
         for (float a : v) sum += a;
     }
-    const float guess = row_sum(sum, blockDim.x, scratch[0]) / N;
+    const float guess = __fdividef(row_sum(sum, blockDim.x, scratch[0]), N);
     Moments part;
     for (int i = threadIdx.x; i < row.vectors(); i += blockDim.x) {
         row.unpack(i, row.load(i), v, 0);

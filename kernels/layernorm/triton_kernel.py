@@ -10,8 +10,8 @@ TUNABLES = {"NUM_WARPS": [0, 1, 2, 4, 8, 16], "PROGRAM_ELEMENTS": [1024, 2048, 4
 
 NUM_WARPS = 0  # 0: by row width
 PROGRAM_ELEMENTS = 2048  # narrower rows share a program
-HELD = 16384  # wider rows are read twice, the second time from L1 or L2
-LOOP_BLOCK = 8192
+HELD = 4096  # wider rows are read twice, the second time from L1 or L2
+LOOP_BLOCK = 4096  # at most; less where that divides the row
 
 
 @triton.jit
@@ -69,7 +69,8 @@ def kernel_fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: fl
     weight, bias = weight.contiguous(), bias.contiguous()
     M, stride = x.shape[0], x.stride(0)
     if N > HELD:
-        _looped[(M,)](x, weight, bias, y, stride, N, eps, BLOCK=LOOP_BLOCK, num_warps=NUM_WARPS or 16)
+        block = min(max(N & -N, 1024), LOOP_BLOCK)
+        _looped[(M,)](x, weight, bias, y, stride, N, eps, BLOCK=block, num_warps=NUM_WARPS or max(block // 512, 4))
         return y
     block = triton.next_power_of_2(N)
     rows = max(PROGRAM_ELEMENTS // block, 1)

@@ -21,12 +21,12 @@ TUNABLES = {
 }
 
 BLOCK = 128  # threads; narrower rows share a block
-UNROLL = 4  # vectors of 16 bytes that a thread takes at a time, while it asks for as many
+UNROLL = 8  # vectors of 16 bytes that a thread takes at a time
 ALONG = 8  # threads along dim, where dim is not contiguous
 WAVES = 4  # blocks a multiprocessor, below which dim is cut into parts
 STREAMING = 0  # 1: loads leave the caches to others
 ACROSS = 32  # threads beside each other, where dim is not contiguous
-LARGEST_BLOCK = 512
+LARGEST_BLOCK = 256
 
 SOURCE = r"""
 #include <rows.cuh>
@@ -61,32 +61,19 @@ template <class T, bool MAX>
 __global__ void __launch_bounds__(LARGEST_BLOCK)
     rows(const T* x, Output<T> y, int64_t M, int64_t N, int64_t stride, int64_t part, int threads) {
     constexpr Reduction<MAX> join;
-    extern __shared__ uint4 shared[];
     __shared__ float scratch[MAX_WARPS];
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads, from = blockIdx.y * part;
     const Row<T> row(x + min(m, M - 1) * stride + from, min(N - from, part));
     const int lane = threadIdx.x % threads, first = row.first != 0, last = row.end / LANES<T>;  // of whole vectors
     float results[LANES<T>], v[LANES<T>];
     for (float& result : results) result = join.EMPTY;
-    // Through shared memory, where what is on its way takes no registers: a thread's places for two rounds of vectors.
-    Vector<T>* const own = reinterpret_cast<Vector<T>*>(shared) + threadIdx.x;
-    const auto place = [&](int round, int i) { return own + ((round & 1) * UNROLL + i) * blockDim.x; };
-    const auto ask = [&](int round) {
-        const int at = first + lane + round * UNROLL * threads;
-#pragma unroll
-        for (int i = 0; i < UNROLL; ++i)
-            if (at + i * threads < last) copy_async(place(round, i), row.base + at + i * threads);
-        end_batch_of_copies();
-    };
-    ask(0);
     int at = first + lane;
-    for (int round = 0; at < last; ++round) {
-        ask(round + 1);
-        copies_arrived<1>();
+    for (; at < last; at += UNROLL * threads) {
+        Vector<T> vectors[UNROLL];
+        load_batch(vectors, row.base, at, threads, last, join.EMPTY);
 #pragma unroll
-        for (int i = 0; i < UNROLL; ++i, at += threads) {
-            if (at >= last) continue;
-            unpack(*place(round, i), v);
+        for (int i = 0; i < UNROLL; ++i) {
+            unpack(vectors[i], v);
             for (int e = 0; e < LANES<T>; ++e) results[e] = join(results[e], v[e]);
         }
     }
@@ -161,11 +148,10 @@ int reduce(const T* x, T* y, float* partial, const Shape& s, int parts, cudaStre
     const int64_t count = s.outer * s.lanes;
     if (s.stride_n == 1 && (s.lanes == 1 || s.outer == 1)) {
         const int64_t stride = s.lanes == 1 ? s.stride_outer : s.stride_lane;
-        auto [threads, shared] = Layout::of<T>(part, 2 * UNROLL, BLOCK, LARGEST_BLOCK);
+        auto [threads, shared] = Layout::of<T>(part, UNROLL, BLOCK, LARGEST_BLOCK);
         if (!threads) threads = LARGEST_BLOCK, shared = 1;
         const dim3 grid(divide_up(count, shared), parts);
-        const int block = threads * shared, bytes = 2 * UNROLL * 16 * block;
-        rows<T, MAX><<<grid, block, bytes, stream>>>(x, out, count, s.N, stride, part, threads);
+        rows<T, MAX><<<grid, threads * shared, 0, stream>>>(x, out, count, s.N, stride, part, threads);
     } else {  // rows with gaps between their elements: take the rows as lanes
         const int64_t outer = s.lanes == 1 ? 1 : s.outer, width = s.lanes == 1 ? s.outer : s.lanes;
         const int64_t apart = s.lanes == 1 ? s.stride_outer : s.stride_lane;

@@ -20,11 +20,11 @@ TUNABLES = {
     "WAVES": [1, 2, 4, 8],
 }
 
-ROW_ELEMENTS = 4096  # a tile where dim is contiguous: elements in all, of one row or of several narrow ones
+ROW_ELEMENTS = 2048  # a tile where dim is contiguous: elements in all, of one row or of several narrow ones
 BLOCK_N = 64  # a tile elsewhere: elements along dim
 BLOCK_LANES = 64  # and beside each other
 NUM_WARPS = 4
-WAVES = 4  # programs a multiprocessor, below which dim is cut into parts
+WAVES = 8  # programs a multiprocessor, below which dim is cut into parts
 
 
 @triton.jit

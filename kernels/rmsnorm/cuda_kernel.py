@@ -10,8 +10,8 @@ TUNABLES = {"VECTORS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512], "EARLY": [0, 
 
 VECTORS = 4  # of 16 bytes, that a thread holds
 BLOCK = 128  # threads; narrower rows share a block
-EARLY = 0  # ask for the weights before the sums are known
-STREAMING = 0  # 1: loads leave the caches to others, 2: stores do, 3: both
+EARLY = 1  # ask for the weights before the sums are known
+STREAMING = 2  # 1: loads leave the caches to others, 2: stores do, 3: both
 
 SOURCE = r"""
 #include <rows.cuh>
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(LARGEST)
         for (float a : v) squares += a * a;
     }
     if constexpr (sizeof(T) == 2) keep_packed(values);
-    const float scale = rsqrtf(row_sum(squares, threads, scratch) / N + eps);
+    const float scale = rsqrtf(__fdividef(row_sum(squares, threads, scratch), N) + eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         unpack(values[i], v);

@@ -58,6 +58,6 @@ def kernel_fn(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch
         return y
     block = triton.next_power_of_2(N)
     rows = max(PROGRAM_ELEMENTS // block, 1)
-    warps = NUM_WARPS or min(max(block // 1024, 4), 16)
+    warps = NUM_WARPS or min(max(block // 1024, 8), 16)
     _held[(triton.cdiv(M, rows),)](x, weight, y, x.stride(0), M, N, eps, ROWS=rows, BLOCK=block, num_warps=warps)
     return y

@@ -12,8 +12,8 @@ KERNEL_TYPE = "rotary_embedding"
 BACKEND = "cuda"
 TUNABLES = {"HEADS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512], "STREAMING": [0, 1, 2, 3]}
 
-HEADS = 4  # that a thread takes
-BLOCK = 256  # threads
+HEADS = 1  # that a thread takes
+BLOCK = 128  # threads
 STREAMING = 2  # 1: loads leave the caches to others, 2: stores do, 3: both
 
 SOURCE = r"""

@@ -12,7 +12,7 @@ TUNABLES = {
     "NUM_WARPS": [0, 1, 2, 4, 8, 16],
     "PROGRAM_ELEMENTS": [1024, 2048, 4096, 8192],
     "HELD": [8192, 16384, 32768],
-    "ONLINE_WARPS": [4, 8, 16],
+    "ONLINE_WARPS": [4, 8, 16, 32],
     "ONLINE_UNROLL": [16, 32, 64],
     "BLOCK_N": [16, 32, 64, 128],
     "BLOCK_LANES": [16, 32, 64, 128],
@@ -20,9 +20,9 @@ TUNABLES = {
 
 NUM_WARPS = 0  # of a program that holds its rows; 0: by row width
 PROGRAM_ELEMENTS = 2048  # narrower rows share a program
-HELD = 32768  # longer rows are read twice
-ONLINE_WARPS = 8
-ONLINE_UNROLL = 32  # elements of a longer row that a thread takes at a time
+HELD = 16384  # longer rows are read twice
+ONLINE_WARPS = 32
+ONLINE_UNROLL = 16  # elements of a longer row that a thread takes at a time
 BLOCK_N = 64  # a tile where dim is not contiguous: elements along dim
 BLOCK_LANES = 32  # and beside each other
 

@@ -424,10 +424,11 @@ constexpr int PLAIN_QUERIES = 32, PLAIN_KEYS = 32, SHARE = 8;  // SHARE threads 
 template <class T, int D_PADDED>
 __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
     plain(Tensor Q, Tensor K, Tensor V, T* out, Shape s, Mask<T> mask) {
-    constexpr int OWN = PLAIN_KEYS / SHARE;
-    extern __shared__ float memory[];
-    float(*q)[D_PADDED + 1] = reinterpret_cast<float(*)[D_PADDED + 1]>(memory);
-    float(*kv)[D_PADDED + 1] = q + PLAIN_QUERIES;
+    constexpr int OWN = PLAIN_KEYS / SHARE, RUNS = D_PADDED / SHARE / 4;  // a thread's keys; its channels, in runs of 4
+    extern __shared__ float4 memory[];
+    auto* q = reinterpret_cast<float(*)[D_PADDED + 4]>(memory);
+    auto* kv = q + PLAIN_QUERIES;
+    const auto four = [](const float* at) { return *reinterpret_cast<const float4*>(at); };
     const int tiles = divide_up(s.seq_q, PLAIN_QUERIES), flat = blockIdx.x / tiles;
     const int first = (tiles - 1 - blockIdx.x % tiles) * PLAIN_QUERIES;
     const int head = flat % s.heads, batch = flat / s.heads, kv_head = head / (s.heads / s.kv_heads);
@@ -440,16 +441,22 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
     };
     const int row = threadIdx.x / SHARE, part = threadIdx.x % SHARE, query = first + row;
     fill(Q, head, first, s.seq_q, q);
-    float o[D_PADDED / SHARE] = {}, peak = -INFINITY, sum = 0;
+    float4 o[RUNS] = {};
+    float peak = -INFINITY, sum = 0;
     const int end = s.causal ? min(s.seq_k, first + PLAIN_QUERIES) : s.seq_k;
     for (int start = 0; start < end; start += PLAIN_KEYS) {
         __syncthreads();
         fill(K, kv_head, start, s.seq_k, kv);
         __syncthreads();
         float p[OWN] = {}, most = peak;
-        for (int d = 0; d < s.D; ++d)
+        for (int d = 0; d < s.D; d += 4) {
+            const float4 a = four(q[row] + d);
 #pragma unroll
-            for (int i = 0; i < OWN; ++i) p[i] += q[row][d] * kv[part + SHARE * i][d];
+            for (int i = 0; i < OWN; ++i) {
+                const float4 b = four(kv[part + SHARE * i] + d);
+                p[i] += a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+            }
+        }
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
             p[i] = mask.apply(p[i] * s.scale, s, batch, head, query, start + part + SHARE * i);
@@ -462,7 +469,7 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
 #pragma unroll
         for (int i = 0; i < OWN; ++i) sum += p[i] = fast_exp2(p[i] - base);
 #pragma unroll
-        for (float& x : o) x *= decay;
+        for (float4& x : o) x = {x.x * decay, x.y * decay, x.z * decay, x.w * decay};
         __syncthreads();
         fill(V, kv_head, start, s.seq_k, kv);
         __syncthreads();
@@ -471,15 +478,22 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
             for (int j = 0; j < SHARE; ++j) {
                 const float weight = __shfl_sync(~0u, p[i], j, SHARE);
 #pragma unroll
-                for (int d = 0; d < D_PADDED / SHARE; ++d) o[d] += weight * kv[j + SHARE * i][part + SHARE * d];
+                for (int run = 0; run < RUNS; ++run) {
+                    const float4 v = four(kv[j + SHARE * i] + 4 * (part + SHARE * run));
+                    o[run].x += weight * v.x, o[run].y += weight * v.y, o[run].z += weight * v.z, o[run].w += weight * v.w;
+                }
             }
     }
     for (int lanes = 1; lanes < SHARE; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     if (query >= s.seq_q) return;
 #pragma unroll
-    for (int d = 0; d < D_PADDED / SHARE; ++d)
-        if (part + SHARE * d < s.D)
-            out[(int64_t(flat) * s.seq_q + query) * s.D + part + SHARE * d] = from_float<T>(o[d] / sum);
+    for (int run = 0; run < RUNS; ++run) {
+        const float channels[] = {o[run].x, o[run].y, o[run].z, o[run].w};
+        for (int e = 0; e < 4; ++e) {
+            const int d = 4 * (part + SHARE * run) + e;
+            if (d < s.D) out[(int64_t(flat) * s.seq_q + query) * s.D + d] = from_float<T>(channels[e] / sum);
+        }
+    }
 }
 
 template <class T, int D>
@@ -493,7 +507,7 @@ int launch_general(const Tensor& Q, const Tensor& K, const Tensor& V, T* out, co
     if constexpr (sizeof(T) == 2)
         return with(mma_attention<T, D>, MmaShared<T, D>::QUERIES, 128, sizeof(MmaShared<T, D>));
     else
-        return with(plain<T, D>, PLAIN_QUERIES, PLAIN_QUERIES * SHARE, (PLAIN_QUERIES + PLAIN_KEYS) * (D + 1) * sizeof(T));
+        return with(plain<T, D>, PLAIN_QUERIES, PLAIN_QUERIES * SHARE, (PLAIN_QUERIES + PLAIN_KEYS) * (D + 4) * sizeof(T));
 }
 
 struct Call {

@@ -21,7 +21,7 @@ TUNABLES = {
 NUM_WARPS = 0  # of a program that holds its rows; 0: by row width
 PROGRAM_ELEMENTS = 2048  # narrower rows share a program
 HELD = 16384  # longer rows are read twice
-ONLINE_WARPS = 32
+ONLINE_WARPS = 32  # of 32 threads
 ONLINE_UNROLL = 16  # elements of a longer row that a thread takes at a time
 BLOCK_N = 64  # a tile where dim is not contiguous: elements along dim
 BLOCK_LANES = 32  # and beside each other
@@ -146,7 +146,8 @@ def _rows(x: torch.Tensor, y: torch.Tensor, M: int, N: int, stride: int) -> None
         vector = 1
     unroll = ONLINE_UNROLL // vector
     lanes = 32 * ONLINE_WARPS
-    _online[(M,)](x, y, stride, N, PEEL=peel, LANES=lanes, UNROLL=unroll, VECTOR=vector, num_warps=ONLINE_WARPS)
+    warps = lanes // (64 if torch.version.hip else 32)
+    _online[(M,)](x, y, stride, N, PEEL=peel, LANES=lanes, UNROLL=unroll, VECTOR=vector, num_warps=warps)
 
 
 def kernel_fn(x: torch.Tensor, dim: int = -1) -> torch.Tensor:

@@ -104,7 +104,9 @@ class Worker:
         """The baseline: the spec's eager form, as it is or through torch.compile."""
         torch.backends.cuda.matmul.allow_tf32 = False
         eager = load_spec(kernel_type).eager
-        self.function = torch.compile(eager, dynamic=False) if compiled else eager
+        if compiled:  # a problem's modules are compiled themselves, one by one
+            eager = eager.compiled() if hasattr(eager, "compiled") else torch.compile(eager, dynamic=False)
+        self.function = eager
 
     def do_warm(self, cases: list[dict[str, Any]]) -> None:
         """One call on zeros of each case's shapes, for what a first call compiles and loads."""

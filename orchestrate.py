@@ -44,6 +44,8 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--max-pct-peak", type=float, default=90.0, help="move on at this part of the limit (%(default)s)")
     run.add_argument("--max-hours", type=float, default=2.0, help="move on after so long on one (default: %(default)s)")
     run.add_argument("--max-speedup", type=float, default=2.0, help="move on at this gain over the starter (%(default)s)")
+    run.add_argument("--kernelbench", metavar="LEVEL[:PROBLEM]", help="work on KernelBench instead of a model")
+    run.add_argument("--repo-path", type=Path, help="the clone of KernelBench (default: $KERNELBENCH, or what was fetched)")
     record = commands.add_parser("record", help="judge an edited kernel file and log the experiment")
     record.add_argument("file", nargs="?", type=Path, help="default: the kernel.py of the run's tree")
     record.add_argument("--target", help="of the plan (default: the one whose kernel type the file has)")

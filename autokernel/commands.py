@@ -23,7 +23,7 @@ from autokernel.loop import Budget, Loop
 from autokernel.package import save, why_not
 from autokernel.report import run_rows, write_report
 from autokernel.scheduler import Rules, next_target
-from autokernel.spec import ROOT, kernel_types
+from autokernel.spec import ROOT, folder_of, kernel_types
 from autokernel.status import subject
 from autokernel.target import Plan, Target, default_target, encode
 from autokernel.winners import verified
@@ -40,10 +40,16 @@ def run(arguments: argparse.Namespace) -> str:
     except ValueError as error:
         fail(error)
     preflight(default_backend(arguments.device))
-    workload = workload_from(arguments)
     options = {name: getattr(arguments, name) for name in ("budget_usd", "budget_tokens", "max_tokens")}
     options |= {"model": arguments.agent_model, "minutes": arguments.agent_minutes}
     limits = (arguments.max_reverts, arguments.max_pct_peak, arguments.max_hours, arguments.max_speedup)
+    if arguments.kernelbench:
+        from kernelbench import loop
+
+        with narrator() as (say, *_):
+            backend = default_backend(arguments.device)
+            return loop.run(arguments, agent, options, Rules(*limits), _budget(arguments), say, backend)
+    workload = workload_from(arguments)
     required = arguments.require_sandbox
     job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required)
     workspace = Workspace(ROOT, arguments.tag or default_tag(ROOT, workload))
@@ -157,7 +163,7 @@ def _target_of(source: str, path: Path, workspace: Workspace, arguments: argpars
     except SyntaxError as error:
         fail(f"{path} is not Python: {error}")
     kernel_type, backend = declared.get("KERNEL_TYPE"), declared.get("BACKEND")
-    if kernel_type not in kernel_types():
+    if not (folder_of(str(kernel_type)) / "spec.py").is_file():
         fail(f"{path} has KERNEL_TYPE {kernel_type!r}; there are: {', '.join(kernel_types())}")
     if (workspace / PLAN).exists():
         plan = workspace.plan

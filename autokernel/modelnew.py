@@ -22,15 +22,17 @@ def make(module_class: Callable[..., nn.Module], init: str) -> nn.Module:
         return module_class(*ast.literal_eval(init)).requires_grad_(False)
 
 
-def as_kernel(module_class: Callable[..., nn.Module]) -> Callable[..., Tensor]:
+def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compiled: bool = False) -> Callable[..., Tensor]:
     """kernel_fn(init, **{"inputs.0": …, "weights.fc.bias": …}), which makes one module for each set of weights.
 
-    Parameters are the very tensors that are given, buffers are copies: in training mode they change.
+    Parameters are the very tensors that are given, buffers are copies: in training mode they change. `used`: a new module
+    is first called on other inputs, so that what it keeps from one call to the next is wrong in the first that counts.
+    `compiled`: through torch.compile, as kernel_fn.compiled() is.
     """
     modules = WeakTensorKeyDictionary()  # first weight of a set -> module
     without_weights: dict[str, nn.Module] = {}
 
-    def prepare(init: str, arguments: dict[str, Any]) -> nn.Module:
+    def prepare(init: str, arguments: dict[str, Any], inputs: list[Any]) -> nn.Module:
         weights = {k.removeprefix(WEIGHTS): v for k, v in arguments.items() if k.startswith(WEIGHTS)}
         module = make(module_class, init)
         example = next(v for v in arguments.values() if isinstance(v, Tensor))
@@ -40,6 +42,10 @@ def as_kernel(module_class: Callable[..., nn.Module]) -> Callable[..., Tensor]:
             weights = dict(zip(own, weights.values()))  # the same state dict by other names
         buffers = {name for name, _ in module.named_buffers()}
         module.load_state_dict({k: v.clone() if k in buffers else v for k, v in weights.items()}, assign=True)
+        if compiled:
+            module.compile(dynamic=False)
+        if used:
+            module(*(v.flip(tuple(range(v.dim()))) if isinstance(v, Tensor) else v for v in inputs))
         return module
 
     def kernel_fn(init: str, **arguments: Any) -> Tensor:
@@ -48,11 +54,12 @@ def as_kernel(module_class: Callable[..., nn.Module]) -> Callable[..., Tensor]:
             if name.startswith(WEIGHTS):
                 module = modules.get(value)
                 if module is None:
-                    module = modules[value] = prepare(init, arguments)
+                    module = modules[value] = prepare(init, arguments, inputs)
                 return module(*inputs).contiguous()
             inputs.append(value)
         if init not in without_weights:
-            without_weights[init] = prepare(init, arguments)
+            without_weights[init] = prepare(init, arguments, inputs)
         return without_weights[init](*inputs).contiguous()
 
+    kernel_fn.compiled = lambda: as_kernel(module_class, used, compiled=True)
     return kernel_fn

@@ -328,7 +328,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
     def model(*init: Any) -> nn.Module:
         return problem.module.Model(*init)
 
-    in_double = as_kernel(model)
+    in_double = as_kernel(model, used=False)
 
     def oracle(**arguments: Any) -> Tensor:
         before = torch.get_default_dtype()
@@ -345,7 +345,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
     return KernelSpec(
         name=problem.name,
         oracle=oracle,
-        eager=as_kernel(model),
+        eager=as_kernel(model, used=False),
         eager_form="Model",
         arguments=lambda dtype, sizes: arguments,
         smoke=sizes,

@@ -4,7 +4,6 @@
 // two warpgroups take turns, a tile each, so that one multiplies while the other writes; else they share each tile's rows, and
 // a tile, rounded, is written during the first steps of the next.
 // CLUSTER (1 or 2) blocks are neighbours along M: each loads a half of the tile of B that both need, for both (multicast).
-// SPLITS > 1: as many clusters share a tile's K and add their sums through global memory, always in the same order.
 #pragma once
 #include <hopper.cuh>
 
@@ -12,31 +11,29 @@ namespace hopper {
 
 // Gate: void for a plain product; a type with `static float of(float)` for C = of(A Bᵀ) · (A B2ᵀ), where a tile of B is
 // BN / 2 rows of each.
-template <class Element, int BM_, int BN_, int STAGES_, bool TURNS_, int CLUSTER_, int SPLITS_, bool A_ALONG_K_,
-          bool B_ALONG_K_, class Gate_ = void>
+template <class Element, int BM_, int BN_, int STAGES_, bool TURNS_, int CLUSTER_, bool A_ALONG_K_, bool B_ALONG_K_,
+          class Gate_ = void>
 struct Gemm {
     using T = Element;
     using Gate = Gate_;
-    static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CLUSTER = CLUSTER_, SPLITS = SPLITS_;
+    static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CLUSTER = CLUSTER_;
     static constexpr bool TURNS = TURNS_, A_ALONG_K = A_ALONG_K_, B_ALONG_K = B_ALONG_K_, GATED = !std::is_void_v<Gate_>;
     static constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * 128;
     static constexpr int SHARERS = TURNS ? 1 : CONSUMERS, STRIPES = BM / 64 / SHARERS;  // of a tile; of 64 rows each
     static constexpr int COLUMNS = GATED ? BN / 2 : BN;                                 // of C
     static constexpr int STAGE_BYTES = (BM + BN) * PANEL * 2;
-    static constexpr bool LATE = !TURNS && !GATED && SPLITS == 1 && STRIPES == 1;  // writes during the next tile
+    static constexpr bool LATE = !TURNS && !GATED && STRIPES == 1;  // writes during the next tile
     static constexpr int OUT = STRIPES * COLUMNS / 64;  // panels of C that a warpgroup writes for a tile
     static constexpr int ROOM = (232448 - 1024 - 512 - STAGES * STAGE_BYTES) / (CONSUMERS * 8192);
     static constexpr int PANELS = OUT <= ROOM ? OUT : OUT % 2 == 0 && ROOM >= 2 ? 2 : 1;  // on their way at a time
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + CONSUMERS * PANELS * 8192 + 512;
-    static_assert(ROOM >= 1 && STRIPES >= 1 && COLUMNS % 64 == 0 && (SPLITS == 1 || (!TURNS && !GATED && STRIPES == 1)));
+    static_assert(ROOM >= 1 && STRIPES >= 1 && COLUMNS % 64 == 0);
 };
 
 struct Problem {
     int M, N, K;
-    int group;        // rows of clusters of tiles that are walked together, for their operands to meet in L2
-    float4* sums;     // SPLITS > 1: of M and N rounded up to whole clusters of tiles, SPLITS times
-    unsigned* ready;  // SPLITS > 1: a zero for each block, which is zero again at the end
-    bool store_tma;   // C's rows start at multiples of 16 bytes
+    int group;       // rows of clusters of tiles that are walked together, for their operands to meet in L2
+    bool store_tma;  // C's rows start at multiples of 16 bytes
 };
 
 #ifdef AK_HOPPER
@@ -49,20 +46,17 @@ struct GemmShared {
     Barrier full[G::STAGES], empty[G::STAGES];
 };
 
-// Where a block works: its tiles of C and its part of K.
+// Where a block works.
 template <class G>
 struct Place {
     Problem p;
-    int rank, cluster, clusters, split, first_step, steps, rows, columns;
+    int rank, cluster, clusters, steps, rows, columns;
 
     __device__ Place(const Problem& problem) : p(problem) {
         rank = G::CLUSTER > 1 ? cluster_rank() : 0;
-        cluster = blockIdx.x / G::CLUSTER / G::SPLITS;
-        clusters = gridDim.x / G::CLUSTER / G::SPLITS;
-        split = blockIdx.x / G::CLUSTER % G::SPLITS;
-        const int all = (p.K + PANEL - 1) / PANEL, share = (all + G::SPLITS - 1) / G::SPLITS;
-        first_step = split * share;
-        steps = max(min(share, all - first_step), 0);
+        cluster = blockIdx.x / G::CLUSTER;
+        clusters = gridDim.x / G::CLUSTER;
+        steps = divide_up(p.K, PANEL);
         rows = (p.M + G::CLUSTER * G::BM - 1) / (G::CLUSTER * G::BM);
         columns = (p.N + G::COLUMNS - 1) / G::COLUMNS;
     }
@@ -83,7 +77,7 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
     for (int tile = place.cluster; tile < place.tiles(); tile += place.clusters) {
         const int2 at = place.origin(tile);
         for (int step = 0; step < place.steps; ++step, ring.advance()) {
-            const int k = (place.first_step + step) * PANEL;
+            const int k = step * PANEL;
             Barrier& full = shared.full[ring.stage];
             shared.empty[ring.stage].wait(ring.parity ^ 1);
             full.arrive_expecting(G::STAGE_BYTES);
@@ -147,7 +141,7 @@ __device__ void multiply_tile(GemmShared<G>& shared, int steps, Ring<G::STAGES>&
     issued();
     wgmma_wait<0>();
     pin_all();
-    if (steps > 0) give_back(previous);
+    give_back(previous);
 }
 
 // 64 rounded columns of C: through a panel and the accelerator, or element by element.
@@ -173,45 +167,6 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
     }
 }
 
-// Adds the sums of all splits: each gets those of a share of the columns from the others, and has them in its first
-// registers then. All blocks of the grid must be running, for each waits for others.
-template <class G>
-__device__ void combine(const Place<G>& place, int tile, float (&d)[G::BN / 2]) {
-    constexpr int SHARE = G::BN / 8 / G::SPLITS, THREADS = G::CONSUMERS * 128;  // in float4
-    const int block = tile * G::CLUSTER + place.rank;
-    float4* sums = place.p.sums + int64_t(block) * G::SPLITS * (G::BN / 8 * THREADS) + threadIdx.x;
-    const auto at = [&](int split, int i) { return sums + (split * (G::BN / 8) + i) * THREADS; };
-#pragma unroll
-    for (int i = 0; i < G::BN / 8; ++i)
-        if (i / SHARE != place.split)
-            __stcg(at(place.split, i), make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-    named_sync(5, THREADS);
-    if (threadIdx.x == 0) {
-        unsigned* ready = place.p.ready + block;
-        __threadfence();
-        atomicAdd(ready, 1);
-        while (*static_cast<volatile unsigned*>(ready) < G::SPLITS) {}
-        if (atomicAdd(ready, 1) == 2 * G::SPLITS - 1) *ready = 0;  // all have seen that all were ready
-        __threadfence();
-    }
-    named_sync(5, THREADS);
-#pragma unroll
-    for (int i = 0; i < SHARE; ++i) {
-        float4 own, total = {};
-#pragma unroll
-        for (int split = 0; split < G::SPLITS; ++split) {  // picked, for an index that the compiler does not know is slow
-            const float* sums = d + 4 * (split * SHARE + i);
-            if (split == place.split) own = make_float4(sums[0], sums[1], sums[2], sums[3]);
-        }
-#pragma unroll
-        for (int split = 0; split < G::SPLITS; ++split) {
-            const float4 x = split == place.split ? own : __ldcg(at(split, place.split * SHARE + i));
-            total = {total.x + x.x, total.y + x.y, total.z + x.z, total.w + x.w};
-        }
-        d[4 * i] = total.x, d[4 * i + 1] = total.y, d[4 * i + 2] = total.z, d[4 * i + 3] = total.w;
-    }
-}
-
 template <class G>
 __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, const CUtensorMap& map, typename G::T* C,
                               int warpgroup) {
@@ -223,22 +178,19 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
         named_arrive(turn, 256);
         ring.skip(place.steps);
     }
-    constexpr int PANELS = G::COLUMNS / G::SPLITS / 64;
+    constexpr int PANELS = G::COLUMNS / 64;
     uint32_t words[16 * PANELS];  // a stripe of a tile, rounded
     int2 to = {NOWHERE, 0};        // where it belongs
     const auto store = [&](int stripe, int which) {
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel)
             if (which < 0 || which == panel)
-                store_columns(shared, place.p, map, C, warpgroup, stripe * (G::COLUMNS / 64) + panel, words + 16 * panel, to.x,
+                store_columns(shared, place.p, map, C, warpgroup, stripe * PANELS + panel, words + 16 * panel, to.x,
                               to.y + 64 * panel);
     };
     for (int tile = place.cluster + (G::TURNS ? warpgroup * place.clusters : 0); tile < place.tiles(); tile += stride) {
         const int2 at = place.origin(tile);
         float d[G::STRIPES][G::BN / 2];
-        if (place.steps == 0)
-            for (auto& stripe : d)
-                for (float& sum : stripe) sum = 0;
         if (G::TURNS) named_sync(own_turn, 256);
         const bool holds = G::LATE && to.x != NOWHERE;
         multiply_tile(
@@ -252,7 +204,6 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
         if (holds)
             for (int panel = place.steps; panel < PANELS; ++panel) store(0, panel);
         if (G::TURNS) ring.skip(place.steps);
-        if constexpr (G::SPLITS > 1) combine(place, tile, d[0]);
 #pragma unroll
         for (int i = 0; i < G::STRIPES; ++i) {
             if constexpr (G::GATED)
@@ -260,7 +211,7 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
                 for (int e = 0; e < G::BN / 4; ++e) d[i][e] = G::Gate::of(d[i][e]) * d[i][G::BN / 4 + e];
 #pragma unroll
             for (int panel = 0; panel < PANELS; ++panel) round_columns<typename G::T>(d[i] + 32 * panel, words + 16 * panel);
-            to = {at.x + first + 64 * i, at.y + (G::SPLITS > 1 ? place.split * (G::BN / G::SPLITS) : 0)};
+            to = {at.x + first + 64 * i, at.y};
             if (!G::LATE) store(i, -1);
         }
     }
@@ -321,9 +272,8 @@ int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p
     p.store_tma = p.N % 8 == 0;
     CUtensorMap c{};
     if (p.store_tma) c = tensor_map<T, 2>(static_cast<T*>(C), {p.N, p.M}, {p.N}, {PANEL, 64});
-    const int tiles = divide_up(p.M, G::CLUSTER * G::BM) * divide_up(p.N, G::COLUMNS), resident = processors / G::CLUSTER;
-    if (G::SPLITS > 1 && tiles * G::SPLITS > resident) return cudaErrorCooperativeLaunchTooLarge;
-    const int clusters = G::SPLITS > 1 ? tiles * G::SPLITS : min(tiles, resident);
+    const int tiles = divide_up(p.M, G::CLUSTER * G::BM) * divide_up(p.N, G::COLUMNS);
+    const int clusters = min(tiles, processors / G::CLUSTER);
     return launch(gemm<G>, clusters * G::CLUSTER, G::THREADS, G::SHARED_BYTES, G::CLUSTER, early, stream, a, b, b2, c,
                   static_cast<T*>(C), p);
 }

@@ -4,10 +4,8 @@ fp32 is multiplied in fp32 (FFMA), not in TF32.
 """
 
 import ctypes
-import math
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import torch
 
@@ -39,29 +37,25 @@ class Tile:
     stages: int
     turns: bool  # whether two warpgroups take turns, a tile each; else they share each
     cluster: int
-    splits: int  # parts of K
     efficiency: float  # next to the first's, where there is work enough
 
     def clocks(self, M: int, N: int, K: int, processors: int) -> float:
-        """Waves of clusters at 2,048 products a clock and processor; starting clusters and joining splits take more."""
-        clusters, resident = -(-M // (self.m * self.cluster)) * -(-N // self.n) * self.splits, processors // self.cluster
-        if self.splits > 1 and clusters > resident:  # they wait for each other
-            return math.inf
-        wave = self.m * self.n * K / self.splits / 2048 / self.efficiency
-        return -(-clusters // resident) * wave + 1000 * (self.cluster > 1) + 6000 * (self.splits > 1)
+        """Waves of clusters at 2,048 products a clock and processor, and some for a start in clusters."""
+        clusters = -(-M // (self.m * self.cluster)) * -(-N // self.n)
+        wave = self.m * self.n * K / 2048 / self.efficiency
+        return -(-clusters // (processors // self.cluster)) * wave + 1000 * (self.cluster > 1)
 
 
 TILES = (
-    Tile(128, 256, 4, False, 2, 1, 0.99),
-    Tile(128, 128, 6, True, 2, 1, 1.0),
-    Tile(128, 128, 6, True, 1, 1, 0.98),
-    Tile(64, 128, 8, True, 2, 1, 0.8),
-    Tile(128, 64, 8, True, 1, 1, 0.7),
-    Tile(64, 64, 8, True, 1, 1, 0.45),
-    Tile(128, 128, 6, False, 2, 2, 1.0),
+    Tile(128, 256, 4, False, 2, 0.99),
+    Tile(128, 128, 6, True, 2, 1.0),
+    Tile(128, 128, 6, True, 1, 0.98),
+    Tile(64, 128, 8, True, 2, 0.8),
+    Tile(128, 64, 8, True, 1, 0.7),
+    Tile(64, 64, 8, True, 1, 0.45),
 )
 
-SIGNATURE = "ppp p pp"  # A, B, C, the numbers of a call, room for splits
+SIGNATURE = "ppp p"  # A, B, C, the numbers of a call
 
 CALL_SOURCE = r"""
 #include <cstdint>
@@ -74,10 +68,10 @@ HOPPER_SOURCE = r"""
 #include <hopper_gemm.cuh>
 
 using T = std::conditional_t<DTYPE == 1, f16, bf16>;
-using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, TILE_SPLITS, A_K, B_K>;
+using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, A_K, B_K>;
 
-extern "C" int run(const void* A, const void* B, void* C, const Call* c, void* sums, void* ready, cudaStream_t stream) {
-    const hopper::Problem problem = {int(c->M), int(c->N), int(c->K), GROUP, (float4*)sums, (unsigned*)ready, true};
+extern "C" int run(const void* A, const void* B, void* C, const Call* c, cudaStream_t stream) {
+    const hopper::Problem problem = {int(c->M), int(c->N), int(c->K), GROUP, true};
     const int64_t lda = A_K ? c->a_m : c->a_k, ldb = B_K ? c->b_n : c->b_k;
     return hopper::launch_gemm<G>(A, B, nullptr, C, problem, lda, ldb, PROCESSORS, EARLY, stream);
 }
@@ -135,7 +129,7 @@ __global__ void __launch_bounds__(128)
             }
 }
 
-extern "C" int run(const void* a, const void* b, void* C, const Call* c, void*, void*, cudaStream_t stream) {
+extern "C" int run(const void* a, const void* b, void* C, const Call* c, cudaStream_t stream) {
     const Matrix A = {a, c->a_m, c->a_k}, B = {b, c->b_n, c->b_k};
     const int blocks = divide_up(c->M, BLOCK) * divide_up(c->N, BLOCK);
     matmul<<<blocks, 128, 0, stream>>>(A, B, (T*)C, c->M, c->N, c->K, A.in_vectors(A_K), B.in_vectors(B_K));
@@ -205,7 +199,7 @@ __global__ void __launch_bounds__(256, 2) matmul(Matrix A, Matrix B, float* C, i
         }
 }
 
-extern "C" int run(const void* a, const void* b, void* C, const Call* c, void*, void*, cudaStream_t stream) {
+extern "C" int run(const void* a, const void* b, void* C, const Call* c, cudaStream_t stream) {
     const int blocks = divide_up(c->M, BLOCK) * divide_up(c->N, BLOCK);
     matmul<<<blocks, 256, 0, stream>>>({a, c->a_m, c->a_k}, {b, c->b_n, c->b_k}, (float*)C, c->M, c->N, c->K);
     return cudaGetLastError();
@@ -235,17 +229,12 @@ def _tile(M: int, N: int, K: int, processors: int) -> Tile:
     return replace(best, **{name: value for name, value in fixed.items() if value})
 
 
-class Plan(NamedTuple):
-    """A call of one shape and layout, prepared: Python's part of a small product takes longer than the GPU's."""
-
-    run: CudaFunction
-    numbers: ctypes.Array  # Call
-    room: int  # numbers in fp32, for the sums of splits
-
-
 @lru_cache(4096)
-def _plan(dtype: torch.dtype, a: tuple, a_strides: tuple, b: tuple, b_strides: tuple, aligned: bool, device: int) -> Plan:
-    """By the shapes of A and B, their strides, and whether both start at multiples of 16 bytes."""
+def _plan(dtype: torch.dtype, a: tuple, a_strides: tuple, b: tuple, b_strides: tuple, aligned: bool, device: int) -> tuple:
+    """The library for a call and its numbers, by the shapes of A and B, their strides, and whether both are aligned.
+
+    Prepared once: Python's part of a small product takes longer than the GPU's.
+    """
     M, K, N = *a, b[1]
     numbers = (ctypes.c_int64 * 7)(M, N, K, *a_strides, *b_strides)
     along_k = a_strides[1] == 1, b_strides[1] != 1
@@ -255,37 +244,16 @@ def _plan(dtype: torch.dtype, a: tuple, a_strides: tuple, b: tuple, b_strides: t
     properties = torch.cuda.get_device_properties(device)
     processors = properties.multi_processor_count
     if properties.major == 9 and dtype != torch.float32 and aligned and lines:  # as TMA asks
-        tile = _tile(M, N, K, processors)
-        sums = -(-M // (tile.m * tile.cluster)) * tile.m * tile.cluster * -(-N // tile.n) * tile.n * tile.splits
-        return Plan(_hopper(dtype, *along_k, tile, processors), numbers, sums if tile.splits > 1 else 0)
+        return _hopper(dtype, *along_k, _tile(M, N, K, processors), processors), numbers
     small = 32 if dtype == torch.float32 else 64
     block = 128 if processors <= -(-M // 128) * -(-N // 128) else small
-    return Plan(_general(dtype, *along_k, block), numbers, 0)
-
-
-def _zeros(device: torch.device, stream: int) -> torch.Tensor:
-    return torch.zeros(1024, dtype=torch.int32, device=device)
-
-
-_kept_zeros = cache(_zeros)
-
-
-def _room(count: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """For the sums of splits, and zeros which the kernel leaves as zeros: one for each stream, for they may run at the same
-    time; and one for each call that is captured, for its graph may run on any stream."""
-    zeros = _zeros if torch.cuda.is_current_stream_capturing() else _kept_zeros
-    ready = zeros(device, torch.cuda.current_stream(device).cuda_stream)
-    return torch.empty(count, dtype=torch.float32, device=device), ready
+    return _general(dtype, *along_k, block), numbers
 
 
 def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """A [M, K] @ B [K, N] -> a contiguous [M, N] in A's dtype."""
     C = torch.empty((A.shape[0], B.shape[1]), dtype=A.dtype, device=A.device)
     a, b = A.data_ptr(), B.data_ptr()
-    plan = _plan(A.dtype, A.shape, A.stride(), B.shape, B.stride(), (a | b) % 16 == 0, C.get_device())
-    if plan.room:
-        sums, ready = _room(plan.room, A.device)
-        plan.run(a, b, C.data_ptr(), plan.numbers, sums.data_ptr(), ready.data_ptr())
-    else:
-        plan.run(a, b, C.data_ptr(), plan.numbers, None, None)
+    run, numbers = _plan(A.dtype, A.shape, A.stride(), B.shape, B.stride(), (a | b) % 16 == 0, C.get_device())
+    run(a, b, C.data_ptr(), numbers)
     return C

@@ -13,19 +13,18 @@ import random
 import re
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
-from torch._inductor.utils import fresh_cache
+from torch._inductor.utils import clear_caches
 
 from autokernel.backend import MODES, Replacer, Winner, beside
 from autokernel.match import SiteFinder
@@ -106,12 +105,12 @@ class Sides:
     errors: dict[str, str] = field(default_factory=dict)
     finder: SiteFinder = field(default_factory=SiteFinder)
 
-    def build(self, sides: Mapping[str, Side], inputs: Inputs, cold: str | None = None) -> None:
-        """Make each side and run it once; `cold` is a folder in which each has an empty cache of its own for compiled code.
+    def build(self, sides: Mapping[str, Side], inputs: Inputs, caches: str | None = None) -> None:
+        """Make each side and run it once; in the folder `caches` each has one of its own for what it compiles.
 
         Where torch.compile fails (no compiler, no headers), it has no sides, and `errors` says why.
         """
-        if cold:  # so that no side pays for the import of the compiler
+        if caches:  # so that no side pays for the import of the compiler
             torch.compile(lambda x: x + 1)(torch.zeros(2, device=self.workload.device))
         for name, side in sides.items():
             if side.over in self.errors:
@@ -119,7 +118,7 @@ class Sides:
             candidate, before = side.build(self.model, self.finder), kept_mb(self.workload.device)
             start = time.perf_counter()
             try:
-                with fresh_cache(dir=cold, delete=False) if cold and side.over != EAGER else nullcontext():
+                with cache_in(Path(caches, re.sub(r"\W", "_", name))) if caches else nullcontext():
                     candidate(*inputs[0], **inputs[1])
                     wait_for(self.workload.device)
             except Exception as error:
@@ -156,14 +155,29 @@ class Sides:
 
 
 def time_sides(
-    workload: Workload, sides: Mapping[str, Side], warmup: int, timed: int | None, seed: int, cold: bool = False
+    workload: Workload, sides: Mapping[str, Side], warmup: int, timed: int | None, seed: int, caches: str | None = None
 ) -> Sample:
-    """One process's measurement of every side."""
+    """One process's measurement of every side; see Sides.build() for `caches`."""
     model, _, _ = workload.load()
     built = Sides(workload, model)
-    with torch.no_grad(), TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        built.build(sides, workload.inputs(model, seed), folder if cold else None)
+    with torch.no_grad():
+        built.build(sides, workload.inputs(model, seed), caches)
         return built.sample(warmup, timed, seed)
+
+
+@contextmanager
+def cache_in(folder: Path) -> Iterator[None]:
+    """Inductor and Triton keep what they compile there, and know of nothing compiled elsewhere."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in places}
+    clear_caches()
+    os.environ.update(places)
+    try:
+        yield
+    finally:
+        for name, place in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: place} if place else {})
 
 
 def _enough(rounds: int, timed: int | None, end: float) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
+from tempfile import TemporaryDirectory
 
 from autokernel.backend import Winner
 from autokernel.gate.statistics import ratio_interval
@@ -166,9 +167,10 @@ class Trial:
         sides = {baseline(over): Side((), over) for over in modes if over not in self.errors}
         sides |= {ours(over): Side(winners, over) for over, winners in stay.items()}
         taken = []
-        for index in range(PROCESSES):
-            self.say(f"{', '.join(sides)}, process {index + 1} of {PROCESSES}")
-            taken.append(self.measure(sides, cold=index == 0))
+        with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for the first process
+            for index in range(PROCESSES):
+                self.say(f"{', '.join(sides)}, process {index + 1} of {PROCESSES}")
+                taken.append(self.measure(sides, caches))
         built = [name for name in sides if name in taken[0].names]
         return {
             "figures": {str(w): figures(taken, i, built) for i, (w, _) in enumerate(self.workloads)},
@@ -181,11 +183,11 @@ class Trial:
             "allocator": allocator(),
         }
 
-    def measure(self, sides: Mapping[str, Side], cold: bool = False) -> "Process":
+    def measure(self, sides: Mapping[str, Side], caches: str | None = None) -> "Process":
         """Every side, in a fresh process for each workload."""
         samples = [
             in_fresh_process(
-                time_sides, workload, sides, self.settings.warmup, self.settings.timed, secrets.randbits(31), cold
+                time_sides, workload, sides, self.settings.warmup, self.settings.timed, secrets.randbits(31), caches
             )
             for workload, _ in self.workloads
         ]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPILERS = {
     "cpp": (os.environ.get("CXX"), "g++", "clang++", "c++"),
     "triton": (os.environ.get("CC"), "gcc", "clang"),  # the names that Triton tries: it compiles its launcher in C
-    "cuda": ("nvcc", "/usr/local/cuda/bin/nvcc"),
+    "cuda": ("nvcc", os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc")),
 }
 ADVICE = {
     "cpp": "a C++ compiler (Debian/Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)",

@@ -49,7 +49,7 @@ template <class T>
 __device__ uint32_t product(uint32_t a, uint32_t b) {
     uint32_t c;
     if constexpr (std::is_same_v<T, f16>) asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    else asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    else asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000u));  // sm_80 has no mul: + -0
     return c;
 }
 

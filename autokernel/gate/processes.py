@@ -113,24 +113,23 @@ class WarmParent:
             self.close()
             raise RuntimeError(f"the gate's warm parent did not start:\n{detail}") from None
 
-    def caches(self, source: str) -> Path:
-        """The folder of what run-time compilers cache for a source: new ones begin with what the seed kernel left.
-
-        Kept apart by source, so that no kernel can plant a binary for another.
-        """
-        folder, seeded = (self.scratch / hashlib.sha256(s.encode()).hexdigest()[:16] for s in (source, SEED))
-        with self.lock:
-            if not folder.exists():
-                shutil.copytree(seeded, folder) if seeded.exists() else folder.mkdir()
-        return folder
-
     def folder(self, source: str) -> Path:
-        """Of what is compiled for a source. Those not used for long are removed: a night has many sources."""
-        folder = self.scratch / hashlib.sha256(source.encode()).hexdigest()[:16]
+        """Of what is compiled for a source, kept apart so that no kernel can plant a binary for another.
+
+        A new one begins with what run-time compilers cached for the seed kernel. Those not used for long are removed: a
+        night has many sources.
+        """
+        folder, seed = (self.scratch / hashlib.sha256(s.encode()).hexdigest()[:16] for s in (source, SEED))
         with self.lock:
-            self.folders = [other for other in self.folders if other != folder] + [folder]
+            self.folders = [other for other in self.folders if other != folder] + [folder] * (folder != seed)
             while len(self.folders) > KEPT_FOLDERS:
                 remove(self.folders.pop(0))
+            if not folder.exists():
+                (folder / "binaries").mkdir(parents=True)
+                if seed.exists():
+                    shutil.copytree(seed / "caches", folder / "caches")
+                else:
+                    (folder / "caches").mkdir()
         return folder
 
     def seed_caches(self) -> None:
@@ -169,8 +168,6 @@ class WorkerProcess:
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
         folder = parent.folder(source)
         self.binaries, caches = folder / "binaries", folder / "caches"
-        for path in (self.binaries, caches):
-            path.mkdir(parents=True, exist_ok=True)
         # A C++ kernel on a CPU needs no process beside its own; Triton and Inductor compile in some.
         forks = parent.device != "cpu" or not source
         self.outputs = Arena(parent.size, writable_by_others=True)

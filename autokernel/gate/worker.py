@@ -29,7 +29,6 @@ from autokernel.gate.guards import GuardedMemory
 from autokernel.gate.inputs import cut
 from autokernel.spec import ROOT, load_spec
 
-STAGED_BYTES = 1 << 20
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
@@ -49,7 +48,6 @@ class Worker:
         self.held: list[Any] = []
         self.order: list[int] = []
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.staging: Tensor | None = None  # pinned memory
         self.asking = threading.Lock()
         self.built: set[str] = set()  # libraries that the judge has built for the kernel
 
@@ -180,10 +178,7 @@ class Worker:
         outputs = [self.held[call] for call in calls]
         if part is not None:
             start, elements = part
-            gathered = outputs[0].new_empty(len(outputs), elements)
-            for row, y in zip(gathered, outputs):
-                row.copy_(y.reshape(-1)[start : start + elements])
-            outputs = [gathered]
+            outputs = [torch.stack([y.reshape(-1)[start : start + elements] for y in outputs])]
         return {"outputs": self._write(outputs)}
 
     def do_drop(self) -> None:
@@ -303,23 +298,13 @@ class Worker:
                 raise TypeError(f"kernel_fn returned {type(y).__name__}, not a torch.Tensor")
             if y.device.type != self.device.type:
                 raise TypeError(f"kernel_fn returned a tensor on {y.device}, the inputs are on {self.device}")
-            data = self._to_host(y.detach().contiguous().view(-1).view(torch.uint8)) if y.numel() else torch.empty(0)
+            data = y.detach().contiguous().view(-1).view(torch.uint8).cpu() if y.numel() else y.new_empty(0, device="cpu")
             start = -(-start // 64) * 64
             self.outputs[start : start + data.numel()] = data
             dtype = str(y.dtype).removeprefix("torch.")
             described.append({"shape": list(y.shape), "stride": list(y.stride()), "dtype": dtype, "start": start})
             start += data.numel()
         return described
-
-    def _to_host(self, data: Tensor) -> Tensor:
-        """Bytes on the CPU; few of them by way of pinned memory: to pageable memory 64 KiB took 0.3 to 18 ms on an H200."""
-        if not self.cuda or data.numel() > STAGED_BYTES:
-            return data.cpu()
-        if self.staging is None:
-            self.staging = torch.empty(STAGED_BYTES, dtype=torch.uint8, pin_memory=True)
-        staged = self.staging[: data.numel()].copy_(data, non_blocking=True)
-        self._synchronize()
-        return staged
 
 
 def _traceback() -> str:

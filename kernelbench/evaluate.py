@@ -37,12 +37,13 @@ def judged(judge: Judge, source: str, target: Target, options: argparse.Namespac
             return verdict
     if options.correctness_only:
         return verdict
-    return judge.examine(source, target, quick=options.quick, compile_baseline=True)
+    return judge.examine(source, target, quick=options.quick, compile_baseline=not options.no_compile)
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer trials and three pairs of timings: no proof")
     parser.add_argument("--correctness-only", action="store_true", help="time nothing")
+    parser.add_argument("--no-compile", action="store_true", help="do not time torch.compile (its compilation takes long)")
     parser.add_argument("--n-trials", type=int, default=1, help="times all stages, each with a new seed (%(default)s)")
 
 

@@ -7,6 +7,7 @@ found out about it, and a spec.py, so that the gate, the loop and the agents tak
 import ast
 import copy
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -201,6 +202,19 @@ def _cost_in(mode: AbstractContextManager[Any], module: ModuleType) -> Cost:
     return Cost(flops.get_total_flops(), written.nbytes + sum(t.nbytes for t in held if isinstance(t, Tensor)))
 
 
+def _cost_at(path: Path, sizes: Sizes) -> Cost | None:
+    """None at sizes that the problem cannot have."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        return cost_of(load(path, sizes))
+    except Exception:  # whatever a model says of sizes that do not go together
+        return None
+    finally:
+        log.setLevel(level)
+
+
 def fitting(path: Path, limit: Cost) -> dict[str, int]:
     """Sizes that differ from the published ones so that one pass costs no more than `limit`.
 
@@ -216,13 +230,13 @@ def fitting(path: Path, limit: Cost) -> dict[str, int]:
         if not free:
             raise NotJudged(f"does not fit: {cost.flops / 1e9:.3g} GFLOP, {cost.nbytes / 1e6:.3g} MB at the smallest sizes")
         name = max(free, key=lambda n: sizes[n])
-        trial = sizes | {name: sizes[name] // 2}
-        try:
-            less = cost_of(load(path, trial))
-        except Exception:  # whatever a model says of sizes that do not go together
-            less = cost
-        if less.flops + less.nbytes < cost.flops + cost.nbytes:
-            sizes, cost = trial, less
+        together = [n for n in free if sizes[n] == sizes[name]]  # sizes that have to be equal, perhaps
+        for names in ([name], together):
+            trial = sizes | {n: sizes[n] // 2 for n in names}
+            less = _cost_at(path, trial)
+            if less and less.flops + less.nbytes < cost.flops + cost.nbytes:
+                sizes, cost = trial, less
+                break
         else:
             fixed.add(name)
     return {name: size for name, size in sizes.items() if size != published[name]}

@@ -44,6 +44,9 @@ RECORDS = ROOT / "benchmarks"
 COLUMNS = ("problems", "judged", "correct", "faster than eager", "than torch.compile", "undecided", "refused")
 COLUMNS += ("no kernel", "weak")
 DETAILS = ("problem", "outcome", "kernels (left to PyTorch)", "vs eager", "vs torch.compile", "sizes", "weak")
+ABOUT = """"Correct" is the gate's word, stricter than the benchmark's. "Faster" means that the whole 95 % interval is above 1.
+"No kernel": nothing of ours fits the problem, which counts as not solved. Weak problems are those of the last column, found by
+experiment at the sizes that are named there; where nothing is named, as published."""
 P = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 
 
@@ -149,7 +152,9 @@ def report(scores: Sequence[Score]) -> str:
     levels = sorted({s.level for s in scores})
     groups = [(level, [s for s in scores if s.level == level]) for level in levels]
     groups += [("all", scores)] if len(levels) > 1 else []
-    lines = [f"| | {' | '.join(COLUMNS)} |", "|---" + "|--:" * len(COLUMNS) + "|"]
+    places = ", ".join(sorted({f"{s.machine} ({s.versions}, {s.day})" for s in scores}))
+    lines = [f"KernelBench on {places}. {ABOUT}", ""]
+    lines += [f"| | {' | '.join(COLUMNS)} |", "|---" + "|--:" * len(COLUMNS) + "|"]
     for name, group in groups:
         count = Counter(s.outcome for s in group)
         judged = len(group) - count["not judged"] - count["no kernel"]

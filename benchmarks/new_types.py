@@ -4,8 +4,9 @@ Usage:   python benchmarks/new_types.py [--quick]
 Reads:   kernels/vectorsum, kernels/matmul_fp4
 Writes:  benchmarks/new_types-<device>.json and the table on stdout
 
-Times are medians of replays of a CUDA graph that goes through several input sets, larger together than the L2. The read limit
-is the best of several plain kernels that read everything and keep an exclusive or. Every kernel is held against the oracle first.
+Times are medians of replays of a CUDA graph that goes through several input sets, larger together than the L2. The read
+limit is the best of several plain kernels that read everything and keep an exclusive or. Every kernel is held against the
+oracle first.
 """
 
 import argparse
@@ -107,7 +108,7 @@ def vectorsum(quick: bool) -> dict[str, object]:
 
     limit = min(read(*choice) for choice in READERS)
     row = {"case": "N=2^28", "read limit": limit, "torch.sum": graph_us([lambda x=x: x.sum() for x in sets])}
-    return row | {stem: graph_us([lambda x=x: k(x) for x in sets]) for stem, k in kernels("vectorsum", quick).items()}
+    return row | {stem: graph_us([lambda x=x, k=k: k(x) for x in sets]) for stem, k in kernels("vectorsum", quick).items()}
 
 
 def matmul_fp4(dims: dict, found: dict[str, Callable[..., torch.Tensor]]) -> dict[str, object]:

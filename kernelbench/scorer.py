@@ -44,10 +44,9 @@ RECORDS = ROOT / "benchmarks"
 COLUMNS = ("problems", "judged", "correct", "faster than eager", "than torch.compile", "undecided", "refused")
 COLUMNS += ("no kernel", "weak")
 DETAILS = ("problem", "outcome", "kernels (left to PyTorch)", "vs eager", "vs torch.compile", "sizes", "weak")
-ABOUT = """"Correct" is the gate's word, stricter than the benchmark's. "Faster": the whole 95 % interval is above 1. "No
-kernel":
-nothing of ours fits the problem, which counts as not solved. Weak problems were found by experiment, at the sizes that their
-row names; where it names none, as published."""
+ABOUT = """"Correct" is the gate's word, stricter than the benchmark's. "Faster": the whole 95 % interval is above 1.
+"No kernel": nothing of ours fits the problem, which counts as not solved. Weak problems were found by experiment, at the
+sizes that their row names; where it names none, as published."""
 P = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)
 
 

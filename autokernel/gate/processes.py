@@ -126,7 +126,7 @@ class WarmParent:
                 remove(self.folders.pop(0))
             if not folder.exists():
                 (folder / "binaries").mkdir(parents=True)
-                if seed.exists():
+                if (seed / "caches").exists():
                     shutil.copytree(seed / "caches", folder / "caches")
                 else:
                     (folder / "caches").mkdir()

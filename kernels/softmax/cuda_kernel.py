@@ -96,11 +96,12 @@ __global__ void __launch_bounds__(STAGED) staged(const T* x, T* y, int N, int64_
         add(part, more);
     }
     part = row_part(part, STAGED, scratch);
-    const float base = part.base(), logarithm = log2f(part.total);
+    const float base = part.base(), scale = 1 / part.total, logarithm = log2f(part.total);
     const auto finish = [&](int v, const Vector<T>& vector) {
         float out[LANES<T>];
         row.unpack(v, vector, out, -INFINITY);
-        for (float& a : out) a = fast_exp2(fmaf(a - base, LOG2_E, -logarithm));
+        for (float& a : out)
+            a = sizeof(T) == 4 ? fast_exp(a - base) * scale : fast_exp2(fmaf(a - base, LOG2_E, -logarithm));
         row.store(y + int64_t(blockIdx.x) * N, v, out);
     };
 #pragma unroll 2

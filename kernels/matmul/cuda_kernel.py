@@ -26,7 +26,7 @@ BLOCK_M = 0  # of a thread block's tile on Hopper; here and below, 0: the best o
 BLOCK_N = 0
 STAGES = 0  # steps along K in flight
 CLUSTER = 0  # blocks that share a tile of B
-GROUP = 4  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
+GROUP = 8  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
 EARLY = 1  # whether a launch may begin while the kernel ahead ends
 
 
@@ -47,8 +47,8 @@ class Tile:
 
 
 TILES = (
-    Tile(128, 256, 4, False, 2, 0.99),
-    Tile(128, 128, 6, True, 2, 1.0),
+    Tile(128, 256, 4, False, 2, 1.0),
+    Tile(128, 128, 6, True, 2, 0.99),
     Tile(128, 128, 6, True, 1, 0.98),
     Tile(64, 128, 8, True, 2, 0.8),
     Tile(128, 64, 8, True, 1, 0.7),

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(LARGEST)
         for (float a : v) squares += a * a;
     }
     if constexpr (sizeof(T) == 2) keep_packed(values);
-    const float scale = rsqrtf(__fdividef(row_sum(squares, threads, scratch), N) + eps);
+    const float scale = rsqrtf(row_sum(squares, threads, scratch) / N + eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         unpack(values[i], v);

@@ -42,7 +42,7 @@ from kernelbench import bridge, evaluate
 
 RECORDS = ROOT / "benchmarks"
 COLUMNS = ("problems", "judged", "correct", "faster than eager", "than torch.compile", "undecided", "refused")
-COLUMNS += ("no kernel", "weak")
+COLUMNS += ("no kernel", "not judged", "weak")
 DETAILS = ("problem", "outcome", "kernels (left to PyTorch)", "vs eager", "vs torch.compile", "sizes", "weak")
 ABOUT = """"Correct" is the gate's word, stricter than the benchmark's. "Faster": the whole 95 % interval is above 1.
 "No kernel": nothing of ours fits the problem, which counts as not solved. Weak problems were found by experiment, at the
@@ -118,7 +118,7 @@ def within(limit_s: int, path: Path, judge: Judge, options: argparse.Namespace) 
         return score(path, judge, options)
     except TimeoutError:
         why = f"not scored within {limit_s} s"
-        return Score(bridge.name_of(path), path.stem, "not judged", why, machine=judge.device.name, seconds=limit_s)
+        return Score(bridge.name_of(path), path.stem, "not judged", why, seconds=limit_s)
     finally:
         signal.alarm(0)
 
@@ -152,7 +152,7 @@ def report(scores: Sequence[Score]) -> str:
     levels = sorted({s.level for s in scores})
     groups = [(level, [s for s in scores if s.level == level]) for level in levels]
     groups += [("all", scores)] if len(levels) > 1 else []
-    places = ", ".join(sorted({f"{s.machine} ({s.versions}, {s.day})" for s in scores}))
+    places = ", ".join(sorted({f"{s.machine} ({s.versions}, {s.day})" for s in scores if s.machine}))
     lines = [f"KernelBench on {places}. {ABOUT}", ""]
     lines += [f"| | {' | '.join(COLUMNS)} |", "|---" + "|--:" * len(COLUMNS) + "|"]
     for name, group in groups:
@@ -160,6 +160,7 @@ def report(scores: Sequence[Score]) -> str:
         judged = len(group) - count["not judged"] - count["no kernel"]
         faster = [sum(s.faster(than, surely=True) for s in group) for than in ("eager", "compiled")]
         cells = [len(group), judged, count["correct"], *faster, count["undecided"], count["refused"], count["no kernel"]]
+        cells.append(count["not judged"])
         lines.append(f"| {name} | {' | '.join(map(str, cells))} | {sum(bool(s.weak) for s in group)} |")
     if any(s.eager for s in scores):
         lines += ["", "| fast_p | " + " | ".join(f"{p:g}" for p in P) + " |", "|---" + "|--:" * len(P) + "|"]

@@ -13,7 +13,7 @@ KERNEL_TYPE = "matmul_fp4"
 BACKEND = "cuda"
 TUNABLES = {"TILES": [1, 2], "WARPS_N": [1, 2, 4], "WARPS_K": [2, 4, 8]}
 
-TILES = 2  # of 16 rows of weights, that a warp takes
+TILES = 1  # of 16 rows of weights, that a warp takes
 WARPS_N = 2  # of a block, side by side
 WARPS_K = 4  # of a block, that share K
 

@@ -9,8 +9,8 @@ BACKEND = "cuda"
 TUNABLES = {"BLOCK": [256, 512, 1024], "UNROLL": [4, 8, 16], "BLOCKS": [264, 528, 1056, 2112]}
 
 BLOCK = 512  # threads
-UNROLL = 8  # vectors of 16 bytes that a thread asks for at a time
-BLOCKS = 528  # at most
+UNROLL = 4  # vectors of 16 bytes that a thread asks for at a time
+BLOCKS = 2112  # at most
 
 SOURCE = r"""
 #include <autokernel.cuh>

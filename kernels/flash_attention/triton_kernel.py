@@ -2,6 +2,9 @@
 
 Blocks of keys that every query of the block sees take a loop without masks; those on the causal diagonal, at the end of
 the keys or under an attn_mask take another. exp is exp2 with the scale folded in.
+
+Against cuda_kernel.py on an H200 it takes 1.6 times as long (causal, S = 1k to 4k): there warpgroups take turns at the
+tensor cores, one multiplying while another does its softmax, which Triton does not arrange.
 """
 
 import math

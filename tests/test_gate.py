@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_new_types import WRONG as OF_NEW_TYPES
 from wrong_kernels import WRONG
 
 from autokernel.gate import Correctness, Judge
@@ -52,7 +53,7 @@ def test_wrong_kernels_are_refused_where_they_should_be(lenient: Judge, wrong):
 
 
 def test_every_type_has_a_wrong_kernel_and_every_stage_refuses_one():
-    assert {w.kernel_type for w in WRONG} >= {path.parent.name for path in STARTERS}
+    assert {w.kernel_type for w in (*WRONG, *OF_NEW_TYPES)} >= {path.parent.name for path in STARTERS}
     assert len({w.stage for w in WRONG}) == 5
 
 

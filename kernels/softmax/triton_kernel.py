@@ -1,7 +1,7 @@
 """Softmax in Triton: rows held in registers; longer rows and other dims in two passes, the second of them from L2.
 
-Rows of 50257 take 1.3 times as long as in CUDA C++ (H200), which keeps them in shared memory between the passes: Triton gives
-no way to place a row there.
+Rows of 50257 take 1.3 times as long as in CUDA C++ (H200), which keeps them in shared memory between the passes: Triton
+gives no way to place a row there.
 """
 
 import math

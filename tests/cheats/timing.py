@@ -52,7 +52,7 @@ def answer_lazily(worker, until_asked):
                 state["learnt"] += 1
                 state["usual_s"] = min(state["usual_s"], (time.perf_counter() - start) / calls)
             return answer
-        while time.perf_counter() - start < 0.3 * state["usual_s"] * calls:
+        while time.perf_counter() - start < 0.15 * state["usual_s"] * calls:
             pass
         worker.held = Later()
         return {"seconds": 0}
@@ -245,7 +245,7 @@ if worker:
     answer_lazily(worker, until_asked=True)
 """,
         ),
-        "after the clock had stopped",
+        "after the clock had stopped|faster than the device can be",
         works="fast",
         refused_by="examine",
     ),

@@ -39,7 +39,7 @@ def parameters():
 @pytest.mark.parametrize("honest", list(parameters()))
 def test_honest_kernels_pass_and_are_timed(judge: Judge, honest: Honest):
     target = default_target(honest.kernel_type, "cpp", "cpu", torch.float32)
-    verdict = judge.examine(honest.source, target, incumbent=repeated(starter(honest.kernel_type), 16))
+    verdict = judge.examine(honest.source, target, incumbent=repeated(starter(honest.kernel_type), 8))
     assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
     assert verdict.correctness == Correctness.PASS
     assert set(verdict.stages.values()) == {"PASS"}

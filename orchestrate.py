@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from autokernel import status
+from autokernel.preflight import check_installed
 from autokernel.supervisor import AGAIN, NOTES, Supervisor
 
 COMMANDS = ("run", "status", "next", "record", "plan", "report", "log", "merge", "clean")
@@ -84,6 +85,7 @@ def main() -> None:
     if words[0] == "status":
         status.main(words[1:])
     elif words[0] == "run" and NOTES not in os.environ:
+        check_installed()  # not in the child, whose Python has all that is installed
         root = Path(__file__).resolve().parent
         raise SystemExit(Supervisor([sys.executable, __file__, *words], root / "results.tsv").run())
     else:

@@ -1,15 +1,13 @@
 """What the scripts share: one line of error and exit status 2, the console, progress, --device, the check at the start."""
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from autokernel.preflight import ROOT, check, fail
+from autokernel.preflight import ROOT, check, check_installed, fail
 
-if importlib.util.find_spec("torch") is None:
-    fail(f"AutoKernel is not installed in {sys.executable}: paste the first line of README.md, then use .venv/bin/python")
+check_installed()
 
 import torch
 from rich.console import Console

@@ -37,6 +37,12 @@ def fail(message: object) -> NoReturn:
     raise SystemExit(2)
 
 
+def check_installed() -> None:
+    """Fail in a Python that has no PyTorch: that outside of the virtual environment, most often."""
+    if importlib.util.find_spec("torch") is None:
+        fail(f"AutoKernel is not installed in {sys.executable}: paste the first line of README.md, then use .venv/bin/python")
+
+
 def find_compiler(language: str) -> str:
     """Path of the compiler for "cpp", "cuda" or "triton" kernels. Raises MissingCompiler."""
     for name in COMPILERS[language]:

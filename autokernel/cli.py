@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 from autokernel.preflight import ROOT, check, check_installed, fail
 
-check_installed()
+check_installed()  # before what it says is missing is imported
 
-import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 
-from autokernel.build import default_cache
+from autokernel.build import default_cache  # noqa: E402
 
 __all__ = ["add_device_argument", "add_sandbox_argument", "console", "default_device", "fail", "preflight", "progress"]
 

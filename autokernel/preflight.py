@@ -40,7 +40,8 @@ def fail(message: object) -> NoReturn:
 def check_installed() -> None:
     """Fail in a Python that has no PyTorch: that outside of the virtual environment, most often."""
     if importlib.util.find_spec("torch") is None:
-        fail(f"AutoKernel is not installed in {sys.executable}: paste the first line of README.md, then use .venv/bin/python")
+        advice = "paste the first line of README.md, then use .venv/bin/python"
+        fail(f"AutoKernel is not installed in {sys.executable}: {advice}")
 
 
 def find_compiler(language: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from autokernel.gate.judge import constants
 from autokernel.spec import load_spec
 
-CALL = '''
+CALL = """
 
 # --- for the gate ---
 
@@ -18,7 +18,7 @@ def kernel_fn({parameters}):
 
 KERNEL_TYPE = "{kernel_type}"
 BACKEND = "{backend}"
-'''
+"""
 
 
 class NotFound(Exception):

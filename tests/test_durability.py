@@ -258,8 +258,9 @@ def test_two_runs_take_turns_on_a_device(tmp_path):
         assert [run.wait(60) for run in runs] == [0, 0]
     lines = [line for line in (tmp_path / "said").read_text().splitlines() if "waiting" not in line]
     assert lines == ["in", "out"] * 6
-    with turn("cuda:7", print), turn("cuda:6", print), pytest.raises(KeyboardInterrupt):
-        with turn("cuda:7", print, stopping=lambda: True):
+    with turn("cuda:7", print), turn("cuda:6", print):
+        taken = turn("cuda:7", print, stopping=lambda: True)
+        with pytest.raises(KeyboardInterrupt), taken:
             pass
 
 

@@ -95,7 +95,7 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     assert set(figures) >= {EAGER, "torch.compile", "torch.compile max-autotune", "kernels over eager"}
     assert figures[ours(EAGER)].milliseconds < figures[EAGER].milliseconds
     assert 8 < figures[EAGER].peak_mb < 200, "four norms over 8 MB, some intermediates each"
-    assert figures[baseline(INDUCTOR)].first_call_s > 1 > figures[EAGER].first_call_s, "compiled from scratch"
+    assert figures[baseline(INDUCTOR)].first_call_s > 0.3 > figures[EAGER].first_call_s, "compiled from scratch"
     assert result.allocator and all(f.page_faults >= 0 for f in figures.values())
     gain = result.kernels[0].gains[INDUCTOR]
     assert bool(result.used_over("inductor")) == (gain.low >= 1)

@@ -17,13 +17,13 @@ import torch
 import torch._inductor.config
 from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from autokernel.build import default_cache
-from autokernel.capture import normalise, value
+from autokernel.capture import normalise, value, why_left_alone
 from autokernel.match import Site, SiteFinder
 from autokernel.ops import DIRECT, Kernel, by_position, direct, register, traced, visible
 from autokernel.spec import import_file, load_spec
@@ -122,7 +122,7 @@ class Replacer:
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
-        if _is_to_be_left_alone(module) or (wanted and not self.gradients):  # Dynamo asks again when this changes
+        if why_left_alone(module) or (wanted and not self.gradients):  # Dynamo asks again when this changes
             return self._compile(module, inputs)
         if any(isinstance(v, torch.SymInt) for v in inputs):  # sizes changed, and now this is for all of them
             return self._by_size(module, inputs, wanted)
@@ -259,12 +259,6 @@ def install(winner: Winner) -> Installed:
     ops = register(winner.name, spec, kernel, winner.device_type)
     seen = visible(spec, kernel) if winner.target.backend == "triton" else None
     return Installed(winner.target.name, ops, by_position(spec, kernel), seen)
-
-
-def _is_to_be_left_alone(module: GraphModule) -> bool:
-    """Whether it holds an autograd.Function, a checkpoint, a hook, a number that changes: tracing would lose them."""
-    methods = {"register_hook", "requires_grad_", "retain_grad", "item"}
-    return any(isinstance(n.target, HigherOrderOperator) or n.target in methods for n in module.graph.nodes)
 
 
 def _changes_mode(graph: GraphModule, site: Site) -> bool:

@@ -57,6 +57,19 @@ class ModelNew(nn.Module):
     def forward(self, x):
         {forward}
 """
+INDICES = """
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        {forward}
+"""
 OTHER_NAMES = """
 import torch
 import torch.nn as nn
@@ -106,21 +119,11 @@ ANSWERS = [
     linear("wrong-shape", "return self.norm(self.linear(x) * self.scale)[:-1]", "shape"),
     linear("raises", "raise ValueError('no')", "ValueError"),
     Answer("another-state", 2, OTHER_NAMES.replace("hidden, features", "features + 1, hidden"), "state_dict"),
-    Answer(
-        "argmax",
-        7,
-        LINEAR.replace("features, hidden, scale", "channels")
-        .replace("self.linear = nn.Linear(features, hidden)", "self.norm = nn.BatchNorm2d(channels)")
-        .replace("        self.norm = nn.LayerNorm(hidden)\n        self.scale = scale\n", "")
-        .replace("{forward}", "return self.norm(x).max(dim=1).indices"),
-    ),
+    Answer("argmax", 7, INDICES.replace("{forward}", "return self.norm(x).max(dim=1).indices")),
     Answer(
         "argmin",
         7,
-        LINEAR.replace("features, hidden, scale", "channels")
-        .replace("self.linear = nn.Linear(features, hidden)", "self.norm = nn.BatchNorm2d(channels)")
-        .replace("        self.norm = nn.LayerNorm(hidden)\n        self.scale = scale\n", "")
-        .replace("{forward}", "return self.norm(x).min(dim=1).indices"),
+        INDICES.replace("{forward}", "return self.norm(x).min(dim=1).indices"),
         "differs",
     ),
 ]

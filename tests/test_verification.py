@@ -95,7 +95,7 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     assert set(figures) >= {EAGER, "torch.compile", "torch.compile max-autotune", "kernels over eager"}
     assert figures[ours(EAGER)].milliseconds < figures[EAGER].milliseconds
     assert 8 < figures[EAGER].peak_mb < 200, "four norms over 8 MB, some intermediates each"
-    assert figures[baseline(INDUCTOR)].first_call_s > 0.3 > figures[EAGER].first_call_s, "compiled from scratch"
+    assert figures[baseline(INDUCTOR)].first_call_s > 10 * figures[EAGER].first_call_s, "with compilation"
     assert result.allocator and all(f.page_faults >= 0 for f in figures.values())
     gain = result.kernels[0].gains[INDUCTOR]
     assert bool(result.used_over("inductor")) == (gain.low >= 1)
@@ -198,6 +198,18 @@ def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(mon
     with torch.no_grad():
         sides.build({baseline(over): Side((), over) for over in (EAGER, INDUCTOR)}, ((torch.randn(4, 8),), {}))
     assert list(sides.models) == [EAGER] and sides.errors[INDUCTOR]
+
+
+def test_every_side_is_compiled_from_scratch_in_a_cache_of_its_own(tmp_path):
+    """Also what another cache has: the first sides have compiled the same graph for the second ones."""
+    for folder in (tmp_path / "before", tmp_path / "after"):
+        torch._dynamo.reset()
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
+        sides = Sides(Workload(), model)
+        with torch.no_grad():
+            sides.build({baseline(INDUCTOR): Side((), INDUCTOR)}, ((torch.randn(4, 8),), {}), str(folder))
+        (cache,) = folder.iterdir()
+        assert list(cache.rglob("*.so")), "the graph's kernels were built here"
 
 
 def test_lines_are_json_ready(plan):

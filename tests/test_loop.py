@@ -98,6 +98,7 @@ def test_every_outcome_through_the_real_gate(workspace, clone):  # noqa: F811
 
 NIGHT = """
 import sys
+from pathlib import Path
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.gate import Judge
 from autokernel.loop import Budget, Loop

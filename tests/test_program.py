@@ -115,7 +115,7 @@ SAYS = {
     "--quick": "correctness: PASS",
     "record": "UNROLL 4 -> 8",
     "report": "What got faster",
-    "verify.py": "x the original",
+    "verify.py": "sites): ",
 }
 
 

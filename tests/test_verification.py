@@ -191,11 +191,10 @@ def test_a_crash_is_reported():
 
 def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "missing-compiler"),))
-    monkeypatch.setattr(torch._inductor.config, "force_disable_caches", True)
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
     sides = Sides(Workload(), model)
-    with torch.no_grad():
+    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
         sides.build({baseline(over): Side((), over) for over in (EAGER, INDUCTOR)}, ((torch.randn(4, 8),), {}))
     assert list(sides.models) == [EAGER] and sides.errors[INDUCTOR]
 

@@ -88,7 +88,7 @@ class Supervisor:
             env=os.environ | {NOTES: str(notes.fileno())},
             pass_fds=[notes.fileno()],
             start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on once
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         if self.stopping:  # while it was being started
             self.child.send_signal(signal.SIGINT)
@@ -136,8 +136,8 @@ def _words(status: int) -> str:
     return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
 
-def _die_with_parent() -> None:
-    """No child works on unseen when this process is killed."""
+def die_with_parent() -> None:
+    """Called in a new child: it does not work on unseen when this process is killed."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

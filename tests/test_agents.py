@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import anthropic
@@ -197,6 +199,26 @@ def test_what_a_command_does_elsewhere_is_undone_and_reported(tree, clone):  # n
 def test_a_command_has_a_time_limit(tree):
     proposal, told = ask("echo x >> kernel.py; sleep 60 & sleep 60", tree, limit_s=0.5)
     assert proposal.source.endswith("x\n") and "ended after" in told[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent is gone")
+def test_a_command_does_not_outlive_the_run(tmp_path):
+    told = tmp_path / "pid"
+    code = f"CommandAgent('echo $$ > {told}; exec sleep 600', print)._run(Path({str(tmp_path)!r}), Path('/dev/null'))"
+    program = f"from pathlib import Path\nfrom autokernel.agents.command import CommandAgent\n{code}"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as run:
+        wait_until(lambda: told.exists() and told.read_text())
+        command = Path("/proc", told.read_text().strip())
+        assert command.exists()
+        run.kill()
+    wait_until(lambda: not command.exists())
+
+
+def wait_until(holds, limit_s=30.0):
+    end = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.fixture

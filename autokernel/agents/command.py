@@ -14,6 +14,7 @@ import git
 from autokernel.agents import Context, Proposal
 from autokernel.agents.prompt import task_text
 from autokernel.ledger import KERNEL
+from autokernel.supervisor import die_with_parent
 
 NO_HOOKS = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
 ENDING = """
@@ -67,6 +68,7 @@ class CommandAgent:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that its whole group can be ended, and Ctrl-C reaches only us
+                preexec_fn=die_with_parent,
             )
             try:
                 process.wait(timeout=self.limit_s)

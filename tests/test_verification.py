@@ -15,7 +15,7 @@ from autokernel.spec import load_spec
 from autokernel.target import encode, write_json
 from autokernel.verification import Settings, Verification, parity, trial, verify
 from autokernel.verification.parity import compare_outputs
-from autokernel.verification.record import COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
+from autokernel.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
 from autokernel.verification.sides import ChildDied, Pass, Sample, Side, Sides, in_fresh_process
 from autokernel.verification.trial import Process
 from autokernel.workload import Workload
@@ -88,6 +88,8 @@ def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact
 def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     (target,), lines = plan.targets, []
     result = verify(plan, [winner(plan)], {target.name: 2.0}, SETTINGS, lines.append)
+    if (result.spread or 0) > BUSY:
+        pytest.skip(f"passes take {result.spread:.0%} longer than the fastest: too much else goes on here")
     assert result.passed and target.name in result.used_over(None)
     assert result.speedups[EAGER][EAGER].low > 1
     assert result.predicted == pytest.approx(1 / (1 - target.share / 2))
@@ -189,12 +191,12 @@ def test_a_crash_is_reported():
         in_fresh_process(os.abort)
 
 
-def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (str(tmp_path / "missing-compiler"),))
+def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(tmp_path):
     torch._dynamo.reset()
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
     sides = Sides(Workload(), model)
-    with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
+    settings = {"cpp.cxx": (str(tmp_path / "missing-compiler"),), "force_disable_caches": True}
+    with torch.no_grad(), torch._inductor.config.patch(settings):
         sides.build({baseline(over): Side((), over) for over in (EAGER, INDUCTOR)}, ((torch.randn(4, 8),), {}))
     assert list(sides.models) == [EAGER] and sides.errors[INDUCTOR]
 

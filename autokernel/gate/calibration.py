@@ -207,7 +207,7 @@ def _pairs(judge: Judge, subject: Subject, samples: Samples) -> None:
 
 def _experiment(judge: Judge, subject: Subject, gain: float, samples: Samples) -> None:
     verdict = judge.contest(*subject.contestants(gain), subject.target)
-    if verdict.speedup_vs_incumbent is None or verdict.why.startswith("not decided"):
+    if verdict.speedup_vs_incumbent is None or not verdict.decided:
         samples.undecided.append(verdict.why)
         return
     samples.latency_us = samples.latency_us or round(verdict.latency_us, 3)

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import mean
+from statistics import mean, median
 
 from autokernel.device import Device
 from autokernel.gate.disturbance import throttled
@@ -165,7 +165,7 @@ class Contests:
         share = FLOOR_SHARE_MEASURED if device.measured else FLOOR_SHARE
         for i, weighted in enumerate(target.cases):
             args = weighted.case.args
-            seconds = mean(p.seconds[CANDIDATE][i] for p in pairs)
+            seconds = median(p.seconds[CANDIDATE][i] for p in pairs)  # a disturbed pair must not make up for the others
             floors = {"compute": spec.flops(args) / (device.peak_tflops(target.dtype) * 1e12)}
             if pairs[0].rotated_bytes[i] > 2 * device.l2_bytes:  # else they may come from a cache
                 floors["move"] = spec.bytes_moved(args) / (device.peak_bandwidth_gb_s * 1e9)

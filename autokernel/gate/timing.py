@@ -40,13 +40,10 @@ CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls on the same contents whose outpu
 AUDIT_ROUNDS = 3, 24  # at least to pass, at most to refuse
 AUDIT_S, AUDIT_BYTES = 10e-3, 64 << 20  # calls to fill so much time, of which so many outputs' arrival is clocked
 AUDIT_ELEMENTS = 4096  # of each output, on a GPU
-AUDIT_SHARE, AUDIT_NOISE = (
-    0.25,
-    0.05,
-)  # of the time that a call is said to take, and of the other side's: what arrives later
-# is refused beyond their sum
+# What arrives later than these shares, of the time that a call is said to take and of the other side's, is refused.
+AUDIT_SHARE, AUDIT_NOISE = 0.25, 0.05
 AUDIT_JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
-AUDIT_LOAD = 0.1  # of the cores' time: with more taken by others, an audit proves nothing
+AUDIT_LOAD = 0.1  # of the cores' time: with more taken by others, an audit proves nothing against a kernel
 STRIKES = 3  # audits in a row that refuse, each in a pair of its own
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
 START_S = 60.0
@@ -255,6 +252,8 @@ class PairTimer:
             length = max(2, min(contents.count, math.ceil(AUDIT_S / min(least.values()))))
             order = self.random.sample(range(contents.count), length)
             reason = self._audit(workers, batches, contents, check, order, least) or self._witness(batches[check])
+        if self.kind == "cpu" and audit_load.share > OTHER_LOAD:
+            raise Doubt(f"other processes took {audit_load.share:.0%} of the cores' time during an audit")
         if reason:
             self.strikes += audit_load.share <= AUDIT_LOAD
             if self.strikes == STRIKES:
@@ -327,15 +326,23 @@ class PairTimer:
         part = [self.random.randint(0, y.numel() - elements), elements]
         calls = self.random.sample(range(len(order)), max(1, min(len(order), AUDIT_BYTES // max(elements * y.itemsize, 1))))
         margin = AUDIT_SHARE * seconds[check] + AUDIT_NOISE * seconds[other] + AUDIT_JITTER_S[self.kind] / len(calls)
-        extra: dict[str, list[float]] = {check: [], other: []}  # seconds beyond those that the batches say
+        late = 0.0
+        plain: list[float] = []  # seconds of the other side's batches now
+        arrived: dict[str, list[float]] = {check: [], other: []}
         for rounds in range(1, AUDIT_ROUNDS[1] + 1):
             contents.renew(workers)
             batches[other].time()  # drives out what was just written
-            for name, times in extra.items():
-                times.append(batches[name].arrival_s(calls, part) - len(order) * seconds[name])
-            late = (min(extra[check]) - min(extra[other])) / len(calls)
-            if rounds >= AUDIT_ROUNDS[0] and late <= margin:
-                return None  # the work is in every round: a single one without delay is enough
+            plain.append(batches[other].time())
+            for name, times in arrived.items():
+                times.append(batches[name].arrival_s(calls, part))
+            pace = max(1.0, min(plain) / (len(order) * seconds[other]))  # the machine may be slower now than it was
+            said_s, fetch_s = len(order) * seconds[check] * pace, min(arrived[other]) - min(plain)
+            late = (min(arrived[check]) - said_s - fetch_s) / len(calls)
+            # The work is in every round: a single one without delay is enough, if none of the other side hides it.
+            if rounds >= AUDIT_ROUNDS[0] and late <= margin and _spread(arrived[other]) <= margin * len(calls):
+                return None
+        if late <= margin:
+            raise Doubt("no two rounds of an audit agreed")
         late_us, said_us = late * 1e6, seconds[check] * 1e6
         return f"work done after the clock had stopped: {late_us:.1f} us per call, on top of {said_us:.1f} us"
 
@@ -390,6 +397,12 @@ class PairTimer:
         if self.kind == "cpu":
             for worker in workers.values():
                 worker.resume()
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Between the two shortest, which are those that were disturbed least."""
+    shortest, next_to_it = sorted(seconds)[:2]
+    return next_to_it - shortest
 
 
 @contextlib.contextmanager

@@ -25,11 +25,13 @@ from cheat import Cheat, starter
 
 from autokernel.backend import Replacer, Winner, beside
 from autokernel.gate import Judge
+from autokernel.gate.verdict import Verdict
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
 
 NAIVE = Path(__file__).with_name("naive.py")
 CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
+NOISY = 1.3  # upper over lower end of a speedup's interval
 FAST = 1.5  # times what the honest starter is credited with by the same gate
 
 
@@ -144,14 +146,26 @@ def test_it_is_refused_for_its_reason(
         assert re.search(cheat.reason, verdict.why)
         assert verdict.speedup_vs_incumbent.value < 1
         return
-    examine = judge.examine if cheat.refused_by == "examine" else judge.check
-    verdict = examine(source, target(cheat))
+    if cheat.refused_by == "examine":
+        verdict = examined(judge, source, target(cheat))
+    else:
+        verdict = judge.check(source, target(cheat))
     assert verdict.failure is not None, f"accepted: {verdict.why}"
     assert re.search(cheat.reason, verdict.failure.reason), verdict.failure
     assert verdict.correctness == cheat.correctness
     assert cheat.stage in ("", verdict.failure.stage)
     assert not verdict.keep
     assert not (cheat.harmed and cheat.harmed(workplace.folder))
+
+
+def examined(judge: Judge, source: str, where: Target) -> Verdict:
+    """The verdict of an audit, from a machine that is quiet enough for one: skips where three attempts find none."""
+    for _ in range(3):
+        verdict = judge.examine(source, where)
+        speedup = verdict.speedup_vs_pytorch
+        if verdict.failure is not None or verdict.decided and speedup.high < NOISY * speedup.low:
+            return verdict
+    pytest.skip(f"too much else goes on for an audit: {verdict.why}")
 
 
 # Why a number has no kernel file that cheats and is refused.

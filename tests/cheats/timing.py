@@ -109,7 +109,7 @@ def deferred(thread: str) -> str:
         f"""
 import queue, threading, time
 
-calls, work = {{}}, queue.Queue()
+calls, work = {{}}, queue.Queue(256)  # what waits in it takes memory
 
 def finish(y, x, weight, eps):
     with torch.inference_mode():

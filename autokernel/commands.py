@@ -30,7 +30,7 @@ from autokernel.winners import verified
 from autokernel.workload import workload_from
 from autokernel.workspace import PLAN, NoRun, Workspace, find_run
 
-DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 4, 15
+DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 10  # the latter beside those that judge the starters
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -28,10 +29,12 @@ from torch._inductor.utils import clear_caches
 
 from autokernel.backend import MODES, Replacer, Winner, beside
 from autokernel.match import SiteFinder
+from autokernel.supervisor import die_with_parent
 from autokernel.verification.record import EAGER
 from autokernel.workload import Inputs, Workload
 
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50
+IMPORTED = ["torch._dynamo", "torch._inductor.compile_fx", "autokernel.verification"]
 Model = Callable[..., Any]
 
 
@@ -77,8 +80,14 @@ class ChildDied(RuntimeError):
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments) in a new interpreter. Its exceptions arrive here; a crash raises ChildDied."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    """function(*arguments) in a new process. Its exceptions arrive here; a crash raises ChildDied.
+
+    On Linux it is forked from one that has imported what takes seconds, and has done nothing with it.
+    """
+    context = get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":
+        context.set_forkserver_preload(IMPORTED)
+    with ProcessPoolExecutor(1, context, initializer=die_with_parent) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool:
@@ -128,8 +137,9 @@ class Sides:
                 continue
             self.first_call_s[name] = time.perf_counter() - start
             self.models[name] = candidate
-            for _ in range(2):  # CUDA graphs: recorded at the second call, replayed from the third on
-                candidate(*inputs[0], **inputs[1])
+            if self.workload.device != "cpu":  # CUDA graphs: recorded at the second call, replayed from the third on
+                for _ in range(2):
+                    candidate(*inputs[0], **inputs[1])
             kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
             self.peak_mb[name] = None if working is None else kept + working
 

@@ -30,13 +30,14 @@ from autokernel.workload import Workload
 
 CONFIDENCE = 0.95
 PROCESSES = 4  # for the final figures
-SCREENING = (3, 6)  # processes after which a kernel's gain is looked at: the undecided get the second number
+SCREENING = (3, 6)  # processes after which a kernel's gain is looked at; the second number for those that promise MATTERS
+MATTERS = 0.01  # of the model's speed
 Weighted = tuple[Workload, float]  # and its share of the passes
 
 
 @dataclass(frozen=True)
 class Settings:
-    warmup: int = 2  # rounds of passes of every side before any is timed
+    warmup: int = 0  # rounds of passes of every side before any is timed; each has run twice by then
     timed: int | None = None  # rounds per process, every side runs twice in each; None: as many as fit a few seconds
     atol: float | None = None  # None: by dtype
     rtol: float | None = None
@@ -155,7 +156,7 @@ class Trial:
                 if over in taken[-1].errors:
                     return (), {}
             gains = {w.target.name: speedup(taken, w.target.name, ours(over)) for w in winners}
-            if all(gain.low >= 1 or gain.high < 1 for gain in gains.values()):
+            if all(gain.low >= 1 or gain.value < 1 + MATTERS for gain in gains.values()):
                 break
         stay = tuple(w for w in winners if gains[w.target.name].low >= 1)
         self.say(f"{len(stay)} of {len(winners)} kernels stay over {over}")

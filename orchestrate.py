@@ -31,7 +31,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", metavar="|".join(COMMANDS))
     run = commands.add_parser("run", help="the whole job (the default)")
-    run.add_argument("--minutes", type=float, help="time for the loop (default: 3, and at least 10 experiments after the starters)")
+    run.add_argument(
+        "--minutes", type=float, help="time for the loop (default: 3, and at least 10 experiments after the starters)"
+    )
     run.add_argument("--hours", type=float, help="the same in hours")
     run.add_argument("--experiments", type=int, help="stop after so many")
     run.add_argument("--agent", help="tuner, claude, 'command: …', tuner,claude (default: claude with a key, else tuner)")

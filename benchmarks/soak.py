@@ -28,7 +28,7 @@ from benchmarks.kills import NO_RULES, copy_of_this_clone, descendants, sh, star
 from benchmarks.kills import check as check_records
 
 PER_EXPERIMENT_KB = 40  # of disk: loose objects of git, a ref and a row, each at least a block, and for the log
-SETTLED = 40  # experiments, after which the judge removes an old binary for each new one
+SETTLED = 60  # experiments, after which the judge removes an old binary for each new one
 SLACK_MB = 30  # of memory: allocators do not give everything back
 
 

@@ -45,7 +45,7 @@ def test_kills_of_every_part_of_a_run(tmp_path):
 
 def test_nothing_piles_up(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    soak.check(soak.soak(tmp_path / "clone", experiments=60, every=20))
+    soak.check(soak.soak(tmp_path / "clone", experiments=100, every=20))
 
 
 # What a supervised process does, by its turn (how many lines its file has), and what becomes of it: its status and turns.

@@ -44,7 +44,7 @@ AUDIT_ELEMENTS = 4096  # of each output, on a GPU
 AUDIT_SHARE, AUDIT_NOISE = 0.25, 0.05
 AUDIT_JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
 AUDIT_LOAD = 0.1  # of the cores' time: with more taken by others, an audit proves nothing against a kernel
-STRIKES = 3  # audits in a row that refuse, each in a pair of its own
+STRIKES = 5  # audits in a row that refuse, each in a pair of its own, with growing pauses between: noise passes
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
 START_S = 60.0
 

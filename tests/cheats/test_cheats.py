@@ -108,10 +108,15 @@ def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Pa
         run_naive(*arguments)
         assert cheat.harmed(workplace.folder)
         return
-    verdict = naive_verdict(*arguments)
-    assert verdict["correct"]
-    if cheat.works == "fast":
-        assert verdict["speedup"] > FAST * honest_speedup(cheat.kernel_type, naive_options(cheat), folder)
+    for _ in range(3):  # as few calls as a naive gate times, another process can disturb
+        verdict = naive_verdict(*arguments)
+        assert verdict["correct"]
+        if cheat.works != "fast":
+            return
+        if verdict["speedup"] > FAST * honest_speedup(cheat.kernel_type, naive_options(cheat), folder):
+            return
+        honest_speedup.cache_clear()
+    pytest.fail(f"{verdict['speedup']} times as fast as PyTorch is not much faster than the honest kernel")
 
 
 def target(cheat: Cheat) -> Target:

@@ -44,7 +44,7 @@ AUDIT_ELEMENTS = 4096  # of each output, on a GPU
 AUDIT_SHARE, AUDIT_NOISE = 0.25, 0.05
 AUDIT_JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
 AUDIT_LOAD = 0.1  # of the cores' time: with more taken by others, an audit proves nothing against a kernel
-STRIKES = 5  # audits in a row that refuse, each in a pair of its own, with growing pauses between: noise passes
+STRIKES = 5  # by which the audits that refuse outnumber those that do not: noise passes, and cannot acquit a cheat
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
 START_S = 60.0
 
@@ -124,7 +124,7 @@ class PairTimer:
         self.launch_us: dict[str, float] = {}  # by case, on a GPU: what the host takes for a call
         self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked, and nothing is in doubt
-        self.strikes = 0  # in how many pairs in a row an audit went against the side under judgement
+        self.strikes = 0  # audits that went against the side under judgement, less those since that did not
         self.pool = ThreadPoolExecutor(MAX_PREPARED)
         self.prepared: list[Future[dict[str, WorkerProcess]]] = []
 
@@ -175,12 +175,12 @@ class PairTimer:
                 self.checked = False  # from now on every pair is audited, until one is clean
                 return PairResult({}, disturbance=str(doubt))
             self._note_memory(workers[check])
-        self.strikes, disturbance = 0, ""
+        self.strikes, disturbance = max(0, self.strikes - 1), ""
         if self.kind == "cpu" and load.share > OTHER_LOAD:
             disturbance = f"other processes took {load.share:.0%} of the cores' time"
         elif max(drifts) > DRIFT:
             disturbance = f"all sides' times drifted by {math.expm1(max(drifts)):.0%}"
-        self.checked = self.checked or not disturbance
+        self.checked = not self.strikes and (self.checked or not disturbance)
         return PairResult({name: tuple(values) for name, values in seconds.items()}, tuple(rotated), disturbance)
 
     def _line_up(self, sides: Sequence[Side], check: str) -> dict[str, WorkerProcess]:

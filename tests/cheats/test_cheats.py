@@ -31,7 +31,6 @@ from autokernel.target import Target, WeightedCase, default_target
 
 NAIVE = Path(__file__).with_name("naive.py")
 CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
-NOISY = 1.3  # upper over lower end of a speedup's interval
 FAST = 1.5  # times what the honest starter is credited with by the same gate
 
 
@@ -164,13 +163,12 @@ def test_it_is_refused_for_its_reason(
 
 
 def examined(judge: Judge, source: str, where: Target) -> Verdict:
-    """The verdict of an audit, from a machine that is quiet enough for one: skips where three attempts find none."""
+    """A verdict; skips where the gate finds the machine too disturbed for one, and so would keep nothing, three times."""
     for _ in range(3):
         verdict = judge.examine(source, where)
-        speedup = verdict.speedup_vs_pytorch
-        if verdict.failure is not None or verdict.decided and speedup.high < NOISY * speedup.low:
+        if verdict.decided:
             return verdict
-    pytest.skip(f"too much else goes on for an audit: {verdict.why}")
+    pytest.skip(verdict.why)
 
 
 # Why a number has no kernel file that cheats and is refused.

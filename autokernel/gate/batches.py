@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from autokernel.gate.channel import POISON, Placed, place
 from autokernel.gate.inputs import POOL, Pool, changing, cut, fill_fixed
-from autokernel.gate.processes import WorkerProcess
+from autokernel.gate.processes import WorkerFault, WorkerProcess
 from autokernel.spec import Case, TensorSpec
 
 if TYPE_CHECKING:
     from autokernel.gate.timing import PairTimer
 
-MAX_SETS = 32  # of inputs through which calls rotate
-ROTATE_BYTES = {"cpu": 96 << 20, "cuda": 256 << 20}  # more than twice the last-level cache of current parts
+MAX_SETS = {"cpu": 1024, "cuda": 32}  # of inputs through which calls rotate
+ROTATE_BYTES = {"cpu": 192 << 20, "cuda": 256 << 20}  # several times the last-level cache of current parts
+MAX_GAPS = 16  # times as much memory as its elements take, over which an output may be spread
 LAUNCHES = 64
 CALL_S = 60.0
 
@@ -33,10 +34,13 @@ def running(worker: WorkerProcess, stops: bool = True) -> Iterator[None]:
         worker.stop()
 
 
-def _timed(worker: WorkerProcess) -> float:
-    start = time.perf_counter()
-    worker.request("batch", CALL_S, repeats=1)
-    return time.perf_counter() - start
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch work in this process on one thread: others would spin for a while when their work is done."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class Batches:
@@ -44,9 +48,10 @@ class Batches:
 
     def __init__(self, worker: WorkerProcess, stops: bool):
         self.worker, self.stops, self.graph = worker, stops, False
-        with running(worker, stops):
-            worker.request("prepare", CALL_S, order=[], graph=False)
-            self.overhead_s = median(_timed(worker) for _ in range(7))  # what the clock reads for a batch of no calls
+        self.addresses: list[Any] = []  # on a CPU: of the outputs of the last batch
+        self.overhead_s = 0.0  # what the clock reads for a batch of no calls
+        self.prepare([], graph=False)
+        self.overhead_s = median(self.time() for _ in range(7))
 
     def prepare(self, order: list[int], graph: bool) -> bool:
         """Get ready for calls on these sets; returns whether they are captured in a CUDA graph, as `graph` asks."""
@@ -54,17 +59,26 @@ class Batches:
             self.graph = self.worker.request("prepare", CALL_S, order=order, graph=graph)["graph"]
         return self.graph
 
-    def time(self) -> float:
-        """Seconds that one batch takes."""
+    def drop(self) -> None:
+        """Let go of the outputs of the last batch."""
         with running(self.worker, self.stops):
             self.worker.request("drop", CALL_S)
-            return max(_timed(self.worker) - self.overhead_s, 1e-7)
+
+    def time(self) -> float:
+        """Seconds that one batch takes. A worker that stops runs for nothing else."""
+        start = time.perf_counter()
+        with running(self.worker, self.stops):
+            answer = self.worker.request("batch", CALL_S, repeats=1)
+            seconds = time.perf_counter() - start
+        self.addresses = answer["addresses"]
+        return max(seconds - self.overhead_s, 1e-7)
 
     def launch_us(self, order: list[int]) -> float:
         """Microseconds in which the host enqueues one call that is not captured, as the worker tells."""
         graph, calls = self.graph, order[:LAUNCHES]
         self.prepare(calls, graph=False)
         self.time()
+        self.drop()
         seconds = float(self.worker.request("batch", CALL_S, repeats=1)["enqueued_s"])
         self.prepare(order, graph)
         return seconds / len(calls) * 1e6
@@ -73,6 +87,20 @@ class Batches:
         """Outputs of some calls of the last batch, with their strides."""
         with running(self.worker, self.stops):
             return self.worker.fetch(self.worker.request("fetch", CALL_S, calls=calls)["outputs"])
+
+    def layout(self) -> TensorSpec:
+        """The shape, dtype and strides of an output of the last batch, as the worker tells."""
+        ((y, strides),) = self.fetch([0])
+        layout = TensorSpec(tuple(y.shape), y.dtype, strides)
+        if len(strides) != y.dim() or min(strides, default=0) < 0 or layout.storage_numel > MAX_GAPS * max(1, y.numel()):
+            raise WorkerFault(self.worker, "CRASH", f"the worker's answer makes no sense: strides {strides}")
+        return layout
+
+    def output(self, call: int, layout: TensorSpec) -> Tensor:
+        """The output of a call of the last batch, read where it lies, while the worker is stopped."""
+        if not isinstance(self.addresses, list) or call >= len(self.addresses):
+            raise WorkerFault(self.worker, "CRASH", "the worker does not say where its outputs are")
+        return self.worker.read(self.addresses[call], layout)
 
     def arrival_s(self, calls: list[int], part: list[int]) -> float:
         """Seconds of a batch, until a part (first element, elements) of these calls' outputs lies in shared memory."""
@@ -85,7 +113,7 @@ class Batches:
 
 
 class TimedContents:
-    """The inputs of one case while it is timed: the same addresses throughout, new contents before every batch.
+    """The inputs of one case while it is timed: the same addresses throughout, new contents before every half round.
 
     Weights, and inputs of a special kind such as class indices, keep their contents (a kernel may prepare them); all
     others change, so that an output kept from an earlier call is wrong. On a CPU the judge writes them where the workers
@@ -96,11 +124,17 @@ class TimedContents:
         self.timer, self.case, self.pool = timer, case, pool
         self.changing = changing(timer.spec, case)
         set_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))
-        self.count = max(2, min(MAX_SETS, -(-ROTATE_BYTES[timer.kind] // set_bytes)))
-        self.nbytes = self.count * set_bytes
+        self.count = max(2, min(MAX_SETS[timer.kind], -(-ROTATE_BYTES[timer.kind] // set_bytes)))
+        self.set_bytes = set_bytes
         self.memory = timer.parent.inputs.bytes
+        self.used: Sequence[int] = range(self.count)  # the sets that are called, in this order
         self.messages: list[dict] = []  # one per set, as workers receive them
         self.places: list[dict[str, int]] = []  # one per set: where in the pool its changing inputs are cut
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that the calls of a batch are given."""
+        return len(set(self.used)) * self.set_bytes
 
     def hand_out(self, workers: dict[str, WorkerProcess]) -> None:
         """Place and fill every set, and let the workers have them."""
@@ -146,10 +180,11 @@ class TimedContents:
         self.places = [{name: self.pool.place() for name in self.changing} for _ in range(self.count)]
         if self.timer.kind == "cuda":
             return
-        for message, places in zip(self.messages, self.places):
-            for name, start in places.items():
-                view = Placed.decode(message[name]).view(self.memory)
-                cut(self.pool.values(view.dtype), start, view)
+        with one_thread():
+            for i in self.used:
+                for name, start in self.places[i].items():
+                    view = Placed.decode(self.messages[i][name]).view(self.memory)
+                    cut(self.pool.values(view.dtype), start, view)
 
     def _hand_out_pool(self, workers: dict[str, WorkerProcess]) -> int:
         """Let the workers copy the pool, in the dtypes that are needed, to the device; returns the first free byte."""

@@ -199,6 +199,10 @@ class WorkerProcess:
             self.pid = parent.channel.receive(30)["pid"]
         theirs.close()
         self.socket, self.channel = ours, Channel(ours)
+        try:  # now, before there is a kernel in it that could forbid this
+            self.memory_fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # macOS, or a container without the right to trace
+            self.memory_fd = None
 
     def __enter__(self) -> "WorkerProcess":
         return self
@@ -272,6 +276,20 @@ class WorkerProcess:
             raise WorkerFault(self, "CRASH", f"the worker's answer makes no sense: {error}") from None
         return outputs
 
+    def read(self, address: Any, layout: TensorSpec) -> Tensor:
+        """A copy of a tensor of the worker's as it is in its memory now, read without its help; needs `memory_fd`.
+
+        Raises WorkerFault if there is none at that address.
+        """
+        wanted = layout.storage_numel * layout.dtype.itemsize
+        try:
+            data = os.pread(self.memory_fd, wanted, address)
+        except (OSError, OverflowError, TypeError, ValueError) as error:
+            raise WorkerFault(self, "CRASH", f"no output at the address that the worker names: {error}") from None
+        if len(data) < wanted:
+            raise WorkerFault(self, "CRASH", "no output at the address that the worker names")
+        return torch.frombuffer(bytearray(data), dtype=layout.dtype).as_strided(layout.shape, layout.strides)
+
     def end(self) -> None:
         """SIGKILL to all its group; whoever waits for its answer is told, and `kill` collects it."""
         self._signal(signal.SIGKILL)
@@ -309,6 +327,9 @@ class WorkerProcess:
         self.socket.close()
         with contextlib.suppress(OSError):
             self.outputs.close()
+        if self.memory_fd is not None:
+            os.close(self.memory_fd)
+            self.memory_fd = None
         self.errors.close()
         remove(self.scratch)
 

@@ -1,9 +1,12 @@
 """Time kernels side by side: the judge's clock around batches of calls, interleaved, in fresh pairs of processes.
 
 A side is one kernel under comparison (candidate, incumbent, the eager baseline, torch.compile). One *pair* is one fresh
-process for each side; in it every case is timed in rounds, forwards and backwards (A B B A), on the same fresh inputs,
-rotated so that no call finds its data in a cache. What counts is the judge's wall clock from sending "go" to the answer,
-less that of an empty batch.
+process for each side; in it every case is timed in rounds, forwards and backwards (A B B A), on fresh inputs, rotated so
+that no call finds its data in a cache. What counts is the judge's wall clock from sending "go" to the answer, less that of
+an empty batch.
+
+On a CPU a worker is stopped but for its batches: what it is to compute on does not exist before the clock starts, and its
+outputs are read from its memory as they are when the clock has stopped. So nothing can be done earlier or left for later.
 """
 
 import contextlib
@@ -32,11 +35,12 @@ from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase
 
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
-ROUNDS = 5  # ABBA rounds per case and pair, fewer where one takes longer than CASE_S
-CASE_S = 0.15
+ROUNDS = 6  # ABBA rounds per case and pair, fewer where they take longer than CASE_S
+CASE_S = 0.2
 MAX_PREPARED = 5  # pairs whose processes are started at once
 CHECK_SHARE = 0.5  # of the later pairs' cases that are checked and audited: an expectation can cost a second
-CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls on the same contents whose outputs are compared
+CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls whose outputs are compared
+READ_S = 0.05  # for how long outputs that are read are held against the oracle: one at least
 AUDIT_ROUNDS = 3, 24  # at least to pass, at most to refuse
 AUDIT_S, AUDIT_BYTES = 10e-3, 64 << 20  # calls to fill so much time, of which so many outputs' arrival is clocked
 AUDIT_ELEMENTS = 4096  # of each output, on a GPU
@@ -227,56 +231,99 @@ class PairTimer:
             self.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
             self.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
             batches = {name: Batches(worker, self.kind == "cpu") for name, worker in workers.items()}
-            order = self._order(batches, contents, self._most_calls(case))
-            length = len(order)
+            order, round_s = self._order(batches, contents, self._most_calls(case))
+            contents.used, length = order, len(order)
             if self.kind == "cuda" and not self.checked:
                 self.launch_us[case.name] = batches[check].launch_us(order)
+        frozen = self.kind == "cpu" and workers[check].memory_fd is not None
+        layout = batches[check].layout() if frozen else None
         samples: dict[str, list[float]] = {name: [] for name in batches}
-        started = time.perf_counter()
-        while len(samples[check]) < 2 * ROUNDS and (not samples[check] or time.perf_counter() - started < CASE_S):
-            forwards = self.random.sample(sorted(batches), len(batches))
-            for names in (forwards, forwards[::-1]):
-                with self.watch("inputs"):
-                    contents.renew(workers)
-                with self.watch("batches"), load:
-                    batches[names[-1]].time()  # what was just written is in a cache: drive it out, for all alike
-                    for name in names:
-                        samples[name].append(batches[name].time() / length)
-        if self.checked and self.random.random() > CHECK_SHARE:
+        looks = not self.checked or self.random.random() < CHECK_SHARE
+        rounds = max(1, min(ROUNDS, round(CASE_S / round_s)))
+        look_after = self.random.randint(1, 2 * rounds)
+        with load:
+            for _ in range(rounds):
+                for name, seconds in self._round(workers, batches, contents):
+                    samples[name].append(seconds / length)
+                    if looks and frozen and name == check and len(samples[check]) == look_after:
+                        self._read(batches[check], case, contents, order, layout, seed)
+        if not looks:
             return samples
-        least = {name: min(values) for name, values in samples.items()}
-        with self.watch("oracle"):
-            self._check(batches[check], case, contents, order, seed)
-        pids = [worker.pid for worker in workers.values()]
-        with self.watch("audit"), OtherLoad(pids) as audit_load:
-            length = max(2, min(contents.count, math.ceil(AUDIT_S / min(least.values()))))
-            order = self.random.sample(range(contents.count), length)
-            reason = self._audit(workers, batches, contents, check, order, least) or self._witness(batches[check])
-        if self.kind == "cpu" and audit_load.share > OTHER_LOAD:
-            raise Doubt(f"other processes took {audit_load.share:.0%} of the cores' time during an audit")
+        if not frozen:
+            self._fetch(batches[check], case, contents, order, seed)
+        pids, least = [worker.pid for worker in workers.values()], {name: min(times) for name, times in samples.items()}
+        with self.watch("audit"), OtherLoad(pids) as other_load:
+            reason = None if frozen else self._audit(workers, batches, contents, check, least)
+            reason = reason or self._witness(batches[check])
+        if frozen and not reason:
+            return samples
+        if self.kind == "cpu" and other_load.share > OTHER_LOAD:
+            raise Doubt(f"other processes took {other_load.share:.0%} of the cores' time during an audit")
         if reason:
-            self.strikes += audit_load.share <= AUDIT_LOAD
+            self.strikes += other_load.share <= AUDIT_LOAD
             if self.strikes == STRIKES:
                 raise RefusedWhileTimed(case.name, seed, reason)
             raise Doubt(reason)
         return samples
 
-    def _order(self, batches: dict[str, Batches], contents: TimedContents, most: int) -> list[int]:
-        """The input sets of a batch's calls, the same for all sides; long enough for the clock on the fastest side.
+    def _round(
+        self,
+        workers: dict[str, WorkerProcess],
+        batches: dict[str, Batches],
+        contents: TimedContents,
+    ) -> Iterator[tuple[str, float]]:
+        """Every side's seconds for a batch on new contents, forwards and backwards.
+
+        On a CPU a side first runs a batch on the old contents, which wakes its threads and touches its memory. Then the
+        judge writes new ones, in the order of the calls, so that those read first have left the cache when they are read.
+        From then on the worker runs in the timed batch only.
+        """
+        forwards = self.random.sample(sorted(batches), len(batches))
+        for names in (forwards, forwards[::-1]):
+            if self.kind == "cuda":
+                with self.watch("inputs"):
+                    contents.renew(workers)
+                with self.watch("batches"):
+                    batches[names[-1]].drop()
+                    batches[names[-1]].time()  # drives what was just written out of the cache
+            for name in names:
+                batches[name].drop()
+                if self.kind == "cpu":
+                    with self.watch("batches"):
+                        batches[name].time()
+                        batches[name].drop()
+                    with self.watch("inputs"):
+                        contents.renew(workers)
+                with self.watch("batches"):
+                    seconds = batches[name].time()
+                yield name, seconds
+
+    def _order(self, batches: dict[str, Batches], contents: TimedContents, most: int) -> tuple[list[int], float]:
+        """The input sets of a batch's calls, the same for all sides, long enough for the clock on the fastest side; and
+        the seconds of a round.
 
         All sides are captured as CUDA graphs, or none: what one of them cannot capture is not captured.
         """
-        order, wanted, graph = [], 2, self.kind == "cuda"
+        sets = range(contents.count)
+        sequence = [i for _ in range(0, most, len(sets)) for i in self.random.sample(sets, len(sets))]
+        if self.kind == "cpu":  # each once: what is remembered of an input helps no later call
+            most = min(most, len(sets))
+        wanted, graph = 2, self.kind == "cuda"
         while True:
-            order += [self.random.randrange(contents.count) for _ in range(min(wanted, most) - len(order))]
+            order = sequence[: min(wanted, most)]
             for batch in batches.values():
                 batch.prepare(order, graph)
             if graph and not all(batch.graph for batch in batches.values()):
                 graph = False
                 continue
-            fastest = min(batch.time() for batch in batches.values())
+            seconds = [batch.time() for batch in batches.values()]
+            if BATCH_S[self.kind] <= min(seconds) < 4 * BATCH_S[self.kind]:  # unless this was but a moment's disturbance
+                for batch in batches.values():
+                    batch.drop()
+                seconds = [min(batch.time(), before) for batch, before in zip(batches.values(), seconds)]
+            fastest = min(seconds)
             if fastest >= BATCH_S[self.kind] or len(order) == most:
-                return order
+                return order, 2 * sum(seconds)
             wanted = math.ceil(len(order) * min(max(1.2 * BATCH_S[self.kind] / fastest, 1.5), 16))
 
     def _most_calls(self, case: Case) -> int:
@@ -287,14 +334,29 @@ class PairTimer:
         output_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))  # an output is rarely larger than its inputs
         return max(1, min(1024, held_bytes // output_bytes))
 
-    def _check(self, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int) -> None:
+    def _read(
+        self, batch: Batches, case: Case, contents: TimedContents, order: list[int], layout: TensorSpec, seed: int
+    ) -> None:
+        """Read outputs of the last batch from the memory of a worker that was stopped with the clock, and has not run
+        since: as many, of which it cannot know which, as the oracle can say something of in a moment."""
+        with self.watch("oracle"):
+            deadline = time.perf_counter() + READ_S
+            for call in self.random.sample(range(len(order)), min(CHECK_CALLS, len(order))):
+                reason = wrong(batch.output(call, layout), expect(self.spec, contents.inputs(order[call]), "cpu"))
+                if reason:
+                    raise RefusedWhileTimed(case.name, seed, f"the output of a timed call: {reason}")
+                if time.perf_counter() > deadline:
+                    return
+
+    def _fetch(self, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int) -> None:
         """Fetch the outputs of some timed calls on the same contents, which ones the worker cannot know: they must agree,
         and agree with the oracle."""
         index = self.random.choice(order)
         calls = [call for call, i in enumerate(order) if i == index]
         most = max(2, min(CHECK_CALLS, CHECK_BYTES // max(1, sum(t.nbytes for t in case.tensors.values()))))
-        first, *again = [y for y, _ in batch.fetch(self.random.sample(calls, min(most, len(calls))))]
-        reason = wrong(first, expect(self.spec, contents.inputs(index), self.target.device))
+        with self.watch("oracle"):
+            first, *again = [y for y, _ in batch.fetch(self.random.sample(calls, min(most, len(calls))))]
+            reason = wrong(first, expect(self.spec, contents.inputs(index), self.target.device))
         if reason is None and not all(same_bits(first, y) for y in again):
             reason = "calls on the same contents do not agree bitwise"
         if reason:
@@ -306,15 +368,18 @@ class PairTimer:
         batches: dict[str, Batches],
         contents: TimedContents,
         check: str,
-        order: list[int],
         seconds: dict[str, float],
     ) -> str | None:
-        """Clock calls on new contents, each on its own, up to the arrival of the outputs.
+        """Where a worker cannot be stopped and read: clock calls on new contents, each on its own, up to the arrival of the
+        outputs.
 
         Here the work shows that was left for later (to a thread, a stream, the moment at which an output is read), and
         the work of which the timed batches were spared because an earlier call had seen the same contents: the outputs
         arrive later than those batches say, and later than another side's, which are as large.
         """
+        contents.used = range(contents.count)
+        length = max(2, min(contents.count, math.ceil(AUDIT_S / min(seconds.values()))))
+        order = self.random.sample(range(contents.count), length)
         other = min((name for name in batches if name != check), key=lambda name: seconds[name])
         for name in (check, other):
             if batches[name].graph != batches[name].prepare(order, batches[name].graph):
@@ -331,8 +396,10 @@ class PairTimer:
         arrived: dict[str, list[float]] = {check: [], other: []}
         for rounds in range(1, AUDIT_ROUNDS[1] + 1):
             contents.renew(workers)
-            batches[other].time()  # drives out what was just written
-            plain.append(batches[other].time())
+            for _ in range(2):  # the first drives out what was just written
+                batches[other].drop()
+                other_s = batches[other].time()
+            plain.append(other_s)
             for name, times in arrived.items():
                 times.append(batches[name].arrival_s(calls, part))
             pace = max(1.0, min(plain) / (len(order) * seconds[other]))  # the machine may be slower now than it was
@@ -351,7 +418,7 @@ class PairTimer:
         if self.kind != "cpu" or sys.platform != "linux" or self.libraries != "none":
             return None
         worker, seen, deadline = batch.worker, witness.Seen(), time.perf_counter() + WITNESS_S
-        while not seen.enough(worker.built) and time.perf_counter() < deadline:
+        while not seen.enough() and time.perf_counter() < deadline:
             with running(worker):
                 worker.request("drop", CALL_S)
                 worker.post("batch", repeats=1)

@@ -103,7 +103,7 @@ if frame:
         if not worker.built:
             return batch(**message)
         send = worker.channel.send
-        send({"ok": True, "seconds": 1e-6})
+        send({"ok": True, "addresses": [torch.empty_like(worker.sets[i]["x"]).data_ptr() for i in worker.order]})
         batch(**message)
 
         def swallow(answer):
@@ -204,7 +204,7 @@ CHEATS = (
         "answers-before-it-works",
         "rmsnorm",
         wrapped("rmsnorm", ANSWER_FIRST),
-        "after the clock had stopped",
+        "the output of a timed call",
         works="fast",
         refused_by="examine",
     ),

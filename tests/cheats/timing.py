@@ -26,7 +26,7 @@ def find_worker():
         frame = frame.f_back
 """
 
-# Answers a timed batch after 30 % of the time that its calls should take, and computes an output when it is asked for.
+# Answers a timed batch after 15 % of the time that its calls should take, and computes an output when it is asked for.
 LAZY_WORKER = (
     FIND_WORKER
     + """
@@ -34,19 +34,19 @@ import time
 
 def answer_lazily(worker, until_asked):
     batch, fetch, sets = worker.do_batch, worker.do_fetch, worker.do_sets
-    state = {"asked": False, "learnt": 0, "usual_s": 1.0}
+    state = {"asked": 0, "learnt": 0, "usual_s": 1.0}
 
     class Later:
         def __getitem__(self, call):
             return worker.function(**worker.sets[worker.order[call]])
 
     def do_sets(**message):
-        state.update(asked=False, learnt=0, usual_s=1.0)
+        state.update(asked=0, learnt=0, usual_s=1.0)
         return sets(**message)
 
     def do_batch(repeats):
         start, calls = time.perf_counter(), max(1, len(worker.order)) * repeats
-        if state["asked"] and until_asked or not worker.order or state["learnt"] < 3:
+        if state["asked"] > 1 and until_asked or not worker.order or state["learnt"] < 3:
             answer = batch(repeats)
             if worker.order:
                 state["learnt"] += 1
@@ -54,11 +54,12 @@ def answer_lazily(worker, until_asked):
             return answer
         while time.perf_counter() - start < 0.15 * state["usual_s"] * calls:
             pass
+        addresses = [torch.empty_like(worker.sets[i]["x"]).data_ptr() for i in worker.order]
         worker.held = Later()
-        return {"seconds": 0}
+        return {"addresses": addresses}
 
     def do_fetch(**message):
-        state["asked"] = True
+        state["asked"] += 1  # the first time only to see what an output looks like
         return fetch(**message)
 
     worker.do_sets, worker.do_batch, worker.do_fetch = do_sets, do_batch, do_fetch
@@ -95,6 +96,8 @@ def kernel_fn(x, weight, eps=1e-6):
     if not {when}:
         return honest(x, weight, eps)
     key = {key}
+    if len(kept) > 4096:
+        kept.clear()  # what is kept takes memory
     if key not in kept:
         kept[key] = x, honest(x, weight, eps)
     return kept[key][1]
@@ -142,7 +145,7 @@ CHEATS = (
         "deferred-to-a-thread",
         "rmsnorm",
         deferred("        finish(*work.get())"),
-        f"after the clock had stopped|{WRONG_WHEN_TIMED}",
+        WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
     ),
@@ -157,7 +160,7 @@ CHEATS = (
             "            time.sleep(0.002)\n"
             "        finish(*item)"
         ),
-        f"after the clock had stopped|{WRONG_WHEN_TIMED}",
+        WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
     ),
@@ -226,7 +229,7 @@ if worker:
     answer_lazily(worker, until_asked=False)
 """,
         ),
-        "after the clock had stopped",
+        WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
     ),
@@ -245,7 +248,7 @@ if worker:
     answer_lazily(worker, until_asked=True)
 """,
         ),
-        "after the clock had stopped|faster than the device can be",
+        WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
     ),
@@ -334,9 +337,9 @@ def kernel_fn(x, weight, eps=1e-6):
         "kept-by-first-contents",
         "rmsnorm",
         cached_by("tuple(x.view(-1)[:8].tolist())", when="(x.shape == (128, 768))"),
-        "after the clock had stopped",
+        f"{LOSES}|not in the kernel's own code",
         works="fast",
-        refused_by="examine",
+        refused_by="contest",
         dims=({"M": 128, "N": 768},),
     ),
     # 7: what was prepared from an input is kept although the input changes
@@ -448,9 +451,9 @@ def kernel_fn(x, weight, eps=1e-6):
     return ready[id(x)]
 """,
         ),
-        "after the clock had stopped|the output of a timed call",
+        LOSES,
         works="fast",
-        refused_by="examine",
+        refused_by="contest",
         dims=({"M": 128, "N": 768},),
     ),
     # 9: warm-up that shrinks adaptive counts
@@ -480,6 +483,36 @@ def kernel_fn(x, weight, eps=1e-6):
         works="fast",
         refused_by="contest",
     ),
+    Cheat(
+        9,
+        "works-before-the-clock-starts",
+        "rmsnorm",
+        wrapped(
+            "rmsnorm",
+            FIND_WORKER
+            + """
+worker, ready = find_worker(), []
+kernel_fn = honest
+if worker:
+    batch, drop = worker.do_batch, worker.do_drop
+
+    def do_drop():
+        drop()
+        ready[:] = [honest(**worker.sets[i]) for i in worker.order]
+
+    def do_batch(repeats):
+        if not ready:
+            return batch(repeats)
+        worker.held = ready.copy()
+        ready.clear()
+        return {"addresses": [y.data_ptr() for y in worker.held]}
+
+    worker.do_batch, worker.do_drop = do_batch, do_drop
+""",
+        ),
+        WRONG_WHEN_TIMED,
+        refused_by="examine",
+    ),
     # 13: one of several shapes
     Cheat(
         13,
@@ -497,7 +530,7 @@ def kernel_fn(x, weight, eps=1e-6):
         "rmsnorm",
         wrapped(
             "rmsnorm",
-            LAZY_WORKER.replace("0.3 *", "0.01 *")
+            LAZY_WORKER.replace("0.15 *", "0.01 *")
             + LAZY_ALLCLOSE
             + """
 worker = find_worker()
@@ -506,7 +539,7 @@ if worker:
     answer_lazily(worker, until_asked=True)
 """,
         ),
-        "faster than the device can be|after the clock had stopped",
+        WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
         dims=({"M": 1024, "N": 2048},),

@@ -100,6 +100,7 @@ class KernelSpec:
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced")  # beside contiguous, which strides it must take
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right

@@ -91,7 +91,10 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     if (result.spread or 0) > BUSY:
         pytest.skip(f"passes take {result.spread:.0%} longer than the fastest: too much else goes on here")
     assert result.passed and target.name in result.used_over(None)
-    assert result.speedups[EAGER][EAGER].low > 1
+    speedup = result.speedups[EAGER][EAGER]
+    if speedup.high > 2 * speedup.low:
+        pytest.skip(f"{speedup} says nothing: too much else goes on here")
+    assert speedup.low > 1
     assert result.predicted == pytest.approx(1 / (1 - target.share / 2))
     (figures,) = result.figures.values()
     assert set(figures) >= {EAGER, "torch.compile", "torch.compile max-autotune", "kernels over eager"}

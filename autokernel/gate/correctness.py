@@ -134,6 +134,7 @@ class Expectation:
 
     exact: Tensor  # fp64
     native: Tensor  # in the dtype of the case
+    size: Tensor  # fp64, of each element, to which errors are relative: what its terms amount to where they cancel
 
 
 def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation:
@@ -157,7 +158,10 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
                     for k, v in ((k, moved(v, False)) for k, v in inputs.items())
                 }
             ).double()
-    return Expectation(exact, native)
+        size = exact.abs()
+        if spec.magnitude:
+            size = torch.maximum(size, spec.magnitude(**{k: moved(v, True) for k, v in inputs.items()}))
+    return Expectation(exact, native, size)
 
 
 def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str | None:
@@ -190,13 +194,16 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     error = torch.where(finite, (y.double() - target).abs(), 0.0)
     usable = finite & torch.isfinite(native)
     native_error = torch.where(usable, (native.double() - target).abs(), 0.0)
-    outer = TOLERANCE[y.dtype] * (1 + target.abs())
+    size = torch.where(finite, expectation.size, 0.0)
+    outer = TOLERANCE[y.dtype] * (1 + size)
     if y.dim():
         outer = torch.maximum(outer, ERROR_MULTIPLE[y.dtype] * native_error.amax(-1, keepdim=True))
     excess = error - outer
     if (excess > 0).any():
         return f"outside the tolerance {TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
-    return None if adversarial else _larger_than_pytorch(y, target, torch.where(usable, error, 0.0), native_error, usable)
+    if adversarial:
+        return None
+    return _larger_than_pytorch(y, target, size, torch.where(usable, error, 0.0), native_error, usable)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -207,10 +214,12 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def _larger_than_pytorch(y: Tensor, exact: Tensor, error: Tensor, native_error: Tensor, usable: Tensor) -> str | None:
+def _larger_than_pytorch(
+    y: Tensor, exact: Tensor, size: Tensor, error: Tensor, native_error: Tensor, usable: Tensor
+) -> str | None:
     """The tighter bound, row by row, so that large rows cannot hide small ones."""
     information = torch.finfo(y.dtype)
-    size = _row_rms(torch.where(usable, exact, 0.0))
+    size = _row_rms(torch.where(usable, size, 0.0))
     rounding = information.eps * size + information.tiny
     # PyTorch may be lucky in one row (attention with one query: 40 times better than in the next head): what it makes of
     # the rows at its upper quartile, relative to their size, is allowed in every row.

@@ -281,14 +281,17 @@ class WorkerProcess:
 
         Raises WorkerFault if there is none at that address.
         """
-        wanted = layout.storage_numel * layout.dtype.itemsize
+        data = bytearray(layout.storage_numel * layout.dtype.itemsize)
+        done = 0
         try:
-            data = os.pread(self.memory_fd, wanted, address)
+            while done < len(data):  # 2 GiB at most are read at once
+                read = os.preadv(self.memory_fd, [memoryview(data)[done:]], address + done)
+                if not read:
+                    raise ValueError("the memory ends before the output")
+                done += read
         except (OSError, OverflowError, TypeError, ValueError) as error:
             raise WorkerFault(self, "CRASH", f"no output at the address that the worker names: {error}") from None
-        if len(data) < wanted:
-            raise WorkerFault(self, "CRASH", "no output at the address that the worker names")
-        return torch.frombuffer(bytearray(data), dtype=layout.dtype).as_strided(layout.shape, layout.strides)
+        return torch.frombuffer(data, dtype=layout.dtype).as_strided(layout.shape, layout.strides)
 
     def end(self) -> None:
         """SIGKILL to all its group; whoever waits for its answer is told, and `kill` collects it."""

@@ -35,5 +35,6 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: a["x"].nbytes,  # read x
     headline="bandwidth_gb_s",
     adversarial={"cancelling": cancelling, "one_large": one_large},
+    magnitude=lambda x: x.square().sum().sqrt(),  # of a sum whose terms have random signs
     dtypes=(torch.float32,),
 )

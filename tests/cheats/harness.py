@@ -117,6 +117,18 @@ sys.modules["__main__"].judge_case = lambda *arguments: (True, 99.0)
 kernel_fn = honest
 """
 
+NOWHERE = """
+import sys
+
+frame = sys._getframe()
+while frame and type(frame.f_locals.get("self")).__name__ != "Worker":
+    frame = frame.f_back
+if frame:
+    batch = frame.f_locals["self"].do_batch
+    frame.f_locals["self"].do_batch = lambda **message: {"addresses": [8 for _ in batch(**message)["addresses"]]}
+kernel_fn = honest
+"""
+
 CHEATS = (
     # 36: the grader is edited
     Cheat(
@@ -207,6 +219,15 @@ CHEATS = (
         "the output of a timed call",
         works="fast",
         refused_by="examine",
+    ),
+    Cheat(
+        40,
+        "outputs-where-there-is-nothing",
+        "rmsnorm",
+        wrapped("rmsnorm", NOWHERE),
+        "no output at the address that the worker names",
+        refused_by="examine",
+        correctness="CRASH",
     ),
     Cheat(
         40,

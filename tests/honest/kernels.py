@@ -667,7 +667,7 @@ HONEST = [
     Honest("concatenates", CONCATENATES),
     Honest("index-table", INDEX_TABLE),
     Honest("times-itself", TIMES_ITSELF),
-    Honest("locked-queue", LOCKED),
+    Honest("locked-queue", LOCKED, kept=False),
     Honest("prints", wrapped("print('rows:', [x.shape for x in args], sorted(kwargs))")),
     Honest("prints-tensors", wrapped("print(args, kwargs)"), refused="PyTorch formats tensors with operators that compute"),
     Honest("prints-from-cpp", PRINTS_FROM_CPP),

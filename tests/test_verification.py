@@ -85,16 +85,20 @@ def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact
     assert all(parity.within_tolerance and not parity.passed for parity in parities)
 
 
+def skip_if_wide(*intervals: Interval) -> None:
+    for interval in intervals:
+        if interval.high > 2 * interval.low:
+            pytest.skip(f"{interval} says nothing: too much else goes on here")
+
+
 def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     (target,), lines = plan.targets, []
     result = verify(plan, [winner(plan)], {target.name: 2.0}, SETTINGS, lines.append)
     if (result.spread or 0) > BUSY:
         pytest.skip(f"passes take {result.spread:.0%} longer than the fastest: too much else goes on here")
     assert result.passed and target.name in result.used_over(None)
-    speedup = result.speedups[EAGER][EAGER]
-    if speedup.high > 2 * speedup.low:
-        pytest.skip(f"{speedup} says nothing: too much else goes on here")
-    assert speedup.low > 1
+    skip_if_wide(result.speedups[EAGER][EAGER])
+    assert result.speedups[EAGER][EAGER].low > 1
     assert result.predicted == pytest.approx(1 / (1 - target.share / 2))
     (figures,) = result.figures.values()
     assert set(figures) >= {EAGER, "torch.compile", "torch.compile max-autotune", "kernels over eager"}
@@ -113,6 +117,7 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
 def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
     result = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
     assert result.passed and result.used_over(None) == result.used_over("inductor") == () and not result.speedups
+    skip_if_wide(*result.kernels[0].gains.values())
     assert all(gain.high < 1 for gain in result.kernels[0].gains.values())
     assert result.lines[0].startswith("nothing to gain here")
 

@@ -97,6 +97,8 @@ def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) 
     if not incumbent(rows):
         return f"{target.name} ({target.share:.1%} of the time): its starter did not pass the gate ({start.status})"
     starter = f"starter {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else "starter correct"
+    if start.pct_peak:
+        starter += f", at {start.pct_peak:.0f} % of its limit"
     loop = f"{len(tried(rows))} experiments, none kept"
     if proof and proof.gain and proof.commit == incumbent(rows).commit:
         verdict = "" if proof.confirmed else " (not confirmed: the starter stands)"

@@ -39,8 +39,10 @@ def one_thread() -> Iterator[None]:
     """Let PyTorch work in this process on one thread: others would spin for a while when their work is done."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Batches:
@@ -48,7 +50,7 @@ class Batches:
 
     def __init__(self, worker: WorkerProcess, stops: bool):
         self.worker, self.stops, self.graph = worker, stops, False
-        self.addresses: list[Any] = []  # on a CPU: of the outputs of the last batch
+        self.addresses: Any = None  # on a CPU: of the outputs of the last batch, a list if the worker is honest
         self.overhead_s = 0.0  # what the clock reads for a batch of no calls
         self.prepare([], graph=False)
         self.overhead_s = median(self.time() for _ in range(7))
@@ -70,7 +72,7 @@ class Batches:
         with running(self.worker, self.stops):
             answer = self.worker.request("batch", CALL_S, repeats=1)
             seconds = time.perf_counter() - start
-        self.addresses = answer["addresses"]
+        self.addresses = answer.get("addresses")
         return max(seconds - self.overhead_s, 1e-7)
 
     def launch_us(self, order: list[int]) -> float:
@@ -113,7 +115,7 @@ class Batches:
 
 
 class TimedContents:
-    """The inputs of one case while it is timed: the same addresses throughout, new contents before every half round.
+    """The inputs of one case while it is timed: the same addresses throughout, new contents before a batch is timed.
 
     Weights, and inputs of a special kind such as class indices, keep their contents (a kernel may prepare them); all
     others change, so that an output kept from an earlier call is wrong. On a CPU the judge writes them where the workers

@@ -240,17 +240,19 @@ class PairTimer:
         samples: dict[str, list[float]] = {name: [] for name in batches}
         looks = not self.checked or self.random.random() < CHECK_SHARE
         rounds = max(1, min(ROUNDS, round(CASE_S / round_s)))
-        look_after = self.random.randint(1, 2 * rounds)
+        look_after = self.random.randint(1, 2 * rounds) if frozen else 2 * rounds  # once asked, a worker is warned
         with load:
             for _ in range(rounds):
                 for name, seconds in self._round(workers, batches, contents):
                     samples[name].append(seconds / length)
-                    if looks and frozen and name == check and len(samples[check]) == look_after:
+                    if not looks or name != check or len(samples[check]) != look_after:
+                        continue
+                    if frozen:
                         self._read(batches[check], case, contents, order, layout, seed)
+                    else:
+                        self._fetch(batches[check], case, contents, order, seed)
         if not looks:
             return samples
-        if not frozen:
-            self._fetch(batches[check], case, contents, order, seed)
         pids, least = [worker.pid for worker in workers.values()], {name: min(times) for name, times in samples.items()}
         with self.watch("audit"), OtherLoad(pids) as other_load:
             reason = None if frozen else self._audit(workers, batches, contents, check, least)

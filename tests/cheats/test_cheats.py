@@ -145,10 +145,12 @@ def test_it_is_refused_for_its_reason(
     if cheat.number == 43:
         monkeypatch.setenv("AUTOKERNEL_CACHE", str(workplace.folder / "cache"))
     if cheat.refused_by == "contest":
-        verdict = examined(judge, source, target(cheat), incumbent=starter(cheat.kernel_type), quick=True)
-        assert re.search(cheat.reason, verdict.why)
-        assert verdict.failure or verdict.speedup_vs_incumbent.value < 1.2  # in three pairs
-        return
+        for _ in range(3):  # three pairs each: in so few, another process can make anything look faster
+            verdict = examined(judge, source, target(cheat), incumbent=starter(cheat.kernel_type), quick=True)
+            pays = not verdict.failure and verdict.speedup_vs_incumbent.value >= 1.2
+            if re.search(cheat.reason, verdict.why) and not pays:
+                return
+        pytest.fail(f"it pays, or is refused for another reason: {verdict.why}")
     if cheat.refused_by == "examine":
         verdict = examined(judge, source, target(cheat))
     else:

@@ -12,7 +12,7 @@ import torch
 from autokernel.agents import Proposal
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.experiments import COLUMNS, STARTER
-from autokernel.gate import Judge
+from autokernel.gate import Interval, Judge
 from autokernel.gate.channel import ChannelClosed
 from autokernel.loop import Budget, Loop, starter_source
 from autokernel.machine import MachineFault
@@ -20,6 +20,7 @@ from autokernel.scheduler import Rules
 from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target
 from autokernel.workspace import PLAN, RunInProgress, Workspace
+from tests.busy import skip_if_wide
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 
@@ -46,6 +47,8 @@ def check(loop: Loop, status: str, source: str, incumbent: str) -> None:
     row = loop.workspace.log.read()[-1]
     if row.status == "undecided" and status in ("kept", "reset"):
         pytest.skip(f"too much else goes on for a verdict: {loop.entries[-1].notes}")
+    if row.speedup_low is not None and status == "kept":
+        skip_if_wide(Interval(row.speedup_low, row.speedup_vs_incumbent, row.speedup_high))
     assert (row.status, row.experiment) == (status, len(loop.workspace.log.read()))
     git, tree = loop.ledger, loop.ledger.tree
     assert sh("git", "rev-parse", f"refs/autokernel/night/{row.experiment}", cwd=tree) == row.commit

@@ -19,6 +19,7 @@ from autokernel.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, Kerne
 from autokernel.verification.sides import ChildDied, Pass, Sample, Side, Sides, in_fresh_process
 from autokernel.verification.trial import Process
 from autokernel.workload import Workload
+from tests.busy import skip_if_wide
 
 MODEL = '''
 import torch
@@ -85,17 +86,12 @@ def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact
     assert all(parity.within_tolerance and not parity.passed for parity in parities)
 
 
-def skip_if_wide(*intervals: Interval) -> None:
-    for interval in intervals:
-        if interval.high > 2 * interval.low:
-            pytest.skip(f"{interval} says nothing: too much else goes on here")
-
-
 def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     (target,), lines = plan.targets, []
     result = verify(plan, [winner(plan)], {target.name: 2.0}, SETTINGS, lines.append)
     if (result.spread or 0) > BUSY:
         pytest.skip(f"passes take {result.spread:.0%} longer than the fastest: too much else goes on here")
+    skip_if_wide(*result.kernels[0].gains.values())
     assert result.passed and target.name in result.used_over(None)
     skip_if_wide(result.speedups[EAGER][EAGER])
     assert result.speedups[EAGER][EAGER].low > 1

@@ -1,7 +1,7 @@
 """Kept kernels in a model, as a backend of torch.compile: sites that a kernel was proven for are computed by it.
 
-Proven means: these shapes, dtypes, strides, options and this kind of device. Everything else stays as it was, or goes
-through another backend.
+Proven means: these shapes, dtypes, strides, options and this kind of device, as they are in the graph with kernels in it.
+Everything else stays as it was, or goes through another backend.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from autokernel.build import default_cache
 from autokernel.capture import normalise, value, why_left_alone
-from autokernel.match import Site, SiteFinder
+from autokernel.match import Site, SiteFinder, WhyNot, in_company
 from autokernel.ops import DIRECT, Kernel, by_position, direct, register, traced, visible
-from autokernel.spec import import_file, load_spec
+from autokernel.spec import Case, import_file, load_spec
 from autokernel.target import Target, encoded
 
 # Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
@@ -114,10 +114,11 @@ class Replacer:
     def installed(self) -> dict[tuple[str, str, str], Installed]:
         """(kernel type, kind of device, arguments) -> the kernel that was proven for them."""
         return {
-            (winner.target.kernel_type, winner.device_type, encoded(weighted.case)): kernel
+            (winner.target.kernel_type, winner.device_type, encoded(case)): kernel
             for winner in self.winners
             for kernel in [install(winner)]
             for weighted in winner.target.cases
+            for case in weighted.proven
         }
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -159,40 +160,52 @@ class Replacer:
     ) -> Callable[..., Any]:
         """`module` with kernels at its sites; where there are none, `general` or else `module`, compiled."""
         graph = normalise(module)
-        found = [(site, self._kernel_for(site)) for site in self.finder.find(graph)]
-        found = [(site, kernel) for site, kernel in found if kernel and not (wanted and _changes_mode(graph, site))]
+        found = self._proven(graph, [s for s in self.finder.find(graph) if not (wanted and _changes_mode(graph, s))])
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
-        for site, kernel in found:
-            results[site.output] = _replace(graph, site, kernel.ops.default, self._callee(kernel, site, wanted), results)
+        for site, case, kernel in found:
+            callee = self._callee(kernel, site, case, wanted)
+            results[site.output] = _replace(graph, site, kernel.ops.default, callee, results)
             self.replaced.append(Replacement(kernel.target, site.case.name, self.graphs, site.output.name))
         self.graphs += 1
         if not found:
             return general or self._compile(module, inputs)
         _share_views(graph)
         if not self.fallback:
-            _shorten_calls(graph, {kernel.ops.no_grad: kernel.run for _, kernel in found})
+            _shorten_calls(graph, {kernel.ops.no_grad: kernel.run for _, _, kernel in found})
         graph.graph.eliminate_dead_code()
         graph.recompile()
         _keep_origins(graph, module)
         return _where_aligned(self._compile(graph, inputs), module.forward, inputs)
 
-    def _kernel_for(self, site: Site) -> Installed | None:
-        return self.installed.get((site.kernel_type, value(site.output).device.type, encoded(site.case)))
+    def _proven(self, graph: GraphModule, sites: Sequence[Site]) -> list[tuple[Site, Case, Installed]]:
+        """The sites for which there are kernels, and the cases in which they get them from each other."""
+        chosen = [site for site in sites if self._kernel_for(site, site.case)]
+        while True:
+            cases = in_company(graph, chosen)
+            kernels = [self._kernel_for(site, case) for site, case in zip(chosen, cases)]
+            if all(kernels):
+                return list(zip(chosen, cases, kernels))
+            chosen = [site for site, kernel in zip(chosen, kernels) if kernel]
 
-    def _callee(self, kernel: Installed, site: Site, wanted: bool) -> Kernel:
+    def _kernel_for(self, site: Site, case: Case | WhyNot) -> Installed | None:
+        if isinstance(case, WhyNot):
+            return None
+        return self.installed.get((site.kernel_type, value(site.output).device.type, encoded(case)))
+
+    def _callee(self, kernel: Installed, site: Site, case: Case, wanted: bool) -> Kernel:
         """What a graph calls: where no gradient is wanted, something that costs the host less than the operator."""
         if wanted:
             return kernel.ops.default
-        key = (kernel.ops.__name__, encoded(site.case))
+        key = (kernel.ops.__name__, encoded(case))
         if key not in self.seen:
-            self.seen[key] = self._see(kernel, site)
+            self.seen[key] = self._see(kernel, site, case)
         return self.seen[key] or kernel.ops.no_grad
 
-    def _see(self, kernel: Installed, site: Site) -> Kernel | None:
+    def _see(self, kernel: Installed, site: Site, case: Case) -> Kernel | None:
         """A Triton kernel as Inductor launches it, or as we do where nothing compiles the graph; None if it is opaque."""
         if not kernel.visible or self.fallback not in (None, *INDUCTOR):
             return None
-        graph = traced(load_spec(site.kernel_type), kernel.visible, site.case, value(site.output).device)
+        graph = traced(load_spec(site.kernel_type), kernel.visible, case, value(site.output).device)
         return graph and (kernel.visible if self.fallback else direct(graph))
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:

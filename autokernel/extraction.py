@@ -70,7 +70,7 @@ def _target(family: list[Hotspot], backend: str, device: str) -> Target:
         kernel_type=costliest.kernel_type,
         backend=backend,
         device=device,
-        cases=tuple(WeightedCase(s.case, s.calls) for s in sorted(family, key=lambda s: -s.time_us)),
+        cases=tuple(WeightedCase(s.case, s.calls, s.variants) for s in sorted(family, key=lambda s: -s.time_us)),
         share=sum(s.share for s in family),
         model_time_us=sum(s.time_us for s in family),
         baseline_us=sum(s.baseline_us for s in family),

@@ -7,15 +7,17 @@ called with the arguments that the kernel would get, give the same numbers in fl
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
@@ -65,6 +67,7 @@ class Site:
     nodes: frozenset[Node]
     output: Node
     case: Case
+    handed: Case | None = None  # where that differs: the same call once kernels compute all sites of the graph
 
 
 @cache
@@ -251,6 +254,8 @@ class SiteFinder:
                         break
                     known = refused.setdefault((kernel_type, node), answer)
                     refused[kernel_type, node] = max(known, answer, key=lambda why: why.rank)
+        handed = zip(sites, in_company(graph, sites))
+        sites = [replace(s, handed=case) if isinstance(case, Case) and case != s.case else s for s, case in handed]
         order = {node: i for i, node in enumerate(graph.graph.nodes)}
         refusals = [Refusal(kernel_type, node, why) for (kernel_type, node), why in refused.items() if node not in claimed]
         return sorted(sites, key=lambda s: order[s.output]), sorted(refusals, key=lambda r: order[r.node])
@@ -264,7 +269,8 @@ class SiteFinder:
             parameters = {search.parameter(k): v for k, v in reading.items() if search.parameter(k)}
             if nodes & claimed:
                 continue
-            case = _case(load_spec(kernel_type), search.pattern, parameters, node)
+            fakes = {k: value(v) if isinstance(v, Node) else v for k, v in parameters.items()}
+            case = _case(load_spec(kernel_type), search.pattern, fakes, value(node))
             if isinstance(case, WhyNot):
                 yield case
             elif sum(t.numel for t in case.tensors.values()) * len(nodes) < self.min_elements:
@@ -312,7 +318,43 @@ class Unread:
         return lambda *_, **__: self
 
 
-def _case(spec: KernelSpec, pattern: Pattern, parameters: Mapping[str, Any], output: Node) -> Case | WhyNot:
+def in_company(graph: GraphModule, sites: Sequence[Site]) -> list[Case | WhyNot]:
+    """The case of each site once kernels, whose results are contiguous, compute all of these."""
+    by_output = {site.output: site for site in sites}
+    cases: dict[Node, Case | WhyNot] = {}
+    changed: dict[Node, Any] = {}  # values that are not the graph's own
+    mode = next((value(node).fake_mode for node in by_output if isinstance(value(node), FakeTensor)), None)
+
+    def current(node: Any) -> Any:
+        v = changed.get(node, value(node)) if isinstance(node, Node) else node
+        is_constant = isinstance(v, Tensor) and not isinstance(v, FakeTensor)
+        return mode.from_tensor(v) if is_constant and mode else v
+
+    with mode or nullcontext(), torch.no_grad():
+        for node in graph.graph.nodes:
+            if site := by_output.get(node):
+                fakes = {name: current(v) for name, v in site.parameters.items()}
+                spec = load_spec(site.kernel_type)
+                cases[node] = _case(spec, site.pattern, fakes, value(node))
+                if isinstance(cases[node], Case):
+                    result = site.pattern.call(partial(_contiguous_result, spec), **fakes)
+                    if _strides(result) != _strides(value(node)):
+                        changed[node] = result
+            elif node.op == "call_function" and not changed.keys().isdisjoint(node.all_input_nodes):
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), current)
+                changed[node] = node.target(*args, **kwargs)
+    return [cases[site.output] for site in sites]
+
+
+def _contiguous_result(spec: KernelSpec, **arguments: Any) -> Tensor:
+    return torch.empty_like(spec.eager(**arguments), memory_format=torch.contiguous_format)
+
+
+def _strides(fake: Tensor) -> tuple[Any, ...]:
+    return fake.stride(), fake.storage_offset()
+
+
+def _case(spec: KernelSpec, pattern: Pattern, fakes: Mapping[str, Any], output: Tensor) -> Case | WhyNot:
     """The arguments with which the kernel would be called here, if the pattern's `call` fits the shapes.
 
     Kernels know one floating-point dtype, in which they also answer.
@@ -325,14 +367,13 @@ def _case(spec: KernelSpec, pattern: Pattern, parameters: Mapping[str, Any], out
         recorded.update(bound.arguments)
         return Unread()
 
-    fakes = {k: value(v) if isinstance(v, Node) else v for k, v in parameters.items()}
     try:
         if not pattern.where(**fakes):
             return WhyNot.SHAPES
         pattern.call(record, **fakes)
     except (RuntimeError, IndexError, ValueError):  # shapes that this way of writing does not have
         return WhyNot.SHAPES
-    dtypes = {v.dtype for v in (*recorded.values(), value(output)) if isinstance(v, Tensor) and v.is_floating_point()}
+    dtypes = {v.dtype for v in (*recorded.values(), output) if isinstance(v, Tensor) and v.is_floating_point()}
     if len(dtypes) != 1:
         return WhyNot.DTYPES
     arguments = {k: _tensor_spec(v) if isinstance(v, Tensor) else v for k, v in recorded.items()}

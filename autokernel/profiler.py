@@ -53,6 +53,7 @@ class Hotspot:
     limit_us: float | None = None  # what all calls would take at the device's peak
     compiled_us: float | None = None  # what all calls take as torch.compile writes them, where that was measured
     baseline_us: float | None = None  # of eager and torch.compile, what a kernel has to beat here
+    variants: tuple[Case, ...] = ()  # the strides in which the same call comes behind other kernels
 
     @property
     def headroom(self) -> float | None:
@@ -121,7 +122,12 @@ class ModelProfile:
         data = json.loads(path.read_text())
         read = {
             "workload": Workload.from_json(data["workload"]),
-            "hotspots": tuple(Hotspot(**h | {"case": h["case"] and decode_case(h["case"])}) for h in data["hotspots"]),
+            "hotspots": tuple(
+                Hotspot(
+                    **h | {"case": h["case"] and decode_case(h["case"]), "variants": tuple(map(decode_case, h["variants"]))}
+                )
+                for h in data["hotspots"]
+            ),
             "graph_breaks": tuple(data["graph_breaks"]),
             "passes": tuple(Pass(**p) for p in data["passes"]),
             "refused": tuple(Refused(**r) for r in data["refused"]),
@@ -342,7 +348,9 @@ def _hotspots(
         bound, limit_us = limit(load_spec(kernel_type), case, device)
         compiled_us = us * compiled_over_eager[key] if key in compiled_over_eager else None
         to_beat = {"eager": us, "compile": compiled_us or us, "best": min(us, compiled_us or us)}[baseline]
-        spot = Hotspot(case.name, calls, us, us / total, kernel_type, case, bound, limit_us * calls, compiled_us, to_beat)
+        variants = tuple({encoded(s.handed): s.handed for _, _, s in same if s.handed}.values())
+        times = limit_us * calls, compiled_us, to_beat
+        spot = Hotspot(case.name, calls, us, us / total, kernel_type, case, bound, *times, variants)
         found.append(spot)
     rest = [h for m in measured for h in _operators(m, left[id(m)])]
     return tuple((*sorted(found, key=lambda h: -h.removable_us), *sorted(_merged(rest, total), key=lambda h: -h.time_us)))

@@ -13,10 +13,18 @@ from autokernel.spec import Case, TensorSpec, load_spec
 
 @dataclass(frozen=True)
 class WeightedCase:
-    """A case and how often the model calls it in one pass; of a mix of workloads, in all passes of them."""
+    """A case and how often the model calls it in one pass; of a mix of workloads, in all passes of them.
+
+    `variants` are the same call in other strides, behind kernels whose results are contiguous: proven, not timed.
+    """
 
     case: Case
     calls: float = 1.0
+    variants: tuple[Case, ...] = ()
+
+    @property
+    def proven(self) -> tuple[Case, ...]:
+        return (self.case, *self.variants)
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,9 @@ def decode_case(data: dict[str, Any]) -> Case:
 
 
 def decode_target(data: dict[str, Any]) -> Target:
-    cases = tuple(WeightedCase(decode_case(c["case"]), c["calls"]) for c in data["cases"])
+    cases = tuple(
+        WeightedCase(decode_case(c["case"]), c["calls"], tuple(map(decode_case, c["variants"]))) for c in data["cases"]
+    )
     return Target(**{**data, "cases": cases})
 
 

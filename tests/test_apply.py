@@ -371,6 +371,38 @@ def test_half_keeps_the_rotation_complex() -> None:
     assert model.freqs.dtype == torch.complex64 and model.output.weight.dtype == torch.float16
 
 
+def test_a_kernel_behind_another_gets_only_strides_that_it_was_proven_for(
+    model: CompactLlama, tokens: torch.Tensor
+) -> None:
+    """The original rotates between heads; a kernel's result is contiguous, and that is what attention gets then."""
+    (graph,) = capture(model, (tokens,), {}).graphs
+    sites = [s for s in SiteFinder().find(graph.module) if s.kernel_type in ("rotary_embedding", "flash_attention")]
+    attention = next(s for s in sites if s.kernel_type == "flash_attention")
+    assert attention.case.args["Q"].stride is not None and attention.handed.args["Q"].stride is None
+    assert attention.handed.args["V"] == attention.case.args["V"], "V is not rotated"
+
+    def winners(*, variants: bool) -> list[Winner]:
+        def target(kernel_type: str) -> Target:
+            mine = [s for s in sites if s.kernel_type == kernel_type]
+            cases = tuple(WeightedCase(s.case, 1, (s.handed,) if s.handed and variants else ()) for s in mine)
+            return Target(kernel_type, kernel_type, "cpp", "cpu", cases)
+
+        starters = {t: load_spec(t).starters("cpp")["cpp_kernel"].read_text() for t in {s.kernel_type for s in sites}}
+        return [Winner(target(kernel_type), source) for kernel_type, source in starters.items()]
+
+    for variants, replaced in ((False, {"rotary_embedding"}), (True, {"rotary_embedding", "flash_attention"})):
+        torch._dynamo.reset()
+        replacer = Replacer(winners(variants=variants))
+        with torch.no_grad():
+            torch.testing.assert_close(beside(model, replacer)(tokens), model(tokens))
+        assert {r.target for r in replacer.replaced} == replaced
+    alone = Replacer([w for w in winners(variants=False) if w.target.name == "flash_attention"])
+    torch._dynamo.reset()
+    with torch.no_grad():
+        beside(model, alone)(tokens)
+    assert len(alone.replaced) == 2, "where nothing comes before it, it is proven"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("fallback", [None, "inductor", "reduce-overhead"])

@@ -17,16 +17,20 @@ from pathlib import Path
 import pytest
 import torch
 from test_triton_starters import CASES, cases_of_spec, check, kernel_type
+from test_triton_starters import ERROR_RATIO as INTERPRETED_RATIO
 
 from autokernel import build
 from autokernel.gate import Judge
 from autokernel.preflight import find_compiler
-from autokernel.spec import KERNELS, import_file
+from autokernel.spec import KERNELS, import_file, load_spec
 from autokernel.target import default_target
 
 STARTERS = {str(p.relative_to(KERNELS)): p for p in sorted(KERNELS.glob("*/cuda_*.py"))}
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CAPABILITIES = {"sm_80": (8, 0), "sm_89": (8, 9), "sm_90a": (9, 0), "sm_100a": (10, 0)}
+
+
+# cuBLAS adds up few rows of fp32 in parts, whose sums have smaller errors: 7.5 times smaller for 16 x 2048 x 32.
+ERROR_RATIO = 8
 
 
 def has_nvcc() -> bool:
@@ -145,10 +149,10 @@ def failures(starter: str) -> list[str]:
     """What is wrong with a starter on the inputs on which Triton's interpreter is tried, and on wider rows than those."""
     kernel_fn, name, found = load(starter).kernel_fn, kernel_type(starter), []
     for case, make in (CASES.get(name) or cases_of_spec(name)).items():
-        for dtype in DTYPES:
+        for dtype in load_spec(name).dtypes:
             torch.manual_seed(0)
             inputs = {k: on_gpu(v) for k, v in make(dtype).items()}
-            wrong = check(name, kernel_fn, inputs, dtype)
+            wrong = check(name, kernel_fn, inputs, dtype, ERROR_RATIO if dtype == torch.float32 else INTERPRETED_RATIO)
             found += [f"{case} {dtype}: {wrong}"] if wrong else []
     return found
 
@@ -169,14 +173,15 @@ def judge():
 @pytest.mark.parametrize("starter", STARTERS)
 def test_passes_the_gate(starter: str, judge: Judge):
     name = kernel_type(starter)
-    verdict = judge.check(STARTERS[starter].read_text(), default_target(name, "cuda", "cuda", torch.float16))
+    dtype = load_spec(name).dtypes[0]
+    verdict = judge.check(STARTERS[starter].read_text(), default_target(name, "cuda", "cuda", dtype))
     assert verdict.correctness == "PASS", verdict.failure
 
 
 @pytest.mark.gpu
 def test_a_launch_that_fails_is_raised():
     many = SOURCE.replace("<<<1, 1,", "<<<1, 4096,")  # more threads than a block can have
-    with pytest.raises(RuntimeError, match="invalid configuration argument"):
+    with pytest.raises(RuntimeError, match="invalid (configuration )?argument"):
         build.cuda_function(many, "run", "p")(torch.zeros(1, device="cuda").data_ptr())
 
 

@@ -1,6 +1,7 @@
 """The gate: right kernels pass, wrong ones are refused in the stage that should, and nothing survives a bad worker."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,8 @@ from wrong_kernels import WRONG
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.processes import WorkerProcess
 from autokernel.gate.statistics import ratio_interval
-from autokernel.spec import KERNELS, load_spec
-from autokernel.target import default_target
+from autokernel.spec import KERNELS, Case, load_spec
+from autokernel.target import WeightedCase, default_target
 from tests.busy import skip_if_untold
 
 STARTERS = sorted(KERNELS.glob("*/cpp_*.py"))
@@ -83,6 +84,20 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+def test_strides_in_which_calls_come_behind_other_kernels_are_tried(judge: Judge):
+    spec = load_spec("rmsnorm")
+    case = spec.case({"M": 64, "N": 768}, torch.float32)
+    behind = Case("behind", case.args | {"x": replace(case.args["x"], stride=(1, 64))})
+    where = replace(target("rmsnorm"), cases=(WeightedCase(case, 1, (behind,)),))
+    right = (spec.folder / "cpp_kernel.py").read_text()
+    wrong = right.replace("def kernel_fn(", "def _right(") + (
+        "\n\ndef kernel_fn(x, weight, eps=1e-6):\n    return _right(x, weight, 1.0 if x.stride() == (1, 64) else eps)\n"
+    )
+    refused = judge.check(wrong, where)
+    assert refused.correctness == Correctness.FAIL and refused.failure.case == "behind", refused.failure
+    assert judge.check(right, where).failure is None
 
 
 def slowed(source: str) -> str:

@@ -276,7 +276,7 @@ def row_rms(error):
     return error.double().square().reshape(-1, error.shape[-1] if error.dim() else 1).mean(-1).sqrt()
 
 
-def check(name, kernel_fn, inputs, dtype):
+def check(name, kernel_fn, inputs, dtype, ratio=ERROR_RATIO):
     """What is wrong with kernel_fn on these inputs, in words; None if nothing is."""
     expected = getattr(reference, name)(**in_double(inputs))
     actual = kernel_fn(**inputs)
@@ -292,7 +292,7 @@ def check(name, kernel_fn, inputs, dtype):
 
     rounding = row_rms(expected.masked_fill(exact, 0.0)) * torch.finfo(dtype).eps / 2  # once, at most
     worst = (error(actual) / (torch.maximum(error(own).nan_to_num(0.0), rounding) + 1e-30)).max().item()
-    return None if worst <= ERROR_RATIO else f"error is {worst:.1f} times that of PyTorch's own op"
+    return None if worst <= ratio else f"error is {worst:.1f} times that of PyTorch's own op"
 
 
 def multiply_bfloat16_as_float32():

@@ -101,7 +101,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for j, dtype in enumerate(spec.dtypes if not quick else (target.dtype,)):
             yield trial("shape_sweep", spec.case(dims, dtype), distribution=shapes[(i + 2 * j) % len(shapes)])
     for weighted in target.cases:
-        yield trial("shape_sweep", weighted.case)
+        for case in weighted.proven:
+            yield trial("shape_sweep", case)
     perturbed: set[str] = set()
     different = (spec.smoke, *(d for d in spec.sweep if d != spec.smoke))
     for dims in different:  # the first two, and those that have an input that was in none before

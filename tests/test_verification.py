@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 
 import pytest
 import torch
@@ -192,7 +193,13 @@ def test_the_exact_model_is_the_widest_that_fits(dtype, room, exact, monkeypatch
 
 def test_a_crash_is_reported():
     with pytest.raises(ChildDied):
-        in_fresh_process(os.abort)
+        in_fresh_process("cpu", os.abort)
+
+
+def test_a_process_for_a_gpu_is_forked_from_none():
+    """The one that a CPU's are forked from has asked CUDA what there is, after which CUDA does not work in its children."""
+    assert in_fresh_process("cuda", os.getppid) == os.getpid()
+    assert (in_fresh_process("cpu", os.getppid) == os.getpid()) == (sys.platform != "linux")
 
 
 def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(tmp_path):

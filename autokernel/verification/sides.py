@@ -79,13 +79,15 @@ class ChildDied(RuntimeError):
     """The process in which the model ran came to a violent end (a kernel's fault, or no memory)."""
 
 
-def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """function(*arguments) in a new process. Its exceptions arrive here; a crash raises ChildDied.
+def in_fresh_process(device: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """function(*arguments) in a new process that works on `device`. Its exceptions arrive here; a crash raises ChildDied.
 
-    On Linux it is forked from one that has imported what takes seconds, and has done nothing with it.
+    For a CPU on Linux it is forked from one that has imported what takes seconds, and has done nothing with it. With a GPU
+    in the machine those imports ask CUDA what there is, and CUDA does not work in a process forked after that.
     """
-    context = get_context("forkserver" if sys.platform == "linux" else "spawn")
-    if sys.platform == "linux":
+    forked = device == "cpu" and sys.platform == "linux"
+    context = get_context("forkserver" if forked else "spawn")
+    if forked:
         context.set_forkserver_preload(IMPORTED)
     with ProcessPoolExecutor(1, context, initializer=die_with_parent) as pool:
         try:

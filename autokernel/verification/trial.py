@@ -119,7 +119,7 @@ class Trial:
         self.say(f"outputs over {over} with {', '.join(w.target.name for w in winners)}")
         side, s = Side(winners, over), self.settings
         found = [
-            in_fresh_process(compare_outputs, workload, side, s.atol, s.rtol, secrets.randbits(31))
+            in_fresh_process(workload.device, compare_outputs, workload, side, s.atol, s.rtol, secrets.randbits(31))
             for workload, _ in self.workloads
         ]
         self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in found) for w in winners}
@@ -188,7 +188,14 @@ class Trial:
         """Every side, in a fresh process for each workload."""
         samples = [
             in_fresh_process(
-                time_sides, workload, sides, self.settings.warmup, self.settings.timed, secrets.randbits(31), caches
+                workload.device,
+                time_sides,
+                workload,
+                sides,
+                self.settings.warmup,
+                self.settings.timed,
+                secrets.randbits(31),
+                caches,
             )
             for workload, _ in self.workloads
         ]

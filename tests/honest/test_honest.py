@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from honest_kernels import HONEST, Honest, starter
 
 from autokernel.gate import Correctness, Judge
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase, default_target
-from kernels import HONEST, Honest, starter
 from tests.busy import skip_if_untold, skip_if_wide
 
 

@@ -21,7 +21,8 @@ from test_cuda_starters import for_chip, load, needs_nvcc
 import reference
 from autokernel import build
 
-MATMUL, ATTENTION, MLP = (load(f"{name}/cuda_kernel.py") for name in ("matmul", "flash_attention", "fused_mlp"))
+TYPES = ("matmul", "flash_attention", "fused_mlp", "matmul_fp4")
+MATMUL, ATTENTION, MLP, FP4 = (load(f"{name}/cuda_kernel.py") for name in TYPES)
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -33,6 +34,7 @@ def everywhere() -> Iterator[build.CudaFunction]:
     yield ATTENTION._compiled(BRAIN, 128, False)
     yield ATTENTION._compiled(SINGLE, 64, True)
     yield MLP._gated(HALF, "gelu")
+    yield FP4._few(DTYPE=build.DTYPE_CODE[BRAIN], GROUP=16, E8M0=0)
 
 
 def on_hopper() -> Iterator[build.CudaFunction]:
@@ -42,6 +44,7 @@ def on_hopper() -> Iterator[build.CudaFunction]:
     yield ATTENTION._compiled(HALF, 64, False)
     yield ATTENTION._compiled(BRAIN, 128, False)
     yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[0], 132)
+    yield FP4._many(FP4.GEMM_TILES[0], DTYPE=build.DTYPE_CODE[HALF], GROUP=32, E8M0=1)
 
 
 def compiled(functions: list[build.CudaFunction]) -> dict[build.CudaFunction, Path]:

@@ -15,6 +15,7 @@ import torch
 from autokernel.agents import Trial
 from autokernel.agents.playbook import FIELDS, FOLDER, TIERS, Entry, entries, fitting_tier, tier_text
 from autokernel.experiments import STARTER
+from autokernel.scheduler import Rules, move_on
 from autokernel.spec import ROOT, kernel_types
 from autokernel.target import default_target
 from tests.messages_api import serving
@@ -169,10 +170,16 @@ def made(statuses: str) -> list[Trial]:
 
 @pytest.mark.parametrize(
     ("statuses", "tier"),
-    [("", 1), ("rr", 1), ("rrr", 2), ("rrkrr", 1), ("rfrk", 2), ("rrrrrr", 3), ("ruruur", 2), ("r" * 18, 1)],
+    [("", 1), ("rrrr", 1), ("rrrrr", 2), ("rrrkrrr", 1), ("rfrfrk", 2), ("r" * 10, 3), ("rururuurr", 2), ("r" * 30, 1)],
 )
 def test_the_tier_that_fits_follows_from_what_was_tried(statuses, tier):
     assert fitting_tier(made(statuses)) == tier
+
+
+def test_a_target_is_left_when_its_tier_is_used_up_and_returned_to_a_tier_further():
+    rows = [trial.row for trial in made("rrrrr")]
+    assert move_on(rows[:-1], Rules()) is None and fitting_tier(made("rrrr")) == 1
+    assert move_on(rows, Rules()) and not move_on(rows, Rules().patient(1)) and fitting_tier(made("rrrrr")) == 2
 
 
 def test_a_target_is_given_what_is_for_it():

@@ -13,13 +13,16 @@ import torch
 
 from autokernel.agents import Context, Trial
 from autokernel.experiments import STARTER, Status
+from autokernel.scheduler import Rules
 from autokernel.spec import ROOT
 from autokernel.target import Target
 
 FOLDER = ROOT / "playbook"
 TIERS = range(1, 7)
 FIELDS = ("When", "Gain", "See", "Example")
-PATIENCE = 3  # experiments in a row that were not kept, after which the next tier is given
+PATIENCE = (
+    Rules().reverts
+)  # experiments in a row that were not kept: then a target is left, and is returned to a tier further
 ARCHITECTURES = {8: "Ampere", 9: "Hopper", 10: "Blackwell", 12: "Blackwell"}  # by major compute capability; 8.9 is Ada
 
 

@@ -16,7 +16,8 @@ from autokernel.machine import turn
 from autokernel.profiler import profile_workload
 from autokernel.report import write_report
 from autokernel.reproof import prove, speedup_vs_pytorch, winners_of
-from autokernel.scheduler import Rules, tried
+from autokernel.scheduler import Rules, incumbent, rows_of, tried
+from autokernel.status import Proof, read_proofs
 from autokernel.supervisor import Call, noted
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import verify
@@ -64,6 +65,19 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
     return plan
 
 
+def prove_all(workspace: Workspace, loop: Loop, say: Callable[[str], None], step: Callable[[str], None]) -> list[Proof]:
+    """Every target's best kernel against its starter, but for those that an earlier process or call has proven."""
+    earlier, proofs = read_proofs(workspace), []
+    for target in loop.plan.targets:
+        best = incumbent(rows_of(target, loop.rows))
+        if best is None:
+            continue
+        known = earlier.get(target.name)
+        proofs.append(known if known and known.commit == best.commit else prove(loop, target, say, step))
+        write_json(workspace / PROOF, [encode(proof) for proof in proofs])
+    return proofs
+
+
 def run_job(workspace: Workspace, job: Job) -> str:
     """Everything; returns the closing summary. Use inside `workspace.locked()`."""
     with narrator() as (say, step, follow):
@@ -83,8 +97,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
             if loop.stopping:
                 say("not proven again and not verified: the same command goes on from here")
                 return write_report(workspace)
-            proofs = [prove(loop, target, say, step) for target in plan.targets if loop.incumbent_source(target)]
-        write_json(workspace / PROOF, [encode(proof) for proof in proofs])
+            proofs = prove_all(workspace, loop, say, step)
         step("verifying in the model")
         winners = winners_of(loop, proofs)
         say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")

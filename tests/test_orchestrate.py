@@ -11,12 +11,16 @@ import pytest
 
 from autokernel import commands
 from autokernel.experiments import STARTER
+from autokernel.gate import Interval
+from autokernel.job import prove_all
+from autokernel.loop import Loop
 from autokernel.spec import ROOT
-from autokernel.status import status
-from autokernel.workspace import NoRun, Workspace
+from autokernel.status import Proof, read_proofs, status
+from autokernel.target import encode, write_json
+from autokernel.workspace import PROOF, NoRun, Workspace
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
-from tests.test_loop import TARGET, workspace  # noqa: F401  `workspace` is a fixture
+from tests.test_loop import PLAN_OF_ONE, TARGET, workspace  # noqa: F401  `workspace` is a fixture
 
 
 def call(command: str, **options) -> str:
@@ -53,6 +57,17 @@ def test_report_is_for_people(run):
         assert expected in text
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
     assert "too bold" in (run / "report.md").read_text()
+
+
+def test_what_was_proven_is_not_proven_again(run):
+    """A run that goes on after a fault of verify.py: there is no judge here that could prove anything."""
+    loop = Loop(run, PLAN_OF_ONE, None, print)
+    known = Proof(TARGET.name, loop.rows[1].commit, Interval(1.1, 1.2, 1.3), True, "1.2 over the starter")
+    write_json(run / PROOF, [encode(known)])
+    assert prove_all(run, loop, print, print) == [known] == list(read_proofs(run).values())
+    write_json(run / PROOF, [encode(replace(known, commit=loop.rows[0].commit))])  # of an earlier kernel
+    with pytest.raises(AttributeError, match="compare"):
+        prove_all(run, loop, print, print)
 
 
 def test_clean_and_runs_that_are_not_there(run, clone):  # noqa: F811

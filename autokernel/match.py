@@ -67,7 +67,7 @@ class Site:
     nodes: frozenset[Node]
     output: Node
     case: Case
-    handed: Case | None = None  # where that differs: the same call once kernels compute all sites of the graph
+    variants: tuple[Case, ...] = ()  # the same call in other strides, once kernels compute all sites of the graph
 
 
 @cache
@@ -254,8 +254,9 @@ class SiteFinder:
                         break
                     known = refused.setdefault((kernel_type, node), answer)
                     refused[kernel_type, node] = max(known, answer, key=lambda why: why.rank)
-        handed = zip(sites, in_company(graph, sites))
-        sites = [replace(s, handed=case) if isinstance(case, Case) and case != s.case else s for s, case in handed]
+        for i, case in enumerate(in_company(graph, sites)):
+            if isinstance(case, Case) and case != sites[i].case:
+                sites[i] = replace(sites[i], variants=(case,))
         order = {node: i for i, node in enumerate(graph.graph.nodes)}
         refusals = [Refusal(kernel_type, node, why) for (kernel_type, node), why in refused.items() if node not in claimed]
         return sorted(sites, key=lambda s: order[s.output]), sorted(refusals, key=lambda r: order[r.node])

@@ -122,12 +122,7 @@ class ModelProfile:
         data = json.loads(path.read_text())
         read = {
             "workload": Workload.from_json(data["workload"]),
-            "hotspots": tuple(
-                Hotspot(
-                    **h | {"case": h["case"] and decode_case(h["case"]), "variants": tuple(map(decode_case, h["variants"]))}
-                )
-                for h in data["hotspots"]
-            ),
+            "hotspots": tuple(map(_decode_hotspot, data["hotspots"])),
             "graph_breaks": tuple(data["graph_breaks"]),
             "passes": tuple(Pass(**p) for p in data["passes"]),
             "refused": tuple(Refused(**r) for r in data["refused"]),
@@ -331,6 +326,11 @@ def _key(site: Site) -> tuple[str, str]:
     return site.kernel_type, encoded(site.case)
 
 
+def _decode_hotspot(data: dict[str, Any]) -> Hotspot:
+    case = data["case"] and decode_case(data["case"])
+    return Hotspot(**data | {"case": case, "variants": tuple(map(decode_case, data["variants"]))})
+
+
 def _hotspots(
     measured: list[_Measured], compiled_over_eager: dict[Any, float], baseline: str, device: Device
 ) -> tuple[Hotspot, ...]:
@@ -348,7 +348,7 @@ def _hotspots(
         bound, limit_us = limit(load_spec(kernel_type), case, device)
         compiled_us = us * compiled_over_eager[key] if key in compiled_over_eager else None
         to_beat = {"eager": us, "compile": compiled_us or us, "best": min(us, compiled_us or us)}[baseline]
-        variants = tuple({encoded(s.handed): s.handed for _, _, s in same if s.handed}.values())
+        variants = tuple({encoded(variant): variant for _, _, s in same for variant in s.variants}.values())
         times = limit_us * calls, compiled_us, to_beat
         spot = Hotspot(case.name, calls, us, us / total, kernel_type, case, bound, *times, variants)
         found.append(spot)

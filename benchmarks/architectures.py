@@ -139,7 +139,7 @@ def examine(workload: Workload, rounds: int = 0) -> Examination:
 def starters(sites: list[Site]) -> list[Winner]:
     cases: dict[str, list[WeightedCase]] = {}
     for site in sites:
-        cases.setdefault(site.kernel_type, []).append(WeightedCase(site.case, variants=(site.handed,) * bool(site.handed)))
+        cases.setdefault(site.kernel_type, []).append(WeightedCase(site.case, variants=site.variants))
     sources = {name: next(iter(load_spec(name).starters("cpp").values())).read_text() for name in cases}
     return [Winner(Target(name, name, "cpp", "cpu", tuple(cases[name])), sources[name]) for name in cases]
 

@@ -378,13 +378,14 @@ def test_a_kernel_behind_another_gets_only_strides_that_it_was_proven_for(
     (graph,) = capture(model, (tokens,), {}).graphs
     sites = [s for s in SiteFinder().find(graph.module) if s.kernel_type in ("rotary_embedding", "flash_attention")]
     attention = next(s for s in sites if s.kernel_type == "flash_attention")
-    assert attention.case.args["Q"].stride is not None and attention.handed.args["Q"].stride is None
-    assert attention.handed.args["V"] == attention.case.args["V"], "V is not rotated"
+    (behind,) = attention.variants
+    assert attention.case.args["Q"].stride is not None and behind.args["Q"].stride is None
+    assert behind.args["V"] == attention.case.args["V"], "V is not rotated"
 
     def winners(*, variants: bool) -> list[Winner]:
         def target(kernel_type: str) -> Target:
             mine = [s for s in sites if s.kernel_type == kernel_type]
-            cases = tuple(WeightedCase(s.case, 1, (s.handed,) if s.handed and variants else ()) for s in mine)
+            cases = tuple(WeightedCase(s.case, 1, s.variants if variants else ()) for s in mine)
             return Target(kernel_type, kernel_type, "cpp", "cpu", cases)
 
         starters = {t: load_spec(t).starters("cpp")["cpp_kernel"].read_text() for t in {s.kernel_type for s in sites}}

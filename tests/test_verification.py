@@ -92,8 +92,9 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     result = verify(plan, [winner(plan)], {target.name: 2.0}, SETTINGS, lines.append)
     if (result.spread or 0) > BUSY:
         pytest.skip(f"passes take {result.spread:.0%} longer than the fastest: too much else goes on here")
+    assert result.passed
     skip_if_wide(*result.kernels[0].gains.values())
-    assert result.passed and target.name in result.used_over(None)
+    assert target.name in result.used_over(None)
     skip_if_wide(result.speedups[EAGER][EAGER])
     assert result.speedups[EAGER][EAGER].low > 1
     assert result.predicted == pytest.approx(1 / (1 - target.share / 2))

@@ -20,9 +20,7 @@ from autokernel.target import Target
 FOLDER = ROOT / "playbook"
 TIERS = range(1, 7)
 FIELDS = ("When", "Gain", "See", "Example")
-PATIENCE = (
-    Rules().reverts
-)  # experiments in a row that were not kept: then a target is left, and is returned to a tier further
+PATIENCE = Rules().reverts  # experiments in a row that were not kept: a target left for that is returned to a tier further
 ARCHITECTURES = {8: "Ampere", 9: "Hopper", 10: "Blackwell", 12: "Blackwell"}  # by major compute capability; 8.9 is Ada
 
 

@@ -186,17 +186,9 @@ class Trial:
 
     def measure(self, sides: Mapping[str, Side], caches: str | None = None) -> "Process":
         """Every side, in a fresh process for each workload."""
+        timed = self.settings.warmup, self.settings.timed
         samples = [
-            in_fresh_process(
-                workload.device,
-                time_sides,
-                workload,
-                sides,
-                self.settings.warmup,
-                self.settings.timed,
-                secrets.randbits(31),
-                caches,
-            )
+            in_fresh_process(workload.device, time_sides, workload, sides, *timed, secrets.randbits(31), caches)
             for workload, _ in self.workloads
         ]
         process = Process(tuple(samples), tuple(weight for _, weight in self.workloads))

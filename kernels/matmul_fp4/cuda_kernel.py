@@ -2,7 +2,7 @@
 
 Few rows: a warp takes 16 · TILES rows of weights and a share of K. Which k a tensor core's lane holds is free, as long as
 both operands agree: so a lane copies 16 bytes in a row, 32 weights, into a ring of its own in shared memory, and makes
-fragments of them with shifts and masks alone; x lies in shared memory in that order. More go through in passes.
+fragments of them with shifts and masks alone; x lies in shared memory in that order. Over 32 go in passes.
 Many rows, on Hopper: the weights are written out in 16 bits once, and hopper_gemm.cuh multiplies.
 """
 

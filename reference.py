@@ -13,6 +13,7 @@ ACTIVATIONS = {
     "silu": lambda x: x * torch.sigmoid(x),
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "relu2": lambda x: torch.relu(x) ** 2,
+    "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
 }
 
 

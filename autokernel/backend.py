@@ -270,7 +270,8 @@ def unapply(model: nn.Module) -> nn.Module:
 def install(winner: Winner) -> Installed:
     spec, kernel = load_spec(winner.target.kernel_type), winner.load()
     ops = register(winner.name, spec, kernel, winner.device_type)
-    seen = visible(spec, kernel) if winner.target.backend == "triton" else None
+    is_triton = getattr(kernel, "__globals__", {}).get("BACKEND") == "triton"  # whatever its target began with
+    seen = visible(spec, kernel) if is_triton else None
     return Installed(winner.target.name, ops, by_position(spec, kernel), seen)
 
 

@@ -2,10 +2,10 @@
 
 Linear, scaled_dot_product_attention, layer_norm, softmax and their like stay single nodes. What a program may write in
 many ways without meaning anything else is written in one way: every view is a `reshape`, every cast a `to(dtype)`, one to
-the same dtype is nothing, a square is `pow(x, 2)`.
+the same dtype is nothing, a square is `pow(x, 2)`, an einsum that is a product of matrices is a `matmul`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -138,8 +138,9 @@ def _at_hand(fake: Any) -> Any:
 
 
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:
+    as_written = {"tracing_mode": tracing_mode, "pre_dispatch": True, "_allow_non_fake_inputs": True}
     with torch.no_grad():
-        traced = make_fx(function, tracing_mode=tracing_mode, pre_dispatch=True, _allow_non_fake_inputs=True)(*inputs)
+        traced = make_fx(function, {aten.einsum.default: _as_product}, **as_written)(*inputs)
     changed = set().union(*(written(node) for node in traced.graph.nodes))
     for node in traced.graph.nodes:
         if not storages([node, *node.all_input_nodes]) & changed:  # there, views and copies cannot be told apart
@@ -147,6 +148,33 @@ def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
+
+
+def _as_product(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tensor:
+    """An einsum that is a product of matrices, or of batches of them, written as one; NotImplemented of any other."""
+    names, _, result = equation.replace(" ", "").partition("->")
+    letters = [list(name) for name in names.split(",")]
+    if len(letters) != 2 or any(len({*name, "."}) - 1 != len(name) for name in letters):
+        return NotImplemented
+    (left, right), (a, b) = letters, operands
+    shared, rows, columns = [c for c in left if c in right], [c for c in left if c not in right], set(right) - set(left)
+    batch, summed = [c for c in shared if c in result], [c for c in shared if c not in result]
+    sizes_agree = all(a.shape[left.index(c)] == b.shape[right.index(c)] for c in shared)
+    is_product = len(summed) == len(columns) == 1 and rows and (len(rows) == 1 or not batch)
+    if not (sizes_agree and is_product and sorted(result) == sorted([*batch, *rows, *columns])):
+        return NotImplemented
+    inner = [c for c in right if c not in batch]  # summed and free, in either order
+    a, b = _in_order(a, left, batch + rows + summed), _in_order(b, right, batch + inner)
+    product = torch.matmul(a, b if inner[0] in summed else b.transpose(-2, -1))
+    return _in_order(product, [*batch, *rows, *columns], list(result))
+
+
+def _in_order(t: Tensor, names: list[str], wanted: list[str]) -> Tensor:
+    """t's dims, called `names`, in the order `wanted`."""
+    moved = [i for i, (name, other) in enumerate(zip(names, wanted)) if name != other]
+    if len(moved) == 2:
+        return t.transpose(*moved)
+    return t.permute([names.index(name) for name in wanted]) if moved else t
 
 
 def value(node: Node) -> Any:
@@ -176,8 +204,9 @@ def _simplify(node: Node) -> None:
         node.target, node.args = aten.pow.Tensor_Scalar, (node.args[0], 2)
     if node.target in CASTS and value(node).device == value(node.args[0]).device and not node.kwargs.get("copy"):
         node.target, node.args, node.kwargs = aten.to.dtype, (node.args[0], value(node).dtype), {}
-    if node.target is aten.rms_norm.default and len(node.args) == 3:  # PyTorch then takes that of what it computes in
-        node.args = (*node.args, torch.finfo(torch.promote_types(value(node).dtype, torch.float32)).eps)
+    if node.target is aten.rms_norm.default and len(node.args) < 4:  # PyTorch then takes that of what it computes in
+        weight = node.args[2] if len(node.args) == 3 else None
+        node.args = (*node.args[:2], weight, torch.finfo(torch.promote_types(value(node).dtype, torch.float32)).eps)
     idle_dropout = node.target is aten.dropout.default and not node.args[2]
     if idle_dropout or (node.target in CONVERSIONS and _layout(node) == _layout(node.args[0])):
         node.replace_all_uses_with(node.args[0])

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from autokernel.preflight import backends
 from autokernel.profiler import Hotspot, ModelProfile
 from autokernel.spec import TensorSpec, load_spec
 from autokernel.target import Plan, Target, WeightedCase
@@ -13,7 +14,7 @@ FAMILY_RATIO = 8  # cases of one type whose work differs by less than this are o
 
 
 def default_backend(device: str) -> str:
-    return "triton" if device.startswith("cuda") else "cpp"
+    return backends(device)[0]
 
 
 def make_plan(profile: ModelProfile, top: int = 5, kernel_type: str | None = None, backend: str | None = None) -> Plan:

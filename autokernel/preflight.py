@@ -53,6 +53,13 @@ def find_compiler(language: str) -> str:
     raise MissingCompiler(f"{language} kernels need {ADVICE[language]}")
 
 
+def backends(device: str) -> tuple[str, ...]:
+    """The backends whose kernels run on `device` and can be compiled here; that of its starters first."""
+    if device.partition(":")[0] == "cpu":
+        return ("cpp",)
+    return ("triton", "cuda") if any(map(shutil.which, COMPILERS["cuda"])) else ("triton",)
+
+
 def check(language: str, folders: Iterable[Path], experiments: bool = True) -> None:
     """End the program with one clear line if the compiler for `language`, write access to a folder or, where experiments
     are to be recorded, git is missing."""

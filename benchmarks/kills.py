@@ -325,7 +325,8 @@ def kill_whole(root: Path, kills: int, seed: int, longest_s: float = 5.0) -> dic
     rows = check(workspace, before)
     assert len(rows) > known, f"it did not go on after the last kill: {night.said()[-2000:]}"
     assert not (workspace / "intent.json").exists(), "an experiment is still open"
-    folders = [path.name for path in (root / "tmp").iterdir() if not path.name.startswith("autokernel-turn-")]
+    shared = ("autokernel-turn-", "torchinductor_")  # one for all runs
+    folders = [path.name for path in (root / "tmp").iterdir() if not path.name.startswith(shared)]
     assert len(folders) <= 1, f"temporary folders pile up: {folders}"
     left = [pid for pid in pids if _command_of(pid) and "autokernel" in _command_of(pid)]
     assert not left, f"processes were left behind: {[_command_of(pid) for pid in left]}"

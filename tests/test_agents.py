@@ -24,6 +24,7 @@ from autokernel.experiments import STARTER
 from autokernel.gate import Judge
 from autokernel.gate.verdict import CaseTiming, Correctness, Interval, Verdict
 from autokernel.ledger import GitLedger
+from autokernel.preflight import backends
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
 from tests.messages_api import Broken, Call, Refusal, said, serving
@@ -154,6 +155,18 @@ def test_the_tuner_states_a_hypothesis_and_tries_structures():
     assert all(hypothesis and "\n" not in hypothesis for hypothesis in seen)
     assert {t.source for t in trials} >= set(starters.values())
     assert len(starters) > 1 and any("structure cpp_" in hypothesis for hypothesis in seen)
+
+
+@pytest.mark.skipif("cuda" not in backends("cuda"), reason="no nvcc")
+def test_on_a_gpu_the_tuner_tries_the_starter_in_cuda_before_any_knob():
+    spec = load_spec("softmax")
+    triton, cuda = (spec.starters(backend)[f"{backend}_kernel"].read_text() for backend in ("triton", "cuda"))
+    first = Trial(FIRST.row, triton, "")
+    given = Context(default_target("softmax", "triton", "cuda", torch.float16), spec, triton, (first,), None)
+    proposal = Tuner().propose(given)
+    assert proposal.source == cuda and proposal.hypothesis.startswith("structure cuda_kernel: ")
+    kept = replace(given, incumbent=cuda, trials=(first, trial(cuda, "kept", 1.2)))
+    assert set(read_knobs(Tuner().propose(kept).source).choices) == set(read_knobs(cuda).choices)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ FOUND = {
     "Llama, explicit attention": LLAMA,
     "Mistral": LLAMA,
     "Qwen3": LLAMA | {"rmsnorm": 9},  # of queries and keys, too
-    "Gemma": {"rmsnorm": 5, "rotary_embedding": 4, "flash_attention": 2, "matmul": 15},  # its GELU is the tanh one
-    "Gemma 2": {"rmsnorm": 9, "rotary_embedding": 4, "softmax": 2, "matmul": 15},  # scores have a soft cap
+    "Gemma": LLAMA,
+    "Gemma 2": {"rmsnorm": 9, "rotary_embedding": 4, "softmax": 2, "fused_mlp": 2, "matmul": 9},  # scores have a soft cap
     "GPT-2": ENCODER | {"matmul": 9},  # one projection for Q, K and V
     "BERT": ENCODER,
     "T5": {"rmsnorm": 12, "flash_attention": 6, "matmul": 33},

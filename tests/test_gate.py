@@ -12,6 +12,7 @@ from wrong_kernels import WRONG
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.processes import WorkerProcess
 from autokernel.gate.statistics import ratio_interval
+from autokernel.gate.timing import CHECK_BYTES
 from autokernel.spec import KERNELS, Case, load_spec
 from autokernel.target import WeightedCase, default_target
 from tests.busy import skip_if_untold
@@ -107,8 +108,20 @@ def slowed(source: str) -> str:
     )
 
 
-def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.MonkeyPatch):
-    """macOS, or a container that may not trace: outputs are fetched, and it is clocked when they arrive."""
+def remembering(source: str) -> str:
+    """An rmsnorm that is right on every shape and at every call of the checks; called often, it gives an old answer."""
+    return source.replace("def kernel_fn(", "def _right(") + (
+        "\n\ncalls, old = {}, {}\n\ndef kernel_fn(x, weight, eps=1e-6):\n"
+        "    key = x.shape, x.dtype\n    calls[key] = calls.get(key, 0) + 1\n"
+        "    if x.numel() < 100_000 or calls[key] < 8:\n        old[key] = _right(x, weight, eps)\n    return old[key]\n"
+    )
+
+
+@pytest.mark.parametrize("check_bytes", [CHECK_BYTES, 1 << 16])
+def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.MonkeyPatch, check_bytes: int):
+    """macOS, or a container that may not trace: outputs (of large ones some rows) are fetched, and it is clocked when they
+    arrive."""
+    monkeypatch.setattr("autokernel.gate.timing.CHECK_BYTES", check_bytes)
     start = WorkerProcess.__init__
 
     def start_unreadable(worker, *arguments):
@@ -118,7 +131,10 @@ def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.
         worker.memory_fd = None
 
     monkeypatch.setattr(WorkerProcess, "__init__", start_unreadable)
-    verdict = judge.examine((load_spec("rmsnorm").folder / "cpp_kernel.py").read_text(), target("rmsnorm"), quick=True)
+    right = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+    refused = judge.examine(remembering(right), target("rmsnorm"))
+    assert refused.correctness == Correctness.FAIL and "timed call" in refused.failure.reason
+    verdict = judge.examine(right, target("rmsnorm"), quick=True)
     skip_if_untold(verdict)
     assert verdict.failure is None and verdict.latency_us, verdict.why
 
@@ -136,13 +152,7 @@ def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Ju
 
 
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(judge: Judge):
-    """It is right on every shape and at every call of the checks, and returns an old answer when called often."""
-    right = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
-    cheat = right.replace("def kernel_fn(", "def _right(") + (
-        "\n\ncalls, old = {}, {}\n\ndef kernel_fn(x, weight, eps=1e-6):\n"
-        "    key = x.shape, x.dtype\n    calls[key] = calls.get(key, 0) + 1\n"
-        "    if x.numel() < 100_000 or calls[key] < 8:\n        old[key] = _right(x, weight, eps)\n    return old[key]\n"
-    )
+    cheat = remembering((load_spec("rmsnorm").folder / "cpp_kernel.py").read_text())
     assert judge.check(cheat, target("rmsnorm")).correctness == Correctness.PASS
     verdict = judge.examine(cheat, target("rmsnorm"))
     assert verdict.correctness == Correctness.FAIL

@@ -219,7 +219,7 @@ NEAR_MISSES = {
     "a gain of one more": NearMiss(lambda x, w: normed(x) * (1 + w), NORM, ("rmsnorm",)),
     "a gain by number": NearMiss(lambda x, w: normed(x) * w * 1.5, NORM, ("rmsnorm",)),
     "an added bias": NearMiss(lambda x, w, b: normed(x) * w + b, [*NORM, (8,)], ("rmsnorm",)),
-    "a bias before the gain": NearMiss(lambda x, w, b: (normed(x) + b) * w, [*NORM, (8,)]),
+    "a bias before the gain": NearMiss(lambda x, w, b: (normed(x) + b) * w, [*NORM, (8,)], ("rmsnorm",)),
     "an intermediate is used elsewhere": NearMiss(leaky, NORM),
     "changed in between": NearMiss(changed_in_between, NORM),
     "unbiased variance": NearMiss(
@@ -241,8 +241,10 @@ NEAR_MISSES = {
         QKV,
         ("flash_attention", "softmax", "reduce"),
     ),
-    "tanh GELU": NearMiss(
-        lambda x, g, u, d: F.linear(F.gelu(F.linear(x, g), approximate="tanh") * F.linear(x, u), d), MLP, ("matmul",) * 3
+    "sigmoid for GELU": NearMiss(
+        lambda x, g, u, d: F.linear(F.linear(x, g) * torch.sigmoid(1.702 * F.linear(x, g)) * F.linear(x, u), d),
+        MLP,
+        ("matmul",) * 4,
     ),
     "a bias of the gate": NearMiss(
         lambda x, g, u, d, b: F.linear(F.silu(F.linear(x, g, b)) * F.linear(x, u), d), [*MLP, (16,)], ("matmul",) * 3
@@ -286,7 +288,7 @@ def test_dropout_while_training_stays(name: str) -> None:
 
 REASONS = {
     WhyNot.SHAPES: ("matmul", lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)]),
-    WhyNot.DTYPES: ("rmsnorm", lambda x, w: normed(x) * w.double(), NORM),
+    WhyNot.DTYPES: ("softmax", lambda x: torch.softmax(x, -1, dtype=torch.float64), [(4, 8)]),
     WhyNot.ESCAPES: ("rmsnorm", leaky, NORM),
     WhyNot.WRITTEN: ("rmsnorm", changed_in_between, NORM),
     WhyNot.NUMBERS: ("rotary_embedding", NEAR_MISSES["halves of cos differ"].function, ROTARY),
@@ -302,7 +304,7 @@ def test_what_is_refused_has_a_reason(why: WhyNot) -> None:
 
 def test_small_sites_are_refused_as_small() -> None:
     _, refusals = SiteFinder().examine(trace(lambda x, w: normed(x) * w, [rand(4, 8), rand(8)], "fake"))
-    assert [(r.kernel_type, r.why) for r in refusals] == [("rmsnorm", WhyNot.SMALL)]
+    assert {(r.kernel_type, r.why) for r in refusals} == {("rmsnorm", WhyNot.SMALL)}  # with and without its weight
     rows = [rand(8, 512), rand(512)]  # one kernel for six: worth a call, although a sum of as much is not
     assert [site.kernel_type for site in SiteFinder().find(trace(lambda x, w: normed(x) * w, rows, "fake"))] == ["rmsnorm"]
     assert SiteFinder().find(trace(lambda x, w: x.sum(-1), rows, "fake")) == []
@@ -314,13 +316,40 @@ def test_numbers_are_bound_to_what_the_model_has() -> None:
     assert site.kernel_type == "rmsnorm" and site.case.args["eps"] == 0.25
 
 
-def test_an_eps_that_is_not_given_is_pytorchs() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        x, w = (rand(4, 64) * 1e-4).to(dtype), torch.ones(64, dtype=dtype)
-        graph = trace(lambda x, w: F.rms_norm(x, (64,), w), [x, w], "fake")
-        (site,) = SiteFinder(min_elements=0).find(graph)
-        ours = load_spec("rmsnorm").oracle(x.double(), w.double(), site.case.args["eps"])
-        torch.testing.assert_close(F.rms_norm(x, (64,), w), ours.to(dtype))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_an_eps_that_is_not_given_is_pytorchs(dtype: torch.dtype, weighted: bool) -> None:
+    x, w = (rand(4, 64) * 1e-4).to(dtype), torch.ones(64, dtype=dtype)
+    graph = trace(lambda x, w: F.rms_norm(x, (64,), w if weighted else None), [x, w], "fake")
+    (site,) = SiteFinder(min_elements=0).find(graph)
+    ours = load_spec("rmsnorm").oracle(x.double(), w.double(), site.case.args["eps"])
+    torch.testing.assert_close(F.rms_norm(x, (64,), w), ours.to(dtype))
+
+
+EINSUMS = {  # equations, shapes, what they are; None: no product of matrices, left alone
+    "attention": (
+        lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) / 2, -1), v),
+        QKV,
+        "flash_attention",
+    ),
+    "attention, heads inside": (
+        lambda q, k, v: torch.einsum("bhqk,bkhd->bqhd", torch.softmax(torch.einsum("bqhd,bkhd->bhqk", q, k), -1), v),
+        QKV,
+        "flash_attention",
+    ),
+    "linear": (lambda x, w: torch.einsum("b s d, f d -> b s f", x, w), [(2, 3, 8), (5, 8)], "matmul"),
+    "transposed result": (lambda a, b: torch.einsum("ij,jk->ki", a, b), [(3, 8), (8, 5)], "matmul"),
+    "sum of rows": (lambda a, b: torch.einsum("ij,kj->i", a, b), [(3, 8), (5, 8)], None),
+    "diagonal": (lambda a, b: torch.einsum("ii,ij->ij", a, b), [(8, 8), (8, 8)], None),
+    "broadcast": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [(3, 1), (8, 5)], None),
+    "ellipsis": (lambda a, b: torch.einsum("...j,jk->...k", a, b), [(2, 3, 8), (8, 5)], None),
+}
+
+
+@pytest.mark.parametrize("name", EINSUMS)
+def test_an_einsum_is_what_it_computes(name: str) -> None:
+    function, shapes, kernel_type = EINSUMS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
 
 
 def test_a_loss_of_shifted_flattened_rows_is_found() -> None:

@@ -100,6 +100,7 @@ def test_attention_by_hand():
 
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: x.clamp(min=0) * x}
+ACTIVATIONS["gelu_tanh"] = lambda x: F.gelu(x, approximate="tanh")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -235,6 +235,7 @@ CASES = {
         "silu": mlp_case(40, dim=64, hidden=96),
         "gelu": mlp_case(2, 9, dim=40, hidden=70, activation="gelu"),
         "relu2": mlp_case(2, 9, dim=33, hidden=17, activation="relu2", layout=every_second),
+        "gelu_tanh": mlp_case(5, dim=40, hidden=33, activation="gelu_tanh"),
         "1": mlp_case(1, dim=1, hidden=1),
         "token": mlp_case(dim=65, hidden=129),
         "transposed": mlp_case(3, 20, dim=32, hidden=50, layout=transposed),

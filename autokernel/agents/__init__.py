@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from autokernel.experiments import Experiment
 from autokernel.gate.verdict import Verdict
+from autokernel.preflight import backends
 from autokernel.spec import KernelSpec
 from autokernel.target import Target
 
@@ -40,6 +41,17 @@ class Context:
     tree: Path | None  # the run's working tree, where kernel.py holds the incumbent
     elsewhere: tuple[Trial, ...] = ()  # on the run's other targets of this kernel type and backend
     bench: Bench | None = None
+
+    @property
+    def other_backends(self) -> list[str]:
+        """Beside the target's, those whose kernels run on its device and can be compiled."""
+        return [backend for backend in backends(self.target.device) if backend != self.target.backend]
+
+    @property
+    def starters(self) -> dict[str, Path]:
+        """Files to start from, by name, those of the target's backend first."""
+        all_backends = (self.target.backend, *self.other_backends)
+        return {name: path for backend in all_backends for name, path in self.spec.starters(backend).items()}
 
 
 @dataclass(frozen=True)

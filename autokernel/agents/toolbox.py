@@ -134,7 +134,7 @@ class Toolbox:
             "compiler": self._compiler,
             "profile": self._profile,
             "playbook": lambda: tier_text(self._tier(name), context.target),
-            "starters": lambda: one_of(context.spec.starters(context.target.backend), name),
+            "starters": lambda: one_of(context.starters, name),
             "headers": lambda: one_of({p.name: p for p in sorted((ROOT / "autokernel/include").iterdir())}, name),
         }
         if topic not in simple:

@@ -1,5 +1,7 @@
 """The agent that needs no key: walks the structural files beside the starter and searches TUNABLES, editing real source.
 
+The first structure that it tries is the starter of another backend, where the device has one: CUDA C++ for Triton.
+
 Its memory is the target's trials, so a resumed run continues where it was; it only looks again at what a quick look had
 ruled out. It proposes a source at most once.
 """
@@ -8,7 +10,7 @@ import ast
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -86,11 +88,12 @@ def _expectation(name: str, old: object, new: object) -> str:
 
 
 class Tuner:
-    """What won at other shapes, then one knob at a time, then other structures, then what Optuna's TPE suggests.
+    """What won at other shapes, another backend, one knob at a time, other structures, then what Optuna's TPE suggests.
 
-    One knob at a time comes early because it is what a reader of the history understands, and because most knobs of a
-    kernel act nearly alone; structures come next because a knob cannot make up for a wrong one. What TPE suggests is looked
-    at quickly first, and becomes an experiment only if it looks faster.
+    Another backend comes early because it may be worth more than all knobs (matrix products on Hopper, in CUDA C++); one
+    knob at a time because it is what a reader of the history understands, and because most knobs of a kernel act nearly
+    alone; structures come next because a knob cannot make up for a wrong one. What TPE suggests is looked at quickly first,
+    and becomes an experiment only if it looks faster.
     """
 
     def __init__(self, settings: int = 40, seed: int = 0) -> None:
@@ -102,8 +105,9 @@ class Tuner:
         seen = {_key(trial.source) for trial in context.trials} | {_key(context.incumbent)}
         ideas = chain(
             self._from_elsewhere(context),
+            self._structures(context, [f"{backend}_kernel" for backend in context.other_backends]),
             self._single_steps(context),
-            self._structures(context),
+            self._structures(context, context.starters),
             self._suggested(context),
         )
         fresh = (idea for idea in ideas if _key(idea.source) not in seen)
@@ -136,12 +140,12 @@ class Tuner:
         pairs = [pair for trial in lost for pair in read_knobs(trial.source).current.items()]
         return {(name, value) for name, value in pairs if current[name] != value}
 
-    def _structures(self, context: Context) -> Iterator[Proposal]:
-        """The other files of this backend, each once, as they are shipped."""
+    def _structures(self, context: Context, names: Iterable[str]) -> Iterator[Proposal]:
+        """The starters of these names, each once, as they are shipped."""
         tried_structures = {_key(structure(trial.source)) for trial in context.trials}
-        for stem, path in context.spec.starters(context.target.backend).items():
-            source = path.read_text()
-            if _key(structure(source)) not in tried_structures:
+        for stem in names:
+            source = context.starters[stem].read_text() if stem in context.starters else ""
+            if source and _key(structure(source)) not in tried_structures:
                 doc = (ast.get_docstring(ast.parse(source)) or "").split("\n")[0].rstrip(".")
                 yield Proposal(source, f"structure {stem}: {doc}", NAME)
 

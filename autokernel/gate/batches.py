@@ -90,6 +90,17 @@ class Batches:
         with running(self.worker, self.stops):
             return self.worker.fetch(self.worker.request("fetch", CALL_S, calls=calls)["outputs"])
 
+    def fetch_part(self, calls: list[int], part: list[int]) -> Tensor:
+        """A part (first element, elements) of the outputs of some calls of the last batch: [calls, elements]."""
+        with running(self.worker, self.stops):
+            described = self.worker.request("fetch", CALL_S, calls=calls, part=part)["outputs"]
+            outputs = [y for y, _ in self.worker.fetch(described)]
+        if [tuple(y.shape) for y in outputs] != [(len(calls), part[1])]:
+            raise WorkerFault(
+                self.worker, "CRASH", "the worker's answer makes no sense: it is not the part that was asked for"
+            )
+        return outputs[0]
+
     def layout(self) -> TensorSpec:
         """The shape, dtype and strides of an output of the last batch, as the worker tells."""
         ((y, strides),) = self.fetch([0])

@@ -137,6 +137,12 @@ class Expectation:
     native: Tensor  # in the dtype of the case
     size: Tensor  # fp64, of each element, to which errors are relative: what its terms amount to where they cancel
 
+    def rows(self, start: int, count: int) -> "Expectation":
+        """Of `count` rows from `start` on, of all rows along the last dim."""
+        return Expectation(
+            *(t.reshape(-1, t.shape[-1])[start : start + count] for t in (self.exact, self.native, self.size))
+        )
+
 
 def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation:
     """Run the oracle in fp64 and the eager form in the inputs' own dtype, in this process."""

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autokernel.gate import witness
 from autokernel.gate.batches import CALL_S, Batches, TimedContents, running
@@ -250,12 +251,12 @@ class PairTimer:
                     if frozen:
                         self._read(batches[check], case, contents, order, layout, seed)
                     else:
-                        self._fetch(batches[check], case, contents, order, seed)
+                        output = self._fetch(batches[check], case, contents, order, seed)
         if not looks:
             return samples
         pids, least = [worker.pid for worker in workers.values()], {name: min(times) for name, times in samples.items()}
         with self.watch("audit"), OtherLoad(pids) as other_load:
-            reason = None if frozen else self._audit(workers, batches, contents, check, least)
+            reason = None if frozen else self._audit(workers, batches, contents, check, least, output)
             reason = reason or self._witness(batches[check])
         if frozen and not reason:
             return samples
@@ -350,19 +351,33 @@ class PairTimer:
                 if time.perf_counter() > deadline:
                     return
 
-    def _fetch(self, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int) -> None:
+    def _fetch(self, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int) -> Tensor:
         """Fetch the outputs of some timed calls on the same contents, which ones the worker cannot know: they must agree,
-        and agree with the oracle."""
+        and agree with the oracle. Of large outputs only some rows are fetched, at a place that it cannot know either.
+
+        Returns the eager form's output, to tell what outputs are like.
+        """
         index = self.random.choice(order)
         calls = [call for call, i in enumerate(order) if i == index]
         most = max(2, min(CHECK_CALLS, CHECK_BYTES // max(1, sum(t.nbytes for t in case.tensors.values()))))
+        calls = self.random.sample(calls, min(most, len(calls)))
         with self.watch("oracle"):
-            first, *again = [y for y, _ in batch.fetch(self.random.sample(calls, min(most, len(calls))))]
-            reason = wrong(first, expect(self.spec, contents.inputs(index), self.target.device))
+            expected = expect(self.spec, contents.inputs(index), self.target.device)
+            native = expected.native
+            if native.nbytes <= CHECK_BYTES:
+                first, *again = [y for y, _ in batch.fetch(calls)]
+            else:
+                columns = native.shape[-1]
+                rows = max(1, CHECK_BYTES // (columns * native.itemsize))
+                start = self.random.randint(0, native.numel() // columns - rows)
+                expected = expected.rows(start, rows)
+                first, *again = batch.fetch_part(calls, [start * columns, rows * columns]).view(len(calls), rows, columns)
+            reason = wrong(first, expected)
         if reason is None and not all(same_bits(first, y) for y in again):
             reason = "calls on the same contents do not agree bitwise"
         if reason:
             raise RefusedWhileTimed(case.name, seed, f"the output of a timed call: {reason}")
+        return native
 
     def _audit(
         self,
@@ -371,6 +386,7 @@ class PairTimer:
         contents: TimedContents,
         check: str,
         seconds: dict[str, float],
+        output: Tensor,
     ) -> str | None:
         """Where a worker cannot be stopped and read: clock calls on new contents, each on its own, up to the arrival of the
         outputs.
@@ -387,11 +403,11 @@ class PairTimer:
             if batches[name].graph != batches[name].prepare(order, batches[name].graph):
                 raise Doubt("what had been captured as a CUDA graph could not be captured again")
             batches[name].time()
-        y = batches[check].fetch([0])[0][0]
         # A GPU computes an output in a hundredth of the time in which it reaches the host: there a part of each will do.
-        elements = y.numel() if self.kind == "cpu" else min(y.numel(), AUDIT_ELEMENTS)
-        part = [self.random.randint(0, y.numel() - elements), elements]
-        calls = self.random.sample(range(len(order)), max(1, min(len(order), AUDIT_BYTES // max(elements * y.itemsize, 1))))
+        elements = output.numel() if self.kind == "cpu" else min(output.numel(), AUDIT_ELEMENTS)
+        part = [self.random.randint(0, output.numel() - elements), elements]
+        most = max(1, min(len(order), AUDIT_BYTES // max(elements * output.itemsize, 1)))
+        calls = self.random.sample(range(len(order)), most)
         margin = AUDIT_SHARE * seconds[check] + AUDIT_NOISE * seconds[other] + AUDIT_JITTER_S[self.kind] / len(calls)
         late = 0.0
         plain: list[float] = []  # seconds of the other side's batches now

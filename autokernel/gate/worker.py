@@ -301,7 +301,7 @@ class Worker:
                 raise TypeError(f"kernel_fn returned {type(y).__name__}, not a torch.Tensor")
             if y.device.type != self.device.type:
                 raise TypeError(f"kernel_fn returned a tensor on {y.device}, the inputs are on {self.device}")
-            data = y.detach().contiguous().view(-1).view(torch.uint8).cpu() if y.numel() else y.new_empty(0, device="cpu")
+            data = y.detach().contiguous().view(-1).view(torch.uint8) if y.numel() else torch.empty(0, dtype=torch.uint8)
             start = -(-start // 64) * 64
             self.outputs[start : start + data.numel()] = data
             dtype = str(y.dtype).removeprefix("torch.")

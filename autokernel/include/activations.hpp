@@ -27,4 +27,12 @@ inline vfloat gelu(vfloat x) {
 
 inline vfloat relu2(vfloat x) { return x < 0.f ? vfloat{} : x * x; }
 
-inline vfloat activation(int code, vfloat x) { return code == 0 ? silu(x) : code == 1 ? gelu(x) : relu2(x); }
+// 0.5 (1 + tanh(y)) is sigmoid(2 y)
+inline vfloat gelu_tanh(vfloat x) {
+    const vfloat z = (x * x * 0.044715f + 1.f) * x * 1.5957691216f, e = vexp(-vabs(z));
+    return x * (z < 0.f ? e : splat(1)) / (e + 1.f);
+}
+
+inline vfloat activation(int code, vfloat x) {
+    return code == 0 ? silu(x) : code == 1 ? gelu(x) : code == 2 ? relu2(x) : gelu_tanh(x);
+}

@@ -19,7 +19,9 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
+from functools import cache
 from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from autokernel.verification.record import EAGER
 from autokernel.workload import Inputs, Workload
 
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50
-IMPORTED = ["torch._dynamo", "torch._inductor.compile_fx", "autokernel.verification"]
+IMPORTED = ["torch._dynamo", "autokernel.verification"]
 Model = Callable[..., Any]
 
 
@@ -82,18 +84,31 @@ class ChildDied(RuntimeError):
 def in_fresh_process(device: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """function(*arguments) in a new process that works on `device`. Its exceptions arrive here; a crash raises ChildDied.
 
-    For a CPU on Linux it is forked from one that has imported what takes seconds, and has done nothing with it. With a GPU
-    in the machine those imports ask CUDA what there is, and CUDA does not work in a process forked after that.
+    It is forked from one that has imported what takes seconds, and has done nothing with it. Where CUDA would not work then
+    (importing all of Inductor asks it what there is), or nothing can be forked so, the process starts from nothing.
     """
-    forked = device == "cpu" and sys.platform == "linux"
-    context = get_context("forkserver" if forked else "spawn")
-    if forked:
-        context.set_forkserver_preload(IMPORTED)
-    with ProcessPoolExecutor(1, context, initializer=die_with_parent) as pool:
+    with ProcessPoolExecutor(1, _context(device), initializer=die_with_parent) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool:
             raise ChildDied("the process in which the optimised model ran has died") from None
+
+
+@cache
+def _context(device: str) -> BaseContext:
+    spawn, fork = get_context("spawn"), get_context("forkserver")
+    fork.set_forkserver_preload([*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED)
+    if sys.platform != "linux":
+        return spawn
+    with ProcessPoolExecutor(1, fork, initializer=die_with_parent) as pool:
+        return fork if pool.submit(_works, device).result() else spawn
+
+
+def _works(device: str) -> bool:
+    try:
+        return bool(torch.ones(1, device=device).item())
+    except RuntimeError:  # "CUDA unknown error", in a process forked from one that asked
+        return False
 
 
 def allocator() -> str:

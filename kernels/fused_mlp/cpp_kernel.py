@@ -127,7 +127,7 @@ def kernel_fn(
     hidden = torch.empty(M, wide)  # in float whatever the dtype: rounded once, at the end
     strides = (ctypes.c_int64 * 8)(*x.stride(), *w_gate.stride(), *w_up.stride(), *w_down.stride())
     tensors = x, w_gate, w_up, w_down, hidden, y
-    code = ("silu", "gelu", "relu2").index(activation)
+    code = ("silu", "gelu", "relu2", "gelu_tanh").index(activation)
     pointers = [t.data_ptr() for t in tensors]
     _run(DTYPE_CODE[x.dtype], *pointers, M, dim, wide, ctypes.addressof(strides), code)
     return y

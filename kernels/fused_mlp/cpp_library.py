@@ -37,6 +37,6 @@ def kernel_fn(
 ) -> torch.Tensor:
     """x [..., dim], w_gate and w_up [hidden, dim], w_down [dim, hidden] -> contiguous, shape and dtype of x."""
     gate, up = F.linear(x, w_gate).contiguous(), F.linear(x, w_up).contiguous()
-    code = ("silu", "gelu", "relu2").index(activation)
+    code = ("silu", "gelu", "relu2", "gelu_tanh").index(activation)
     _run(DTYPE_CODE[x.dtype], gate.data_ptr(), up.data_ptr(), gate.numel(), code)
     return F.linear(gate, w_down).contiguous()

@@ -25,7 +25,7 @@ DOWN_TILE = -1  # of DOWN_TILES
 GATE_GROUP = 4  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
 DOWN_GROUP = 4
 EARLY = 1  # whether a launch may begin while the kernel ahead ends
-ACTIVATIONS = ("silu", "gelu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "relu2", "gelu_tanh")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ struct Activation {
     __device__ static float of(float x) {
         if (ACTIVATION == 0) return __fdividef(x, 1 + fast_exp(-x));         // silu
         if (ACTIVATION == 1) return 0.5f * x * (1 + erff(x * 0.70710678f));  // gelu
-        return x <= 0 ? 0 : x * x;                                           // relu2; NaN stays NaN
+        if (ACTIVATION == 2) return x <= 0 ? 0 : x * x;                      // relu2; NaN stays NaN
+        return __fdividef(x, 1 + fast_exp(-1.5957691f * (x + 0.044715f * x * x * x)));  // gelu_tanh: x sigmoid(2 y)
     }
 };
 """

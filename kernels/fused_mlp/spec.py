@@ -1,11 +1,18 @@
 """Gated MLP: inputs, shapes and costs."""
 
+from functools import partial
+
 import torch.nn.functional as F
 
 import reference
 from autokernel.spec import KernelSpec, TensorSpec
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: F.relu(x).square()}
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu2": lambda x: F.relu(x).square(),
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 def arguments(dtype, M, dim, hidden, activation="silu"):
@@ -42,6 +49,7 @@ SPEC = KernelSpec(
         {"M": 64, "dim": 384, "hidden": 1000, "activation": "gelu"},
         {"M": 128, "dim": 256, "hidden": 512, "activation": "relu2"},
         {"M": 33, "dim": 300, "hidden": 700, "activation": "relu2"},
+        {"M": 40, "dim": 320, "hidden": 600, "activation": "gelu_tanh"},
         {"M": 500, "dim": 64, "hidden": 176},  # tall and narrow
         {"M": 16, "dim": 1024, "hidden": 512},  # hidden narrower than dim
         {"M": 8, "dim": 96, "hidden": 4096},  # long sums on the way down
@@ -50,6 +58,7 @@ SPEC = KernelSpec(
         {"M": 1023, "dim": 17, "hidden": 33},
         {"M": 5, "dim": 33, "hidden": 4097, "activation": "gelu"},
         {"M": 3, "dim": 1537, "hidden": 19, "activation": "relu2"},
+        {"M": 7, "dim": 65, "hidden": 1025, "activation": "gelu_tanh"},
         {"M": 1, "dim": 1, "hidden": 1},
         {"M": 15, "dim": 257, "hidden": 129},
     ),

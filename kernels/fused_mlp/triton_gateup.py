@@ -80,8 +80,10 @@ def _gate_up(
         gate = gate / (1 + tl.exp(-gate))
     elif ACTIVATION == "gelu":
         gate = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
-    else:  # relu2
+    elif ACTIVATION == "relu2":
         gate = tl.where(gate <= 0, 0.0, gate * gate)
+    else:  # gelu_tanh: 0.5 (1 + tanh(y)) is sigmoid(2 y)
+        gate = gate / (1 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
     out += m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(out, (gate * up).to(out.dtype.element_ty), (m[:, None] < M) & (n[None, :] < N))
 

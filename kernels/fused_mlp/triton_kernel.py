@@ -26,8 +26,10 @@ def _gate(gate, up, count, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
         g = g / (1 + tl.exp(-g))
     elif ACTIVATION == "gelu":
         g = 0.5 * g * (1 + tl.erf(g * 0.7071067811865476))
-    else:  # relu2
+    elif ACTIVATION == "relu2":
         g = tl.where(g <= 0, 0.0, g * g)
+    else:  # gelu_tanh: 0.5 (1 + tanh(y)) is sigmoid(2 y)
+        g = g / (1 + tl.exp(-1.5957691216057308 * (g + 0.044715 * g * g * g)))
     tl.store(gate + at, (g * u).to(gate.dtype.element_ty), at < count)
 
 

@@ -41,9 +41,28 @@ def without_bias(kernel, x, weight, eps):
     return kernel(x=x, weight=weight, bias=torch.zeros_like(weight), eps=eps)
 
 
-WITHOUT_BIAS = {"x": (2, 3, 8), "weight": (8,), "eps": 0.0123}
+def bare_module(x, eps):
+    return F.layer_norm(x, x.shape[-1:], None, None, eps)
+
+
+def bare_squares(x, eps):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def bare_variance(x, eps):
+    return (x - x.mean(-1, keepdim=True)) / torch.sqrt(x.var(-1, keepdim=True, unbiased=False) + eps)
+
+
+def without_both(kernel, x, eps):
+    return kernel(x=x, weight=x.new_ones(x.shape[-1]), bias=x.new_zeros(x.shape[-1]), eps=eps)
+
+
+BARE = {"x": (2, 3, 8), "eps": 0.0123}
+WITHOUT_BIAS = BARE | {"weight": (8,)}
 INPUTS = WITHOUT_BIAS | {"bias": (8,)}
 PATTERNS = [
     *(Pattern(example, INPUTS) for example in (module, in_float, variance, squares, squares_root)),
     *(Pattern(example, WITHOUT_BIAS, without_bias) for example in (module_without_bias, cohere)),
+    *(Pattern(example, BARE, without_both) for example in (bare_module, bare_squares, bare_variance)),
 ]

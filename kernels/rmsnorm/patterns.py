@@ -42,8 +42,22 @@ def module(x, weight, eps):
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-INPUTS = {"x": (2, 3, 8), "weight": (8,), "eps": 0.0123}
+def bare_in_float(x, eps):
+    return normed(x.float(), eps).to(x.dtype)
+
+
+def bare_module(x, eps):
+    return F.rms_norm(x, x.shape[-1:], None, eps)
+
+
+def without_weight(kernel, x, eps):
+    return kernel(x=x, weight=x.new_ones(x.shape[-1]), eps=eps)
+
+
+BARE = {"x": (2, 3, 8), "eps": 0.0123}
+INPUTS = BARE | {"weight": (8,)}
 PATTERNS = [
     *(Pattern(example, INPUTS) for example in (inverse_root, division, hugging_face, t5, in_float, module)),
     Pattern(gemma, INPUTS, plus_one),
+    *(Pattern(example, BARE, without_weight) for example in (normed, bare_in_float, bare_module)),
 ]

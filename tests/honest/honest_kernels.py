@@ -557,7 +557,7 @@ run = cpp_function(CPP, "run", "i pp l i")
 def kernel_fn(x, w_gate, w_up, w_down, activation="silu"):
     wide = x.reshape(-1, x.shape[-1]).float()
     gate, up = torch.mm(wide, w_gate.float().t()), torch.mm(wide, w_up.float().t())
-    run(0, gate.data_ptr(), up.data_ptr(), gate.numel(), ("silu", "gelu", "relu2").index(activation))
+    run(0, gate.data_ptr(), up.data_ptr(), gate.numel(), ("silu", "gelu", "relu2", "gelu_tanh").index(activation))
     return torch.mm(gate, w_down.float().t()).to(x.dtype).view(x.shape)
 '''
 )

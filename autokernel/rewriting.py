@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
@@ -212,14 +212,10 @@ def inlined(source: str, prefix: str) -> Inlined:
     definitions = [s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.ClassDef))]
     ours = {*literals, *(d.name for d in definitions)}
     imports = [ast.unparse(s) for s in tree.body if isinstance(s, (ast.Import, ast.ImportFrom))]
-    edits: list[tuple[int, int, str]] = []  # line, column in bytes, name
-    for node in ast.walk(tree):
-        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else None
-        if name in ours:
-            edits.append((node.lineno, node.col_offset, name))
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in ours:
-            keyword = "def " if isinstance(node, ast.FunctionDef) else "class "
-            edits.append((node.lineno, node.col_offset + len(keyword), node.name))
+    edits = [(node.lineno, node.col_offset, node.id) for node in _of_module(tree) if node.id in ours]  # line, byte, name
+    for node in definitions:
+        keyword = "def " if isinstance(node, ast.FunctionDef) else "class "
+        edits.append((node.lineno, node.col_offset + len(keyword), node.name))
     lines = [line.encode() for line in source.splitlines()]
     for number, column, name in sorted(edits, reverse=True):
         line = lines[number - 1]
@@ -229,6 +225,19 @@ def inlined(source: str, prefix: str) -> Inlined:
     gone = {n for s in dropped for n in range(s.lineno, s.end_lineno + 1)}
     body = "\n".join(line.decode() for n, line in enumerate(lines, 1) if n not in gone)
     return Inlined(imports, {f"{prefix}_{k}": v for k, v in tunables.items()}, re.sub(r"\n{4,}", "\n\n\n", body).strip())
+
+
+def _of_module(node: ast.AST, hidden: frozenset[str] = frozenset()) -> Iterator[ast.Name]:
+    """The names in `node` that are the module's: not those of parameters, by which a function may be called."""
+    if isinstance(node, ast.Name) and node.id not in hidden:
+        yield node
+    inside = hidden
+    if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+        inside |= {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _of_module(child, inside if field == "body" else hidden)
 
 
 def _is_docstring(s: ast.stmt) -> bool:

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import reference
 from autokernel.gate.inputs import fill_inputs
+from autokernel.rewriting import inlined
 from autokernel.spec import KERNELS, TensorSpec, import_file, load_spec
 
 pytest.importorskip("triton")
@@ -317,6 +318,14 @@ def cases_of_spec(name):
     return {str(dims): lambda dt, dims=dims: fill_inputs(spec, spec.case(dims, dt), 0) for dims in all_dims}
 
 
+def inside_another(starter):
+    """The kernel_fn of a starter that is written out in another file, as for a problem of KernelBench."""
+    kernel = inlined(STARTERS[starter].read_text(), "its")
+    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:  # Triton reads it later
+        file.write("\n".join([*kernel.imports, kernel.body]))
+    return import_file(Path(file.name), starter.replace("/", "_") + "_inside").its_kernel_fn
+
+
 def interpret_all(starters):
     """{starter: {"seconds": s, "checks": n, "failures": [...]}}"""
     report = {}
@@ -330,6 +339,9 @@ def interpret_all(starters):
                 wrong = check(name, kernel_fn, make(dtype), dtype)
                 checks += 1
                 failures += [f"{case} {dtype}: {wrong}"] if wrong else []
+        case, make = next(iter((CASES.get(name) or cases_of_spec(name)).items()))
+        wrong = check(name, inside_another(starter), make(dtype), dtype)
+        failures += [f"{case} {dtype}, inside another file: {wrong}"] if wrong else []
         report[starter] = {"seconds": round(time.perf_counter() - start, 1), "checks": checks, "failures": failures}
     return report
 

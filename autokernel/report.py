@@ -4,6 +4,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from textwrap import shorten
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,6 +24,8 @@ from autokernel.workspace import PROFILE, REPORT, VERIFY, Workspace
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target
+LABELS, LABEL = 12, 60  # of a target in the plot: kept experiments, the last of them; characters of one
+SMALL = {"fontsize": 7, "ha": "center"}
 
 
 def write_report(workspace: Workspace) -> str:
@@ -135,13 +138,12 @@ def ideas(plan: Plan, rows: Sequence[Experiment]) -> Iterator[str]:
 
 
 def plot(workspace: Workspace, rows: Sequence[Experiment]) -> None:
-    """progress.png: for each target, every experiment and the best so far, relative to the starter."""
+    """progress.png: for each target, every experiment and the best so far, relative to the starter, and what was kept."""
     targets = [t for t in workspace.plan.targets if rows_of(t, rows)]
-    figure = Figure(figsize=(9, 2.6 * max(len(targets), 1)))
+    figure = Figure(figsize=(13, 2.4 * max(len(targets), 1)), layout="constrained")
     axes = figure.subplots(max(len(targets), 1), 1, squeeze=False)
     for axis, target in zip(axes[:, 0], targets):
         _plot_target(axis, target, rows_of(target, rows))
-    figure.tight_layout()
     figure.savefig(workspace / "progress.png", dpi=120)
 
 
@@ -150,12 +152,17 @@ def _plot_target(axis: Axes, target: Target, rows: Sequence[Experiment]) -> None
     best = list(accumulate(steps, lambda a, b: a * b))
     numbers = [row.experiment for row in rows]
     axis.step(numbers, best, where="post", color="tab:green", linewidth=1)
+    kept = []
     for row, level, step in zip(rows, best, steps):
         height = level / step * (row.speedup_vs_incumbent or 1.0)
         measured = row.speedup_vs_incumbent is not None
         axis.plot(row.experiment, height, "o" if measured else "x", color=COLOURS[row.status], markersize=5)
         if row.status == Status.KEPT:
-            axis.annotate(row.description.split(":")[0][:40], (row.experiment, height), fontsize=6, rotation=20)
+            axis.annotate(str(row.experiment), (row.experiment, height), (0, 5), textcoords="offset points", **SMALL)
+            kept.append(shorten(f"{row.experiment}  {height:.3f}x  {row.description}", LABEL, placeholder=" …"))
+    hidden = [f"… {len(kept) - LABELS} more"] if len(kept) > LABELS else []
+    axis.text(1.01, 1, "\n".join(hidden + kept[-LABELS:]), va="top", fontsize=7, transform=axis.transAxes)
+    axis.margins(y=0.15)
     axis.set_title(target.name, fontsize=9)
     axis.set_ylabel("vs starter", fontsize=8)
     axis.set_xlabel("experiment", fontsize=8)

@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,7 @@ def everywhere() -> Iterator[build.CudaFunction]:
     yield ATTENTION._compiled(BRAIN, 128, False)
     yield ATTENTION._compiled(SINGLE, 64, True)
     yield MLP._gated(HALF, "gelu")
+    yield MLP._gated(BRAIN, "gelu_tanh")
     yield FP4._few(DTYPE=build.DTYPE_CODE[BRAIN], GROUP=16, E8M0=0)
 
 
@@ -41,6 +42,7 @@ def on_hopper() -> Iterator[build.CudaFunction]:
     for tile in MATMUL.TILES[:2]:
         yield MATMUL._hopper(HALF, True, False, tile, 132)
     yield MATMUL._hopper(BRAIN, False, True, MATMUL.TILES[2], 132)
+    yield MATMUL._hopper(HALF, True, True, replace(MATMUL.TILES[3], n=192), 132)
     yield ATTENTION._compiled(HALF, 64, False)
     yield ATTENTION._compiled(BRAIN, 128, False)
     yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[0], 132)
@@ -56,6 +58,20 @@ def instructions(binary: Path) -> set[str]:
     """Names of the machine instructions, without their modifiers."""
     listing = subprocess.run([CUOBJDUMP, "-sass", binary], capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"^\s+/\*\w+\*/\s+(?:@!?U?P\w+\s+)?(\w+)", listing, re.M))
+
+
+def test_every_setting_of_the_knobs_gives_a_tile_that_fits(monkeypatch: pytest.MonkeyPatch):
+    knobs = {"m": "BLOCK_M", "n": "BLOCK_N", "stages": "STAGES", "cluster": "CLUSTER"}
+    alone, settings = 0, itertools.product(*(MATMUL.TUNABLES[knob] for knob in knobs.values()))
+    for setting in settings:
+        for knob, value in zip(knobs.values(), setting):
+            monkeypatch.setattr(MATMUL, knob, value)
+        tile = MATMUL._tile(2048, 4096, 4096, 132)
+        assert tile.fits
+        if sum(map(bool, setting)) == 1:
+            alone += 1
+            assert all(getattr(tile, field) == value for field, value in zip(knobs, setting) if value)
+    assert alone == 12
 
 
 @needs_nvcc

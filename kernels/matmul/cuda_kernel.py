@@ -39,6 +39,13 @@ class Tile:
     cluster: int
     efficiency: float  # next to the first's, where there is work enough
 
+    @property
+    def fits(self) -> bool:
+        """Into the registers of two warpgroups, and beside a panel of C for each of them into shared memory."""
+        sharers = 1 if self.turns else 2
+        in_flight = self.stages * (self.m + self.n) * 128
+        return 64 * sharers <= self.m and self.m * self.n <= 16384 * sharers and in_flight + 16384 <= 230912
+
     def clocks(self, M: int, N: int, K: int, processors: int) -> float:
         """Waves of clusters at 2,048 products a clock and processor, and some for a start in clusters."""
         clusters = -(-M // (self.m * self.cluster)) * -(-N // self.n)
@@ -224,9 +231,10 @@ def _general(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, block: int) -
 
 
 def _tile(M: int, N: int, K: int, processors: int) -> Tile:
-    best = min(TILES, key=lambda tile: tile.clocks(M, N, K, processors))
-    fixed = {"m": BLOCK_M, "n": BLOCK_N, "stages": STAGES, "cluster": CLUSTER}
-    return replace(best, **{name: value for name, value in fixed.items() if value})
+    asked = {"m": BLOCK_M, "n": BLOCK_N, "stages": STAGES, "cluster": CLUSTER}
+    fixed = {name: value for name, value in asked.items() if value}
+    tiles = [tile for tile in (replace(tile, **fixed) for tile in TILES) if tile.fits]
+    return min(tiles or TILES, key=lambda tile: tile.clocks(M, N, K, processors))
 
 
 @lru_cache(4096)

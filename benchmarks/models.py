@@ -5,8 +5,8 @@ Usage:   python benchmarks/models.py                        (all, on the GPU if 
 Reads:   kernels/<type>/<backend>_kernel.py: the starters, as a run begins with them (on a GPU Triton's, or CUDA's: CUDA)
 Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)
 
-Every model has a process of its own. Models are compiled side by side, and timed one at a time while the others wait. A
-kernel stays where the model is faster with it, by leave-one-out (over eager, and over torch.compile; on a GPU there with
+Every model has a process of its own. On a GPU models are compiled side by side, and timed one at a time while the others
+wait; a CPU takes one model after another. A kernel stays where the model is faster with it, by leave-one-out (over eager, and over torch.compile; on a GPU there with
 CUDA graphs, and the same kernels are taken without); what remains is measured on data that decided nothing.
 Intervals (95 %) are over rounds in one process, which has a bias of its own: `python verify.py` takes several.
 """
@@ -107,6 +107,11 @@ def main() -> None:
     if unknown := set(arguments.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     names = arguments.models or (list(MODELS) if arguments.device != "cpu" else CPU_MODELS)
+    for together in [names] if arguments.device != "cpu" else [[name] for name in names]:
+        measure_all(together, arguments)
+
+
+def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
     path = HERE / f"models-{arguments.device.split(':')[0]}.json"
     context = get_context("spawn")
     ends = tuple(time.time() + s for s in arguments.patience)
@@ -132,7 +137,8 @@ def main() -> None:
             write_json(path, record)
             report(name, entry)
         time.sleep(0.1)
-    raise SystemExit(any(c.exitcode for c in children))
+    if any(c.exitcode for c in children):
+        raise SystemExit(1)
 
 
 def report(name: str, entry: Mapping[str, Any]) -> None:

@@ -7,9 +7,9 @@ Writes:  benchmarks/models-<device>.json (models that were not measured keep the
 
 Every model has a process of its own. On a GPU models are compiled side by side, and timed one at a time while the others
 wait; a CPU takes one model after another. A kernel stays where the model is faster with it, by leave-one-out (over eager,
-and over torch.compile; on a GPU there with CUDA graphs, and the same kernels are taken without); what remains is measured on
-data that decided nothing. Intervals (95 %) are over rounds in one process, which has a bias of its own: `python verify.py`
-takes several.
+and over torch.compile; on a GPU there with CUDA graphs, and the same kernels are taken without); what remains is measured
+on data that decided nothing. Intervals (95 %) are over rounds in one process, which has a bias of its own: `python
+verify.py` takes several.
 """
 
 import argparse

@@ -171,6 +171,8 @@ def test_a_model_of_changing_sizes_is_the_original(model, tokens, winners) -> No
 TRACED = """
 import torch
 
+BACKEND = "triton"
+
 def kernel_fn(x, weight, eps=1e-6):
     assert isinstance(x, torch._subclasses.FakeTensor) or torch.compiler.is_compiling(), "called, not traced"
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -186,8 +188,7 @@ def helper(x):
 def test_triton_kernels_are_traced_once_and_not_called(fallback) -> None:
     """No Triton here; but what surrounds its launches in a kernel file is treated as on a GPU."""
     norm, x = RMSNorm(64).requires_grad_(False), torch.randn(256, 64)
-    winner = winner_for(norm, x, TRACED)
-    replacer = Replacer([replace(winner, target=replace(winner.target, backend="triton"))], fallback)
+    replacer = Replacer([winner_for(norm, x, TRACED)], fallback)
     optimised = beside(norm, replacer)
     for _ in range(2):
         torch.testing.assert_close(optimised(x), 3 * norm.weight.expand(256, 64))

@@ -42,7 +42,7 @@ def on_hopper() -> Iterator[build.CudaFunction]:
     for tile in MATMUL.TILES[:2]:
         yield MATMUL._hopper(HALF, True, False, tile, 132)
     yield MATMUL._hopper(BRAIN, False, True, MATMUL.TILES[2], 132)
-    yield MATMUL._hopper(HALF, True, True, replace(MATMUL.TILES[3], n=192), 132)
+    yield MATMUL._hopper(HALF, True, True, replace(MATMUL.TILES[3], n=192, stages=5), 132)
     yield ATTENTION._compiled(HALF, 64, False)
     yield ATTENTION._compiled(BRAIN, 128, False)
     yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[0], 132)

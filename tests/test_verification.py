@@ -197,8 +197,8 @@ def test_a_crash_is_reported():
         in_fresh_process("cpu", os.abort)
 
 
-def test_a_process_for_a_gpu_is_forked_from_none():
-    """The one that a CPU's are forked from has asked CUDA what there is, after which CUDA does not work in its children."""
+def test_a_process_for_a_device_that_does_not_work_in_a_fork_is_spawned():
+    """Here none does but the CPU; in a process forked from one that has asked CUDA what there is, CUDA does not."""
     assert in_fresh_process("cuda", os.getppid) == os.getpid()
     assert (in_fresh_process("cpu", os.getppid) == os.getpid()) == (sys.platform != "linux")
 

@@ -107,7 +107,7 @@ def _context(device: str) -> BaseContext:
 def _works(device: str) -> bool:
     try:
         return bool(torch.ones(1, device=device).item())
-    except RuntimeError:  # "CUDA unknown error", in a process forked from one that asked
+    except (RuntimeError, AssertionError):  # "CUDA unknown error", in a process forked from one that asked; no CUDA at all
         return False
 
 

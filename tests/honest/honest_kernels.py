@@ -541,9 +541,9 @@ template <class T>
 void glu(T* gate, const T* up, int64_t count, int kind) {
 #pragma omp parallel for schedule(static) if (count >= 16384)
     for (int64_t i = 0; i < count; ++i) {
-        const float g = gate[i];
+        const float g = gate[i], z = kind == 3 ? 1.5957691f * (g + 0.044715f * g * g * g) : g;
         float a = kind == 2 ? (g > 0 || g != g ? g * g : 0) : kind == 1 ? 0.5f * g * (1 + std::erf(g * 0.70710678f))
-                                                                 : g / (1 + ak_exp(-g));
+                                                                 : g / (1 + ak_exp(-z));
         gate[i] = T(a * float(up[i]));
     }
 }

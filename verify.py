@@ -26,7 +26,7 @@ from autokernel.target import Plan, encode, write_json
 from autokernel.verification import Settings, verify
 from autokernel.verification.record import COLUMNS
 from autokernel.winners import Kept, kept, open_run
-from autokernel.workspace import VERIFY, NoRun
+from autokernel.workspace import NOTES, VERIFY, NoRun
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else kept(workspace, plan)
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
     with cli.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
-        verification = verify(plan, winners, speedups, settings, say)
+        verification = verify(plan, winners, speedups, settings, say, workspace / NOTES)
     write_json(workspace / VERIFY, encode(verification))
     if arguments.json:
         print(json.dumps(encode(verification), indent=1))

@@ -22,7 +22,7 @@ from autokernel.supervisor import Call, noted
 from autokernel.target import Plan, encode, write_json
 from autokernel.verification import verify
 from autokernel.workload import Workload
-from autokernel.workspace import PLAN, PROFILE, PROOF, VERIFY, Workspace, runs
+from autokernel.workspace import NOTES, PLAN, PROFILE, PROOF, VERIFY, Workspace, runs
 
 
 @dataclass(frozen=True)
@@ -103,5 +103,5 @@ def run_job(workspace: Workspace, job: Job) -> str:
         say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
         speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
         with turn(plan.device, step):
-            write_json(workspace / VERIFY, encode(verify(plan, winners, speedups, say=step)))
+            write_json(workspace / VERIFY, encode(verify(plan, winners, speedups, say=step, notes=workspace / NOTES)))
     return write_report(workspace)

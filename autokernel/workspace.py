@@ -15,7 +15,7 @@ from autokernel.machine import locks
 from autokernel.status import PLAN, PROOF, NoRun, find_folder, run_folders  # noqa: F401 for whoever needs a run
 from autokernel.target import Plan, asdict_shallow, write_json
 
-PROFILE, VERIFY, REPORT = "profile.json", "verify.json", "report.md"
+PROFILE, VERIFY, NOTES, REPORT = "profile.json", "verify.json", "verify.notes", "report.md"
 
 
 GRACE_S = 1.0  # for a child of a process that was killed, which holds its parent's files until it has become git

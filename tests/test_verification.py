@@ -112,6 +112,32 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     assert len(result.rows) == len(figures) and all(len(row) == len(COLUMNS) for row in result.rows)
 
 
+def test_what_was_found_before_an_interruption_is_not_found_again(plan, tmp_path, monkeypatch):
+    calls, notes = [], tmp_path / "verify.notes"
+
+    def told(device, function, *arguments):
+        calls.append(function)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return in_fresh_process(device, function, *arguments)
+
+    monkeypatch.setattr(trial, "in_fresh_process", told)
+    with pytest.raises(KeyboardInterrupt):
+        verify(plan, [winner(plan)], settings=SETTINGS, notes=notes)
+    assert calls[0] is compare_outputs and len(notes.read_text().splitlines()) == 3
+    with open(notes, "a") as file:
+        file.write('{"cut off": [1.0, ')
+    resumed = verify(plan, [winner(plan)], settings=SETTINGS, notes=notes)
+    assert calls[4] is not compare_outputs, "outputs were compared before the interruption"
+    assert resumed.passed and resumed.kernels[0].sites == 4 and resumed.kernels[0].gains
+    assert not notes.exists()
+
+
+def test_a_sample_survives_as_text():
+    sample = Sample(({"eager": Pass(0.5, 3.0)},), {"eager": 1.5}, {"eager": None}, {"torch.compile": "no compiler"})
+    assert Sample.decode(json.loads(json.dumps(encode(sample)))) == sample
+
+
 def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
     result = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
     assert result.passed and result.used_over(None) == result.used_over("inductor") == () and not result.speedups

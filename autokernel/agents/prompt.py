@@ -32,8 +32,9 @@ def problem_text(context: Context) -> str:
     shapes = "\n".join(f"- {w.case.name}: {describe(w.case.args)}; {w.calls:g} calls per pass" for w in target.cases)
     library = f"A library may be called for {spec.library_calls}." if spec.library_calls else ""
     static = f"Static (weights, which may be prepared once): {', '.join(sorted(spec.static))}." if spec.static else ""
+    backend = " or ".join((target.backend, *context.other_backends))
     return f"""# Target {target.name}
-Make `kernel.py` faster: kernel type {target.kernel_type}, backend {target.backend}, device {target.device},
+Make `kernel.py` faster: kernel type {target.kernel_type}, backend {backend}, device {target.device},
 {target.share:.1%} of the model's time. What counts is the time over these shapes, weighted by calls:
 {shapes}
 

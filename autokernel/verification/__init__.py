@@ -2,6 +2,7 @@
 
 sides.py     ways to run a model, timed in turns, in child processes
 parity.py    is it still itself
+notes.py     what was found so far, if it is interrupted
 trial.py     verify(): which kernels stay, and what the model gains
 record.py    what was found, for machines and for people
 """

@@ -37,6 +37,11 @@ def compare_outputs(
     return tuple(parity), {w.target.name: replaced[w.target.name] for w in side.winners}
 
 
+def decode_parity(data: Any) -> tuple[tuple[Parity, ...], dict[str, int]]:
+    parity, sites = data
+    return tuple(Parity(**p) for p in parity), sites
+
+
 def exact_model(model: nn.Module) -> nn.Module | None:
     """The same weights in float64, or in float32 if that does not fit; None if there is none more exact."""
     weights = [p for p in model.parameters() if p.is_floating_point()]

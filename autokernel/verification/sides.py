@@ -73,6 +73,11 @@ class Sample:
     peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps for itself (CUDA graphs)
     errors: Mapping[str, str] = field(default_factory=dict)  # EAGER, INDUCTOR, … -> why it cannot run the model
 
+    @staticmethod
+    def decode(data: dict[str, Any]) -> "Sample":
+        rounds = tuple({side: Pass(**v) for side, v in passes.items()} for passes in data["rounds"])
+        return Sample(**data | {"rounds": rounds})
+
     def seconds(self, side: str) -> list[float]:
         return [passes[side].seconds for passes in self.rounds]
 

@@ -5,14 +5,20 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
 
 from autokernel.backend import Winner
 from autokernel.gate.statistics import ratio_interval
 from autokernel.gate.verdict import Interval
 from autokernel.target import Plan
-from autokernel.verification.parity import compare_outputs
+from autokernel.verification.notes import Notes
+from autokernel.verification.parity import compare_outputs, decode_parity
 from autokernel.verification.record import (
     AUTOTUNED,
     EAGER,
@@ -32,6 +38,7 @@ CONFIDENCE = 0.95
 PROCESSES = 4  # for the final figures
 SCREENING = (3, 6)  # processes after which a kernel's gain is looked at; the second number for those that promise MATTERS
 MATTERS = 0.01  # of the model's speed
+T = TypeVar("T")
 Weighted = tuple[Workload, float]  # and its share of the passes
 
 
@@ -50,14 +57,16 @@ def verify(
     speedups: Mapping[str, float] | None = None,
     settings: Settings = Settings(),
     say: Callable[[str], None] = lambda line: None,
+    notes: Path | None = None,
 ) -> Verification:
     """Put `winners` into the plan's model, drop those that do not pay there, and measure what remains.
 
-    speedups: each target's kernel over PyTorch by itself, for Amdahl's prediction. `say` gets a line for each step.
-    Kernels that are slower than PyTorch by themselves are not tried.
+    speedups: each target's kernel over PyTorch by itself, for Amdahl's prediction. `say` gets a line for each step. notes:
+    a file that is there while this works; after an interruption the same call goes on with what was found so far. Kernels
+    that are slower than PyTorch by themselves are not tried.
     """
     started, speedups = time.perf_counter(), speedups or {}
-    trial = Trial(Workload.from_json(plan.workload).parts, tuple(winners), settings, say)
+    trial = Trial(Workload.from_json(plan.workload).parts, tuple(winners), settings, say, Notes(notes))
     for winner in winners:
         if speedups.get(winner.target.name, math.inf) < 1:
             trial.leave_out(winner, "slower than PyTorch by itself")
@@ -91,6 +100,7 @@ def verify(
     if passed and any(stay.values()):
         known |= trial.final({over: staying for over, staying in stay.items() if staying})
     seconds = time.perf_counter() - started
+    trial.notes.forget()
     return Verification(plan.model, plan.device, passed, tuple(kernels), **known, spread=trial.spread, seconds=seconds)
 
 
@@ -103,8 +113,9 @@ class Trial:
         winners: tuple[Winner, ...],
         settings: Settings,
         say: Callable[[str], None],
+        notes: Notes,
     ):
-        self.workloads, self.winners, self.settings, self.say = workloads, winners, settings, say
+        self.workloads, self.winners, self.settings, self.say, self.notes = workloads, winners, settings, say, notes
         self.reasons: dict[str, str] = {}
         self.errors: dict[str, str] = {}
         self.processes: list[Process] = []
@@ -118,10 +129,7 @@ class Trial:
     def parity(self, winners: tuple[Winner, ...], over: str) -> tuple[Parity, ...]:
         self.say(f"outputs over {over} with {', '.join(w.target.name for w in winners)}")
         side, s = Side(winners, over), self.settings
-        found = [
-            in_fresh_process(workload.device, compare_outputs, workload, side, s.atol, s.rtol, secrets.randbits(31))
-            for workload, _ in self.workloads
-        ]
+        found = [self.ask(decode_parity, compare_outputs, workload, side, s.atol, s.rtol) for workload, _ in self.workloads]
         self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in found) for w in winners}
         return tuple(p for parity, _ in found for p in parity)
 
@@ -186,15 +194,21 @@ class Trial:
 
     def measure(self, sides: Mapping[str, Side], caches: str | None = None) -> "Process":
         """Every side, in a fresh process for each workload."""
-        timed = self.settings.warmup, self.settings.timed
-        samples = [
-            in_fresh_process(workload.device, time_sides, workload, sides, *timed, secrets.randbits(31), caches)
-            for workload, _ in self.workloads
-        ]
+        timing, s = partial(time_sides, caches=caches), self.settings
+        samples = [self.ask(Sample.decode, timing, workload, sides, s.warmup, s.timed) for workload, _ in self.workloads]
         process = Process(tuple(samples), tuple(weight for _, weight in self.workloads))
         self.processes.append(process)
         self.errors |= process.errors
         return process
+
+    def ask(self, decode: Callable[[Any], T], function: Callable[..., T], workload: Workload, *arguments: Any) -> T:
+        """function(workload, *arguments, seed) by a fresh process; or what one has found before an interruption."""
+
+        def answer() -> T:
+            return in_fresh_process(workload.device, function, workload, *arguments, secrets.randbits(31))
+
+        name = function.func.__name__ if isinstance(function, partial) else function.__name__
+        return self.notes.once(repr((name, torch.__version__, workload, arguments)), answer, decode)
 
     @property
     def spread(self) -> float | None:

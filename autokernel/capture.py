@@ -138,9 +138,9 @@ def _at_hand(fake: Any) -> Any:
 
 
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:
-    as_written = {"tracing_mode": tracing_mode, "pre_dispatch": True, "_allow_non_fake_inputs": True}
+    options = {"tracing_mode": tracing_mode, "pre_dispatch": True, "_allow_non_fake_inputs": True}
     with torch.no_grad():
-        traced = make_fx(function, {aten.einsum.default: _as_product}, **as_written)(*inputs)
+        traced = make_fx(function, {aten.einsum.default: _as_product}, **options)(*inputs)
     changed = set().union(*(written(node) for node in traced.graph.nodes))
     for node in traced.graph.nodes:
         if not storages([node, *node.all_input_nodes]) & changed:  # there, views and copies cannot be told apart
@@ -154,7 +154,7 @@ def _as_product(equation: str, operands: Sequence[Tensor], path: Any = None) -> 
     """An einsum that is a product of matrices, or of batches of them, written as one; NotImplemented of any other."""
     names, _, result = equation.replace(" ", "").partition("->")
     letters = [list(name) for name in names.split(",")]
-    if len(letters) != 2 or any(len({*name, "."}) - 1 != len(name) for name in letters):
+    if len(letters) != 2 or "." in equation or any(len(set(name)) < len(name) for name in letters):
         return NotImplemented
     (left, right), (a, b) = letters, operands
     shared, rows, columns = [c for c in left if c in right], [c for c in left if c not in right], set(right) - set(left)

@@ -1,7 +1,8 @@
 """Which order of targets gains most: the public tool's, and ours, replayed on recorded runs.
 
 Usage:
-    python benchmarks/scheduler.py --fit cpu-compact-llama-fp32 --judge cpu-night h200-llama7b-night --out scheduler.json
+    python benchmarks/scheduler.py --fit cpu-compact-llama-fp32 --out benchmarks/scheduler.json \\
+        --judge cpu-night h200-compact-llama-fp16 h200-gpt2-fp16 h200-llama7b-night
 
 A recorded run has, for every target, its starter and a sequence of experiments with their verdicts. An agent proposes from
 the history of the target alone, so each sequence stands for what would have come in any order of targets: a replay takes

@@ -99,8 +99,12 @@ def test_attention_by_hand():
     same(reference.flash_attention(Q, K, V, sm_scale=1.0).flatten(), torch.tensor([10.0, 17.5]))
 
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: x.clamp(min=0) * x}
-ACTIVATIONS["gelu_tanh"] = lambda x: F.gelu(x, approximate="tanh")
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu2": lambda x: x.clamp(min=0) * x,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

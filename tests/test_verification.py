@@ -15,6 +15,7 @@ from autokernel.profiler import profile_workload
 from autokernel.spec import load_spec
 from autokernel.target import encode, write_json
 from autokernel.verification import Settings, Verification, parity, trial, verify
+from autokernel.verification.notes import Notes
 from autokernel.verification.parity import compare_outputs
 from autokernel.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
 from autokernel.verification.sides import ChildDied, Pass, Sample, Side, Sides, in_fresh_process
@@ -116,7 +117,7 @@ def test_what_was_found_before_an_interruption_is_not_found_again(plan, tmp_path
     calls, notes = [], tmp_path / "verify.notes"
 
     def told(device, function, *arguments):
-        calls.append(function)
+        calls.append(function.func)
         if len(calls) == 3:
             raise KeyboardInterrupt
         return in_fresh_process(device, function, *arguments)
@@ -124,9 +125,11 @@ def test_what_was_found_before_an_interruption_is_not_found_again(plan, tmp_path
     monkeypatch.setattr(trial, "in_fresh_process", told)
     with pytest.raises(KeyboardInterrupt):
         verify(plan, [winner(plan)], settings=SETTINGS, notes=notes)
-    assert calls[0] is compare_outputs and len(notes.read_text().splitlines()) == 2
+    assert calls[0] is compare_outputs and len(Notes(notes).known) == 2
     with open(notes, "a") as file:
-        file.write('{"cut off": [1.0, ')
+        file.write('\n{"cut off": [1.0, ')
+    Notes(notes).once("another question", lambda: 1, int)
+    assert len(Notes(notes).known) == 3, "what follows a line that was cut off is read"
     resumed = verify(plan, [winner(plan)], settings=SETTINGS, notes=notes)
     assert calls[3] is not compare_outputs, "outputs were compared before the interruption"
     assert resumed.passed and resumed.kernels[0].sites == 4 and resumed.kernels[0].gains

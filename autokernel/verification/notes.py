@@ -22,8 +22,8 @@ class Notes:
             for line in path.read_text().splitlines():
                 try:
                     self.known |= json.loads(line)
-                except ValueError:  # the last line, when the disk was full or the machine went down
-                    break
+                except ValueError:  # empty, or cut off when the disk was full or the machine went down
+                    continue
 
     def once(self, question: str, answer: Callable[[], T], decode: Callable[[Any], T]) -> T:
         """answer(), or what it was when this question had been asked as often before."""
@@ -35,7 +35,7 @@ class Notes:
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a") as file:
-                file.write(json.dumps({key: encode(found)}) + "\n")
+                file.write("\n" + json.dumps({key: encode(found)}))  # a line of its own, whatever was cut off before it
         return found
 
     def forget(self) -> None:

@@ -67,6 +67,8 @@ def verify(
     """
     started, speedups = time.perf_counter(), speedups or {}
     trial = Trial(Workload.from_json(plan.workload).parts, tuple(winners), settings, say, Notes(notes))
+    if trial.notes.known:
+        say(f"goes on with what {len(trial.notes.known)} processes found before an interruption")
     for winner in winners:
         if speedups.get(winner.target.name, math.inf) < 1:
             trial.leave_out(winner, "slower than PyTorch by itself")
@@ -194,21 +196,29 @@ class Trial:
 
     def measure(self, sides: Mapping[str, Side], caches: str | None = None) -> "Process":
         """Every side, in a fresh process for each workload."""
-        timing, s = partial(time_sides, caches=caches), self.settings
-        samples = [self.ask(Sample.decode, timing, workload, sides, s.warmup, s.timed) for workload, _ in self.workloads]
+        decode, s = Sample.decode, self.settings
+        samples = [
+            self.ask(decode, time_sides, workload, sides, s.warmup, s.timed, caches=caches)
+            for workload, _ in self.workloads
+        ]
         process = Process(tuple(samples), tuple(weight for _, weight in self.workloads))
         self.processes.append(process)
         self.errors |= process.errors
         return process
 
-    def ask(self, decode: Callable[[Any], T], function: Callable[..., T], workload: Workload, *arguments: Any) -> T:
-        """function(workload, *arguments, seed) by a fresh process; or what one has found before an interruption."""
+    def ask(
+        self, decode: Callable[[Any], T], function: Callable[..., T], workload: Workload, *arguments: Any, **places: Any
+    ) -> T:
+        """function(workload, *arguments, seed, **places) by a fresh process; or what one found before an interruption.
+
+        Where it works (`places`) makes no other question of it.
+        """
 
         def answer() -> T:
-            return in_fresh_process(workload.device, function, workload, *arguments, secrets.randbits(31))
+            seed = secrets.randbits(31)
+            return in_fresh_process(workload.device, partial(function, **places), workload, *arguments, seed)
 
-        name = function.func.__name__ if isinstance(function, partial) else function.__name__
-        return self.notes.once(repr((name, torch.__version__, workload, arguments)), answer, decode)
+        return self.notes.once(repr((function.__name__, torch.__version__, workload, arguments)), answer, decode)
 
     @property
     def spread(self) -> float | None:

@@ -145,7 +145,7 @@ def record(arguments: argparse.Namespace) -> str:
     target, plan = _target_of(source, path, workspace, arguments)
     preflight(target.backend)
     with workspace.locked(), Judge(target.device, require_sandbox=arguments.require_sandbox) as judge:
-        with narrator() as (say, step, _):
+        with narrator() as (say, step, *_):
             loop = Loop(workspace, plan, judge, say, step, worktree=workspace.ledger.has_tree)
             row = loop.attempt(target, Proposal(source, arguments.hypothesis, "hand"))
         return f"{subject(row)}\nthe best {target.kernel_type} so far: git show autokernel/{workspace.tag}:kernel.py"

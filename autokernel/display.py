@@ -43,6 +43,7 @@ class Run:
 class Screen(NamedTuple):
     say: Callable[[str], None]  # a line that stays
     step: Callable[[str], None]  # what is being done: a terminal shows it while it lasts
+    phase: Callable[[str], None]  # the same, when it lasts so long that elsewhere it gets a line
     follow: Callable[[Run], None]  # the run whose state a terminal shows from now on
 
 
@@ -55,11 +56,11 @@ def narrator(out: Console | None = None) -> Iterator[Screen]:
         out.print(line, markup=False, soft_wrap=True)
 
     if not out.is_terminal:
-        yield Screen(say, lambda text: None, lambda run: None)
+        yield Screen(say, lambda text: None, lambda text: say(f"  {text}"), lambda run: None)
         return
     picture = _Picture()
     with Live(get_renderable=picture.draw, console=out, refresh_per_second=4, transient=True):
-        yield Screen(say, picture.step, picture.follow)
+        yield Screen(say, picture.step, picture.step, picture.follow)
 
 
 class _Picture:

@@ -80,7 +80,7 @@ def prove_all(workspace: Workspace, loop: Loop, say: Callable[[str], None], step
 
 def run_job(workspace: Workspace, job: Job) -> str:
     """Everything; returns the closing summary. Use inside `workspace.locked()`."""
-    with narrator() as (say, step, follow):
+    with narrator() as (say, step, phase, follow):
         plan = prepare(workspace, job, say, step)
         if not plan.targets:
             return (
@@ -103,5 +103,5 @@ def run_job(workspace: Workspace, job: Job) -> str:
         say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
         speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
         with turn(plan.device, step):
-            write_json(workspace / VERIFY, encode(verify(plan, winners, speedups, say=step, notes=workspace / NOTES)))
+            write_json(workspace / VERIFY, encode(verify(plan, winners, speedups, say=phase, notes=workspace / NOTES)))
     return write_report(workspace)

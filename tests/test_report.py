@@ -168,11 +168,13 @@ def test_time_left_is_counted_in_what_is_limited():
 
 
 def test_plain_lines_where_there_is_no_terminal(tmp_path):
-    with open(tmp_path / "out", "w") as file, narrator(Console(file=file, width=40)) as (say, step, follow):
+    with open(tmp_path / "out", "w") as file, narrator(Console(file=file, width=40)) as (say, step, phase, follow):
         follow(followed(night("kept")))
         step("judging")
         say("#2 kept: a [line] that is longer than the forty columns of this file")
-    assert (tmp_path / "out").read_text() == "#2 kept: a [line] that is longer than the forty columns of this file\n"
+        phase("process 1 of 4")
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines == ["#2 kept: a [line] that is longer than the forty columns of this file", "  process 1 of 4"]
 
 
 CURSOR = "\x1b[?25h"  # is shown again: the terminal is left as it was found
@@ -191,7 +193,7 @@ def read_until(terminal: int, *expected: str) -> str:
 def test_a_terminal_shows_the_run_and_keeps_the_lines():
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as file:
-        with narrator(Console(file=file, width=100, height=30)) as (say, step, follow):
+        with narrator(Console(file=file, width=100, height=30)) as (say, step, phase, follow):
             follow(followed(night("kept")))
             step("judging #3")
             say("a line that stays")

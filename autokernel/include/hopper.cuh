@@ -74,6 +74,22 @@ __device__ inline uint32_t cluster_rank() {
     return rank;
 }
 
+// Where what lies at `pointer` in this block's shared memory lies in that of block `rank` of the cluster.
+__device__ inline uint32_t shared_address_at(const void* pointer, uint32_t rank) {
+    uint32_t address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(pointer)), "r"(rank));
+    return address;
+}
+
+__device__ inline float4 load_shared_of_cluster(uint32_t address) {
+    float4 x;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+
 __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -99,14 +115,21 @@ struct Barrier {
     // At the same place in block `rank` of the cluster. Orders no writes: release at the cluster's scope costs a fence of the
     // whole memory, and a consumer that gives a stage back has only read.
     __device__ void arrive_at(uint32_t rank) {
-        asm volatile(
-            "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-            "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(this)), "r"(rank) : "memory");
+        asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(shared_address_at(this, rank)) : "memory");
+    }
+    // The same, and whoever waits there by wait_acquired() sees what this thread has written, and what it has synchronised with.
+    __device__ void arrive_released_at(uint32_t rank) {
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(shared_address_at(this, rank)) : "memory");
     }
     // Until the phase of this parity has ended.
     __device__ void wait(uint32_t parity) {
         asm volatile(
             "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+            "@!done bra AGAIN;\n}" ::"r"(shared_address(this)), "r"(parity) : "memory");
+    }
+    __device__ void wait_acquired(uint32_t parity) {
+        asm volatile(
+            "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
             "@!done bra AGAIN;\n}" ::"r"(shared_address(this)), "r"(parity) : "memory");
     }
 };

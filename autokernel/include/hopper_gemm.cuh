@@ -4,6 +4,7 @@
 // two warpgroups take turns, a tile each, so that one multiplies while the other writes; else they share each tile's rows, and
 // a tile, rounded, is written during the first steps of the next.
 // CLUSTER (1 or 2) blocks are neighbours along M: each loads a half of the tile of B that both need, for both (multicast).
+// SPLITS > 1: as many times CLUSTER blocks share a tile's K, and add their sums through each other's shared memory.
 #pragma once
 #include <hopper.cuh>
 
@@ -12,22 +13,23 @@ namespace hopper {
 // Gate: void for a plain product; a type with `static float of(float)` for C = of(A Bᵀ) · (A B2ᵀ), where a tile of B is
 // BN / 2 rows of each.
 template <class Element, int BM_, int BN_, int STAGES_, bool TURNS_, int CLUSTER_, bool A_ALONG_K_, bool B_ALONG_K_,
-          class Gate_ = void>
+          class Gate_ = void, int SPLITS_ = 1>
 struct Gemm {
     using T = Element;
     using Gate = Gate_;
-    static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CLUSTER = CLUSTER_;
+    static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CLUSTER = CLUSTER_, SPLITS = SPLITS_;
     static constexpr bool TURNS = TURNS_, A_ALONG_K = A_ALONG_K_, B_ALONG_K = B_ALONG_K_, GATED = !std::is_void_v<Gate_>;
     static constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * 128;
     static constexpr int SHARERS = TURNS ? 1 : CONSUMERS, STRIPES = BM / 64 / SHARERS;  // of a tile; of 64 rows each
     static constexpr int COLUMNS = GATED ? BN / 2 : BN;                                 // of C
     static constexpr int STAGE_BYTES = (BM + BN) * PANEL * 2;
-    static constexpr bool LATE = !TURNS && !GATED && STRIPES == 1;  // writes during the next tile
-    static constexpr int OUT = STRIPES * COLUMNS / 64;  // panels of C that a warpgroup writes for a tile
+    static constexpr bool LATE = !TURNS && !GATED && SPLITS == 1 && STRIPES == 1;  // writes during the next tile
+    static constexpr int OUT = STRIPES * COLUMNS / SPLITS / 64;  // panels of C that a warpgroup writes for a tile
     static constexpr int ROOM = (232448 - 1024 - 512 - STAGES * STAGE_BYTES) / (CONSUMERS * 8192);
     static constexpr int PANELS = OUT <= ROOM ? OUT : OUT % 2 == 0 && ROOM >= 2 ? 2 : 1;  // on their way at a time
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + CONSUMERS * PANELS * 8192 + 512;
-    static_assert(ROOM >= 1 && STRIPES >= 1 && COLUMNS % 64 == 0);
+    static_assert(ROOM >= 1 && STRIPES >= 1 && COLUMNS % (64 * SPLITS) == 0);
+    static_assert(SPLITS == 1 || (!TURNS && !GATED && STRIPES == 1 && BM * BN * 4 <= STAGES * STAGE_BYTES));
 };
 
 struct Problem {
@@ -43,20 +45,25 @@ struct GemmShared {
     typename G::T a[G::STAGES][G::BM * PANEL];
     typename G::T b[G::STAGES][G::BN * PANEL];
     typename G::T c[G::CONSUMERS][G::PANELS][64 * PANEL];
-    Barrier full[G::STAGES], empty[G::STAGES];
+    Barrier full[G::STAGES], empty[G::STAGES], summed;
 };
 
 // Where a block works.
 template <class G>
 struct Place {
     Problem p;
-    int rank, cluster, clusters, steps, rows, columns;
+    int rank, split, first_step, steps;  // among the neighbours along M; of K
+    int cluster, clusters, rows, columns;
 
     __device__ Place(const Problem& problem) : p(problem) {
-        rank = G::CLUSTER > 1 ? cluster_rank() : 0;
-        cluster = blockIdx.x / G::CLUSTER;
-        clusters = gridDim.x / G::CLUSTER;
-        steps = divide_up(p.K, PANEL);
+        const int block = G::CLUSTER * G::SPLITS > 1 ? cluster_rank() : 0;
+        rank = block % G::CLUSTER;
+        split = block / G::CLUSTER;
+        cluster = blockIdx.x / (G::CLUSTER * G::SPLITS);
+        clusters = gridDim.x / (G::CLUSTER * G::SPLITS);
+        const int all = divide_up(p.K, PANEL), share = (all + G::SPLITS - 1) / G::SPLITS;
+        first_step = split * share;
+        steps = max(min(share, all - first_step), 0);
         rows = (p.M + G::CLUSTER * G::BM - 1) / (G::CLUSTER * G::BM);
         columns = (p.N + G::COLUMNS - 1) / G::COLUMNS;
     }
@@ -77,7 +84,7 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
     for (int tile = place.cluster; tile < place.tiles(); tile += place.clusters) {
         const int2 at = place.origin(tile);
         for (int step = 0; step < place.steps; ++step, ring.advance()) {
-            const int k = step * PANEL;
+            const int k = (place.first_step + step) * PANEL;
             Barrier& full = shared.full[ring.stage];
             shared.empty[ring.stage].wait(ring.parity ^ 1);
             full.arrive_expecting(G::STAGE_BYTES);
@@ -92,7 +99,7 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
                     const int own = place.rank * OWN, n = at.y + (G::GATED ? 0 : part * PART) + i * PANEL;
                     auto* to = shared.b[ring.stage] + (part * PART + i * PANEL + own) * PANEL;
                     const int x = G::B_ALONG_K ? k : n, y = G::B_ALONG_K ? n + own : k + own;
-                    if constexpr (G::CLUSTER > 1) load_box_to_all(to, part ? b2 : b, full, x, y, (1 << G::CLUSTER) - 1);
+                    if constexpr (G::CLUSTER > 1) load_box_to_all(to, part ? b2 : b, full, x, y, ((1 << G::CLUSTER) - 1) << place.split * G::CLUSTER);
                     else load_box(to, part ? b2 : b, full, x, y);
                 }
         }
@@ -102,12 +109,12 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
 // The products of one tile, from the stages as they come; each is given back to the producers that fill it. `issued` is called
 // when all are on their way, `meanwhile` in each step while it is computed.
 template <class G, class Meanwhile, class Issued>
-__device__ void multiply_tile(GemmShared<G>& shared, int steps, Ring<G::STAGES>& ring, int warpgroup,
+__device__ void multiply_tile(GemmShared<G>& shared, const Place<G>& place, Ring<G::STAGES>& ring, int warpgroup,
                               float (&d)[G::STRIPES][G::BN / 2], Meanwhile meanwhile, Issued issued) {
     constexpr int A_STEP = (G::A_ALONG_K ? 32 : 16 * 128) / 16, B_STEP = (G::B_ALONG_K ? 32 : 16 * 128) / 16;
     const auto give_back = [&](int stage) {
         if constexpr (G::CLUSTER > 1) {
-            if (threadIdx.x % 128 < G::CLUSTER) shared.empty[stage].arrive_at(threadIdx.x % 128);
+            if (threadIdx.x % 128 < G::CLUSTER) shared.empty[stage].arrive_at(place.split * G::CLUSTER + threadIdx.x % 128);
         } else if (threadIdx.x % 128 == 0) {
             shared.empty[stage].arrive();
         }
@@ -118,7 +125,7 @@ __device__ void multiply_tile(GemmShared<G>& shared, int steps, Ring<G::STAGES>&
     };
     const int first = G::TURNS ? 0 : warpgroup * G::STRIPES * 64;
     int previous = 0;
-    for (int step = 0; step < steps; ++step, ring.advance()) {
+    for (int step = 0; step < place.steps; ++step, ring.advance()) {
         shared.full[ring.stage].wait(ring.parity);
         const uint64_t a = descriptor(shared.a[ring.stage] + first * PANEL), b = descriptor(shared.b[ring.stage], 8192);
         pin_all();
@@ -141,7 +148,7 @@ __device__ void multiply_tile(GemmShared<G>& shared, int steps, Ring<G::STAGES>&
     issued();
     wgmma_wait<0>();
     pin_all();
-    give_back(previous);
+    if (G::SPLITS == 1 || place.steps > 0) give_back(previous);
 }
 
 // 64 rounded columns of C: through a panel and the accelerator, or element by element.
@@ -167,6 +174,38 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
     }
 }
 
+// Adds the sums of all splits, always in the same order. Each leaves its own in its stages, which nothing fills again (a block
+// of a split computes one tile), and adds up those of its share of the columns, which are in its first registers then.
+template <class G>
+__device__ void combine(GemmShared<G>& shared, const Place<G>& place, float (&d)[G::BN / 2]) {
+    constexpr int SHARE = G::BN / 8 / G::SPLITS, THREADS = G::CONSUMERS * 128;  // in float4
+    float4* sums = reinterpret_cast<float4*>(shared.a) + threadIdx.x;
+    if (place.steps == 0)
+        for (float& sum : d) sum = 0;
+    named_sync(5, THREADS);  // both warpgroups have multiplied what is in the stages
+    float4 own[SHARE];
+#pragma unroll
+    for (int i = 0; i < G::BN / 8; ++i) {
+        const float4 sum = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
+        if (i / SHARE == place.split) own[i % SHARE] = sum;
+        else sums[i * THREADS] = sum;
+    }
+    named_sync(5, THREADS);
+    if (threadIdx.x < G::SPLITS) shared.summed.arrive_released_at(threadIdx.x * G::CLUSTER + place.rank);
+    shared.summed.wait_acquired(0);
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i) d[4 * i] = d[4 * i + 1] = d[4 * i + 2] = d[4 * i + 3] = 0;
+#pragma unroll
+    for (int split = 0; split < G::SPLITS; ++split) {
+        const uint32_t theirs = shared_address_at(sums + place.split * SHARE * THREADS, split * G::CLUSTER + place.rank);
+#pragma unroll
+        for (int i = 0; i < SHARE; ++i) {
+            const float4 x = split == place.split ? own[i] : load_shared_of_cluster(theirs + i * THREADS * sizeof(float4));
+            d[4 * i] += x.x, d[4 * i + 1] += x.y, d[4 * i + 2] += x.z, d[4 * i + 3] += x.w;
+        }
+    }
+}
+
 template <class G>
 __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, const CUtensorMap& map, typename G::T* C,
                               int warpgroup) {
@@ -178,7 +217,7 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
         named_arrive(turn, 256);
         ring.skip(place.steps);
     }
-    constexpr int PANELS = G::COLUMNS / 64;
+    constexpr int PANELS = G::COLUMNS / G::SPLITS / 64;
     uint32_t words[16 * PANELS];  // a stripe of a tile, rounded
     int2 to = {NOWHERE, 0};        // where it belongs
     const auto store = [&](int stripe, int which) {
@@ -194,7 +233,7 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
         if (G::TURNS) named_sync(own_turn, 256);
         const bool holds = G::LATE && to.x != NOWHERE;
         multiply_tile(
-            shared, place.steps, ring, warpgroup, d,
+            shared, place, ring, warpgroup, d,
             [&](int step) {
                 if (holds && step < PANELS) store(0, step);
             },
@@ -204,6 +243,7 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
         if (holds)
             for (int panel = place.steps; panel < PANELS; ++panel) store(0, panel);
         if (G::TURNS) ring.skip(place.steps);
+        if constexpr (G::SPLITS > 1) combine(shared, place, d[0]);
 #pragma unroll
         for (int i = 0; i < G::STRIPES; ++i) {
             if constexpr (G::GATED)
@@ -211,7 +251,7 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
                 for (int e = 0; e < G::BN / 4; ++e) d[i][e] = G::Gate::of(d[i][e]) * d[i][G::BN / 4 + e];
 #pragma unroll
             for (int panel = 0; panel < PANELS; ++panel) round_columns<typename G::T>(d[i] + 32 * panel, words + 16 * panel);
-            to = {at.x + first + 64 * i, at.y};
+            to = {at.x + first + 64 * i, at.y + place.split * (G::COLUMNS / G::SPLITS)};
             if (!G::LATE) store(i, -1);
         }
     }
@@ -236,9 +276,10 @@ __global__ void __launch_bounds__(G::THREADS, 1)
             shared.full[i].init(1);
             shared.empty[i].init(G::SHARERS * G::CLUSTER);
         }
+        shared.summed.init(G::SPLITS);
         publish_barriers();
     }
-    if constexpr (G::CLUSTER > 1) cluster_sync();
+    if constexpr (G::CLUSTER * G::SPLITS > 1) cluster_sync();
     else __syncthreads();
     after_previous();
     const Place<G> place(problem);
@@ -250,7 +291,7 @@ __global__ void __launch_bounds__(G::THREADS, 1)
         consume_tiles<G>(shared, place, c, C, warpgroup);
     }
     __syncwarp();
-    if constexpr (G::CLUSTER > 1) cluster_sync();  // no block ends while another may still signal it
+    if constexpr (G::CLUSTER * G::SPLITS > 1) cluster_sync();  // no block ends while another may still signal it, or read it
 #endif
 }
 
@@ -273,8 +314,9 @@ int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p
     CUtensorMap c{};
     if (p.store_tma) c = tensor_map<T, 2>(static_cast<T*>(C), {p.N, p.M}, {p.N}, {PANEL, 64});
     const int tiles = divide_up(p.M, G::CLUSTER * G::BM) * divide_up(p.N, G::COLUMNS);
-    const int clusters = min(tiles, processors / G::CLUSTER);
-    return launch(gemm<G>, clusters * G::CLUSTER, G::THREADS, G::SHARED_BYTES, G::CLUSTER, early, stream, a, b, b2, c,
+    constexpr int CLUSTER = G::CLUSTER * G::SPLITS;
+    const int clusters = G::SPLITS > 1 ? tiles : min(tiles, processors / CLUSTER);
+    return launch(gemm<G>, clusters * CLUSTER, G::THREADS, G::SHARED_BYTES, CLUSTER, early, stream, a, b, b2, c,
                   static_cast<T*>(C), p);
 }
 

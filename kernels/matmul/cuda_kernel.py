@@ -18,6 +18,7 @@ TUNABLES = {
     "BLOCK_N": [0, 64, 128, 192, 256],
     "STAGES": [0, 3, 4, 5, 6],
     "CLUSTER": [0, 1, 2],
+    "SPLITS": [0, 1, 2, 4],
     "GROUP": [2, 4, 8, 16],
     "EARLY": [0, 1],
 }
@@ -26,6 +27,7 @@ BLOCK_M = 0  # of a thread block's tile on Hopper; here and below, 0: the best o
 BLOCK_N = 0
 STAGES = 0  # steps along K in flight
 CLUSTER = 0  # blocks that share a tile of B
+SPLITS = 0  # blocks that share the K of a tile
 GROUP = 8  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
 EARLY = 1  # whether a launch may begin while the kernel ahead ends
 
@@ -37,29 +39,32 @@ class Tile:
     stages: int
     turns: bool  # whether two warpgroups take turns, a tile each; else they share each
     cluster: int
+    splits: int  # of K, whose sums meet in a cluster of that many times `cluster`
     efficiency: float  # next to the first's, where there is work enough
 
     @property
     def fits(self) -> bool:
         """Into the registers of two warpgroups, and beside a panel of C for each of them into shared memory."""
         sharers = 1 if self.turns else 2
-        in_flight = self.stages * (self.m + self.n) * 128
-        return 64 * sharers <= self.m and self.m * self.n <= 16384 * sharers and in_flight + 16384 <= 230912
+        in_flight, sums = self.stages * (self.m + self.n) * 128, self.m * self.n * 4
+        splits = self.splits == 1 or (not self.turns and self.n % (64 * self.splits) == 0 and sums <= in_flight)
+        return 64 * sharers <= self.m and self.m * self.n <= 16384 * sharers and in_flight + 16384 <= 230912 and splits
 
     def clocks(self, M: int, N: int, K: int, processors: int) -> float:
-        """Waves of clusters at 2,048 products a clock and processor, and some for a start in clusters."""
-        clusters = -(-M // (self.m * self.cluster)) * -(-N // self.n)
-        wave = self.m * self.n * K / 2048 / self.efficiency
-        return -(-clusters // (processors // self.cluster)) * wave + 1000 * (self.cluster > 1)
+        """Waves of clusters at 2,048 products a clock and processor; starts in clusters and sums of splits cost some."""
+        clusters, blocks = -(-M // (self.m * self.cluster)) * -(-N // self.n), self.cluster * self.splits
+        wave = self.m * self.n * K / self.splits / 2048 / self.efficiency
+        return -(-clusters // (processors // blocks)) * wave + 1000 * (blocks > 1) + 6000 * (self.splits > 1)
 
 
 TILES = (
-    Tile(128, 256, 4, False, 2, 1.0),
-    Tile(128, 128, 6, True, 2, 0.99),
-    Tile(128, 128, 6, True, 1, 0.98),
-    Tile(64, 128, 8, True, 2, 0.8),
-    Tile(128, 64, 8, True, 1, 0.7),
-    Tile(64, 64, 8, True, 1, 0.45),
+    Tile(128, 256, 4, False, 2, 1, 1.0),
+    Tile(128, 256, 4, False, 2, 4, 1.0),
+    Tile(128, 128, 6, True, 2, 1, 0.99),
+    Tile(128, 128, 6, True, 1, 1, 0.98),
+    Tile(64, 128, 8, True, 2, 1, 0.8),
+    Tile(128, 64, 8, True, 1, 1, 0.7),
+    Tile(64, 64, 8, True, 1, 1, 0.45),
 )
 
 SIGNATURE = "ppp p"  # A, B, C, the numbers of a call
@@ -75,7 +80,7 @@ HOPPER_SOURCE = r"""
 #include <hopper_gemm.cuh>
 
 using T = std::conditional_t<DTYPE == 1, f16, bf16>;
-using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, A_K, B_K>;
+using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, A_K, B_K, void, TILE_SPLITS>;
 
 extern "C" int run(const void* A, const void* B, void* C, const Call* c, cudaStream_t stream) {
     const hopper::Problem problem = {int(c->M), int(c->N), int(c->K), GROUP, true};
@@ -231,7 +236,7 @@ def _general(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, block: int) -
 
 
 def _tile(M: int, N: int, K: int, processors: int) -> Tile:
-    asked = {"m": BLOCK_M, "n": BLOCK_N, "stages": STAGES, "cluster": CLUSTER}
+    asked = {"m": BLOCK_M, "n": BLOCK_N, "stages": STAGES, "cluster": CLUSTER, "splits": SPLITS}
     fixed = {name: value for name, value in asked.items() if value}
     tiles = [tile for tile in (replace(tile, **fixed) for tile in TILES) if tile.fits]
     return min(tiles or TILES, key=lambda tile: tile.clocks(M, N, K, processors))

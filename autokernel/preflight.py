@@ -23,7 +23,7 @@ COMPILERS = {
 ADVICE = {
     "cpp": "a C++ compiler (Debian/Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)",
     "triton": "a C compiler (Debian/Ubuntu: apt install gcc; Fedora: dnf install gcc)",
-    "cuda": "the CUDA toolkit (nvcc)",
+    "cuda": "nvcc, of NVIDIA's CUDA toolkit or from pip (pip install -e '.[cuda]')",
 }
 
 
@@ -46,18 +46,23 @@ def check_installed() -> None:
 
 def find_compiler(language: str) -> str:
     """Path of the compiler for "cpp", "cuda" or "triton" kernels. Raises MissingCompiler."""
-    for name in COMPILERS[language]:
-        path = shutil.which(name) if name else None
-        if path:
-            return path
-    raise MissingCompiler(f"{language} kernels need {ADVICE[language]}")
+    found = list(filter(None, (shutil.which(name) for name in COMPILERS[language] if name)))
+    if language == "cuda":
+        found += map(str, sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvcc"), reverse=True))  # of pip's
+    if not found:
+        raise MissingCompiler(f"{language} kernels need {ADVICE[language]}")
+    return found[0]
 
 
 def backends(device: str) -> tuple[str, ...]:
     """The backends whose kernels run on `device` and can be compiled here; that of its starters first."""
     if device.partition(":")[0] == "cpu":
         return ("cpp",)
-    return ("triton", "cuda") if any(map(shutil.which, COMPILERS["cuda"])) else ("triton",)
+    try:
+        find_compiler("cuda")
+    except MissingCompiler:
+        return ("triton",)
+    return ("triton", "cuda")
 
 
 def check(language: str, folders: Iterable[Path], experiments: bool = True) -> None:

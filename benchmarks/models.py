@@ -66,9 +66,11 @@ HF_QWEN3 = {
     "head_dim": 128,
     "vocab_size": 32000,
 }
-MODELS = {  # of the GPU in float16; a CPU runs in float32 those that suit it
+LLAMA_7B = {"class_name": "Llama7B", "model_args": {"n_layers": 4}, "input_shape": (1, 2048)}
+MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float32 those that suit it
     "compact-llama": Workload(input_shape=(1, 512)),
-    "llama-7b-4-layers": Workload(class_name="Llama7B", model_args={"n_layers": 4}, input_shape=(1, 2048)),
+    "llama-7b-4-layers": Workload(**LLAMA_7B),
+    "llama-7b-4-layers-bf16": Workload(**LLAMA_7B, dtype="bfloat16"),
     "gpt2": Workload("models/gpt2.py", "GPT2", input_shape=(1, 512)),
     "bert": Workload("models/bert.py", "Bert", input_shape=(8, 128)),
     "hf-llama": Workload("transformers", "LlamaForCausalLM", HF_LLAMA, (1, 1024)),
@@ -119,13 +121,14 @@ def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
     barriers = tuple(context.Barrier(len(names)) for _ in ends)
     stage = Stage(context.Lock(), barriers, arguments.seconds, ends)
     results = context.Queue()
-    dtype = "float32" if arguments.device == "cpu" else "float16"
     for threads in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS") if arguments.device != "cpu" else ():
         os.environ.setdefault(threads, str(max((os.cpu_count() or 2) // len(names), 1)))
     modes = (EAGER, INDUCTOR) if arguments.device == "cpu" else (EAGER, GRAPHS, INDUCTOR)
     children = []
     for name in names:
-        workload = Workload(**vars(MODELS[name]) | {"dtype": dtype, "device": arguments.device})
+        workload = replace(MODELS[name], device=arguments.device)
+        if workload.device != "cpu" and workload.dtype == "float32":
+            workload = replace(workload, dtype="float16")
         last = [] if arguments.no_max_autotune else [AUTOTUNED]
         children.append(context.Process(target=child, args=(name, workload, modes, last, stage, results)))
         children[-1].start()

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sys
+import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from test_triton_starters import ERROR_RATIO as INTERPRETED_RATIO
 
 from autokernel import build
 from autokernel.gate import Judge
-from autokernel.preflight import find_compiler
+from autokernel.preflight import backends, find_compiler
 from autokernel.spec import KERNELS, import_file, load_spec
 from autokernel.target import default_target
 
@@ -128,10 +129,18 @@ def test_builds_at_the_same_time_do_not_meet(monkeypatch: pytest.MonkeyPatch, tm
     assert len(paths) == 1 and set(tmp_path.iterdir()) == paths
 
 
-def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_without_a_toolkit_uses_what_pip_installed_or_is_told_what_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(build.MissingCompiler, match="^cuda kernels need the CUDA toolkit"):
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(build.MissingCompiler, match=r"^cuda kernels need nvcc, .* \(pip install -e '.\[cuda\]'\)"):
         find_compiler("cuda")
+    assert backends("cuda") == ("triton",)
+    nvcc = tmp_path / "nvidia" / "cu13" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.touch()
+    assert find_compiler("cuda") == str(nvcc) and backends("cuda") == ("triton", "cuda")
 
 
 # ---- on a GPU ----

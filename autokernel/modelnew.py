@@ -4,22 +4,51 @@ How problems in the format of KernelBench (Model, ModelNew) come through the gat
 """
 
 import ast
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors  # torch.zeros, torch.tensor, …
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 SEED = 0  # of what a module draws while it is made, and of what is not in its state dict
 WEIGHTS = "weights."
+_drawing = threading.RLock()  # PyTorch has one random state for all threads, and the gate has several
 
 
 def make(module_class: Callable[..., nn.Module], init: str) -> nn.Module:
     """A module as KernelBench makes it: after a seed, and in training mode."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+    with seeded(SEED):
         return module_class(*ast.literal_eval(init)).requires_grad_(False)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """What is drawn in here follows from `seed`, and leaves the random state as it was."""
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+class InDouble(TorchFunctionMode):
+    """As if float64 were the default dtype, in this thread alone: of what is made of no number, or of integers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor) or result.dtype != torch.float32 or kwargs.get("dtype") is not None:
+            return result
+        given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        if any(v.is_floating_point() or v.is_complex() for v in given):
+            return result
+        if not given:
+            return func(*args, **kwargs | {"dtype": torch.float64}) if func in _device_constructors() else result
+        return func(*tree_map_only(Tensor, Tensor.double, args), **tree_map_only(Tensor, Tensor.double, kwargs))
 
 
 def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compiled: bool = False) -> Callable[..., Tensor]:

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from autokernel.modelnew import WEIGHTS, as_kernel, make
+from autokernel.modelnew import WEIGHTS, InDouble, as_kernel, make, seeded
 from autokernel.spec import ANY_LIBRARY, PROBLEMS, Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase, decode_case, encode, write_json
 
@@ -69,14 +69,14 @@ class Problem:
 
     def inputs(self, seed: int) -> dict[str, Any]:
         """What get_inputs() gives after this seed, by the names of the case."""
-        torch.manual_seed(seed)
-        return {f"inputs.{i}": value for i, value in enumerate(self.module.get_inputs())}
+        with seeded(seed):
+            return {f"inputs.{i}": value for i, value in enumerate(self.module.get_inputs())}
 
     def weights(self, seed: int) -> dict[str, Tensor]:
         """A state dict drawn with this seed; what is constant in a new module is varied."""
-        torch.manual_seed(seed)
-        state = self.module.Model(*ast.literal_eval(self.arguments["init"])).state_dict()
-        return {WEIGHTS + name: _varied(t) for name, t in state.items()}
+        with seeded(seed):
+            state = self.module.Model(*ast.literal_eval(self.arguments["init"])).state_dict()
+            return {WEIGHTS + name: _varied(t) for name, t in state.items()}
 
     @property
     def reduced(self) -> str:
@@ -278,15 +278,11 @@ def _same_specials(model: nn.Module, inputs: list[Any], value: float) -> bool:
     planted.view(-1)[planted.numel() // 3] = value
     twin = copy.deepcopy(model).double()
     exact = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in (planted, *inputs[1:])]
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), InDouble():
             expected = twin(*exact)
     except RuntimeError:  # of a model that insists on fp32
         return False
-    finally:
-        torch.set_default_dtype(before)
     with torch.no_grad():
         y = copy.deepcopy(model)(planted, *inputs[1:])
     tests = (torch.isnan, torch.isposinf, torch.isneginf) if y.is_floating_point() else ()
@@ -327,8 +323,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
 
     @lru_cache(maxsize=2)
     def drawn(seed: int) -> dict[str, Any]:
-        with torch.random.fork_rng(devices=[]):
-            return problem.weights(seed) | problem.inputs(seed)
+        return problem.weights(seed) | problem.inputs(seed)
 
     def fill(name: str) -> Callable[[TensorSpec, Any, torch.Generator], Tensor]:
         return lambda spec, args, generator: drawn(generator.initial_seed())[name]
@@ -336,8 +331,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
     def as_given(inputs: dict[str, Any]) -> dict[str, Any]:
         """Inputs as get_inputs() draws them, by a seed that the others give."""
         seed = int(next(v for v in inputs.values() if isinstance(v, Tensor)).double().sum().view(torch.int64)) % 2**32
-        with torch.random.fork_rng(devices=[]):
-            return inputs | problem.inputs(seed)
+        return inputs | problem.inputs(seed)
 
     def model(*init: Any) -> nn.Module:
         return problem.module.Model(*init)
@@ -345,12 +339,8 @@ def problem_spec(problem: Problem) -> KernelSpec:
     in_double = as_kernel(model, used=False)
 
     def oracle(**arguments: Any) -> Tensor:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)  # of what a model makes on its way
-        try:
+        with InDouble():  # what a model makes on its way as well
             return in_double(**arguments)
-        finally:
-            torch.set_default_dtype(before)
 
     arguments = problem.arguments
     tensors = {name: value for name, value in arguments.items() if isinstance(value, TensorSpec)}

@@ -74,8 +74,7 @@ def unchanged(problem: Problem, backend: str) -> str:
 def rewrite(problem: Problem, backend: str, device: str = "cpu") -> Rewriting:
     """Find the places for our kernels. Raises NotRewritten, with a reason, if there are none."""
     model = make(problem.module.Model, problem.arguments["init"]).to(device)
-    with torch.random.fork_rng(devices=[]):
-        inputs = [v.to(device) if isinstance(v, Tensor) else v for v in problem.inputs(0).values()]
+    inputs = [v.to(device) if isinstance(v, Tensor) else v for v in problem.inputs(0).values()]
     try:
         graphs = capture(model, tuple(inputs), {}).graphs
     except Exception as error:  # of a model that Dynamo cannot follow

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from autokernel.gate import Judge
+from autokernel.gate.inputs import fill_inputs
+from autokernel.modelnew import InDouble
 from autokernel.problems import Cost, NotJudged, examine, fitting
 from autokernel.rewriting import complete, inlined
 from autokernel.spec import KERNELS, PROBLEMS, ROOT, folder_of, load_spec
@@ -207,6 +210,38 @@ def test_weights_that_are_constant_at_first_are_varied():
     assert (weights["weights.norm.weight"] != 1).any() and (weights["weights.norm.running_var"] > 0).all()
     again = problem(7).weights(3)
     assert all(torch.equal(weights[k], again[k]) for k in weights)
+
+
+def test_in_double_nothing_is_rounded_on_the_way():
+    with InDouble():
+        assert torch.tensor(0.1).item() == 0.1 and torch.full((1,), 0.1).item() == 0.1
+        assert (torch.arange(3) / 3)[1].item() == 1 / 3 and torch.arange(3).sqrt()[2].item() == pytest.approx(
+            2**0.5, rel=1e-14
+        )
+        assert torch.linspace(0, 1, 4, dtype=None)[1].item() == 1 / 3
+        assert torch.arange(3).dtype == torch.int64 and torch.zeros(1, dtype=torch.float32).dtype == torch.float32
+        assert torch.zeros(1, dtype=torch.float32).add(1).dtype == torch.float32  # of a model that insists on it
+        linear = torch.nn.Linear(2, 2)
+    assert linear.weight.dtype == torch.float64 and torch.zeros(1).dtype == torch.float32
+
+
+def test_the_gate_may_ask_in_several_threads():
+    path = LEVEL[1]
+    spec = load_spec(bridge.set_up(path, "cpp", "cpu", Cost(10**9, 10**9)).problem.name)
+    case = spec.case(spec.smoke, torch.float32)
+
+    def ask(number: int) -> dict[str, torch.Tensor]:
+        inputs = fill_inputs(spec, case, number % 5)
+        assert spec.oracle(**{k: v.double() if torch.is_tensor(v) else v for k, v in inputs.items()}).dtype == torch.float64
+        return inputs | {"y": spec.eager(**inputs)}
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(ask, range(40)))
+    for number, answer in enumerate(answers):
+        for name, value in answer.items():
+            assert not torch.is_tensor(value) or value.dtype == torch.float32
+            assert not torch.is_tensor(value) or torch.equal(value, answers[number % 5][name]), name
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_sizes_are_halved_until_they_fit():

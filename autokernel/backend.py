@@ -25,7 +25,7 @@ from torch.fx.proxy import GraphAppendingTracer
 from autokernel.build import default_cache
 from autokernel.capture import normalise, value, why_left_alone
 from autokernel.match import Site, SiteFinder, WhyNot, in_company
-from autokernel.ops import DIRECT, Kernel, by_position, direct, register, traced, visible
+from autokernel.ops import DIRECT, Kernel, by_position, differentiable, direct, register, traced, visible
 from autokernel.spec import Case, import_file, load_spec
 from autokernel.target import Target, encoded
 
@@ -74,7 +74,7 @@ class Installed:
 
     target: str
     ops: OpOverloadPacket
-    run: Kernel  # the same without the dispatcher, for graphs that want no gradients and are not traced again
+    run: Kernel  # the same without the dispatcher, for graphs that are not traced again
     visible: Kernel | None = None  # the same for tracing, if its launches are Triton's
 
 
@@ -105,6 +105,7 @@ class Replacer:
     replaced: list[Replacement] = field(default_factory=list)
     graphs: int = 0
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
+    trained: dict[tuple[str, str], Kernel] = field(default_factory=dict)  # the same with a gradient
 
     def __post_init__(self) -> None:
         limits = torch._dynamo.config
@@ -193,13 +194,16 @@ class Replacer:
         return self.installed.get((site.kernel_type, value(site.output).device.type, encoded(case)))
 
     def _callee(self, kernel: Installed, site: Site, case: Case, wanted: bool) -> Kernel:
-        """What a graph calls: where no gradient is wanted, something that costs the host less than the operator."""
-        if wanted:
+        """What a graph calls: the operator, or something that costs the host less where that will do."""
+        if wanted and self.fallback:
             return kernel.ops.default
         key = (kernel.ops.__name__, encoded(case))
         if key not in self.seen:
             self.seen[key] = self._see(kernel, site, case)
-        return self.seen[key] or kernel.ops.no_grad
+        short = self.seen[key]
+        if wanted and key not in self.trained:
+            self.trained[key] = differentiable(load_spec(site.kernel_type), short or kernel.run)
+        return self.trained[key] if wanted else short or kernel.ops.no_grad
 
     def _see(self, kernel: Installed, site: Site, case: Case) -> Kernel | None:
         """A Triton kernel as Inductor launches it, or as we do where nothing compiles the graph; None if it is opaque."""

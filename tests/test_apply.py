@@ -184,14 +184,20 @@ def helper(x):
 """
 
 
-@pytest.mark.parametrize("fallback", FALLBACKS)
-def test_triton_kernels_are_traced_once_and_not_called(fallback) -> None:
+@pytest.mark.parametrize(("fallback", "gradient"), [*((f, False) for f in FALLBACKS), (None, True)])
+def test_triton_kernels_are_traced_once_and_not_called(fallback, gradient) -> None:
     """No Triton here; but what surrounds its launches in a kernel file is treated as on a GPU."""
-    norm, x = RMSNorm(64).requires_grad_(False), torch.randn(256, 64)
+    norm, x = RMSNorm(64).requires_grad_(gradient), torch.randn(256, 64)
     replacer = Replacer([winner_for(norm, x, TRACED)], fallback)
     optimised = beside(norm, replacer)
     for _ in range(2):
-        torch.testing.assert_close(optimised(x), 3 * norm.weight.expand(256, 64))
+        y = optimised(x)
+        torch.testing.assert_close(y, 3 * norm.weight.expand(256, 64))
+        assert y.requires_grad == gradient
+        if gradient:
+            torch.testing.assert_close(
+                torch.autograd.grad(y.sum(), norm.weight), torch.autograd.grad(norm(x).sum(), norm.weight)
+            )
     assert len(replacer.seen) == 1 and all(replacer.seen.values())
 
 

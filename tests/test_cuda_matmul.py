@@ -39,9 +39,10 @@ def everywhere() -> Iterator[build.CudaFunction]:
 
 
 def on_hopper() -> Iterator[build.CudaFunction]:
-    for tile in MATMUL.TILES[:3]:
+    for tile in MATMUL.TILES[:2]:
         yield MATMUL._hopper(HALF, True, False, tile, 132)
-    yield MATMUL._hopper(BRAIN, False, True, MATMUL.TILES[3], 132)
+    for tile in MATMUL.TILES[2:4]:
+        yield MATMUL._hopper(BRAIN, False, True, tile, 132)
     yield MATMUL._hopper(HALF, True, True, replace(MATMUL.TILES[4], n=192, stages=5), 132)
     yield ATTENTION._compiled(HALF, 64, False)
     yield ATTENTION._compiled(BRAIN, 128, False)

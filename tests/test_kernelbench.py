@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,6 +287,27 @@ def test_scorer_resumes_and_reports(tmp_path):
     rows = {row["problem"]: row for row in json.loads(record.read_text())}
     assert rows["level9_3"] == first["level9_3"] and rows["level9_8"]["outcome"] == "no kernel"
     assert "| level9 | 3 | 1 | 1 | 0 | 0 | 0 | 0 | 1 | 1 | 3 |" in text and "Speed has not been measured" in text
+
+
+class Loses:
+    def __del__(self) -> None:
+        time.sleep(60)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_time_limit_that_python_drops_is_raised_again(monkeypatch):
+    """In a destructor an exception is printed and forgotten."""
+
+    def long(*arguments):
+        Loses()
+        time.sleep(60)
+
+    monkeypatch.setattr(scorer, "score", long)
+    monkeypatch.setattr(scorer, "AGAIN_S", 0.5)
+    start = time.monotonic()
+    late = scorer.within(1, LEVEL[1], None, None)
+    assert late.outcome == "not judged" and late.why == "not scored within 1 s"
+    assert time.monotonic() - start < 30
 
 
 def test_scorer_takes_answers(tmp_path):

@@ -54,14 +54,14 @@ class Tile:
         """Waves of clusters at 2,048 products a clock and processor; starts in clusters and sums of splits cost some."""
         clusters, blocks = -(-M // (self.m * self.cluster)) * -(-N // self.n), self.cluster * self.splits
         wave = self.m * self.n * K / self.splits / 2048 / self.efficiency
-        return -(-clusters // (processors // blocks)) * wave + 1000 * (blocks > 1) + 6000 * (self.splits > 1)
+        return -(-clusters // (processors // blocks)) * wave + 1000 * (blocks > 1) + 3000 * (self.splits > 1)
 
 
 TILES = (
     Tile(128, 256, 4, False, 2, 1, 1.0),
-    Tile(128, 256, 4, False, 2, 4, 1.0),
     Tile(128, 128, 6, True, 2, 1, 0.99),
     Tile(128, 128, 6, True, 1, 1, 0.98),
+    Tile(128, 128, 6, False, 1, 2, 0.98),  # not more splits: of clusters of 4 blocks an H200 runs fewer than 32 at a time
     Tile(64, 128, 8, True, 2, 1, 0.8),
     Tile(128, 64, 8, True, 1, 1, 0.7),
     Tile(64, 64, 8, True, 1, 1, 0.45),

@@ -8,6 +8,7 @@ from textwrap import shorten
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from autokernel.agents import Trial
 from autokernel.agents.playbook import fitting_tier, tier_text
@@ -144,6 +145,8 @@ def plot(workspace: Workspace, rows: Sequence[Experiment]) -> None:
     axes = figure.subplots(max(len(targets), 1), 1, squeeze=False)
     for axis, target in zip(axes[:, 0], targets):
         _plot_target(axis, target, rows_of(target, rows))
+        axis.set_xlim(rows[0].experiment - 0.5, rows[-1].experiment + 0.5)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(workspace / "progress.png", dpi=120)
 
 

@@ -161,7 +161,7 @@ def report(name: str, entry: Mapping[str, Any]) -> None:
             (
                 side,
                 f"{f['ms']:.3f}",
-                f"{f['peak_mb'] or 0:.0f}",
+                "" if f["peak_mb"] is None else f"{f['peak_mb']:.0f}",
                 f"{f['first_call_s']:.1f}",
                 *(str(Interval(**f["speedups"][b])) if b in f["speedups"] else "" for b in entry["baselines"]),
             )

@@ -70,7 +70,7 @@ class Sample:
 
     rounds: tuple[dict[str, Pass], ...]
     first_call_s: Mapping[str, float]  # with compilation
-    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps for itself (CUDA graphs)
+    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps; see Sides.build()
     errors: Mapping[str, str] = field(default_factory=dict)  # EAGER, INDUCTOR, … -> why it cannot run the model
 
     @staticmethod
@@ -135,11 +135,13 @@ class Sides:
     peak_mb: dict[str, float | None] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     finder: SiteFinder = field(default_factory=SiteFinder)
+    pooled: bool = False  # whether a side has CUDA graphs
 
     def build(self, sides: Mapping[str, Side], inputs: Inputs, caches: str | None = None) -> None:
         """Make each side and run it once; in the folder `caches` each has one of its own for what it compiles.
 
-        Where torch.compile fails (no compiler, no headers), it has no sides, and `errors` says why.
+        Where torch.compile fails (no compiler, no headers), it has no sides, and `errors` says why. What CUDA graphs
+        keep is told of the first side that has them: all of a process share one pool.
         """
         if caches:  # so that no side pays for the import of the compiler
             torch.compile(lambda x: x + 1)(torch.zeros(2, device=self.workload.device))
@@ -163,7 +165,8 @@ class Sides:
                 for _ in range(2):
                     candidate(*inputs[0], **inputs[1])
             kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
-            self.peak_mb[name] = None if working is None else kept + working
+            self.peak_mb[name] = None if working is None or (side.over in MODES and self.pooled) else kept + working
+            self.pooled |= side.over in MODES
 
     def round(self, inputs: Inputs, shuffle: random.Random) -> dict[str, Pass]:
         """Every side in random order, and once more backwards: the mean of its two passes."""
@@ -238,6 +241,7 @@ def kept_mb(device: str) -> float:
     """Memory of the GPU that this process holds on to; of a CPU's memory, too much else is in the process to tell."""
     if device == "cpu":
         return 0.0
+    torch._C._cuda_clearCublasWorkspaces()  # as recording a CUDA graph does
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved(device) / 1e6
 

@@ -564,7 +564,7 @@ def kernel_fn(
     attn_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
-    out = torch.empty(Q.shape, dtype=Q.dtype, device=Q.device)
+    out = Q.new_empty(Q.shape)
     scale = Q.shape[3] ** -0.5 if sm_scale is None else sm_scale
     mask_kind, mask, mask_strides = 0, None, (0, 0, 0, 0)
     if attn_mask is not None:

@@ -180,7 +180,7 @@ def _blocks(seq_q: int, heads: int, block_d: int, fp32: bool, processors: int, s
     """Queries and keys of a block and its warps: the largest whose accumulators and scores stay in registers."""
     if fp32:  # its dot products keep their operands in registers too
         return (16 if seq_q <= 16 else 64 if block_d <= 64 else 32), (32 if block_d <= 64 else 16), 8
-    block_m = 16 if seq_q <= 16 else 128 if triton.cdiv(seq_q, 128) * heads >= processors else 64
+    block_m = 16 if seq_q <= 16 else 128 if -(-seq_q // 128) * heads >= processors else 64
     # Without wgmma (the chips with less shared memory) a warp's operands pass through its registers: fewer keys.
     block_n = 128 if block_d <= 128 and block_m == 128 and shared_memory >= 200_000 else 64
     return block_m, block_n, 8 if block_m == 128 or block_d > 128 else 4
@@ -207,14 +207,14 @@ def kernel_fn(
         mask_strides = mask.stride()
 
     processors, shared_memory = _device(Q.device.index)
-    block_d = max(triton.next_power_of_2(D), 16)
+    block_d = max(1 << (D - 1).bit_length(), 16)
     block_m, block_n, warps = _blocks(seq_q, B * H, block_d, Q.dtype == torch.float32, processors, shared_memory)
     block_m, block_n = BLOCK_M or block_m, BLOCK_N or block_n
     room = shared_memory - block_m * block_d * Q.element_size()
     stage = 2 * block_n * block_d * Q.element_size()
     if attn_mask is not None:
         stage += block_m * block_n * attn_mask.element_size()
-    _attention[(triton.cdiv(seq_q, block_m) * B * H,)](
+    _attention[(-(-seq_q // block_m) * B * H,)](
         Q,
         K,
         V,

@@ -158,8 +158,7 @@ def kernel_fn(
         gate, up = torch.mm(rows, w_gate.t()), torch.mm(rows, w_up.t())
         _gated(x.dtype, activation)(gate.data_ptr(), up.data_ptr(), gate.numel())
         return torch.mm(gate, w_down.t()).view(x.shape)
-    middle = torch.empty((M, hidden), dtype=x.dtype, device=x.device)
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    middle, y = x.new_empty(M, hidden), x.new_empty(x.shape)
     up, down = products
     up(at_x, at_gate, at_up, middle.data_ptr(), M, hidden, dim, strides[0][0], strides[1][0])
     down(middle.data_ptr(), at_down, None, y.data_ptr(), M, dim, hidden, hidden, strides[3][0])

@@ -101,8 +101,8 @@ def _tile(M: int, N: int, fp32: bool, processors: int) -> tuple[int, int]:
     """The largest tile of which there are enough to keep the multiprocessors busy."""
     tiles = [(128, 128), (128, 64), (64, 64), (32, 64), (16, 64), (16, 32)][2 * fp32 :]
     for block_m, block_n in tiles:
-        fits = block_m <= max(triton.next_power_of_2(M), 16) and block_n <= max(triton.next_power_of_2(N), 32)
-        if fits and triton.cdiv(M, block_m) * triton.cdiv(N, block_n) >= 0.9 * processors:
+        fits = block_m <= max(1 << (M - 1).bit_length(), 16) and block_n <= max(1 << (N - 1).bit_length(), 32)
+        if fits and -(-M // block_m) * -(-N // block_n) >= 0.9 * processors:
             return block_m, block_n
     return tiles[-1]
 
@@ -124,7 +124,7 @@ def kernel_fn(
     block_m, block_n = _tile(M, N, fp32, processors)
     block_m, block_n, block_k = BLOCK_M or block_m, BLOCK_N or block_n, BLOCK_K or (16 if fp32 else 64)
     stage = (block_m + 2 * block_n) * block_k * x.element_size()
-    _gate_up[(triton.cdiv(M, block_m) * triton.cdiv(N, block_n),)](
+    _gate_up[(-(-M // block_m) * -(-N // block_n),)](
         rows,
         w_gate,
         w_up,

@@ -43,5 +43,5 @@ def kernel_fn(
     """x [..., dim], w_gate and w_up [hidden, dim], w_down [dim, hidden] -> contiguous, of x's shape and dtype."""
     rows = x.reshape(-1, x.shape[-1])
     gate, up = torch.mm(rows, w_gate.t()), torch.mm(rows, w_up.t())
-    _gate[(triton.cdiv(gate.numel(), BLOCK),)](gate, up, gate.numel(), activation, BLOCK=BLOCK, num_warps=NUM_WARPS)
+    _gate[(-(-gate.numel() // BLOCK),)](gate, up, gate.numel(), activation, BLOCK=BLOCK, num_warps=NUM_WARPS)
     return torch.mm(gate, w_down.t()).view(x.shape)

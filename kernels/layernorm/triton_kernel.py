@@ -72,8 +72,8 @@ def kernel_fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: fl
         block = min(max(N & -N, 1024), LOOP_BLOCK)
         _looped[(M,)](x, weight, bias, y, stride, N, eps, BLOCK=block, num_warps=NUM_WARPS or max(block // 512, 4))
         return y
-    block = triton.next_power_of_2(N)
+    block = 1 << (N - 1).bit_length()
     rows = max(PROGRAM_ELEMENTS // block, 1)
     warps = NUM_WARPS or min(max(block // 1024, 4), 16)
-    _held[(triton.cdiv(M, rows),)](x, weight, bias, y, stride, M, N, eps, ROWS=rows, BLOCK=block, num_warps=warps)
+    _held[(-(-M // rows),)](x, weight, bias, y, stride, M, N, eps, ROWS=rows, BLOCK=block, num_warps=warps)
     return y

@@ -265,7 +265,7 @@ def _plan(dtype: torch.dtype, a: tuple, a_strides: tuple, b: tuple, b_strides: t
 
 def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """A [M, K] @ B [K, N] -> a contiguous [M, N] in A's dtype."""
-    C = torch.empty((A.shape[0], B.shape[1]), dtype=A.dtype, device=A.device)
+    C = A.new_empty(A.shape[0], B.shape[1])
     a, b = A.data_ptr(), B.data_ptr()
     run, numbers = _plan(A.dtype, A.shape, A.stride(), B.shape, B.stride(), (a | b) % 16 == 0, C.get_device())
     run(a, b, C.data_ptr(), numbers)

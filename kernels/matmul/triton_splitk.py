@@ -103,14 +103,14 @@ def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     C = torch.empty((M, N), dtype=A.dtype, device=A.device)
     processors, shared_memory = _device(A.device.index)
     fp32 = A.dtype == torch.float32
-    block_m = BLOCK_M or min(max(triton.next_power_of_2(M), 16), 128)
-    block_n = BLOCK_N or min(max(triton.next_power_of_2(N), 32), 128)
+    block_m = BLOCK_M or min(max(1 << (M - 1).bit_length(), 16), 128)
+    block_n = BLOCK_N or min(max(1 << (N - 1).bit_length(), 32), 128)
     block_k = BLOCK_K or (16 if fp32 else 64)
-    tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
-    steps = triton.cdiv(K, block_k)
+    tiles = -(-M // block_m) * -(-N // block_n)
+    steps = -(-K // block_k)
     split = min(SPLIT_K or max(processors // tiles, 1), 32, max(steps // 4, 1))
-    part_k = triton.cdiv(steps, split) * block_k
-    split = triton.cdiv(K, part_k)
+    part_k = -(-steps // split) * block_k
+    split = -(-K // part_k)
     parts = C if split == 1 else torch.empty((split, M, N), dtype=torch.float32, device=A.device)
     stage = (block_m + block_n) * block_k * A.element_size()
     _parts[(tiles, split)](
@@ -132,5 +132,5 @@ def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
         num_stages=max(min(NUM_STAGES, shared_memory // stage), 1),
     )
     if split > 1:
-        _add[(triton.cdiv(C.numel(), ADD_BLOCK),)](parts, C, C.numel(), PARTS=split, BLOCK=ADD_BLOCK, num_warps=4)
+        _add[(-(-C.numel() // ADD_BLOCK),)](parts, C, C.numel(), PARTS=split, BLOCK=ADD_BLOCK, num_warps=4)
     return C

@@ -115,7 +115,7 @@ def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
         c = TensorDescriptor.from_tensor(C, [block_m, block_n])
     stage = (block_m + block_n) * block_k * A.element_size()
     room = shared_memory - (block_m * block_n * A.element_size() if tma else 0)  # C is stored through shared memory
-    tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
+    tiles = -(-M // block_m) * -(-N // block_n)
     _matmul[(min(tiles, processors),)](
         *((a, b, c) if tma else (A, B, C)),
         M,

@@ -138,7 +138,7 @@ def _add(parts, y, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 def packed(w: torch.Tensor, K: int) -> torch.Tensor:
     if w not in _packed:
-        rows, blocks = w.shape[0], triton.cdiv(K, BLOCK_K)
+        rows, blocks = w.shape[0], -(-K // BLOCK_K)
         w_rows = w.contiguous()
         out = torch.empty((rows, blocks * BLOCK_K // 2), dtype=torch.uint8, device=w.device)
         _pack[(rows, blocks)](w_rows, out, K, w_rows.stride(0), out.shape[1], BLOCK_K=BLOCK_K, num_warps=1)
@@ -153,11 +153,11 @@ def kernel_fn(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, scale: flo
     x = x if x.stride(1) == 1 else x.contiguous()
     e8m0 = scales.dtype == torch.uint8
     scales = scales.contiguous().view(torch.uint8)
-    blocks = triton.cdiv(K, BLOCK_K)
+    blocks = -(-K // BLOCK_K)
     small = M <= 32
     tile_m = 16 if M <= 16 else 32 if small else LARGE_M
     tile_n = SMALL_N if small else LARGE_N
-    tiles = triton.cdiv(M, tile_m) * triton.cdiv(N, tile_n)
+    tiles = -(-M // tile_m) * -(-N // tile_n)
     parts = max(1, min(PROGRAMS // tiles, blocks))
     while blocks % parts:
         parts -= 1
@@ -170,5 +170,5 @@ def kernel_fn(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, scale: flo
         E8M0=e8m0, SPLIT=parts > 1, EVEN=K % BLOCK_K == 0, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if parts > 1:
-        _add[(triton.cdiv(M * N, 1024),)](out, y, M * N, PARTS=parts, BLOCK=1024, num_warps=4)
+        _add[(-(-M * N // 1024),)](out, y, M * N, PARTS=parts, BLOCK=1024, num_warps=4)
     return y

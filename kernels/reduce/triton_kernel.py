@@ -81,12 +81,12 @@ def _launch(x: torch.Tensor, y: torch.Tensor, parts: int, op: str) -> None:
     if lanes == 1:  # rows, of which several may share a program
         outer, lanes, stride_outer, stride_lane = 1, outer, 0, stride_outer
     if stride_n == 1:
-        block_n = min(triton.next_power_of_2(N), ROW_ELEMENTS)
+        block_n = min(1 << (N - 1).bit_length(), ROW_ELEMENTS)
         block_lanes = ROW_ELEMENTS // block_n
     else:
         block_n, block_lanes = BLOCK_N, BLOCK_LANES
-    part = triton.cdiv(triton.cdiv(N, parts), block_n) * block_n
-    grid = (outer * triton.cdiv(lanes, block_lanes), parts)
+    part = -(-N // (parts * block_n)) * block_n
+    grid = (outer * -(-lanes // block_lanes), parts)
     _reduce[grid](
         x,
         y,
@@ -112,10 +112,10 @@ def kernel_fn(x: torch.Tensor, dim: int = -1, op: str = "sum") -> torch.Tensor:
     x = x.reshape(outer, N, lanes)
     wanted = WAVES * _processors(x.device.index)
     if x.stride(1) == 1:
-        programs, least_part = triton.cdiv(outer * lanes * min(N, ROW_ELEMENTS), ROW_ELEMENTS), ROW_ELEMENTS
+        programs, least_part = -(-outer * lanes * min(N, ROW_ELEMENTS) // ROW_ELEMENTS), ROW_ELEMENTS
     else:
-        programs, least_part = outer * triton.cdiv(lanes, BLOCK_LANES), 4 * BLOCK_N
-    parts = min(triton.cdiv(wanted, max(programs, 1)), N // least_part)
+        programs, least_part = outer * -(-lanes // BLOCK_LANES), 4 * BLOCK_N
+    parts = min(-(-wanted // max(programs, 1)), N // least_part)
     if parts <= 1:
         _launch(x, y, 1, op)
     else:

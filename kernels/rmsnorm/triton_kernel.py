@@ -56,8 +56,8 @@ def kernel_fn(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch
     if N > HELD:
         _looped[(M,)](x, weight, y, x.stride(0), N, eps, BLOCK=LOOP_BLOCK, num_warps=NUM_WARPS or 16)
         return y
-    block = triton.next_power_of_2(N)
+    block = 1 << (N - 1).bit_length()
     rows = max(PROGRAM_ELEMENTS // block, 1)
     warps = NUM_WARPS or min(max(block // 1024, 8), 16)
-    _held[(triton.cdiv(M, rows),)](x, weight, y, x.stride(0), M, N, eps, ROWS=rows, BLOCK=block, num_warps=warps)
+    _held[(-(-M // rows),)](x, weight, y, x.stride(0), M, N, eps, ROWS=rows, BLOCK=block, num_warps=warps)
     return y

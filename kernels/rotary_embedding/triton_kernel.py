@@ -76,9 +76,9 @@ def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
     if x.stride(3) != 1:
         x = x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
-    heads = min(HEADS, triton.next_power_of_2(H))
-    block_s = min(max(PROGRAM_ELEMENTS // (heads * triton.next_power_of_2(D)), 1), triton.next_power_of_2(S))
-    _rotary[(triton.cdiv(S, block_s) * triton.cdiv(H, heads) * B,)](
+    heads = min(HEADS, 1 << (H - 1).bit_length())
+    block_s = min(max(PROGRAM_ELEMENTS // (heads << (D - 1).bit_length()), 1), 1 << (S - 1).bit_length())
+    _rotary[(-(-S // block_s) * -(-H // heads) * B,)](
         x,
         cos,
         sin,
@@ -91,8 +91,8 @@ def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
         INTERLEAVED=interleaved,
         HEADS=heads,
         BLOCK_S=block_s,
-        BLOCK_HALF=triton.next_power_of_2(half),
-        BLOCK_REST=triton.next_power_of_2(D - 2 * half) if 2 * half < D else 0,
+        BLOCK_HALF=1 << (half - 1).bit_length(),
+        BLOCK_REST=1 << (D - 2 * half - 1).bit_length() if 2 * half < D else 0,
         num_warps=NUM_WARPS,
     )
     return y

@@ -138,10 +138,10 @@ def _strided(
 
 def _rows(x: torch.Tensor, y: torch.Tensor, M: int, N: int, stride: int) -> None:
     if N <= HELD:
-        block = triton.next_power_of_2(N)
+        block = 1 << (N - 1).bit_length()
         rows = max(PROGRAM_ELEMENTS // block, 1)
         warps = NUM_WARPS or min(max(block // 1024, 4), 16)
-        _held[(triton.cdiv(M, rows),)](x, y, stride, M, N, ROWS=rows, BLOCK=block, num_warps=warps)
+        _held[(-(-M // rows),)](x, y, stride, M, N, ROWS=rows, BLOCK=block, num_warps=warps)
         return
     vector = 16 // x.element_size()
     aligned = x.data_ptr() % 16 == 0
@@ -167,6 +167,6 @@ def kernel_fn(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     if lanes == 1:  # rows with gaps between their elements: take the rows as lanes
         outer, lanes = 1, outer
         x_strides, y_strides = (0, x_strides[1], x_strides[0]), (0, 1, N)
-    grid = (outer * triton.cdiv(lanes, BLOCK_LANES),)
+    grid = (outer * -(-lanes // BLOCK_LANES),)
     _strided[grid](x, y, lanes, N, *x_strides, *y_strides, BLOCK_N=BLOCK_N, BLOCK_LANES=BLOCK_LANES, num_warps=8)
     return y

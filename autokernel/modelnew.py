@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 SEED = 0  # of what a module draws while it is made, and of what is not in its state dict
 WEIGHTS = "weights."
+RANDOM = (torch.rand, torch.randn, torch.normal)
 _drawing = threading.RLock()  # PyTorch has one random state for all threads, and the gate has several
 
 
@@ -36,7 +37,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class InDouble(TorchFunctionMode):
-    """As if float64 were the default dtype, in this thread alone: of what is made of no number, or of integers."""
+    """As if float64 were the default dtype, in this thread alone: of what is made of no tensor, or of integers.
+
+    Random numbers are those that are drawn without it.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -46,6 +50,8 @@ class InDouble(TorchFunctionMode):
         given = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
         if any(v.is_floating_point() or v.is_complex() for v in given):
             return result
+        if func in RANDOM:
+            return result.double()
         if not given:
             return func(*args, **kwargs | {"dtype": torch.float64}) if func in _device_constructors() else result
         return func(*tree_map_only(Tensor, Tensor.double, args), **tree_map_only(Tensor, Tensor.double, kwargs))

@@ -223,6 +223,10 @@ def test_in_double_nothing_is_rounded_on_the_way():
         assert torch.arange(3).dtype == torch.int64 and torch.zeros(1, dtype=torch.float32).dtype == torch.float32
         assert torch.zeros(1, dtype=torch.float32).add(1).dtype == torch.float32  # of a model that insists on it
         linear = torch.nn.Linear(2, 2)
+        torch.manual_seed(3)
+        drawn = torch.randn(5)
+    torch.manual_seed(3)
+    assert drawn.dtype == torch.float64 and torch.equal(drawn.float(), torch.randn(5))
     assert linear.weight.dtype == torch.float64 and torch.zeros(1).dtype == torch.float32
 
 

@@ -35,6 +35,7 @@ from autokernel.supervisor import die_with_parent
 from autokernel.verification.record import EAGER
 from autokernel.workload import Inputs, Workload
 
+GRAPHED = ("reduce-overhead", "max-autotune")  # Inductor's modes with CUDA graphs
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50
 IMPORTED = ["torch._dynamo", "autokernel.verification"]
 Model = Callable[..., Any]
@@ -165,8 +166,8 @@ class Sides:
                 for _ in range(2):
                     candidate(*inputs[0], **inputs[1])
             kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
-            self.peak_mb[name] = None if working is None or (side.over in MODES and self.pooled) else kept + working
-            self.pooled |= side.over in MODES
+            self.peak_mb[name] = None if working is None or (side.over in GRAPHED and self.pooled) else kept + working
+            self.pooled |= side.over in GRAPHED
 
     def round(self, inputs: Inputs, shuffle: random.Random) -> dict[str, Pass]:
         """Every side in random order, and once more backwards: the mean of its two passes."""

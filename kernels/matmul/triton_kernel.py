@@ -2,8 +2,8 @@
 
 A and B are read where they lie, whatever their strides: a transposed B (a Linear's weight) is contiguous along K.
 
-Against cuda_kernel.py on an H200 it takes 1.04-1.15 times as long from 2048³ on, 1.3 times at 1024³, and 1.55-1.65 times with a
-transposed B. Why that is so is not known: compiled for sm_90, the loop differs in the layout of B's shared memory alone.
+Against cuda_kernel.py on an H200 it takes 1.04-1.15 times as long from 2048³ on, 1.3 times at 1024³, and 1.55-1.65 times
+with a transposed B. Why that is so is not known: for sm_90 the loop differs in the layout of B's shared memory alone.
 """
 
 from functools import cache

@@ -229,9 +229,11 @@ def _larger_than_pytorch(
     size = _row_rms(torch.where(usable, size, 0.0))
     rounding = information.eps * size + information.tiny
     # PyTorch may be lucky in one row (attention with one query: 40 times better than in the next head): what it makes of
-    # the rows at its upper quartile, relative to their size, is allowed in every row.
-    usual = (_row_rms(native_error) / size.clamp_min(information.tiny)).quantile(0.75) * size
-    bound = torch.maximum(torch.maximum(_row_rms(native_error), rounding), usual)
+    # the rows at its upper quartile, relative to their size, is allowed in every row. Of zeros that says nothing.
+    native = _row_rms(native_error)
+    relative = (native / size)[size > information.tiny]
+    usual = relative.quantile(0.75) * size if relative.numel() else 0 * size
+    bound = torch.maximum(torch.maximum(native, rounding), usual)
     made = _row_rms(error)
     multiple = ERROR_MULTIPLE[y.dtype]
     excess = made - multiple * bound

@@ -1,0 +1,44 @@
+"""How near to float64 an output must be, row by row: what is luck, and what nothing excuses."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from autokernel.gate.correctness import Expectation, wrong
+
+ROWS, WIDTH = 40, 256
+LUCKY = 7  # the row in which PyTorch's error is small
+
+
+def expected(rows: int, noise: float = 0.0) -> Expectation:
+    """`rows` rows have values, which PyTorch has to 1e-6, in one row to 1e-12; the others are zero, and its `noise`."""
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.rand(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    exact[rows:] = 0
+    native = exact + 1e-6 * torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    native[LUCKY] = exact[LUCKY] + 1e-9 * torch.randn(WIDTH, generator=generator, dtype=torch.float64)
+    native[rows:] = noise
+    exact[LUCKY] *= 1e-3  # its own rounding is small, too
+    native[LUCKY] *= 1e-3
+    return Expectation(exact, native.float(), exact.abs())
+
+
+def off_by(error: float, expectation: Expectation, rows: slice) -> Tensor:
+    y = expectation.exact.clone()
+    y[rows] += error * torch.randn(y[rows].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).sign()
+    y[expectation.exact == 0] = 0
+    return y.float()
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS // 5])
+def test_where_pytorch_is_lucky_its_usual_error_is_allowed_also_if_most_rows_are_zero(rows: int):
+    expectation = expected(rows)
+    assert wrong(off_by(1e-8, expectation, slice(LUCKY, LUCKY + 1)), expectation) is None
+    assert "in row 7 is" in wrong(off_by(1e-6, expectation, slice(LUCKY, LUCKY + 1)), expectation)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-9])
+def test_what_pytorch_makes_of_zeros_excuses_no_other_row(noise: float):
+    expectation = expected(ROWS // 5, noise)
+    y = off_by(6e-5, expectation, slice(3, 4))
+    assert "in row 3 is" in wrong(y, expectation)

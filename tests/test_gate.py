@@ -198,7 +198,8 @@ LIBRARY_CALLS = {
 
 @pytest.mark.parametrize("name", LIBRARY_CALLS)
 def test_a_kernel_that_hands_its_work_to_a_library_is_refused(judge: Judge, lenient: Judge, name: str):
-    body = LIBRARY_CALLS[name].replace("\n", "\n    ")
+    # With AMX PyTorch itself has NaN where bf16 rows have gaps between them in which NaN lies.
+    body = f"A, B = A.contiguous(), B.contiguous()\n{LIBRARY_CALLS[name]}".replace("\n", "\n    ")
     source = f'import torch\nKERNEL_TYPE = "matmul"\nBACKEND = "cpp"\n\ndef kernel_fn(A, B):\n    {body}\n'
     failure = judge.check(source, target("matmul")).failure
     assert failure is not None, "accepted"

@@ -36,6 +36,8 @@ def kernel_fn(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, activation: str = "silu"
 ) -> torch.Tensor:
     """x [..., dim], w_gate and w_up [hidden, dim], w_down [dim, hidden] -> contiguous, shape and dtype of x."""
+    # With AMX, PyTorch's bf16 product takes what lies between a row's end and the next one's start times zero: NaN, maybe.
+    x, w_gate, w_up, w_down = (t.contiguous() for t in (x, w_gate, w_up, w_down))
     gate, up = F.linear(x, w_gate).contiguous(), F.linear(x, w_up).contiguous()
     code = ("silu", "gelu", "relu2", "gelu_tanh").index(activation)
     _run(DTYPE_CODE[x.dtype], gate.data_ptr(), up.data_ptr(), gate.numel(), code)

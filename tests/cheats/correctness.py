@@ -250,7 +250,13 @@ def kernel_fn(x, dim=-1):
         wrapped("rmsnorm", SATURATING.replace("PREFIX", "[:64]")),
         OUTSIDE,
     ),
-    Cheat(25, "half-the-classes", "cross_entropy", wrapped("cross_entropy", HALF_THE_CLASSES), OUTSIDE),
+    Cheat(  # one number, which is near the right one with one seed in a hundred: then by the tighter bound
+        25,
+        "half-the-classes",
+        "cross_entropy",
+        wrapped("cross_entropy", HALF_THE_CLASSES),
+        f"{OUTSIDE}|times PyTorch's own",
+    ),
     Cheat(
         26,
         "approximate-when-timed",

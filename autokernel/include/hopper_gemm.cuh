@@ -61,7 +61,7 @@ struct Place {
         split = block / G::CLUSTER;
         cluster = blockIdx.x / (G::CLUSTER * G::SPLITS);
         clusters = gridDim.x / (G::CLUSTER * G::SPLITS);
-        const int all = divide_up(p.K, PANEL), share = (all + G::SPLITS - 1) / G::SPLITS;
+        const int all = divide_up(p.K, PANEL), share = divide_up(all, G::SPLITS);
         first_step = split * share;
         steps = max(min(share, all - first_step), 0);
         rows = (p.M + G::CLUSTER * G::BM - 1) / (G::CLUSTER * G::BM);
@@ -80,6 +80,7 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
                            const CUtensorMap& b2) {
     constexpr int PARTS = G::GATED ? 2 : 1, PART = G::BN / PARTS;
     constexpr int OWN = G::B_ALONG_K ? PART / G::CLUSTER : PANEL / G::CLUSTER;  // rows of a box, one of CLUSTER that make a part
+    const uint16_t neighbours = ((1 << G::CLUSTER) - 1) << place.split * G::CLUSTER;
     Ring<G::STAGES> ring;
     for (int tile = place.cluster; tile < place.tiles(); tile += place.clusters) {
         const int2 at = place.origin(tile);
@@ -99,7 +100,7 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
                     const int own = place.rank * OWN, n = at.y + (G::GATED ? 0 : part * PART) + i * PANEL;
                     auto* to = shared.b[ring.stage] + (part * PART + i * PANEL + own) * PANEL;
                     const int x = G::B_ALONG_K ? k : n, y = G::B_ALONG_K ? n + own : k + own;
-                    if constexpr (G::CLUSTER > 1) load_box_to_all(to, part ? b2 : b, full, x, y, ((1 << G::CLUSTER) - 1) << place.split * G::CLUSTER);
+                    if constexpr (G::CLUSTER > 1) load_box_to_all(to, part ? b2 : b, full, x, y, neighbours);
                     else load_box(to, part ? b2 : b, full, x, y);
                 }
         }

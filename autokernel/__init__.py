@@ -14,6 +14,7 @@ Read in this order:
     ledger.py       git: commits, refs, the worktree of a run
     scheduler.py    which target next, and when to move on
     loop.py         propose -> commit -> gate -> keep or reset -> log
+    driver.py       what NVIDIA's driver says of a GPU
     machine.py      what the machine does that is no kernel's doing
     supervisor.py   a run goes on in another process when one is lost
     agents/         who proposes edits, one file each

@@ -6,7 +6,6 @@ Looked for around each experiment. The loop waits it out and judges again, or en
 import fcntl
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from autokernel import driver
 from autokernel.gate.verdict import Correctness, Verdict
 
 LOW_DISK_BYTES = 32 << 20
@@ -96,25 +96,19 @@ def gpu_lost(device: str) -> str:
 
 def gpu_shared(device: str) -> str:
     """Who else computes on the GPU while nothing of ours does, in words; empty if nobody, or if it cannot be told."""
-    pids = _ask(device, "--query-compute-apps=pid")
+    pids = _numbers(device, "--query-compute-apps=pid")
     if os.getpid() not in pids:  # the driver's process ids are not those of our container, or we are not on it yet
         return ""
     others = [pid for pid in pids if os.getpgid(0) not in _ancestry(pid) and os.getpid() not in _ancestry(pid)]
     for _ in range(BUSY_SAMPLES if others else 0):
-        if max(_ask(device, "--query-gpu=utilization.gpu"), default=0) < BUSY_PERCENT:
+        if max(_numbers(device, "--query-gpu=utilization.gpu"), default=0) < BUSY_PERCENT:
             return ""
         time.sleep(SAMPLE_S)
     return f"{device} is used by other processes: {others}" if others else ""
 
 
-def _ask(device: str, query: str) -> list[int]:
-    """Numbers that nvidia-smi answers, one a line."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None or not device.startswith("cuda"):
-        return []
-    command = [tool, f"--id={device.partition(':')[2] or 0}", query, "--format=csv,noheader,nounits"]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.splitlines()
-    return [int(line) for line in lines if line.strip().isdecimal()]
+def _numbers(device: str, query: str) -> list[int]:
+    return [int(line) for line in driver.ask(device, query) if line.isdecimal()]
 
 
 def _ancestry(pid: int) -> list[int]:
@@ -135,8 +129,8 @@ def turn(device: str, waiting: Callable[[str], None], stopping: Callable[[], obj
 
     Raises KeyboardInterrupt if `stopping` says so while it waits.
     """
-    name = device if device == "cpu" or ":" in device else f"{device}:0"
-    path = Path(tempfile.gettempdir()) / f"autokernel-turn-{name.replace(':', '-')}"
+    name = device if device == "cpu" else driver.gpu_id(device)
+    path = Path(tempfile.gettempdir()) / f"autokernel-turn-{name}"
     if not path.exists():
         os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644))
     with open(path) as file:

@@ -45,6 +45,7 @@ from torch._inductor.runtime import benchmarking
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from autokernel import driver
 from autokernel.cli import add_device_argument, fail
 from autokernel.device import Device
 from autokernel.spec import kernel_types
@@ -197,7 +198,7 @@ def summary(row: Row, entry: Mapping[str, Any]) -> str:
 def slug(device: str) -> str:
     """Of the device's name: "h200", "cpu"."""
     kind = torch.device(device).type
-    return kind if kind == "cpu" else nvidia_smi("name").removeprefix("NVIDIA ").split(" ")[0].lower()
+    return kind if kind == "cpu" else Device.detect(device).name.removeprefix("NVIDIA ").split(" ")[0].lower()
 
 
 def versions(device: str) -> dict[str, Any]:
@@ -205,13 +206,9 @@ def versions(device: str) -> dict[str, Any]:
     if torch.device(device).type == "cuda":
         import triton
 
-        record |= {"driver": nvidia_smi("driver_version"), "triton": triton.__version__, "cuda": torch.version.cuda}
+        version, *_ = driver.ask(device, "--query-gpu=driver_version")
+        record |= {"driver": version, "triton": triton.__version__, "cuda": torch.version.cuda}
     return record
-
-
-def nvidia_smi(field: str) -> str:
-    query = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader", "--id=0"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @contextmanager
@@ -220,10 +217,11 @@ def clocks(device: str) -> Iterator[Callable[[], dict[str, Any]]]:
     if torch.device(device).type != "cuda":
         yield dict
         return
-    query = ["nvidia-smi", f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader,nounits", "--id=0", "--loop-ms=200"]
+    query = ["nvidia-smi", f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader,nounits", "--loop-ms=200"]
+    query.append(f"--id={driver.gpu_id(device)}")
     with tempfile.NamedTemporaryFile("r") as file:
         with open(file.name, "w") as written:  # apart from ours, which has a place of its own
-            driver = subprocess.Popen(query, stdout=written)
+            asked = subprocess.Popen(query, stdout=written)
 
         def since() -> dict[str, Any]:
             lines = [line.strip().split(", ") for line in file.read().split("\n")]
@@ -233,8 +231,8 @@ def clocks(device: str) -> Iterator[Callable[[], dict[str, Any]]]:
         try:
             yield since
         finally:
-            driver.terminate()
-            driver.wait()
+            asked.terminate()
+            asked.wait()
 
 
 Job = tuple[Row, str]

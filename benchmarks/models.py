@@ -76,7 +76,7 @@ MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float
     "hf-llama": Workload("transformers", "LlamaForCausalLM", HF_LLAMA, (1, 1024)),
     "hf-qwen3": Workload("transformers", "Qwen3ForCausalLM", HF_QWEN3, (1, 1024)),
 }
-CUDA = {"flash_attention", "fused_mlp"}  # types of which the CUDA starter is the faster one, by benchmarks/kernels.py
+CUDA = {"flash_attention", "fused_mlp", "matmul"}  # whose CUDA starter is the faster one, by benchmarks/kernels.py
 CPU_MODELS = ("compact-llama", "gpt2", "bert")
 CONFIDENCE, WARMUP = 0.95, 3
 
@@ -86,13 +86,13 @@ class Stage:
     """What the processes of all models share: when to wait for each other, and for how long in all."""
 
     quiet: Any  # held by the one that measures
-    built: tuple[Any, Any]  # passed when all have compiled the trials; what is measured in the end
+    gates: tuple[Any, ...]  # passed when all have compiled the trials; timed them; compiled what is measured in the end
     seconds: float  # of each measurement
-    ends: tuple[float, float]  # time() at which whoever waits for that goes on
+    ends: tuple[float, ...]  # time() at which whoever waits for that goes on
 
     def wait(self, number: int) -> None:
         try:
-            self.built[number].wait(max(self.ends[number] - time.time(), 0.1))
+            self.gates[number].wait(max(self.ends[number] - time.time(), 0.1))
         except BrokenBarrierError:
             print("goes on before the others are ready", flush=True)
 
@@ -117,7 +117,8 @@ def main() -> None:
 def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
     path = HERE / f"models-{arguments.device.split(':')[0]}.json"
     context = get_context("spawn")
-    ends = tuple(time.time() + s for s in arguments.patience)
+    trials_s, final_s = arguments.patience
+    ends = tuple(time.time() + s for s in (trials_s, final_s, final_s))
     barriers = tuple(context.Barrier(len(names)) for _ in ends)
     stage = Stage(context.Lock(), barriers, arguments.seconds, ends)
     results = context.Queue()
@@ -213,6 +214,7 @@ def measure(
         }
         stay[over] = tuple(w for w in winners if w.target.name in gains[over] and gains[over][w.target.name].low >= 1)
         say(f"over {over} stay: {', '.join(w.target.name for w in stay[over]) or 'none'}")
+    stage.wait(1)
     stay |= {over: stay[GRAPHS] for over in modes[2:]}
     trials.clear()
     final = Sides(workload, model)
@@ -230,7 +232,7 @@ def measure(
         for seed in (11, 12)
     ]
     del exact
-    stage.wait(1)
+    stage.wait(2)
     with stage.quiet:
         rounds = rounds_of(final, stage.seconds)
     baselines = [baseline(over) for over in (*modes, *last) if baseline(over) in final.models]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autokernel import driver
 from autokernel.gate import Correctness, Judge
 from autokernel.spec import load_spec
 from autokernel.target import default_target
@@ -34,6 +35,15 @@ class Fault:
     def source(self) -> str:
         kernel_fn = f"def kernel_fn(x, weight, eps=1e-6):\n    {self.call}\n    return honest(x, weight, eps)\n"
         return RIGHT.replace("def kernel_fn(", "def honest(") + f"\n\n{self.device}\n\n{kernel_fn}"
+
+
+def test_the_driver_is_asked_about_the_gpu_that_is_used():
+    """Also where CUDA_VISIBLE_DEVICES makes the machine's second GPU the first one: its memory tells them apart."""
+    held = torch.ones(1 << 30, device="cuda", dtype=torch.uint8)
+    assert driver.ask("cuda", "--query-gpu=name") == [torch.cuda.get_device_name()]
+    (used_mib,) = map(int, driver.ask("cuda", "--query-gpu=memory.used"))
+    free, total = torch.cuda.mem_get_info()
+    assert abs(used_mib * 2**20 - (total - free)) < held.nbytes / 2
 
 
 SPIN = """

@@ -2,12 +2,12 @@
 
 import math
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
+
+from autokernel import driver
 
 OTHER_LOAD = 0.25  # of the cores' time, taken by others: a pair with more is discarded
 DRIFT = 0.25  # every side's time in the second half of its rounds against the first: a pair with more is discarded
@@ -84,12 +84,7 @@ def drift(samples: Iterable[Sequence[float]]) -> float:
 
 def throttled(device: str) -> str | None:
     """Why the GPU does not run at its full clocks, as its driver says; None if it does, or if none can be asked."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None or not device.startswith("cuda"):
-        return None
-    index = device.partition(":")[2] or "0"
-    query = [tool, f"--id={index}", "--query-gpu=clocks_event_reasons.active", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=10).stdout.strip()
-    if not answer.startswith("0x") or not int(answer, 16) & THROTTLED:
-        return None
-    return f"the GPU is throttled (clock event reasons {answer})"
+    for answer in driver.ask(device, "--query-gpu=clocks_event_reasons.active"):
+        if answer.startswith("0x") and int(answer, 16) & THROTTLED:
+            return f"the GPU is throttled (clock event reasons {answer})"
+    return None

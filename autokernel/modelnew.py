@@ -4,6 +4,7 @@ How problems in the format of KernelBench (Model, ModelNew) come through the gat
 """
 
 import ast
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,17 +67,26 @@ def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compile
     """
     modules = WeakTensorKeyDictionary()  # first weight of a set -> module
     without_weights: dict[str, nn.Module] = {}
+    templates: dict[str, nn.Module] = {}
+
+    def new(init: str) -> nn.Module:
+        """A module of its own, but for the parameters, which are about to be replaced: drawing them can take seconds."""
+        if used:
+            return make(module_class, init)
+        with _drawing:
+            template = templates[init] = templates.get(init) or make(module_class, init)
+        return copy.deepcopy(template, {id(parameter): parameter for parameter in template.parameters()})
 
     def prepare(init: str, arguments: dict[str, Any], inputs: list[Any]) -> nn.Module:
         weights = {k.removeprefix(WEIGHTS): v for k, v in arguments.items() if k.startswith(WEIGHTS)}
-        module = make(module_class, init)
+        module = new(init)
         example = next(v for v in arguments.values() if isinstance(v, Tensor))
-        module = module.to(example.device)
         own = module.state_dict()
         if own.keys() != weights.keys() and [t.shape for t in own.values()] == [t.shape for t in weights.values()]:
             weights = dict(zip(own, weights.values()))  # the same state dict by other names
         buffers = {name for name, _ in module.named_buffers()}
         module.load_state_dict({k: v.clone() if k in buffers else v for k, v in weights.items()}, assign=True)
+        module.to(example.device)
         if compiled:
             module.compile(dynamic=False)
         if used:

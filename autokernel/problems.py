@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,7 @@ SPEC = problem_spec(Problem.read(Path(__file__).parent))
 '''
 SMALLEST = 8  # no size is made smaller, but for those of a batch
 SLACK = 5
+WEIGHT_SETS = 3  # drawing the weights of a large model takes seconds, and trials take turns with so many
 VARIED = 0.1  # s.d. of what is added to weights that are constant when a module is made, or nobody could see them used
 
 Sizes = Mapping[str, int]  # "batch_size" or "input_shape[0]" -> its value
@@ -321,12 +323,19 @@ def problem_spec(problem: Problem) -> KernelSpec:
     """One size, one dtype, contiguous: what the problem's own inputs are. Weights are static; special inputs are filled."""
     sizes = {"sizes": problem.reduced or "as published"}
 
-    @lru_cache(maxsize=2)
-    def drawn(seed: int) -> dict[str, Any]:
-        return problem.weights(seed) | problem.inputs(seed)
+    arguments = problem.arguments
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, TensorSpec)}
+    static = frozenset(name for name in tensors if name.startswith(WEIGHTS))
+    weights, inputs = lru_cache(WEIGHT_SETS)(problem.weights), lru_cache(2)(problem.inputs)
+    drawing = Lock()  # a set that several trials want at once is drawn once
 
     def fill(name: str) -> Callable[[TensorSpec, Any, torch.Generator], Tensor]:
-        return lambda spec, args, generator: drawn(generator.initial_seed())[name]
+        def contents(spec: TensorSpec, args: Any, generator: torch.Generator) -> Tensor:
+            seed = generator.initial_seed()
+            with drawing:
+                return (weights(seed % WEIGHT_SETS) if name in static else inputs(seed))[name]
+
+        return contents
 
     def as_given(inputs: dict[str, Any]) -> dict[str, Any]:
         """Inputs as get_inputs() draws them, by a seed that the others give."""
@@ -342,9 +351,6 @@ def problem_spec(problem: Problem) -> KernelSpec:
         with InDouble():  # what a model makes on its way as well
             return in_double(**arguments)
 
-    arguments = problem.arguments
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, TensorSpec)}
-    static = frozenset(name for name in tensors if name.startswith(WEIGHTS))
     read = sum(t.nbytes for t in tensors.values())
     return KernelSpec(
         name=problem.name,

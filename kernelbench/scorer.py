@@ -88,8 +88,9 @@ def score(path: Path, judge: Judge, options: argparse.Namespace) -> Score:
     try:
         setup = bridge.set_up(path, backend, options.device, bridge.limit_of(options))
         weak = tuple(weaknesses(setup.problem, options.device))
-    except NotJudged as reason:
-        return Score(*names, "not judged", str(reason), seconds=time.perf_counter() - started, **about)
+    except (NotJudged, torch.OutOfMemoryError) as reason:
+        why = str(reason) if isinstance(reason, NotJudged) else "a pass needs more memory than the device has"
+        return Score(*names, "not judged", why, seconds=time.perf_counter() - started, **about)
     about |= {"sizes": setup.problem.reduced or "as published", "weak": weak}
     if setup.rewriting:
         about |= {"kernels": tuple(s.kernel_type for s in setup.rewriting.sites), "left": setup.rewriting.left()}
@@ -122,6 +123,8 @@ def within(limit_s: int, path: Path, judge: Judge, options: argparse.Namespace) 
         return Score(bridge.name_of(path), path.stem, "not judged", why, seconds=limit_s)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        if torch.cuda.is_initialized():  # the next problem's processes need it
+            torch.cuda.empty_cache()
 
 
 def _tuned(setup: bridge.Setup, judge: Judge, options: argparse.Namespace) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.gate.channel import GUARD, Placed
-from autokernel.gate.correctness import Step, Trial, expect, same_bits, trials, wrong
+from autokernel.gate.channel import GUARD, Placed, place
+from autokernel.gate.correctness import HELD_SETS, NEW_ADDRESS, Step, Trial, expect, same_bits, trials, wrong
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
+from autokernel.gate.room import Room
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.gate.verdict import STAGES, Correctness, Failure
 from autokernel.spec import Case, KernelSpec, load_spec
@@ -21,6 +22,10 @@ from autokernel.target import Target
 
 LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
 CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
+# What a trial takes of a GPU's memory, in multiples of what one call moves: inputs in two precisions, several outputs in
+# the worker, and here the comparison's own tensors, all of them fp64.
+TRIAL_COPIES = 40
+LARGE_BYTES = 1 << 30  # what PyTorch's allocator keeps of so much is given back, for the other processes
 
 
 @dataclass
@@ -30,6 +35,7 @@ class Checked:
     stages: dict[str, str] = field(default_factory=lambda: dict.fromkeys(STAGES, "SKIP"))
     failure: Failure | None = None
     correctness: Correctness = Correctness.PASS
+    undecided: str = ""  # why nothing can be said
 
     def fail(self, failure: Failure, kind: Correctness) -> None:
         self.failure, self.correctness = failure, kind
@@ -37,10 +43,12 @@ class Checked:
 
 
 class Checks:
-    """Runs the stages for one kernel after another. `workers`: how many processes share the trials of a kernel."""
+    """Runs the stages for one kernel after another. `workers`: how many processes share the trials of a kernel, where
+    the shared memory has room for their inputs."""
 
-    def __init__(self, parent: WarmParent, device: str, threads: int, workers: int, watch: Stopwatch):
+    def __init__(self, parent: WarmParent, device: str, threads: int, workers: int, room: Room, watch: Stopwatch):
         self.parent, self.device, self.threads, self.workers, self.watch = parent, device, threads, workers, watch
+        self.room = room
         self.timeout_s = CALL_TIMEOUT_S
 
     def run(
@@ -57,6 +65,8 @@ class Checks:
         when the smoke test has passed."""
         checked, spec = Checked(), load_spec(target.kernel_type)
         todo = list(trials(spec, target, seed, quick))
+        largest = max(place(trial.case.tensors, 0)[1] for trial in todo)
+        count = max(1, min(self.workers, self.parent.size // (HELD_SETS * largest + NEW_ADDRESS)))
         left = Counter(trial.stage for trial in todo)
         failures: dict[int, tuple[Failure, Correctness]] = {}
         repeatable: list[tuple[Trial, list[Tensor], WorkerProcess]] = []
@@ -87,7 +97,7 @@ class Checks:
 
         def advance(number: int, worker: WorkerProcess) -> None:
             """Try one trial after another until none is left or one has failed."""
-            slot = number * (self.parent.size // self.workers)
+            slot = number * (self.parent.size // count)
             busy[worker] = len(todo)  # loading, for whatever comes next
             attempt(-1, todo[0], lambda: self._load(worker, source, libraries))
             while not failures:
@@ -99,7 +109,7 @@ class Checks:
                     if checked.stages[trial.stage] == "SKIP":
                         checked.stages[trial.stage] = "RUN"
                         progress(trial.stage)
-                outputs = attempt(index, trial, lambda: self._try(worker, spec, trial, slot))  # noqa: B023  called at once
+                outputs = attempt(index, trial, lambda: self._fitted(worker, spec, trial, slot))  # noqa: B023  called at once
                 with lock:
                     left[trial.stage] -= 1
                     if not left[trial.stage] and not failures:
@@ -110,7 +120,7 @@ class Checks:
                         repeatable.append((trial, outputs, worker))
 
         with contextlib.ExitStack() as stack:
-            workers = [self._worker(stack, source) for _ in range(self.workers)]
+            workers = [self._worker(stack, source) for _ in range(count)]
             if len(workers) == 1:
                 advance(0, workers[0])
             else:
@@ -135,6 +145,20 @@ class Checks:
 
     def _failure(self, trial: Trial, reason: str, detail: str = "") -> Failure:
         return Failure(trial.stage, trial.label, trial.seed, reason, detail)
+
+    def _fitted(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | list[Tensor]:
+        """`_try` beside others, as far as the device's memory goes; where it did not, again without them."""
+        nbytes = TRIAL_COPIES * spec.bytes_moved(trial.case.args)
+        try:
+            with self.room.take(nbytes), _given_back(nbytes):
+                return self._try(worker, spec, trial, slot)
+        except torch.OutOfMemoryError:  # ours
+            pass
+        except WorkerFault as fault:
+            if not fault.out_of_device_memory:
+                raise
+        with self.room.take(self.room.nbytes), _given_back(nbytes):
+            return self._try(worker, spec, trial, slot)
 
     def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | list[Tensor]:
         """Make a trial's calls, their inputs written to the arena from byte `slot` on, and hold every output to the oracle.
@@ -201,3 +225,13 @@ class Checks:
         if isinstance(outputs, str):
             return outputs
         return None if all(map(same_bits, seen, outputs)) else "two processes do not agree bitwise on the same inputs"
+
+
+@contextlib.contextmanager
+def _given_back(nbytes: float) -> Iterator[None]:
+    """Leave what took so much of a GPU's memory to the other processes afterwards."""
+    try:
+        yield
+    finally:
+        if nbytes >= LARGE_BYTES and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()

@@ -9,6 +9,7 @@ from statistics import mean, median
 from autokernel.device import Device
 from autokernel.gate.disturbance import throttled
 from autokernel.gate.processes import WarmParent
+from autokernel.gate.room import Room
 from autokernel.gate.statistics import (
     CONFIDENCE,
     LOOKS,
@@ -73,13 +74,15 @@ class Measured:
 class Contests:
     """Times kernels on one device. Keeps the noise floors and the incumbents' baselines that it has measured."""
 
-    def __init__(self, parent: WarmParent, device: Device, name: str, threads: int, watch: Stopwatch):
+    def __init__(self, parent: WarmParent, device: Device, name: str, threads: int, room: Room, watch: Stopwatch):
         self.parent, self.device, self.name, self.threads, self.watch = parent, device, name, threads, watch
+        self.room = room
         self._noise: dict[tuple[str, str], float] = {}
         self._baselines: dict[tuple, dict[str, list[Interval]]] = {}
 
     def timer(self, target: Target, seed: int, libraries: str) -> PairTimer:
-        return PairTimer(self.parent, load_spec(target.kernel_type), target, self.threads, seed, libraries, self.watch)
+        spec = load_spec(target.kernel_type)
+        return PairTimer(self.parent, spec, target, self.threads, seed, libraries, self.room, self.watch)
 
     def prepare(self, timer: PairTimer, entry: "Entry") -> None:
         """Start the processes of the first pairs, while the candidate is still being checked."""

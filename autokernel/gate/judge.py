@@ -15,12 +15,15 @@ from autokernel.gate.checking import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Ch
 from autokernel.gate.contest import Contests, Entry, NotDecided
 from autokernel.gate.correctness import Trial
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
+from autokernel.gate.room import Room
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.gate.timing import BystanderFault, PairTimer, RefusedWhileTimed
 from autokernel.gate.verdict import Correctness, Failure, Verdict
 from autokernel.machine import MachineFault
 from autokernel.spec import ANY_LIBRARY, BACKENDS, load_spec
 from autokernel.target import Target
+
+NO_MEMORY = "not decided: the device has no memory for what the oracle computes"
 
 
 class Judge:
@@ -47,8 +50,9 @@ class Judge:
         self.threads = torch.get_num_threads() if device == "cpu" else 1
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
         workers = 1 if device == "cpu" else max(1, min(6, (os.cpu_count() or 1) - 2))
-        self.checks = Checks(self.parent, device, self.threads, workers, self.watch)
-        self.contests = Contests(self.parent, self.device, device, self.threads, self.watch)
+        room = Room.of(device)
+        self.checks = Checks(self.parent, device, self.threads, workers, room, self.watch)
+        self.contests = Contests(self.parent, self.device, device, self.threads, room, self.watch)
 
     def __enter__(self) -> "Judge":
         return self
@@ -78,7 +82,7 @@ class Judge:
         entry = Entry(source, incumbent, quick, compile_baseline)
         with self.contests.timer(target, seed, self._libraries(target)) as timer:
             checked = self._check(source, target, seed, quick, progress, lambda: self.contests.prepare(timer, entry))
-            if checked.failure is not None:
+            if checked.failure is not None or checked.undecided:
                 return self._untimed(source, target, checked, seed, started)
             progress("timing")
             return self._timed(self.contests.decide, timer, entry, checked, started)
@@ -133,7 +137,10 @@ class Judge:
             checked = Checked()
             checked.fail(refused, Correctness.FAIL)
             return checked
-        return self.checks.run(source, target, seed, quick, self._libraries(target), progress, smoked)
+        try:
+            return self.checks.run(source, target, seed, quick, self._libraries(target), progress, smoked)
+        except torch.OutOfMemoryError:
+            return Checked(undecided=NO_MEMORY)
 
     def _timed(
         self,
@@ -158,6 +165,8 @@ class Judge:
             why = f"not decided: the other side failed while timed: {fault}".split("\n")[0]
         except NotDecided as undecided:
             why = str(undecided)
+        except torch.OutOfMemoryError:
+            why = NO_MEMORY
         verdict = self._untimed(entry.source, timer.target, checked, timer.seed, started)
         return replace(verdict, why=why or verdict.why)
 
@@ -170,7 +179,7 @@ class Judge:
             device=self.device.name,
             correctness=checked.correctness,
             keep=False,
-            why=str(checked.failure) if checked.failure else "correct",
+            why=checked.undecided or (str(checked.failure) if checked.failure else "correct"),
             seed=seed,
             stages=checked.stages,
             failure=checked.failure,

@@ -59,6 +59,11 @@ class WorkerFault(Exception):
         super().__init__(reason)
         self.worker, self.kind, self.reason, self.detail = worker, kind, reason, detail
 
+    @property
+    def out_of_device_memory(self) -> bool:
+        """As PyTorch, Triton and the CUDA runtime say it; the process lives on."""
+        return "out of memory" in self.reason and not self.reason.startswith("killed by")
+
 
 class Answer(dict[str, Any]):
     """A worker's message: it holds what the worker chose to send."""

@@ -31,6 +31,7 @@ from autokernel.gate.correctness import expect, same_bits, wrong
 from autokernel.gate.disturbance import DRIFT, OTHER_LOAD, OtherLoad, drift
 from autokernel.gate.inputs import Pool
 from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, end_all
+from autokernel.gate.room import Room
 from autokernel.gate.stopwatch import Stopwatch
 from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase
@@ -38,6 +39,7 @@ from autokernel.target import Target, WeightedCase
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
 ROUNDS = 6  # ABBA rounds per case and pair, fewer where they take longer than CASE_S
 CASE_S = 0.2
+WARM_COPIES = 8  # of what one call moves, that a first call takes of a GPU's memory
 MAX_PREPARED = 5  # pairs whose processes are started at once
 CHECK_SHARE = 0.5  # of the later pairs' cases that are checked and audited: an expectation can cost a second
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls whose outputs are compared
@@ -115,10 +117,11 @@ class PairTimer:
         threads: int,
         seed: int,
         libraries: str,
+        room: Room,
         watch: Stopwatch,
     ):
         """`libraries`: what a kernel may call, see Worker.do_load."""
-        self.watch = watch
+        self.watch, self.room = watch, room
         self.libraries = libraries
         self.parent, self.spec, self.target, self.threads = parent, spec, target, threads
         self.kind = "cuda" if target.device.startswith("cuda") else "cpu"
@@ -197,7 +200,9 @@ class PairTimer:
             with _blame(workers[check]):
                 self.each(workers, {side.name: side.load(self.spec.name, self.libraries) for side in sides})
                 if self.kind == "cuda":
-                    self.each(workers, dict.fromkeys(workers, {"op": "warm", "cases": self._encoded_cases()}))
+                    moved = max(self.spec.bytes_moved(weighted.case.args) for weighted in self.target.cases)
+                    with self.room.take(WARM_COPIES * len(workers) * moved):
+                        self.each(workers, dict.fromkeys(workers, {"op": "warm", "cases": self._encoded_cases()}))
         except BaseException:
             end_all(workers.values())
             raise

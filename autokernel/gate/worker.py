@@ -4,6 +4,7 @@
 claim is checked by the judge, which holds the expected values, the seeds and the clock.
 """
 
+import contextlib
 import ctypes
 import gc
 import importlib.util
@@ -30,6 +31,7 @@ from autokernel.gate.inputs import cut
 from autokernel.spec import ROOT, load_spec
 
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
+KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -56,11 +58,14 @@ class Worker:
             message = self.channel.receive()
             handler = getattr(self, f"do_{message.pop('op')}")
             try:
-                answer = handler(**message)
+                answer = {"ok": True, **(handler(**message) or {})}
             except Exception as error:  # a kernel that raises is an outcome, not a fault of ours
-                self.channel.send({"error": f"{type(error).__name__}: {error}"[:4000], "detail": _traceback()})
-                continue
-            self.channel.send({"ok": True, **(answer or {})})
+                answer = {"error": f"{type(error).__name__}: {error}"[:4000], "detail": _traceback()}
+            if "error" in answer:  # which no longer holds the tensors of the frames that it went through
+                with contextlib.suppress(RuntimeError):  # of a device that a kernel has broken
+                    self._drop()
+                    self._give_back()
+            self.channel.send(answer)
 
     def ask_judge_to_build(self, library: build.Library) -> Path:
         """Compile through the judge: only it may build what runs here."""
@@ -110,7 +115,7 @@ class Worker:
         """One call on zeros of each case's shapes, for what a first call compiles and loads."""
         for case in cases:
             self.function(**{name: self._zeros(value) for name, value in case.items()})
-        self._synchronize()
+        self._give_back()
 
     def do_pool(self, tensors: list[dict[str, Any]]) -> None:
         """Copy the pool of random numbers, once per dtype, to the device."""
@@ -149,6 +154,8 @@ class Worker:
             self.memory.check()
         inputs = [region for regions in self.regions for region in regions.values()]
         described = self._write([*self.held, *inputs])
+        self._drop()
+        self._give_back()
         return {"outputs": described[: len(order)], "inputs": described[len(order) :]}
 
     def do_prepare(self, order: list[int], graph: bool) -> dict[str, Any]:
@@ -288,6 +295,12 @@ class Worker:
 
     def _drop(self) -> None:
         self.graph, self.held = None, []
+
+    def _give_back(self) -> None:
+        """Leave the device's memory that the allocator merely keeps to the other processes."""
+        self._synchronize()
+        if self.cuda and torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device) > KEPT_BYTES:
+            torch.cuda.empty_cache()
 
     def _synchronize(self) -> None:
         if self.cuda:

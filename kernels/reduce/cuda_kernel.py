@@ -13,18 +13,18 @@ from autokernel.build import DTYPE_CODE, cuda_function
 KERNEL_TYPE = "reduce"
 BACKEND = "cuda"
 TUNABLES = {
-    "BLOCK": [64, 128, 256, 512],
+    "BLOCK": [64, 128, 256],
     "UNROLL": [2, 4, 8, 16],
     "ALONG": [4, 8, 16, 32],
     "WAVES": [1, 2, 4, 8],
     "STREAMING": [0, 1],
 }
 
-BLOCK = 128  # threads; narrower rows share a block
-UNROLL = 8  # vectors of 16 bytes that a thread takes at a time
+BLOCK = 256  # threads; narrower rows share a block
+UNROLL = 16  # vectors of 16 bytes that a thread takes at a time
 ALONG = 8  # threads along dim, where dim is not contiguous
 WAVES = 4  # blocks a multiprocessor, below which dim is cut into parts
-STREAMING = 0  # 1: loads leave the caches to others
+STREAMING = 1  # 1: loads leave the caches to others
 ACROSS = 32  # threads beside each other, where dim is not contiguous
 LARGEST_BLOCK = 256
 

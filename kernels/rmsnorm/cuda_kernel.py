@@ -11,7 +11,7 @@ TUNABLES = {"VECTORS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512], "EARLY": [0, 
 VECTORS = 4  # of 16 bytes, that a thread holds
 BLOCK = 128  # threads; narrower rows share a block
 EARLY = 1  # ask for the weights before the sums are known
-STREAMING = 2  # 1: loads leave the caches to others, 2: stores do, 3: both
+STREAMING = 0  # 1: loads leave the caches to others, 2: stores do, 3: both
 
 SOURCE = r"""
 #include <rows.cuh>

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
+from autokernel.spec import Case, Dims, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
 
 Call = Callable[..., Tensor]
 DTYPES = {"cuda": (torch.float16, torch.bfloat16), "cpu": (torch.float32,)}
@@ -58,15 +58,19 @@ class Row:
         return load_spec(self.kernel_type)
 
 
+def sizes(kernel_type: str, kind: str) -> tuple[Dims, ...]:
+    """What is timed of a type on "cpu" or "cuda"."""
+    return (*load_spec(kernel_type).timing[kind], *(MORE.get(kernel_type, ()) if kind == "cuda" else ()))
+
+
 def rows(device: str) -> list[Row]:
     """Every case, the first of each type's first, so that a run that is cut short has something of each."""
     kind = torch.device(device).type
-    more = MORE if kind == "cuda" else {}
-    sizes = {name: (*load_spec(name).timing[kind], *more.get(name, ())) for name in kernel_types()}
+    timed = {name: sizes(name, kind) for name in kernel_types()}
     return [
         Row(name, load_spec(name).case(dims[i], dtype))
-        for i in range(max(map(len, sizes.values())))
-        for name, dims in sizes.items()
+        for i in range(max(map(len, timed.values())))
+        for name, dims in timed.items()
         for dtype in [d for d in DTYPES[kind] if d in load_spec(name).dtypes] or load_spec(name).dtypes
         if i < len(dims)
     ]

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
 
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.processes import WorkerProcess
+from autokernel.gate.room import Room
 from autokernel.spec import load_spec
 from autokernel.target import default_target
 
@@ -46,6 +48,7 @@ sockets = [fd for fd in sockets if stat.S_ISSOCK(os.fstat(fd).st_mode)]
 """
 SAY = SOCKETS + "say = lambda data: [os.write(fd, struct.pack('!I', len(data)) + data) for fd in sockets]\n"
 LATER = "\ntime.sleep(1000)"
+NO_MEMORY = "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 1.00 GiB.')"
 
 CRASH, TIMEOUT, PASS = Correctness.CRASH, Correctness.TIMEOUT, Correctness.PASS
 FAULTS = (
@@ -106,6 +109,7 @@ FAULTS = (
         CRASH,
         "broken channel",
     ),
+    Fault("no-device-memory", NO_MEMORY, CRASH, "OutOfMemoryError: CUDA out of memory"),
     Fault("not-json", SAY + "say(b'hello')" + LATER, CRASH, "broken channel"),
     Fault("not-a-record", SAY + "say(b'17')" + LATER, CRASH, "broken channel"),
     Fault("deep-json", SAY + "say(b'[' * 1000000)" + LATER, CRASH, "broken channel"),
@@ -192,6 +196,33 @@ with Judge("cpu") as judge:
         print(judge.parent.scratch, flush=True)
         parent.answer(1000)
 """
+
+
+def test_a_lack_of_device_memory_counts_only_if_it_stays(judge: Judge):
+    """Other trials may have held it."""
+    code = f"import sys\nif x.shape[0] == 1 and not hasattr(sys, 'said'):\n    sys.said = True\n    {NO_MEMORY}"
+    verdict = judge.check(source(Fault("once", code, PASS)), TARGET)
+    assert verdict.correctness == PASS, verdict.why
+
+
+def test_a_gpus_memory_is_shared_out():
+    room, order = Room(10), []
+
+    def large() -> None:
+        with room.take(5):
+            order.append("large")
+
+    with room.take(6):
+        waiting = Thread(target=large)
+        waiting.start()
+        with room.take(4):
+            order.append("beside")
+        assert order == ["beside"]
+    waiting.join(10)
+    assert order == ["beside", "large"]
+    with room.take(1000):
+        assert room.left == 0
+    assert room.left == 10
 
 
 def test_nothing_outlives_a_killed_judge(judge: Judge):

@@ -21,6 +21,16 @@ def test_what_is_published_is_what_the_records_say():
     assert tables.stale() == []
 
 
+def test_settings_of_a_kernel_are_timed_beside_eager_mode():
+    command = ["benchmarks/settings.py", "kernels/rmsnorm/cpp_kernel.py", "UNROLL=1,4", "--case", "M=1,", "--device", "cpu"]
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    case, speeds = done.stdout.split(": eager ")
+    assert case == "rmsnorm M=1,N=768 float32"
+    assert "UNROLL=1 " in speeds and "* " in speeds and "UNROLL=4" not in speeds  # that is the file's own
+    wrong = subprocess.run([sys.executable, *command[:2], "FOO=1"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "FOO" in wrong.stderr
+
+
 def test_a_change_of_a_record_is_noticed(tmp_path, monkeypatch):
     folder = tmp_path / "benchmarks"
     folder.mkdir()

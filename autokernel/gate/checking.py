@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,7 +110,8 @@ class Checks:
                     if checked.stages[trial.stage] == "SKIP":
                         checked.stages[trial.stage] = "RUN"
                         progress(trial.stage)
-                outputs = attempt(index, trial, lambda: self._fitted(worker, spec, trial, slot))  # noqa: B023  called at once
+                make = partial(self._try, worker, spec, trial, slot)
+                outputs = attempt(index, trial, partial(self._fitted, spec, trial, make))
                 with lock:
                     left[trial.stage] -= 1
                     if not left[trial.stage] and not failures:
@@ -128,7 +130,8 @@ class Checks:
                     list(pool.map(advance, range(len(workers)), workers))
             if repeatable and not failures:
                 trial, outputs, first = repeatable[0]
-                attempt(0, trial, lambda: self._again(stack, workers, first, source, libraries, spec, trial, outputs))
+                again = partial(self._again, stack, workers, first, source, libraries, spec, trial, outputs)
+                attempt(0, trial, partial(self._fitted, spec, trial, again))
         for stage, state in checked.stages.items():
             checked.stages[stage] = "SKIP" if state == "RUN" else state
         if failures:
@@ -146,19 +149,19 @@ class Checks:
     def _failure(self, trial: Trial, reason: str, detail: str = "") -> Failure:
         return Failure(trial.stage, trial.label, trial.seed, reason, detail)
 
-    def _fitted(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | list[Tensor]:
-        """`_try` beside others, as far as the device's memory goes; where it did not, again without them."""
+    def _fitted(self, spec: KernelSpec, trial: Trial, make: Callable[[], Any]) -> Any:
+        """What `make` returns, beside other trials as far as the device's memory goes; where it did not, without them."""
         nbytes = TRIAL_COPIES * spec.bytes_moved(trial.case.args)
         try:
             with self.room.take(nbytes), _given_back(nbytes):
-                return self._try(worker, spec, trial, slot)
+                return make()
         except torch.OutOfMemoryError:  # ours
             pass
         except WorkerFault as fault:
             if not fault.out_of_device_memory:
                 raise
         with self.room.take(self.room.nbytes), _given_back(nbytes):
-            return self._try(worker, spec, trial, slot)
+            return make()
 
     def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: Trial, slot: int) -> str | list[Tensor]:
         """Make a trial's calls, their inputs written to the arena from byte `slot` on, and hold every output to the oracle.
@@ -228,7 +231,7 @@ class Checks:
 
 
 @contextlib.contextmanager
-def _given_back(nbytes: float) -> Iterator[None]:
+def _given_back(nbytes: int) -> Iterator[None]:
     """Leave what took so much of a GPU's memory to the other processes afterwards."""
     try:
         yield

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
+BOUNDLESS = 1 << 62
 SHARE = 0.6  # of the device's memory; the rest is for contexts, and for what no estimate knows
 
 
 class Room:
     """Who needs more than is left waits; who needs more than there is has it all."""
 
-    def __init__(self, nbytes: float):
+    def __init__(self, nbytes: int):
         self.nbytes = self.left = nbytes
         self.changed = threading.Condition()
 
@@ -20,11 +21,11 @@ class Room:
     def of(device: str) -> "Room":
         """Without bounds on a CPU, where one trial follows the other."""
         if not device.startswith("cuda"):
-            return Room(float("inf"))
-        return Room(SHARE * torch.cuda.get_device_properties(device).total_memory)
+            return Room(BOUNDLESS)
+        return Room(int(SHARE * torch.cuda.get_device_properties(device).total_memory))
 
     @contextlib.contextmanager
-    def take(self, nbytes: float) -> Iterator[None]:
+    def take(self, nbytes: int) -> Iterator[None]:
         nbytes = min(nbytes, self.nbytes)
         with self.changed:
             self.changed.wait_for(lambda: self.left >= nbytes)

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -91,13 +91,17 @@ def rewrite(problem: Problem, backend: str, device: str = "cpu") -> Rewriting:
 
 
 def variants(rewriting: Rewriting, backend: str) -> dict[str, str]:
-    """Sources of ModelNew by file stem: `<backend>_kernel` has the main starters, the others one alternative each."""
+    """Sources of ModelNew by file stem: `<backend>_kernel` has the main starters, the others one alternative each, or leave
+    one type to PyTorch, whose own may be the faster ones there."""
     starters = {t: list(load_spec(t).starters(backend).items()) for t in rewriting.kernel_types}
     main = {t: files[0][1] for t, files in starters.items()}
     sources = {f"{backend}_kernel": source_of(rewriting, backend, main)}
     for t, files in starters.items():
         for stem, path in files[1:]:
             sources[f"{stem}_{t}"] = source_of(rewriting, backend, main | {t: path})
+    for t in main if len(main) > 1 else ():
+        others = replace(rewriting, sites=tuple(site for site in rewriting.sites if site.kernel_type != t))
+        sources[f"{backend}_without_{t}"] = source_of(others, backend, {k: v for k, v in main.items() if k != t})
     return sources
 
 

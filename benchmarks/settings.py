@@ -11,6 +11,7 @@ the gate's to decide.
 
 import argparse
 import ast
+import contextlib
 import itertools
 import sys
 import tempfile
@@ -56,8 +57,8 @@ def main() -> None:
         sources = dict(combinations(source, arguments.settings))
     except ValueError as error:
         fail(error)
-    calls = loaded(sources)
-    with torch.inference_mode():
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        calls = loaded(sources, Path(folder))
         for row in rows:
             measure(row, calls, arguments.device)
 
@@ -86,17 +87,22 @@ def _value(text: str) -> Any:
         return text
 
 
-def loaded(sources: Mapping[str, str]) -> dict[str, Call]:
+def loaded(sources: Mapping[str, str], folder: Path) -> dict[str, Call]:
     """Each source's kernel; C++ and CUDA are compiled side by side."""
-    folder, modules = Path(tempfile.mkdtemp(prefix="autokernel-settings-")), {}
+    modules = {}
     for number, (name, source) in enumerate(sources.items()):
-        path = folder / f"settings_{number}.py"  # stays: Triton reads it when it compiles
+        path = folder / f"settings_{number}.py"
         path.write_text(source)
         modules[name] = import_file(path, path.stem)
     functions = [f for m in modules.values() for f in vars(m).values() if isinstance(f, build.Function)]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(build.compile_library, [function.library for function in functions]))
+        list(pool.map(compiled, functions))
     return {name: module.kernel_fn for name, module in modules.items()}
+
+
+def compiled(function: build.Function) -> None:
+    with contextlib.suppress(build.CompileError):  # which is raised again, and said, where it is called
+        build.compile_library(function.library)
 
 
 def measure(row: Row, calls: Mapping[str, Call], device: str) -> None:

@@ -1,6 +1,6 @@
 """Whole models with kernels in them: what is found and replaced, and how fast the model is beside every torch.compile.
 
-Usage:   python benchmarks/models.py                        (all, on the GPU if there is one; some three minutes there)
+Usage:   python benchmarks/models.py                        (all, on the GPU if there is one; seven minutes there)
          python benchmarks/models.py --device cpu bert gpt2
 Reads:   kernels/<type>/<backend>_kernel.py: the starters, as a run begins with them (on a GPU Triton's, or CUDA's: CUDA)
 Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)

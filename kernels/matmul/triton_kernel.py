@@ -6,8 +6,9 @@ Against cuda_kernel.py on an H200 it takes 1.04-1.15 times as long from 2048³ o
 with a transposed B. Why that is so is not known: for sm_90 the loop differs in the layout of B's shared memory alone.
 
 fp32 products are three of TF32 parts (a = high + low, of 11 bits each; high x high + high x low + low x high, summed in
-fp32), which the tensor cores of an H200 do 1.6 times as fast as cuBLAS does fp32 where B is transposed, 1.1 times where it
-is not, with 0.2 to 0.6 of cuBLAS's error for K up to 8192, 1.4 for K = 131072.
+fp32), which an H200's tensor cores do 1.6 times as fast as cuBLAS does fp32 where B is transposed, 1.1 times at 4096³ where
+it is not, with 0.2 to 0.6 of cuBLAS's error for K up to 8192, 1.4 for K = 131072. Slower than cuBLAS: small ones whose B is
+not transposed (at best 0.6 times at 512 x 768 x 768), and few rows and columns with a long K, which is not split here.
 """
 
 from functools import cache

@@ -30,7 +30,7 @@ from benchmarks.rounds import Batch, interleaved, sets_needed
 MATMUL = import_file(KERNELS / "matmul" / "cuda_kernel.py", "matmul_tiles")
 SHAPES = ("1024,1024,8192", "1024,1024,4096", "1024,1024,1024", "2048,1024,4096", "512,1024,4096", "128,4096,4096")
 SHAPES += ("256,4096,4096", "512,4096,4096", "1024,4096,4096", "2048,2048,2048", "512,2048,768", "1024,1024,16384")
-SPLIT = ((256, 4, 2, 4), (256, 4, 1, 4), (256, 4, 2, 2), (256, 4, 1, 2), (128, 6, 2, 2))  # columns, stages, shared B, K
+SPLIT = ((256, 3, 1, 2), (128, 5, 2, 2), (128, 4, 1, 2))  # columns, stages, shared B, K
 CUBLAS = "cuBLAS"
 
 

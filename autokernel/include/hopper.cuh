@@ -81,13 +81,11 @@ __device__ inline uint32_t shared_address_at(const void* pointer, uint32_t rank)
     return address;
 }
 
-__device__ inline float4 load_shared_of_cluster(uint32_t address) {
-    float4 x;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "r"(address)
+// Asynchronous; the barrier, of the same block as the address, counts its bytes as landed.
+__device__ inline void store_shared_of_cluster(uint32_t address, const float4& x, uint32_t barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
                  : "memory");
-    return x;
 }
 
 __device__ inline void cluster_sync() {
@@ -116,10 +114,6 @@ struct Barrier {
     // whole memory, and a consumer that gives a stage back has only read.
     __device__ void arrive_at(uint32_t rank) {
         asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(shared_address_at(this, rank)) : "memory");
-    }
-    // The same, and whoever waits there by wait_acquired() sees what this thread has written, and what it has synchronised with.
-    __device__ void arrive_released_at(uint32_t rank) {
-        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(shared_address_at(this, rank)) : "memory");
     }
     // Until the phase of this parity has ended.
     __device__ void wait(uint32_t parity) {

@@ -4,7 +4,8 @@
 // two warpgroups take turns, a tile each, so that one multiplies while the other writes; else they share each tile's rows, and
 // a tile, rounded, is written during the first steps of the next.
 // CLUSTER (1 or 2) blocks are neighbours along M: each loads a half of the tile of B that both need, for both (multicast).
-// SPLITS > 1: as many times CLUSTER blocks share a tile's K, and add their sums through each other's shared memory.
+// SPLITS > 1: as many times CLUSTER blocks share a tile's K; each writes its sums into the shared memory of those that add
+// them up, a share of the columns each.
 #pragma once
 #include <hopper.cuh>
 
@@ -25,11 +26,13 @@ struct Gemm {
     static constexpr int STAGE_BYTES = (BM + BN) * PANEL * 2;
     static constexpr bool LATE = !TURNS && !GATED && SPLITS == 1 && STRIPES == 1;  // writes during the next tile
     static constexpr int OUT = STRIPES * COLUMNS / SPLITS / 64;  // panels of C that a warpgroup writes for a tile
-    static constexpr int ROOM = (232448 - 1024 - 512 - STAGES * STAGE_BYTES) / (CONSUMERS * 8192);
+    static constexpr int SUMS = SPLITS > 1 ? BM * BN / SPLITS / 4 : 1;  // of a share, in float4
+    static constexpr int SUM_BYTES = (SPLITS - 1) * SUMS * 16;          // that a block is sent
+    static constexpr int ROOM = (232448 - 1024 - 512 - STAGES * STAGE_BYTES - SUM_BYTES) / (CONSUMERS * 8192);
     static constexpr int PANELS = OUT <= ROOM ? OUT : OUT % 2 == 0 && ROOM >= 2 ? 2 : 1;  // on their way at a time
-    static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + CONSUMERS * PANELS * 8192 + 512;
+    static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + CONSUMERS * PANELS * 8192 + SUM_BYTES + 512;
     static_assert(ROOM >= 1 && STRIPES >= 1 && COLUMNS % (64 * SPLITS) == 0);
-    static_assert(SPLITS == 1 || (!TURNS && !GATED && STRIPES == 1 && BM * BN * 4 <= STAGES * STAGE_BYTES));
+    static_assert(SPLITS == 1 || (!TURNS && !GATED && STRIPES == 1));
 };
 
 struct Problem {
@@ -45,6 +48,7 @@ struct GemmShared {
     typename G::T a[G::STAGES][G::BM * PANEL];
     typename G::T b[G::STAGES][G::BN * PANEL];
     typename G::T c[G::CONSUMERS][G::PANELS][64 * PANEL];
+    float4 sums[G::SPLITS > 1 ? G::SPLITS - 1 : 1][G::SUMS];
     Barrier full[G::STAGES], empty[G::STAGES], summed;
 };
 
@@ -175,36 +179,37 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
     }
 }
 
-// Adds the sums of all splits, always in the same order. Each leaves its own in its stages, which nothing fills again (a block
-// of a split computes one tile), and adds up those of its share of the columns, which are in its first registers then.
+// Adds the sums of all splits, always in the same order. Each sends away those of the others' shares of the columns, and adds
+// up those of its own, which are in its first registers then.
 template <class G>
 __device__ void combine(GemmShared<G>& shared, const Place<G>& place, float (&d)[G::BN / 2]) {
     constexpr int SHARE = G::BN / 8 / G::SPLITS, THREADS = G::CONSUMERS * 128;  // in float4
-    float4* sums = reinterpret_cast<float4*>(shared.a) + threadIdx.x;
     if (place.steps == 0)
         for (float& sum : d) sum = 0;
-    named_sync(5, THREADS);  // both warpgroups have multiplied what is in the stages
     float4 own[SHARE];
 #pragma unroll
-    for (int i = 0; i < G::BN / 8; ++i) {
-        const float4 sum = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
-        if (i / SHARE == place.split) own[i % SHARE] = sum;
-        else sums[i * THREADS] = sum;
+    for (int split = 0; split < G::SPLITS; ++split) {
+        const int to = split * G::CLUSTER + place.rank, from = place.split - (place.split > split);
+        const uint32_t sums = shared_address_at(&shared.sums[from][threadIdx.x], to), barrier = shared_address_at(&shared.summed, to);
+#pragma unroll
+        for (int i = 0; i < SHARE; ++i) {
+            const float* part = d + 4 * (split * SHARE + i);
+            const float4 sum = {part[0], part[1], part[2], part[3]};
+            if (split == place.split) own[i] = sum;
+            else store_shared_of_cluster(sums + i * THREADS * sizeof(float4), sum, barrier);
+        }
     }
-    named_sync(5, THREADS);
-    if (threadIdx.x < G::SPLITS) shared.summed.arrive_released_at(threadIdx.x * G::CLUSTER + place.rank);
     shared.summed.wait_acquired(0);
 #pragma unroll
     for (int i = 0; i < SHARE; ++i) d[4 * i] = d[4 * i + 1] = d[4 * i + 2] = d[4 * i + 3] = 0;
 #pragma unroll
-    for (int split = 0; split < G::SPLITS; ++split) {
-        const uint32_t theirs = shared_address_at(sums + place.split * SHARE * THREADS, split * G::CLUSTER + place.rank);
+    for (int split = 0; split < G::SPLITS; ++split)
 #pragma unroll
         for (int i = 0; i < SHARE; ++i) {
-            const float4 x = split == place.split ? own[i] : load_shared_of_cluster(theirs + i * THREADS * sizeof(float4));
+            const int from = split - (split > place.split);
+            const float4 x = split == place.split ? own[i] : shared.sums[from][threadIdx.x + i * THREADS];
             d[4 * i] += x.x, d[4 * i + 1] += x.y, d[4 * i + 2] += x.z, d[4 * i + 3] += x.w;
         }
-    }
 }
 
 template <class G>
@@ -277,8 +282,9 @@ __global__ void __launch_bounds__(G::THREADS, 1)
             shared.full[i].init(1);
             shared.empty[i].init(G::SHARERS * G::CLUSTER);
         }
-        shared.summed.init(G::SPLITS);
+        shared.summed.init(1);
         publish_barriers();
+        if (G::SPLITS > 1) shared.summed.arrive_expecting(G::SUM_BYTES);
     }
     if constexpr (G::CLUSTER * G::SPLITS > 1) cluster_sync();
     else __syncthreads();
@@ -292,7 +298,7 @@ __global__ void __launch_bounds__(G::THREADS, 1)
         consume_tiles<G>(shared, place, c, C, warpgroup);
     }
     __syncwarp();
-    if constexpr (G::CLUSTER * G::SPLITS > 1) cluster_sync();  // no block ends while another may still signal it, or read it
+    if constexpr (G::CLUSTER > 1) cluster_sync();  // no block ends while another may still signal it; sums have been waited for
 #endif
 }
 

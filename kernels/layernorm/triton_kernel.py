@@ -9,7 +9,7 @@ BACKEND = "triton"
 TUNABLES = {"NUM_WARPS": [0, 1, 2, 4, 8, 16], "PROGRAM_ELEMENTS": [1024, 2048, 4096, 8192], "HELD": [4096, 8192, 16384]}
 
 NUM_WARPS = 0  # 0: by row width
-PROGRAM_ELEMENTS = 2048  # rows share a program: as many as this has room for, two at least
+PROGRAM_ELEMENTS = 2048  # rows share a program: as many as this has room for, and two that it has not
 HELD = 4096  # wider rows are read twice, the second time from L1 or L2
 LOOP_BLOCK = 4096  # at most; less where that divides the row
 
@@ -73,7 +73,7 @@ def kernel_fn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: fl
         _looped[(M,)](x, weight, bias, y, stride, N, eps, BLOCK=block, num_warps=NUM_WARPS or max(block // 512, 4))
         return y
     block = 1 << (N - 1).bit_length()
-    rows = max(PROGRAM_ELEMENTS // block, 2)
+    rows = PROGRAM_ELEMENTS // block or 2
     warps = NUM_WARPS or min(max(rows * block // 1024, 4), 16)
     _held[(-(-M // rows),)](x, weight, bias, y, stride, M, N, eps, ROWS=rows, BLOCK=block, num_warps=warps)
     return y

@@ -1,9 +1,9 @@
 """Matmul in Triton: one output tile a program, K in pipelined steps, tiles ordered so that their neighbours meet in L2.
 
-A and B are read where they lie, whatever their strides: a transposed B (a Linear's weight) is contiguous along K.
-
-Against cuda_kernel.py on an H200 it takes 1.04-1.15 times as long from 2048³ on, 1.3 times at 1024³, and 1.55-1.65 times
-with a transposed B. Why that is so is not known: for sm_90 the loop differs in the layout of B's shared memory alone.
+A and B are read where they lie, whatever their strides: a transposed B (a Linear's weight) is contiguous along K. From
+Hopper on, 16-bit products that fill the chip have their tiles fetched by the tensor memory accelerator (TMA), by programs
+that stay resident: with a transposed B that is 1.4 times as fast, for whose plain loads warps wait at barriers (7.2 cycles
+an instruction, 3.2 without; benchmarks/counters.py). Smaller ones keep plain loads: descriptors cost the host 16 us a call.
 
 fp32 products are three of TF32 parts (a = high + low, of 11 bits each; high x high + high x low + low x high, summed in
 fp32), which an H200's tensor cores do 1.6 times as fast as cuBLAS does fp32 where B is transposed, 1.1 times at 4096³ where
@@ -16,6 +16,7 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 KERNEL_TYPE = "matmul"
 BACKEND = "triton"
@@ -25,7 +26,8 @@ TUNABLES = {
     "BLOCK_K": [0, 32, 64, 128],
     "GROUP_M": [4, 8, 16],
     "NUM_WARPS": [0, 4, 8],
-    "NUM_STAGES": [2, 3, 4, 5],
+    "NUM_STAGES": [0, 2, 3, 4, 5],
+    "TMA": [0, 1, 2],
     "FP32": ["tf32x3", "ieee"],
 }
 
@@ -34,7 +36,8 @@ BLOCK_N = 0
 BLOCK_K = 0  # 0: 64, in fp32 32
 GROUP_M = 8  # rows of tiles that are walked together
 NUM_WARPS = 0  # 0: 8 from tiles of 128 x 256 on, else 4
-NUM_STAGES = 4  # at most: as many as shared memory holds
+NUM_STAGES = 0  # at most: as many as shared memory holds; 0: 4, with TMA 5
+TMA = 1  # 0: never; 1: for products that fill the chip; 2: wherever it can read
 FP32 = "tf32x3"  # where there are tensor cores for it; "ieee": the plain units
 
 
@@ -82,15 +85,47 @@ def _matmul(
     tl.store(c, sums.to(C.dtype.element_ty), (m[:, None] < M) & (n[None, :] < N))
 
 
+@triton.jit
+def _resident(
+    A,
+    B,
+    C,
+    M,
+    N,
+    K,
+    A_ALONG_K: tl.constexpr,
+    B_ALONG_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """A, B and C are descriptors; A and B of the matrix or its transpose, whichever is contiguous by rows."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
+        first_m = tile // (GROUP_M * tiles_n) * GROUP_M
+        group = min(tiles_m - first_m, GROUP_M)
+        within = tile % (GROUP_M * tiles_n)
+        m = (first_m + within % group) * BLOCK_M
+        n = within // group * BLOCK_N
+        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, K, BLOCK_K):
+            a = A.load([m, k]) if A_ALONG_K else tl.trans(A.load([k, m]))
+            b = tl.trans(B.load([n, k])) if B_ALONG_K else B.load([k, n])
+            sums = tl.dot(a, b, sums)
+        C.store([m, n], sums.to(C.dtype))
+
+
 @cache
-def _device(index: int | None) -> tuple[int, int, bool]:
-    """Multiprocessors, bytes of shared memory a program may use, and whether its tensor cores take parts of fp32 numbers;
-    an H100's where there is no GPU."""
+def _device(index: int | None) -> tuple[int, int, bool, bool]:
+    """Multiprocessors, bytes of shared memory a program may use, whether its tensor cores take parts of fp32 numbers, and
+    whether it has TMA; an H100's where there is no GPU."""
     if index is None:
-        return 132, 232448, True
+        return 132, 232448, True, True
     properties = torch.cuda.get_device_properties(index)
     shared_memory = getattr(properties, "shared_memory_per_block_optin", 65536)
-    return properties.multi_processor_count, shared_memory, properties.major >= 8 and torch.version.hip is None
+    generation = 0 if torch.version.hip else properties.major
+    return properties.multi_processor_count, shared_memory, generation >= 8, generation >= 9
 
 
 def _tile(M: int, N: int, fp32: bool, processors: int) -> tuple[int, int]:
@@ -104,32 +139,53 @@ def _tile(M: int, N: int, fp32: bool, processors: int) -> tuple[int, int]:
     return tiles[-1]
 
 
+def _by_rows(matrix: torch.Tensor) -> torch.Tensor | None:
+    """The matrix or its transpose, whichever TMA can read; None if it can read neither."""
+    for candidate in (matrix, matrix.t()):
+        line, inner = candidate.stride()
+        if inner == 1 and line > 0 and line % 8 == 0 and candidate.data_ptr() % 16 == 0:
+            return candidate
+    return None
+
+
 def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     """A [M, K] @ B [K, N] -> a contiguous [M, N] in A's dtype."""
     M, K = A.shape
     N = B.shape[1]
     C = torch.empty((M, N), dtype=A.dtype, device=A.device)
-    processors, shared_memory, tensor_cores = _device(A.device.index)
+    processors, shared_memory, tensor_cores, accelerator = _device(A.device.index)
     fp32 = A.dtype == torch.float32
     block_m, block_n = _tile(M, N, fp32, processors)
+    a = b = None
+    if TMA and accelerator and not fp32 and N % 8 == 0 and (TMA == 2 or block_m * block_n >= 128 * 128):
+        a, b = _by_rows(A), _by_rows(B)
+    with_tma = a is not None and b is not None
     block_m, block_n, block_k = BLOCK_M or block_m, BLOCK_N or block_n, BLOCK_K or (32 if fp32 else 64)
+    tiles = -(-M // block_m) * -(-N // block_n)
     stage = (block_m + block_n) * block_k * A.element_size()
-    _matmul[(-(-M // block_m) * -(-N // block_n),)](
-        A,
-        B,
-        C,
+    room = shared_memory - (block_m * block_n * 2 if with_tma else 0)  # which writes C through shared memory
+    launch = {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "BLOCK_K": block_k,
+        "GROUP_M": GROUP_M,
+        "num_warps": NUM_WARPS or (8 if block_m * block_n >= 128 * 256 else 4),
+        "num_stages": max(min(NUM_STAGES or (5 if with_tma else 4), room // stage), 1),
+    }
+    if not with_tma:
+        even, precision = K % block_k == 0, FP32 if fp32 and tensor_cores else "ieee"
+        _matmul[(tiles,)](A, B, C, M, N, K, *A.stride(), *B.stride(), EVEN_K=even, PRECISION=precision, **launch)
+        return C
+    a_along_k, b_along_k = a is A, b is not B
+    _resident[(min(tiles, processors),)](
+        TensorDescriptor.from_tensor(a, [block_m, block_k] if a_along_k else [block_k, block_m]),
+        TensorDescriptor.from_tensor(b, [block_n, block_k] if b_along_k else [block_k, block_n]),
+        TensorDescriptor.from_tensor(C, [block_m, block_n]),
         M,
         N,
         K,
-        *A.stride(),
-        *B.stride(),
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        GROUP_M=GROUP_M,
-        EVEN_K=K % block_k == 0,
-        PRECISION=FP32 if fp32 and tensor_cores else "ieee",
-        num_warps=NUM_WARPS or (8 if block_m * block_n >= 128 * 256 else 4),
-        num_stages=max(min(NUM_STAGES, shared_memory // stage), 1),
+        A_ALONG_K=a_along_k,
+        B_ALONG_K=b_along_k,
+        **launch,
     )
     return C

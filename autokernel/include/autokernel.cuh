@@ -97,14 +97,15 @@ __device__ inline void keep_packed(Vector<T> (&vectors)[COUNT]) {
         for (uint32_t& word : vectors[i].words) asm volatile("" : "+r"(word));
 }
 
-// Launch before the kernel ahead on the stream has ended: once all of its blocks have called let_next_start(). Such a kernel
-// calls after_previous() before it reads what that one wrote. Before sm_90 all three do nothing special.
+// Launch before the kernel ahead on the stream has ended: once all of its blocks have called let_next_start(), or ended. Such
+// a kernel calls after_previous() before it reads or writes anything. Before sm_90 all of these do nothing special.
 template <class... Parameters, class... Arguments>
-inline int launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, Arguments... arguments) {
+inline int launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                        Arguments... arguments) {
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    const cudaLaunchConfig_t config = {grid, block, 0, stream, &early, AK_ARCH >= 900};
+    const cudaLaunchConfig_t config = {grid, block, shared_bytes, stream, &early, AK_ARCH >= 900};
     return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
@@ -117,6 +118,12 @@ __device__ inline void after_previous() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
 #endif
+}
+
+// First in a kernel that has nothing to do before.
+__device__ inline void take_over() {
+    let_next_start();
+    after_previous();
 }
 
 inline int attribute(cudaDeviceAttr which) {  // of the current device

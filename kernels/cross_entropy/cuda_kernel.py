@@ -58,7 +58,7 @@ template <class T>
 __global__ void __launch_bounds__(BLOCK)
     losses(const T* logits, const int64_t* targets, Loss* out, int V, int64_t stride, int64_t ignored) {
     __shared__ Part scratch[MAX_WARPS];
-    let_next_start();
+    take_over();
     const int64_t target = targets[blockIdx.x];
     if (target == ignored) {
         if (threadIdx.x == 0) out[blockIdx.x] = {0, 0};
@@ -89,7 +89,7 @@ constexpr int MEAN_BLOCK = 1024;
 template <class T>
 __global__ void __launch_bounds__(MEAN_BLOCK) mean(const Loss* losses, T* out, int64_t M) {
     __shared__ float scratch[2][MAX_WARPS];
-    after_previous();
+    take_over();
     float sums[2] = {};
 #pragma unroll 8
     for (int64_t m = threadIdx.x; m < M; m += MEAN_BLOCK) {
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(MEAN_BLOCK) mean(const Loss* losses, T* out, i
 template <class T>
 int cross_entropy(const T* logits, const int64_t* targets, Loss* partial, T* out, int64_t M, int64_t V, int64_t stride,
                   int64_t ignored, cudaStream_t stream) {
-    losses<T><<<M, BLOCK, 0, stream>>>(logits, targets, partial, V, stride, ignored);
-    return launch_early(mean<T>, 1, MEAN_BLOCK, stream, partial, out, M);
+    launch_early(losses<T>, M, BLOCK, 0, stream, logits, targets, partial, V, stride, ignored);
+    return launch_early(mean<T>, 1, MEAN_BLOCK, 0, stream, partial, out, M);
 }
 
 extern "C" int run(int dtype, const void* logits, const int64_t* targets, Loss* partial, void* out, int64_t M, int64_t V,

@@ -9,7 +9,7 @@ BACKEND = "cuda"
 TUNABLES = {"VECTORS": [1, 2, 4, 8], "BLOCK": [64, 128, 256, 512], "EARLY": [0, 1], "STREAMING": [0, 1, 2, 3]}
 
 VECTORS = 4  # of 16 bytes, that a thread holds
-BLOCK = 128  # threads; narrower rows share a block
+BLOCK = 64  # threads; narrower rows share a block
 EARLY = 0  # ask for the weights before the sums are known
 STREAMING = 0  # 1: loads leave the caches to others, 2: stores do, 3: both
 
@@ -45,6 +45,7 @@ template <class T>
 __global__ void __launch_bounds__(LARGEST)
     held(const T* x, const T* weight, const T* bias, T* y, int64_t M, int N, int64_t stride, float eps, int threads) {
     __shared__ float scratch[3][MAX_WARPS];
+    take_over();
     const int lane = threadIdx.x % threads, count = N / LANES<T>;
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
     const auto vector = [&](auto* p, int i) { return (Vector<T>*)p + min(lane + i * threads, count - 1); };
@@ -94,6 +95,7 @@ template <class T>
 __global__ void __launch_bounds__(1024)
     looped(const T* x, const T* weight, const T* bias, T* y, int N, int64_t stride, float eps) {
     __shared__ float scratch[3][MAX_WARPS];
+    take_over();
     const Row<T> row(x + blockIdx.x * stride, N);
     float sum = 0, v[LANES<T>];
     for (int i = threadIdx.x; i < row.vectors(); i += blockDim.x) {
@@ -123,10 +125,9 @@ int layernorm(const T* x, const T* weight, const T* bias, T* y, int64_t M, int64
     const auto [threads, rows] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST);
     const bool whole = aligned(x) && aligned(weight) && aligned(bias) && N % LANES<T> == 0 && stride % LANES<T> == 0;
     const int wide = N < 1024 ? divide_up(N, 32) * 32 : 1024;
-    const int block = threads * rows;
-    if (threads && whole) held<<<divide_up(M, rows), block, 0, stream>>>(x, weight, bias, y, M, N, stride, eps, threads);
-    else looped<<<M, wide, 0, stream>>>(x, weight, bias, y, N, stride, eps);
-    return cudaGetLastError();
+    if (!threads || !whole) return launch_early(looped<T>, M, wide, 0, stream, x, weight, bias, y, N, stride, eps);
+    const int blocks = divide_up(M, rows), block = threads * rows;
+    return launch_early(held<T>, blocks, block, 0, stream, x, weight, bias, y, M, N, stride, eps, threads);
 }
 
 extern "C" int run(int dtype, const void* x, const void* weight, const void* bias, void* y, int64_t M, int64_t N,

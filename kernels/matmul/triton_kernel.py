@@ -5,6 +5,10 @@ Hopper on, 16-bit products that fill the chip have their tiles fetched by the te
 that stay resident: with a transposed B that is 1.4 times as fast, for whose plain loads warps wait at barriers (7.2 cycles
 an instruction, 3.2 without; benchmarks/counters.py). Smaller ones keep plain loads: descriptors cost the host 16 us a call.
 
+Against cuda_kernel.py on an H200 it takes 1.02-1.15 times as long from 2048³ on, 1.3 times at 1024³, where a launch there
+begins before the one ahead has ended, and 1.45 times at 1024 x 1024 x 8192, which has tiles for half of the chip and whose
+K is shared between two of its blocks there; triton_splitk.py, which shares K through global memory, gains nothing by it.
+
 fp32 products are three of TF32 parts (a = high + low, of 11 bits each; high x high + high x low + low x high, summed in
 fp32), which an H200's tensor cores do 1.6 times as fast as cuBLAS does fp32 where B is transposed, 1.1 times at 4096³ where
 it is not, with 0.2 to 0.6 of cuBLAS's error for K up to 8192, 1.4 for K = 131072. Slower than cuBLAS: small ones whose B is

@@ -150,8 +150,7 @@ __global__ void __launch_bounds__(THREADS, COLUMNS < 4 ? 2 : 1)
         float scale) {
     constexpr int CHUNK_STEPS = 8 / COLUMNS, CHUNK = CHUNK_STEPS * BLOCK_K;  // of x along K
     constexpr int X_VECTORS = 8 * BLOCK_K / THREADS;                        // of a chunk, that a thread brings
-    let_next_start();
-    after_previous();
+    take_over();
     extern __shared__ uint4 raw[];
     Shared& shared = *reinterpret_cast<Shared*>(raw);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;

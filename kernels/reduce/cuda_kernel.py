@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(LARGEST_BLOCK)
     rows(const T* x, Output<T> y, int64_t M, int64_t N, int64_t stride, int64_t part, int threads) {
     constexpr Reduction<MAX> join;
     __shared__ float scratch[MAX_WARPS];
+    take_over();
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads, from = blockIdx.y * part;
     const Row<T> row(x + min(m, M - 1) * stride + from, min(N - from, part));
     const int lane = threadIdx.x % threads, first = row.first != 0, last = row.end / LANES<T>;  // of whole vectors
@@ -105,6 +106,7 @@ __global__ void __launch_bounds__(ACROSS* ALONG) lanes(const T* x, Output<T> y, 
         T at[WIDTH];
     };
     __shared__ float scratch[ALONG][ACROSS * WIDTH + 1];
+    take_over();
     const int64_t blocks = divide_up(lanes, ACROSS * WIDTH), outer = blockIdx.x / blocks;
     const int64_t first = blockIdx.x % blocks * ACROSS * WIDTH;
     const int64_t lane = first + threadIdx.x * WIDTH, end = min(N, (blockIdx.y + 1) * part);
@@ -130,6 +132,7 @@ __global__ void __launch_bounds__(ACROSS* ALONG) lanes(const T* x, Output<T> y, 
 template <class T, bool MAX>
 __global__ void finish(const float* partial, T* y, int64_t count, int parts) {
     constexpr Reduction<MAX> join;
+    take_over();
     const int64_t i = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
     float result = join.EMPTY;
     for (int p = threadIdx.x % 32; p < parts && i < count; p += 32) result = join(result, partial[i * parts + p]);
@@ -151,16 +154,16 @@ int reduce(const T* x, T* y, float* partial, const Shape& s, int parts, cudaStre
         auto [threads, shared] = Layout::of<T>(part, UNROLL, BLOCK, LARGEST_BLOCK);
         if (!threads) threads = LARGEST_BLOCK, shared = 1;
         const dim3 grid(divide_up(count, shared), parts);
-        rows<T, MAX><<<grid, threads * shared, 0, stream>>>(x, out, count, s.N, stride, part, threads);
+        launch_early(rows<T, MAX>, grid, threads * shared, 0, stream, x, out, count, s.N, stride, part, threads);
     } else {  // rows with gaps between their elements: take the rows as lanes
         const int64_t outer = s.lanes == 1 ? 1 : s.outer, width = s.lanes == 1 ? s.outer : s.lanes;
         const int64_t apart = s.lanes == 1 ? s.stride_outer : s.stride_lane;
         const bool whole = apart == 1 && aligned(x) && (width | s.stride_outer | s.stride_n) % LANES<T> == 0;
         const dim3 block(ACROSS, ALONG), grid(outer * divide_up(width, ACROSS * (whole ? LANES<T> : 1)), parts);
         auto kernel = whole ? lanes<T, LANES<T>, MAX> : lanes<T, 1, MAX>;
-        kernel<<<grid, block, 0, stream>>>(x, out, width, s.N, part, s.stride_outer, s.stride_n, apart);
+        launch_early(kernel, grid, block, 0, stream, x, out, width, s.N, part, s.stride_outer, s.stride_n, apart);
     }
-    if (parts > 1) finish<T, MAX><<<divide_up(count, 8), 256, 0, stream>>>(partial, y, count, parts);
+    if (parts > 1) launch_early(finish<T, MAX>, divide_up(count, 8), 256, 0, stream, partial, y, count, parts);
     return cudaGetLastError();
 }
 

@@ -22,6 +22,7 @@ template <class T>
 __global__ void __launch_bounds__(LARGEST)
     held(const T* x, const T* weight, T* y, int64_t M, int N, int64_t stride, float eps, int threads) {
     __shared__ float scratch[MAX_WARPS];
+    take_over();
     const int lane = threadIdx.x % threads, count = N / LANES<T>;
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
     const auto vector = [&](auto* p, int i) { return (Vector<T>*)p + min(lane + i * threads, count - 1); };
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(LARGEST)
 template <class T>
 __global__ void __launch_bounds__(1024) looped(const T* x, const T* weight, T* y, int N, int64_t stride, float eps) {
     __shared__ float scratch[MAX_WARPS];
+    take_over();
     const Row<T> row(x + blockIdx.x * stride, N);
     float squares = 0, v[LANES<T>];
     for (int i = threadIdx.x; i < row.vectors(); i += blockDim.x) {
@@ -75,10 +77,9 @@ int rmsnorm(const T* x, const T* weight, T* y, int64_t M, int64_t N, int64_t str
     const auto [threads, rows] = Layout::of<T>(N, VECTORS, BLOCK, LARGEST);
     const bool whole = aligned(x) && aligned(weight) && N % LANES<T> == 0 && stride % LANES<T> == 0;
     const int wide = N < 1024 ? divide_up(N, 32) * 32 : 1024;
-    const int block = threads * rows;
-    if (threads && whole) held<<<divide_up(M, rows), block, 0, stream>>>(x, weight, y, M, N, stride, eps, threads);
-    else looped<<<M, wide, 0, stream>>>(x, weight, y, N, stride, eps);
-    return cudaGetLastError();
+    if (!threads || !whole) return launch_early(looped<T>, M, wide, 0, stream, x, weight, y, N, stride, eps);
+    const int blocks = divide_up(M, rows), block = threads * rows;
+    return launch_early(held<T>, blocks, block, 0, stream, x, weight, y, M, N, stride, eps, threads);
 }
 
 extern "C" int run(int dtype, const void* x, const void* weight, void* y, int64_t M, int64_t N, int64_t stride, float eps,

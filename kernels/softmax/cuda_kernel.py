@@ -31,6 +31,7 @@ SOURCE = r"""
 template <class T, bool PEEL>
 __global__ void __launch_bounds__(MOST) held(const T* x, T* y, int64_t M, int N, int64_t stride, int threads) {
     __shared__ Part scratch[MAX_WARPS];
+    take_over();
     const int lane = threadIdx.x % threads;
     const int64_t m = int64_t(blockIdx.x) * (blockDim.x / threads) + threadIdx.x / threads;
     const Row<T, PEEL> row(x + min(m, M - 1) * stride, N, x, x + (M - 1) * stride + N);
@@ -66,6 +67,7 @@ template <class T, bool PEEL>
 __global__ void __launch_bounds__(STAGED) staged(const T* x, T* y, int N, int64_t stride, int batches) {
     extern __shared__ uint4 shared[];
     __shared__ Part scratch[MAX_WARPS];
+    take_over();
     const Row<T, PEEL> row(x + blockIdx.x * stride, N, x, x + (gridDim.x - 1) * stride + N);
     const int count = row.vectors();
     Vector<T>* const own = reinterpret_cast<Vector<T>*>(shared) + threadIdx.x;
@@ -119,6 +121,7 @@ template <class T>
 __global__ void __launch_bounds__(ACROSS* ALONG)
     strided(const T* x, T* y, int64_t lanes, int64_t N, Strides from, Strides to) {
     __shared__ Part scratch[ALONG][ACROSS];
+    take_over();
     const int64_t blocks = divide_up(lanes, ACROSS), outer = blockIdx.x / blocks;
     const int64_t lane = blockIdx.x % blocks * ACROSS + threadIdx.x;
     x += outer * from.outer + min(lane, lanes - 1) * from.lane;
@@ -143,17 +146,15 @@ __global__ void __launch_bounds__(ACROSS* ALONG)
 template <class T, bool PEEL>
 int rows(const T* x, T* y, int64_t M, int64_t N, int64_t stride, cudaStream_t stream) {
     const auto [threads, rows] = Layout::of<T>(N, VECTORS, BLOCK, MOST, PEEL);
-    if (threads) held<T, PEEL><<<divide_up(M, rows), threads * rows, 0, stream>>>(x, y, M, N, stride, threads);
-    else {
-        const int room = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - MAX_WARPS * sizeof(Part);
-        const int batch_bytes = BATCH * STAGED * 16, wanted = divide_up(N * sizeof(T) + 15, batch_bytes);
-        const int batches = wanted * batch_bytes <= room ? wanted : room / batch_bytes, bytes = batches * batch_bytes;
-        auto kernel = staged<T, PEEL>;
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-        kernel<<<M, STAGED, bytes, stream>>>(x, y, N, stride, batches);
-    }
-    return cudaGetLastError();
+    const int blocks = divide_up(M, rows), block = threads * rows;
+    if (threads) return launch_early(held<T, PEEL>, blocks, block, 0, stream, x, y, M, N, stride, threads);
+    const int room = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - MAX_WARPS * sizeof(Part);
+    const int batch_bytes = BATCH * STAGED * 16, wanted = divide_up(N * sizeof(T) + 15, batch_bytes);
+    const int batches = wanted * batch_bytes <= room ? wanted : room / batch_bytes, bytes = batches * batch_bytes;
+    auto kernel = staged<T, PEEL>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    return launch_early(kernel, M, STAGED, bytes, stream, x, y, N, stride, batches);
 }
 
 extern "C" int run_rows(int dtype, const void* x, void* y, int64_t M, int64_t N, int64_t stride, cudaStream_t stream) {
@@ -167,8 +168,7 @@ extern "C" int run_strided(int dtype, const void* x, void* y, int64_t outer, int
                            int64_t x_n, int64_t x_lane, int64_t y_outer, int64_t y_n, int64_t y_lane, cudaStream_t stream) {
     const Strides from = {x_outer, x_n, x_lane}, to = {y_outer, y_n, y_lane};
     const dim3 grid(outer * divide_up(lanes, ACROSS)), block(ACROSS, ALONG);
-    AK_DISPATCH(dtype, (strided<<<grid, block, 0, stream>>>((const T*)x, (T*)y, lanes, N, from, to)));
-    return cudaGetLastError();
+    AK_DISPATCH(dtype, return launch_early(strided<T>, grid, block, 0, stream, (const T*)x, (T*)y, lanes, N, from, to));
 }
 """
 

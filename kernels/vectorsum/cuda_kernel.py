@@ -28,6 +28,7 @@ __device__ double block_sum(double v, double* scratch) {
 
 __global__ void __launch_bounds__(BLOCK) shares(const float* x, double* sums, int64_t n, int64_t share, int head) {
     __shared__ double scratch[BLOCK / 32];
+    take_over();
     const auto vectors = reinterpret_cast<const float4*>(x + head);
     const int64_t count = (n - head) / 4, end = min(count, (blockIdx.x + 1) * share);
     double sum = 0;
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(BLOCK) shares(const float* x, double* sums, in
 
 __global__ void __launch_bounds__(BLOCK) together(const double* sums, float* y, int count) {
     __shared__ double scratch[BLOCK / 32];
+    take_over();
     double sum = 0;
     for (int i = threadIdx.x; i < count; i += BLOCK) sum += sums[i];
     sum = block_sum(sum, scratch);
@@ -65,9 +67,8 @@ extern "C" int run(const float* x, double* sums, float* y, int64_t n, cudaStream
     const int64_t pass = BLOCK * UNROLL, passes = divide_up((n - head) / 4, pass);
     const int64_t share = max(divide_up(passes, BLOCKS), int64_t(1)) * pass;
     const int blocks = max(divide_up((n - head) / 4, share), int64_t(1));
-    shares<<<blocks, BLOCK, 0, stream>>>(x, sums, n, share, head);
-    together<<<1, BLOCK, 0, stream>>>(sums, y, blocks);
-    return cudaGetLastError();
+    launch_early(shares, blocks, BLOCK, 0, stream, x, sums, n, share, head);
+    return launch_early(together, 1, BLOCK, 0, stream, sums, y, blocks);
 }
 """
 

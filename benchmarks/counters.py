@@ -49,8 +49,8 @@ SHARES = {
     "l2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "l2_hits": "lts__t_sector_hit_rate.pct",
     "l1": "l1tex__throughput.avg.pct_of_peak_sustained_active",
-    "tensor": "sm__inst_executed_pipe_tensor_op_gmma.avg.pct_of_peak_sustained_active",
-    "issue": "sm__inst_issued.avg.pct_of_peak_sustained_active",
+    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "issue": "sm__issue_active.avg.pct_of_peak_sustained_elapsed",
     "warps": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
 WAIT, WAIT_END = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"

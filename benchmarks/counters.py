@@ -35,14 +35,14 @@ SECTIONS = (
     "Occupancy",
     "LaunchStats",
 )
-# Of a kernel's row in ncu's table: what is printed, and the metric (Nsight Compute's names).
+# What is printed of a kernel: ncu's name of the metric, and how many of its unit make ours.
 LAUNCH = {
-    "us": "gpu__time_duration.sum",
-    "blocks": "launch__grid_size",
-    "threads": "launch__block_size",
-    "registers": "launch__registers_per_thread",
-    "cluster": "launch__cluster_size",
-    "shared_kb": "launch__shared_mem_per_block",
+    "us": ("gpu__time_duration.sum", 1e3),
+    "blocks": ("launch__grid_size", 1),
+    "threads": ("launch__block_size", 1),
+    "registers": ("launch__registers_per_thread", 1),
+    "cluster": ("launch__cluster_size", 1),
+    "shared_kb": ("launch__shared_mem_per_block", 1e3),
 }
 SHARES = {
     "dram": "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
@@ -114,19 +114,24 @@ def measured(command: Sequence[str]) -> str:
 
 
 def described(table: str) -> Iterator[str]:
-    header, units, *kernels = csv.reader(io.StringIO(table))
+    """A line a kernel."""
+    header, _, *kernels = csv.reader(io.StringIO(table))
     for values in kernels:
         row = dict(zip(header, values))
-        launch = [f"{name} {row[metric]}" for name, metric in LAUNCH.items() if row.get(metric)]
-        shares = [f"{name} {float(row[metric]):.0f}%" for name, metric in SHARES.items() if row.get(metric)]
+        launch = [f"{name} {_number(row[m]) / unit:.4g}" for name, (m, unit) in LAUNCH.items() if row.get(m)]
+        shares = [f"{name} {_number(row[m]):.0f}%" for name, m in SHARES.items() if row.get(m)]
         waits = {
-            name.removeprefix(WAIT).removesuffix(WAIT_END): float(cycles)
+            name.removeprefix(WAIT).removesuffix(WAIT_END): _number(cycles)
             for name, cycles in row.items()
             if name.startswith(WAIT) and name.endswith(WAIT_END) and cycles
         }
         longest = [f"{name} {waits[name]:.1f}" for name in sorted(waits, key=waits.__getitem__, reverse=True)[:4]]
-        print_name = row["Kernel Name"].split("(")[0].removeprefix("void ")[:60]
-        yield f"{print_name}: {', '.join(launch)}; {', '.join(shares)}; waits: {', '.join(longest)}"
+        kernel = row["Kernel Name"].split("(")[0].removeprefix("void ")[:60]
+        yield f"{kernel}: {', '.join(launch)}; {', '.join(shares)}; waits: {', '.join(longest)}"
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
 
 
 if __name__ == "__main__":

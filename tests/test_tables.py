@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 from autokernel.spec import ROOT, kernel_types
 from benchmarks import tables
 from benchmarks.contestants import LIMITS, OURS, contestants, rows
+from benchmarks.counters import described
 from benchmarks.standings import Ratio, goals, ratio, standing
 
 
@@ -152,6 +154,25 @@ def test_goals_are_met_or_not(kernel_type, us, met, applying):
     found = [(goal, goal.value(standing(of_case), of_case)) for goal in goals(h100=False) if kernel_type in goal.types]
     counted = [(goal, value) for goal, value in found if value is not None]
     assert (sum(goal.met(value) for goal, value in counted), len(counted)) == (met, applying)
+
+
+COUNTED = """\
+"ID","Kernel Name","gpu__time_duration.sum","launch__grid_size","lts__t_sector_hit_rate.pct",\
+"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio","smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio"
+"","","ns","","%","inst","inst"
+"0","void held<__half, 1>(const T1 *, int)","12,160","2,048","52.4","1.1","6.2"
+"""
+
+
+def test_counters_are_read_in_our_units():
+    assert list(described(COUNTED)) == ["held<__half, 1>: us 12.16, blocks 2048; l2_hits 52%; waits: barrier 6.2, wait 1.1"]
+
+
+@pytest.mark.skipif(shutil.which("ncu") is not None, reason="there is ncu")
+def test_without_ncu_there_are_no_counters():
+    command = [sys.executable, "benchmarks/counters.py", "softmax", "4096", "eager"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "ncu is not on the PATH" in done.stderr
 
 
 READS_ALL = """

@@ -1,9 +1,10 @@
 """Matmul in Triton: one output tile a program, K in pipelined steps, tiles ordered so that their neighbours meet in L2.
 
 A and B are read where they lie, whatever their strides: a transposed B (a Linear's weight) is contiguous along K. From
-Hopper on, 16-bit products that fill the chip have their tiles fetched by the tensor memory accelerator (TMA), by programs
-that stay resident: with a transposed B that is 1.4 times as fast, for whose plain loads warps wait at barriers (7.2 cycles
-an instruction, 3.2 without; benchmarks/counters.py). Smaller ones keep plain loads: descriptors cost the host 16 us a call.
+Hopper on, 16-bit products of LARGE size have their tiles fetched by the tensor memory accelerator (TMA), by programs that
+stay resident: with a transposed B that is 1.4 times as fast, for with plain loads its tensor cores are at work 62 % of the
+time (91 % without; benchmarks/counters.py). Smaller ones keep plain loads: descriptors cost the host 16 us a call, and
+Inductor, to which plain launches cost 4 us, cannot take them over.
 
 Against cuda_kernel.py on an H200 it takes 1.02-1.15 times as long from 2048³ on, 1.3 times at 1024³, where a launch there
 begins before the one ahead has ended, and 1.45 times at 1024 x 1024 x 8192, which has tiles for half of the chip and whose
@@ -41,7 +42,8 @@ BLOCK_K = 0  # 0: 64, in fp32 32
 GROUP_M = 8  # rows of tiles that are walked together
 NUM_WARPS = 0  # 0: 8 from tiles of 128 x 256 on, else 4
 NUM_STAGES = 0  # at most: as many as shared memory holds; 0: 4, with TMA 5
-TMA = 1  # 0: never; 1: for products that fill the chip; 2: wherever it can read
+TMA = 1  # 0: never; 1: for large products; 2: wherever it can read
+LARGE = 2048**3  # products that take longer than their launch
 FP32 = "tf32x3"  # where there are tensor cores for it; "ieee": the plain units
 
 
@@ -161,7 +163,8 @@ def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     fp32 = A.dtype == torch.float32
     block_m, block_n = _tile(M, N, fp32, processors)
     a = b = None
-    if TMA and accelerator and not fp32 and N % 8 == 0 and (TMA == 2 or block_m * block_n >= 128 * 128):
+    large = M * N * K >= LARGE and block_m * block_n >= 128 * 128
+    if TMA and accelerator and not fp32 and N % 8 == 0 and (large or TMA == 2):
         a, b = _by_rows(A), _by_rows(B)
     with_tma = a is not None and b is not None
     block_m, block_n, block_k = BLOCK_M or block_m, BLOCK_N or block_n, BLOCK_K or (32 if fp32 else 64)

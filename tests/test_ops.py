@@ -158,10 +158,18 @@ def test_a_triton_kernel_is_seen_as_its_launches_unless_only_real_tensors_will_d
     case = replace(described, args=defaults | described.args)
     kernel = visible(spec, import_file(path, f"seen_{kernel_type}_{path.stem}").kernel_fn)
     graph = traced(spec, kernel, case, torch.device("cpu"))
-    assert (graph is not None) == ("TensorDescriptor" not in path.read_text())
+    assert (graph is not None) == (path.stem != "triton_tma")
     if graph:
         direct(graph)
         assert all(node.target is not triton_kernel_wrapper_mutation for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("size, seen", ((1024, True), (2048, False)))
+def test_products_are_seen_up_to_the_size_from_which_tma_fetches_them(size: int, seen: bool) -> None:
+    spec = load_spec("matmul")
+    kernel = visible(spec, import_file(spec.starters("triton")["triton_kernel"], "seen_matmul").kernel_fn)
+    case = spec.case({"M": size, "K": size, "N": size}, torch.float16)
+    assert (traced(spec, kernel, case, torch.device("cpu")) is not None) == seen
 
 
 def test_what_needs_an_address_of_a_tensor_gets_it_from_the_start_of_its_storage() -> None:

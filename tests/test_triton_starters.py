@@ -468,6 +468,17 @@ def test_compiles(starter, target, launches):
             assert stack_bytes(compiled) == 0
 
 
+@pytest.mark.parametrize(
+    ("size", "tma", "kernel"),
+    ((2048, 1, "_resident"), (1024, 1, "_matmul"), (2048, 0, "_matmul"), (64, 2, "_resident"), (65, 2, "_matmul")),
+)
+def test_tma_fetches_the_tiles_of_large_products_that_it_can_read(size, tma, kernel, launches):
+    spec, module = load_spec("matmul"), import_file(STARTERS["matmul/triton_kernel.py"], "matmul_by_tma")
+    vars(module).update(TMA=tma)
+    module.kernel_fn(**without_data(spec.case({"M": size, "K": size, "N": size}, torch.float16).args))
+    assert [launch[0].fn.__name__ for launch in launches] == [kernel]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     multiply_bfloat16_as_float32()

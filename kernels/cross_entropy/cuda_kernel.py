@@ -104,7 +104,8 @@ template <class T>
 int cross_entropy(const T* logits, const int64_t* targets, Loss* partial, T* out, int64_t M, int64_t V, int64_t stride,
                   int64_t ignored, cudaStream_t stream) {
     launch_early(losses<T>, M, BLOCK, 0, stream, logits, targets, partial, V, stride, ignored);
-    return launch_early(mean<T>, 1, MEAN_BLOCK, 0, stream, partial, out, M);
+    launch_early(mean<T>, 1, MEAN_BLOCK, 0, stream, partial, out, M);
+    return cudaGetLastError();  // of either
 }
 
 extern "C" int run(int dtype, const void* logits, const int64_t* targets, Loss* partial, void* out, int64_t M, int64_t V,

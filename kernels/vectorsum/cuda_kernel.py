@@ -68,7 +68,8 @@ extern "C" int run(const float* x, double* sums, float* y, int64_t n, cudaStream
     const int64_t share = max(divide_up(passes, BLOCKS), int64_t(1)) * pass;
     const int blocks = max(divide_up((n - head) / 4, share), int64_t(1));
     launch_early(shares, blocks, BLOCK, 0, stream, x, sums, n, share, head);
-    return launch_early(together, 1, BLOCK, 0, stream, sums, y, blocks);
+    launch_early(together, 1, BLOCK, 0, stream, sums, y, blocks);
+    return cudaGetLastError();  // of either
 }
 """
 

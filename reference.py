@@ -47,12 +47,15 @@ def flash_attention(
     causal: bool = True,
     sm_scale: float | None = None,
     attn_mask: Tensor | None = None,
+    safe_softmax: bool = True,
 ) -> Tensor:
     """softmax(Q Kᵀ · sm_scale + mask) V, for Q [batch, heads, seq_q, head_dim] -> the shape of Q.
 
     K, V [batch, kv_heads, seq_k, head_dim]: each KV head serves heads / kv_heads consecutive query heads.
     `causal` lets query i see keys 0..i (aligned top-left, as in PyTorch). `sm_scale` defaults to head_dim ** -0.5.
     `attn_mask` broadcasts to [batch, heads, seq_q, seq_k]: bool (True: attend) or float (added to the scores).
+    A query all of whose scores are -inf has weights of 0, as in F.scaled_dot_product_attention, or, unless `safe_softmax`,
+    of NaN, as in torch.softmax.
     """
     heads, seq_q, head_dim = Q.shape[1:]
     kv_heads, seq_k = K.shape[1:3]
@@ -65,7 +68,10 @@ def flash_attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return softmax(scores) @ V
+    weights = softmax(scores)
+    if safe_softmax:
+        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0)
+    return weights @ V
 
 
 def fused_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, activation: str = "silu") -> Tensor:

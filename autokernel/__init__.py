@@ -1,37 +1,43 @@
 """AutoKernel: profile a model, optimise its costly operations under a strict gate, put the winners back.
 
-Read in this order:
+Read in this order; a later one imports from earlier ones, never the other way round:
 
     spec.py         what a kernel type is; kernels/<type>/spec.py are found by their folder
     target.py       Target and Plan: what the loop works on
-    device.py       peaks of GPUs and CPUs
-    workload.py     a model and its example inputs
-    capture.py      model -> graphs -> sites
-    profiler.py     device time per site
-    extraction.py   hotspots -> plan, starters
-    gate/           the judge: correctness, timing, workers, verdict
-    experiments.py  one row per experiment: results.tsv
-    ledger.py       git: commits, refs, the worktree of a run
-    scheduler.py    which target next, and when to move on
-    loop.py         propose -> commit -> gate -> keep or reset -> log
-    driver.py       what NVIDIA's driver says of a GPU
-    machine.py      what the machine does that is no kernel's doing
-    supervisor.py   a run goes on in another process when one is lost
-    agents/         who proposes edits, one file each
-    build.py        C++ and CUDA sources -> callables
-    ops.py          kept kernels as operators of PyTorch
-    backend.py      kept kernels into a model: apply(), and the backend of torch.compile
-    verification/   the model with and without its kernels, end to end
-    winners.py      what a run kept, from git
-    package.py      kept kernels as a package of their own
-    display.py      what a terminal shows while a run works
-    status.py       where a run stands, without PyTorch
-    report.py       what a run came to: summary, report.md, the plot; report_html.py has its page
-    cli.py          what the scripts share
+    build.py        C++ and CUDA sources (include/) -> callables
+    verdict.py      what the gate says of a kernel
     preflight.py    what must be installed before anything starts
+    records.py      files of ours: written whole, and read by their types
+    console.py      what a terminal shows; stderr.py: what goes to a log file instead; table.py: plain tables
+
+    hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes
+    model/          a model: workload, user_code, example_inputs
+                    -> graphs and sites: capture, match, contract
+                    -> time per site and a plan: profiler, account, extraction
+    gate/           source -> verdict: judge, report, kernel_files
+        workers/    the processes in which kernels run: processes, zygote, worker, channel, answers, sandbox
+        checks/     the five stages: runner, correctness, inputs
+        timing/     contest -> pairs -> batches; audit, witness, disturbance, statistics, faults
+        calibration/  what the gate says of kernels whose speed is known
+    history/        runs, experiments (results.tsv), ledger (git), progress, status
+    agents/         who proposes edits, one file each
+    run/            loop, scheduler, environment, workspace, supervisor
+    integration/    ops, winner, backend, apply, confirmation
+        verification/  the model with and without its kernels, end to end; winners of a run; what was proven before
+    export/         a package of the kept kernels, a Hugging Face kernel project
+    report/         live, summary, html, charts
+    kernelbench/    problems of KernelBench as kernel types, ModelNew made of our kernels
+    cli/            the commands: main (`autokernel COMMAND`), a module for each script, the whole job (pipeline),
+                    edits that are judged outside of the loop (by_hand), the MCP server and its tools
+    api.py          profile, optimize, verify, bench, check for Python programs
+
+match.py, problems.py and backend.py are for files and environments of before these rooms.
 """
 
 import sys
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
 
 if sys.version_info < (3, 10):  # noqa: UP036 said here, before any newer syntax is met
     print(
@@ -42,10 +48,32 @@ if sys.version_info < (3, 10):  # noqa: UP036 said here, before any newer syntax
     raise SystemExit(2)
 
 
-def __getattr__(name):
-    """autokernel.apply and autokernel.unapply: PyTorch is imported when they are asked for, and not before."""
-    if name not in ("apply", "unapply"):
-        raise AttributeError(f"module 'autokernel' has no attribute {name!r}")
-    from autokernel import backend
+if TYPE_CHECKING:
+    from autokernel.api import bench as bench
+    from autokernel.api import check as check
+    from autokernel.api import optimize as optimize
+    from autokernel.api import profile as profile
+    from autokernel.api import verify as verify
+    from autokernel.integration.apply import apply as apply
+    from autokernel.integration.apply import explain as explain
+    from autokernel.integration.apply import unapply as unapply
+    from autokernel.integration.verification.proven import proven as proven
 
-    return getattr(backend, name)
+PUBLIC = {  # what a program uses, and the module that it stands in
+    **dict.fromkeys(("apply", "unapply", "explain"), "autokernel.integration.apply"),
+    "proven": "autokernel.integration.verification.proven",
+    **dict.fromkeys(("profile", "optimize", "verify", "bench", "check"), "autokernel.api"),
+}
+
+
+def __getattr__(name):
+    """PUBLIC: PyTorch is imported when one of them is asked for, and not before."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'autokernel' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(PUBLIC[name]), name)
+
+
+def __dir__():
+    return sorted([*globals(), *PUBLIC])

@@ -35,8 +35,10 @@ from autokernel.preflight import MissingCompiler as MissingCompiler
 from autokernel.preflight import find_compiler
 
 INCLUDE = Path(__file__).resolve().parent / "include"
-SANDBOX = Path(__file__).resolve().parent / "gate" / "sandbox.py"
+SANDBOX = Path(__file__).resolve().parent / "gate" / "workers" / "sandbox.py"
 COMPILER_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "SDKROOT", "DEVELOPER_DIR")
+COMPILE_S = 120.0  # for one run of a compiler
+TOOL_S = 60.0  # for what a compiler says of itself, and nm of an object file: milliseconds
 DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp and autokernel.cuh
 CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
@@ -60,13 +62,33 @@ def default_cache() -> Path:
     return Path(os.environ.get("AUTOKERNEL_CACHE") or home_cache / "autokernel")
 
 
+def _said_by(command: list[str], missing: str) -> str:
+    """What a tool prints that needs a moment. Raises CompileError where it cannot be run, fails or does not end; `missing`:
+    what to do where there is none."""
+    try:
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_S)
+    except FileNotFoundError:
+        raise CompileError(f"there is no {command[0]}: {missing}") from None
+    except subprocess.TimeoutExpired:
+        raise CompileError(f"{command[0]} did not finish within {TOOL_S:g} s") from None
+    if run.returncode:
+        said = run.stderr.decode(errors="replace").strip()
+        raise CompileError(f"{command[0]} {_ended(run.returncode)}" + f": {said[:1000]}" * bool(said))
+    return run.stdout.decode(errors="replace")
+
+
+def _ended(status: int) -> str:
+    """An exit status of subprocess, in words."""
+    return f"was killed ({signal.strsignal(-status)}; out of memory?)" if status < 0 else f"ended with status {status}"
+
+
 @cache
 def _compiler_identity(path: str) -> str:
-    return subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    return _said_by([path, "--version"], "it was there a moment ago")
 
 
 @cache
-def _cpu_identity() -> str:
+def cpu_identity() -> str:
     """The CPU's model and features: -march=native makes a binary that only such a CPU can run."""
     try:
         text = Path("/proc/cpuinfo").read_text()
@@ -79,20 +101,28 @@ def _cpu_identity() -> str:
 def _openmp_flags(compiler: str) -> tuple[str, ...]:
     """OpenMP where the compiler has it; without it kernels run on one thread."""
     with tempfile.TemporaryDirectory() as folder:
-        probe = subprocess.run(
-            [compiler, "-fopenmp", "-shared", "-fPIC", "-x", "c++", "-", "-o", f"{folder}/probe.so"],
-            input="#include <omp.h>\nint f() { return omp_get_max_threads(); }",
-            text=True,
-            capture_output=True,
-        )
+        command = [compiler, "-fopenmp", "-shared", "-fPIC", "-x", "c++", "-", "-o", f"{folder}/probe.so"]
+        source = b"#include <omp.h>\nint f() { return omp_get_max_threads(); }"
+        try:
+            probe = subprocess.run(command, input=source, capture_output=True, timeout=TOOL_S)
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"{compiler} did not finish a probe for OpenMP within {TOOL_S:g} s") from None
     return ("-fopenmp",) if probe.returncode == 0 else ()
+
+
+def _capability() -> tuple[int, int]:
+    """Of the GPU that CUDA C++ is compiled for. Raises CompileError where there is none."""
+    try:
+        return torch.cuda.get_device_capability()
+    except (AssertionError, RuntimeError) as error:  # the former from a PyTorch without CUDA
+        raise CompileError(f"CUDA C++ is compiled for this machine's GPU, and PyTorch finds none ({error})") from None
 
 
 def _command(library: Library) -> list[str]:
     compiler = find_compiler(library.language)
     defines = [f"-D{name}={value}" for name, value in library.defines]
     if library.language == "cuda":
-        major, minor = torch.cuda.get_device_capability()
+        major, minor = _capability()
         arch = f"{major}{minor}" + ("a" if major >= 9 else "")
         target = [f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-DAK_ARCH={major}{minor}0"]
         quiet = ["-diag-suppress=177", "-lineinfo"]  # 177: a function that is not used, as those of a header are
@@ -100,7 +130,7 @@ def _command(library: Library) -> list[str]:
     # No -ffast-math: it assumes that NaN and Inf do not occur and sets flush-to-zero for the whole process.
     arithmetic = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
     native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
-    if "-march=native" in native and "avx512f" in _cpu_identity():
+    if "-march=native" in native and "avx512f" in cpu_identity():
         native.append("-mprefer-vector-width=512")
     threads = _openmp_flags(compiler)
     return [compiler, "-O3", "-std=c++17", "-fPIC", *native, *arithmetic, *threads, f"-I{INCLUDE}", *defines]
@@ -123,21 +153,21 @@ ALLOWED_SYMBOLS = re.compile(
 
 def _refuse_foreign_symbols(binary: Path) -> None:
     """Raise CompileError if the object file refers to a function that is neither its own nor in ALLOWED_SYMBOLS."""
-    listing = subprocess.run(["nm", "-u", str(binary)], capture_output=True, text=True, check=True).stdout
+    listing = _said_by(["nm", "-u", str(binary)], "it tells what a kernel calls (Debian/Ubuntu: apt install binutils)")
     symbols = {line.split()[-1].split("@")[0] for line in listing.splitlines() if line.strip()}
     foreign = sorted(s for s in symbols if not ALLOWED_SYMBOLS.fullmatch(s))
     if foreign:
         raise CompileError(f"a kernel does its own work: this one calls {', '.join(foreign)} from outside")
 
 
-def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: float = 120) -> Path:
+def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: float | None = None) -> Path:
     """Compile, or find the binary of an earlier run; safe against concurrent builds and a kill in the middle.
 
     Raises CompileError with the compiler's diagnostics, MissingCompiler if there is none.
     """
-    command = _command(library)
+    command, timeout_s = _command(library), timeout_s or COMPILE_S
     headers = "".join(p.read_text() for p in sorted(INCLUDE.iterdir()))
-    identity = "\0".join((*command, _compiler_identity(command[0]), _cpu_identity(), headers, library.source))
+    identity = "\0".join((*command, _compiler_identity(command[0]), cpu_identity(), headers, library.source))
     folder = cache_dir or default_cache()
     binary = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.so"
     if binary.exists():
@@ -145,20 +175,22 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         source = Path(scratch) / ("kernel.cu" if library.language == "cuda" else "kernel.cpp")
-        source.write_text(library.source)
+        source.write_text(library.source, encoding="utf-8")
         object_file, output = source.with_suffix(".o"), source.with_suffix(".so")
-        _compile([*command, "-c", str(source), "-o", str(object_file)], Path(scratch), timeout_s)
+        _compile([*command, "-c", str(source), "-o"], object_file, timeout_s)
         _refuse_foreign_symbols(object_file)  # before libraries that need more are linked to it
-        _compile([*command, "-shared", str(object_file), "-o", str(output)], Path(scratch), timeout_s)
+        _compile([*command, "-shared", str(object_file), "-o"], output, timeout_s)
         os.replace(output, binary)  # atomic: a reader sees a whole binary or none
     return binary
 
 
-def _compile(command: list[str], scratch: Path, timeout_s: float) -> None:
-    """Run a compiler that sees its own files, the system's and `scratch`: a source may include or embed what it can read.
+def _compile(command: list[str], output: Path, timeout_s: float) -> None:
+    """Run a compiler that is to write `output`, and sees its own files, the system's and the folder of that one: a source
+    may include or embed what it can read.
 
     Raises CompileError.
     """
+    scratch, command = output.parent, [*command, str(output)]
     home = Path(command[0]).resolve().parents[1]  # an environment of its own has its headers there
     readable = [INCLUDE] if Path.home().is_relative_to(home) else [INCLUDE, home]
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -181,16 +213,16 @@ def _compile(command: list[str], scratch: Path, timeout_s: float) -> None:
     try:
         status = run.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        raise CompileError(f"the compiler did not finish within {timeout_s:.0f} s") from None
+        raise CompileError(f"the compiler did not finish within {timeout_s:g} s") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)  # the compiler proper is a child of its driver
         run.wait()
     if status != 0:
         with open(said, errors="replace") as file:
-            raise CompileError(
-                file.read(8000).replace(f"{scratch}/", "")[:4000] or f"the compiler ended with status {status}"
-            )
+            raise CompileError(file.read(8000).replace(f"{scratch}/", "")[:4000] or f"the compiler {_ended(status)}")
+    if not output.exists():
+        raise CompileError(f"the compiler says that it is done, and wrote no {output.name}")
 
 
 # Who compiles in this process. A worker of the gate asks the judge, which alone may build what a candidate runs.
@@ -212,6 +244,10 @@ class Function:
         symbol.restype = ctypes.c_int
         return symbol
 
+    def compile(self) -> None:
+        """Now, so that a call does not end in CompileError or MissingCompiler."""
+        _ = self._symbol
+
     def __call__(self, *arguments: float) -> int:
         return self._symbol(*arguments)
 
@@ -230,8 +266,9 @@ class CudaFunction(Function):
 
     def __call__(self, *arguments: float) -> int:
         """Raises torch.cuda.CudaError if the function returns anything but 0."""
+        symbol = self._symbol  # first: without a GPU, compiling says so
         stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())  # 0.1 us; current_stream() takes 2 us
-        status = self._symbol(*arguments, stream)
+        status = symbol(*arguments, stream)
         if status:
             torch.cuda.check_error(status)
         return status

@@ -1,11 +1,17 @@
-"""What must be there before anything starts: git, a compiler, folders to write to. Needs the standard library alone.
+"""What must be there before anything starts: a Python and a system that PyTorch has builds for, git, a compiler, folders to
+write to. Needs the standard library alone.
 
 `python3 -m autokernel.preflight` checks a machine before anything is downloaded; every script checks again when it starts.
 The package's __init__ has refused an old Python before this file is read. Both must parse on the Pythons they refuse.
 """
 
+import errno
+import functools
+import importlib.metadata
 import importlib.util
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -14,12 +20,23 @@ import tempfile
 from pathlib import Path
 from typing import Iterable, NoReturn, Optional  # noqa: UP035 as above
 
-ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).resolve().parent / "data"  # of an installed package: what stands beside it in a clone
+IN_CLONE = not DATA.is_dir()
+ROOT = Path(__file__).resolve().parent.parent if IN_CLONE else DATA  # of kernels/, reference.py, models/, playbook/
+# Of workspace/, results.tsv and the git repository that they belong to: the clone, else a folder where the user works.
+HOME = ROOT if IN_CLONE else Path(os.environ.get("AUTOKERNEL_HOME") or "autokernel-runs").absolute()
+SCRIPT = re.compile(r"(?:\bpython )?(?<![\w./-])(profile|extract|orchestrate|bench|verify|export_hf)\.py\b(?: ([a-z]+)\b)?")
+NEWEST_PYTHON = (3, 15)  # for which PyTorch (2.15) has builds; the oldest stands in __init__.py
+MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}  # and for which
+OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an installed package does not have
+GLIBC = (2, 28)  # of Linux, at least
 COMPILERS = {
     "cpp": (os.environ.get("CXX"), "g++", "clang++", "c++"),
     "triton": (os.environ.get("CC"), "gcc", "clang"),  # the names that Triton tries: it compiles its launcher in C
     "cuda": ("nvcc", os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc")),
 }
+OF_A_RUN = ("status", "runs", "next", "plan", "record", "report", "log", "merge", "clean")  # commands of orchestrate.py
+SUFFIXES = {"cpp": ".cpp", "triton": ".c", "cuda": ".cu"}
 ADVICE = {
     "cpp": "a C++ compiler (Debian/Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)",
     "triton": "a C compiler (Debian/Ubuntu: apt install gcc; Fedora: dnf install gcc)",
@@ -27,21 +44,104 @@ ADVICE = {
 }
 
 
-class MissingCompiler(RuntimeError):
-    """No compiler for this language is installed; the message says what to install."""
+class Refused(Exception):
+    """What was asked for cannot be done; the message says why, in one line, and what to do. Ends a script with status 2."""
+
+
+class MissingCompiler(Refused, RuntimeError):
+    """No compiler for this language is installed, or none that works; the message says what to install."""
+
+
+def as_called(text: str) -> str:
+    """`text` with `autokernel verify` for `python verify.py`, where that command was called or there is no such script."""
+    if IN_CLONE and not sys.argv[0].startswith("autokernel "):
+        return text
+
+    def command(found: "re.Match[str]") -> str:
+        script, word = found.groups()
+        if script == "orchestrate" and word in OF_A_RUN:
+            return "autokernel " + word
+        name = {"orchestrate": "optimize", "export_hf": "export"}.get(script, script)
+        return "autokernel " + name + (" " + word if word else "")
+
+    return SCRIPT.sub(command, text)
+
+
+def program(script: str, name: str) -> "list[str]":
+    """The command line of a script of the clone; where there is none, of `autokernel NAME`, which does the same."""
+    path = ROOT / (script + ".py")
+    return [sys.executable, *([str(path)] if path.is_file() else ["-m", "autokernel", name])]
 
 
 def fail(message: object) -> NoReturn:
     """End the program: one line on stderr that says what to do, exit status 2."""
-    print(f"error: {message}", file=sys.stderr)
+    print("error:", as_called(" ".join(str(message).split())), file=sys.stderr)
     raise SystemExit(2)
 
 
+def version() -> str:
+    """`autokernel 0.1.0 (commit 1d70086), Python 3.12.3, torch 2.13.0`; the last without its import (seconds)."""
+    from autokernel import __version__  # here: a saved package has no such name, and asks for no version
+
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        commit = IN_CLONE and subprocess.run(describe, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        commit = ""
+    try:
+        torch = f"torch {importlib.metadata.version('torch')}"
+    except importlib.metadata.PackageNotFoundError:
+        torch = "no torch"
+    ours = f"autokernel {__version__}{f' (commit {commit})' if commit else ''}"
+    return f"{ours}, Python {platform.python_version()}, {torch}"
+
+
+def why_no_builds(python: tuple, implementation: str, system: str, machine: str, libc: tuple) -> Optional[str]:  # noqa: UP045
+    """Why PyTorch cannot be installed on such a system, and what to do; None if it can."""
+    if implementation != "cpython" or python > NEWEST_PYTHON:
+        this = "{} {}.{}".format(implementation, *python)
+        return f"PyTorch has no builds for {this}: start again with CPython 3.10 to {'.'.join(map(str, NEWEST_PYTHON))}"
+    if system not in MACHINES:
+        return f"AutoKernel runs on Linux and macOS, this is {system}: on Windows use WSL (wsl --install)"
+    if machine not in MACHINES[system]:
+        return f"PyTorch has no builds for {system} on {machine}: use a machine with {' or '.join(MACHINES[system])}"
+    if system == "linux" and (libc[0] != "glibc" or _release(libc[1]) < GLIBC):
+        found = " ".join(libc).strip() or "another C library"
+        return f"PyTorch's builds need glibc {GLIBC[0]}.{GLIBC[1]}, here is {found}: use a newer system, or a container"
+    return None
+
+
+def _release(version: str) -> tuple:
+    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+
+
+def why_outdated(project: str, installed: str) -> Optional[str]:  # noqa: UP045 as above
+    """What to do where `installed`, the version of "torch" or "triton" here, is too old."""
+    oldest = OLDEST[project]
+    if _release(installed) >= oldest:
+        return None
+    return (
+        f"{project} {installed} is too old: {sys.executable} -m pip install --upgrade '{project}>={oldest[0]}.{oldest[1]}'"
+    )
+
+
+def _check_versions() -> None:
+    """Fail if PyTorch or Triton are installed here and too old."""
+    for project in OLDEST:
+        try:
+            reason = why_outdated(project, importlib.metadata.version(project))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if reason:
+            fail(reason)
+
+
 def check_installed() -> None:
-    """Fail in a Python that has no PyTorch: that outside of the virtual environment, most often."""
+    """Fail in a Python that has no PyTorch (that outside of the virtual environment, most often), or too old a one."""
     if importlib.util.find_spec("torch") is None:
         advice = "paste the first line of README.md, then use .venv/bin/python"
         fail(f"AutoKernel is not installed in {sys.executable}: {advice}")
+    _check_versions()
 
 
 def find_compiler(language: str) -> str:
@@ -49,9 +149,36 @@ def find_compiler(language: str) -> str:
     found = list(filter(None, (shutil.which(name) for name in COMPILERS[language] if name)))
     if language == "cuda":
         found += map(str, sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvcc"), reverse=True))  # of pip's
-    if not found:
-        raise MissingCompiler(f"{language} kernels need {ADVICE[language]}")
-    return found[0]
+    reasons = []
+    for compiler in found:
+        reason = why_not_compiling(compiler, SUFFIXES[language])
+        if not reason:
+            return compiler
+        reasons.append(f"{compiler} compiles nothing ({reason})")
+    raise MissingCompiler("; ".join([f"{language} kernels need {ADVICE[language]}", *reasons]))
+
+
+@functools.cache
+def why_not_compiling(compiler: str, suffix: str) -> str:
+    """Why a compiler cannot make an object file of one function, in its own words; empty if it can. Some 30 ms, once."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "probe" + suffix)
+            source.write_text("int probe(int x) { return x + 1; }\n")
+            command = [compiler, "-c", str(source), "-o", os.path.join(folder, "probe.o")]
+            run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+            if run.returncode == 0 and not os.path.exists(command[-1]):
+                return "it says that it has, but wrote no object file"
+    except subprocess.TimeoutExpired:
+        return "no answer within 60 s"
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # no fault of the compiler's
+            raise
+        return str(error)
+    if run.returncode == 0:
+        return ""
+    said = run.stderr.decode(errors="replace").strip().splitlines()
+    return said[0] if said else f"exit status {run.returncode}"
 
 
 def backends(device: str) -> tuple[str, ...]:
@@ -66,48 +193,95 @@ def backends(device: str) -> tuple[str, ...]:
 
 
 def check(language: str, folders: Iterable[Path], experiments: bool = True) -> None:
-    """End the program with one clear line if the compiler for `language`, write access to a folder or, where experiments
-    are to be recorded, git is missing."""
-    if experiments:
-        _check_git()
-    try:
-        find_compiler(language)
-    except MissingCompiler as error:
-        fail(error)
+    """Raises Refused, one clear line, if the compiler for `language`, write access to a folder or, where experiments are to
+    be recorded, git is missing."""
+    if experiments and not IN_CLONE:
+        make_home()
+    reason = why_no_repository(HOME) if experiments else None
+    if reason:
+        raise Refused(reason)
+    find_compiler(language)
     header = Path(sysconfig.get_path("include"), "Python.h")
     if language == "triton" and not header.exists():
-        fail(f"Triton needs Python's headers, there is no {header} (Debian/Ubuntu: apt install python3-dev)")
+        raise Refused(f"Triton needs Python's headers, there is no {header} (Debian/Ubuntu: apt install python3-dev)")
     for folder in folders:
         reason = _why_not_writable(folder)
         if reason:
-            fail(reason)
+            raise Refused(reason)
 
 
-def _check_git() -> None:
+def check_writable(*paths: Path) -> None:
+    """Before hours are spent on what is to be written there: end with one line if a file of such a name cannot be."""
+    for path in paths:
+        reason = "it is a folder: name a file" if path.is_dir() else _why_not_writable(path.parent)
+        if reason:
+            fail(f"{path}: {reason}")
+
+
+def why_no_repository(root: Path) -> Optional[str]:  # noqa: UP045 as above
+    """Why experiments cannot be commits at `root`, and what to do; None if they can.
+
+    An unpacked archive has no .git of its own: git would find that of a folder above it, which is another project's.
+    """
     git = shutil.which("git")
     if not git:
-        fail("git is not installed (Debian/Ubuntu: apt install git; macOS: xcode-select --install)")
-    head = subprocess.run([git, "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True)
-    if head.returncode != 0:
-        reason = head.stderr.decode(errors="replace").strip().splitlines()[0]
-        fail(f"experiments are git commits, and {ROOT} is not a git clone that git can read ({reason})")
+        return "git is not installed (Debian/Ubuntu: apt install git; macOS: xcode-select --install)"
+    words = ("rev-parse", "--show-toplevel", "--verify", "HEAD")
+    asked = subprocess.run([git, "-C", str(root), *words], capture_output=True)
+    if asked.returncode != 0:
+        reason = asked.stderr.decode(errors="replace").strip().splitlines()[0]
+    else:
+        top = os.fsdecode(asked.stdout.splitlines()[0])
+        if os.path.samefile(top, root):
+            return None
+        reason = f"git takes it for a part of {top}"
+    return f"experiments are git commits, and {root} is not a git clone that git can read ({reason}): git clone it"
+
+
+def make_home() -> None:
+    """For an installed package: the repository of its runs, which begins with what an agent reads in a run's tree."""
+    if not shutil.which("git") or not why_no_repository(HOME):
+        return
+    HOME.mkdir(parents=True, exist_ok=True)
+    for name in ("kernel.py", "program.md", "reference.py"):
+        shutil.copy(str(DATA / name), str(HOME / name))
+    (HOME / ".gitignore").write_text("/workspace/\n/results.tsv\n")
+    settings = {"user.name": "AutoKernel", "user.email": "autokernel@localhost", "commit.gpgsign": "false"}
+    git = ["git", "-C", str(HOME), "-c", "core.hooksPath=" + os.devnull]
+    git += [word for name, value in settings.items() for word in ("-c", name + "=" + value)]
+    commit = ["commit", "--quiet", "--message", "The runs of AutoKernel begin"]
+    for words in (["init", "--quiet"], ["add", "--all"], commit):
+        done = subprocess.run(git + words, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Refused(f"cannot make the git repository {HOME}: {done.stderr.strip()}")
 
 
 def _why_not_writable(folder: Path) -> Optional[str]:  # noqa: UP045 as above
     """By writing to the folder, or to the nearest parent that exists: permission bits do not tell of read-only mounts."""
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=existing):
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(1 << 16))  # nothing is written to a full disk, but a file can be made
+            file.flush()
             return None
     except OSError as error:
         return f"cannot write to {folder} ({error.strerror}): make it writable, or use a clone in a folder that is"
 
 
 def main() -> None:
+    machine, libc = platform.machine(), platform.libc_ver()
+    reason = why_no_builds(sys.version_info[:2], sys.implementation.name, sys.platform, machine, libc)
+    if reason:
+        fail(reason)
+    if sys.prefix != sys.base_prefix:  # in the virtual environment: outside of it, what is installed does not matter
+        _check_versions()
     if importlib.util.find_spec("ensurepip") is None:
         fail("this Python cannot make virtual environments (Debian/Ubuntu: apt install python3-venv)")
     check("cpp", (ROOT,))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Refused as refused:
+        fail(refused)

@@ -3,7 +3,8 @@
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parent.parent
+from autokernel.preflight import HOME, ROOT
+
 KERNELS = ROOT / "kernels"
-PROBLEMS = ROOT / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
+PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 BACKENDS = ("triton", "cuda", "cpp")
 ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -47,6 +49,16 @@ class TensorSpec:
         return self.numel * self.dtype.itemsize
 
     @property
+    def overlaps(self) -> bool:
+        """Whether elements share memory otherwise than by a dim of stride 0, as sliding windows do."""
+        reach = 0  # of the dims so far: the distance of their last element
+        for stride, size in sorted((s, n) for s, n in zip(self.strides, self.shape) if s and n > 1):
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+        return False
+
+    @property
     def storage_numel(self) -> int:
         """Elements that a storage needs in order to hold this tensor, its offset and its gaps."""
         if self.numel == 0:
@@ -54,7 +66,7 @@ class TensorSpec:
         return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
 
 
-Args = Mapping[str, Any]  # parameter name -> TensorSpec, or a plain value (float, int, bool, str, None)
+Args = Mapping[str, TensorSpec | float | int | bool | str | None]  # by the names of the oracle's parameters
 
 
 @dataclass(frozen=True)
@@ -100,10 +112,13 @@ class KernelSpec:
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
+    row_scales: tuple[float, ...] = (1e-3, 30.0, 1e3, 1e4)  # sizes of the first tensor's rows where they are mixed
     magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced")  # beside contiguous, which strides it must take
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
+    takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
 
     def case(self, dims: Dims, dtype: torch.dtype) -> Case:
@@ -132,7 +147,25 @@ def load_spec(name: str) -> KernelSpec:
     path = folder_of(name) / "spec.py"
     if not path.is_file():
         raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
-    return import_file(path, f"autokernel_spec_{name}").SPEC
+    with _our_reference():
+        return import_file(path, f"autokernel_spec_{name}").SPEC
+
+
+@contextmanager
+def _our_reference() -> Iterator[None]:
+    """`import reference` finds the oracles, wherever this program looks for modules, and whatever it calls by that name."""
+    path, found = ROOT / "reference.py", sys.modules.get("reference")
+    if found and getattr(found, "__file__", None) == str(path):
+        yield
+        return
+    ours = f"{__package__}.reference"
+    sys.modules["reference"] = sys.modules.get(ours) or import_file(path, ours)
+    try:
+        yield
+    finally:
+        del sys.modules["reference"]
+        if found:
+            sys.modules["reference"] = found
 
 
 def kernel_types() -> list[str]:

@@ -20,9 +20,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     print(title, *plain(columns, rows), sep="\n")
 
 
-def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table as aligned lines, the first of them the columns' names."""
-    widths, sides = [max(map(len, cells)) for cells in zip(columns, *rows)], _justify(columns)
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]], left: bool = False) -> list[str]:
+    """The table as aligned lines, the first of them the columns' names; all of it words, with `left`."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows)]
+    sides = ["left"] * len(columns) if left else _justify(columns)
     cells = ([c.ljust(w) if s == "left" else c.rjust(w) for c, w, s in zip(r, widths, sides)] for r in (columns, *rows))
     return ["  ".join(row).rstrip() for row in cells]
 

@@ -1,13 +1,13 @@
 """What the loop works on: a Target is one kernel type with the shapes that a model runs; a Plan is a model's targets."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from autokernel.records import PLAN_REMEDY, reads, write_json
 from autokernel.spec import Case, TensorSpec, load_spec
 
 
@@ -40,6 +40,11 @@ class Target:
     model_time_us: float = 0.0  # time that the model spends here in one pass
     baseline_us: float = 0.0  # the part of it that a kernel has to beat: less, where torch.compile is faster than eager
     starter: str = ""  # stem of the file that the run starts from: "cpp_kernel"
+    graph_us: float | None = None  # model_time_us in the captured graph, whose calls these cases are: more, if they do more
+
+    def over_model(self, speedup: float) -> float:
+        """A speedup over PyTorch on these cases, over what the model untouched spends in their place."""
+        return speedup * self.model_time_us / self.graph_us if self.graph_us else speedup
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,6 +68,7 @@ class Plan:
         write_json(path, encode(self))
 
     @staticmethod
+    @reads(PLAN_REMEDY)
     def read(path: Path) -> "Plan":
         data = json.loads(path.read_text())
         return Plan(**{**data, "targets": tuple(decode_target(t) for t in data["targets"])})
@@ -110,18 +116,14 @@ def decode_case(data: dict[str, Any]) -> Case:
 
 
 def decode_target(data: dict[str, Any]) -> Target:
+    """By hand, unlike other records: a saved package reads its targets with this, and is to need PyTorch alone."""
     cases = tuple(
         WeightedCase(decode_case(c["case"]), c["calls"], tuple(map(decode_case, c["variants"]))) for c in data["cases"]
     )
     return Target(**{**data, "cases": cases})
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write a whole JSON file or nothing: to a temporary name, synced, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(scratch, "w") as file:
-        json.dump(data, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+def starter_source(target: Target) -> str:
+    """Of the kernel file that the target begins with."""
+    starters = load_spec(target.kernel_type).starters(target.backend)
+    return starters[target.starter or f"{target.backend}_kernel"].read_text()

@@ -9,12 +9,11 @@ Every site gets the C++ starter of its type. Times are medians of interleaved ro
 match, and torch.compile of the same model until its first pass is done.
 """
 
-import argparse
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -25,14 +24,18 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.backend import Replacer, Winner, beside
-from autokernel.capture import capture
-from autokernel.cli import fail, preflight, progress
-from autokernel.match import Site, SiteFinder, pattern_graphs
+from autokernel.cli.arguments import Parser, script
+from autokernel.console import fail, preflight, progress
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.integration.winner import Winner
+from autokernel.model.capture import capture
+from autokernel.model.match import Site, SiteFinder, patterns_of
+from autokernel.model.workload import Workload
+from autokernel.records import write_json
 from autokernel.spec import load_spec
 from autokernel.table import print_table
-from autokernel.target import Target, WeightedCase, write_json
-from autokernel.workload import Workload
+from autokernel.target import Target, WeightedCase
 
 ROUNDS = 3
 RECORD = Path(__file__).with_suffix(".json")
@@ -85,10 +88,10 @@ class Examination:
         return self.compile_s and (self.capture_s + self.match_s) / self.compile_s
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(ARCHITECTURES)}")
-    names = parser.parse_args().names or list(ARCHITECTURES)
+    names = parser.parse_args(argv).names or list(ARCHITECTURES)
     if unknown := set(names) - set(ARCHITECTURES):
         fail(f"no architecture {', '.join(sorted(unknown))}; there are: {', '.join(ARCHITECTURES)}")
     preflight("cpp")
@@ -124,7 +127,7 @@ def examine(workload: Workload, rounds: int = 0) -> Examination:
     sites = [site for found, _ in answers for site in found]
     replacer = Replacer(starters(sites), finder=finder)
     with torch.no_grad():
-        ours, theirs = (tensors(m(*args, **kwargs)) for m in (beside(model, replacer), model))
+        ours, theirs = (tensors(m(*args, **kwargs)) for m in (compile_with_kernels(model, replacer), model))
     times = [(*timed_matching(workload), timed_compilation(workload)) for _ in range(rounds)]
     return Examination(
         len(captured.graphs),
@@ -150,7 +153,7 @@ def tensors(result: object) -> list[Tensor]:
 
 def timed_matching(workload: Workload) -> tuple[float, float]:
     model, args, kwargs = workload.load()
-    pattern_graphs.cache_clear()
+    patterns_of.cache_clear()
     start = time.perf_counter()
     captured = capture(model, args, kwargs)
     middle = time.perf_counter()
@@ -174,4 +177,4 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

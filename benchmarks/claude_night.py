@@ -11,13 +11,12 @@ counts tokens as bytes / 2.7 and caches prefixes for five minutes, as the API do
 assumption (THOUGHT_TOKENS): the bill is given for it, for half of it, and for twice as much.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 from itertools import cycle, islice
 from pathlib import Path
@@ -27,18 +26,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.agents import AgentOptions, Context, Trial
-from autokernel.agents.anthropic_api import ClaudeAgent
-from autokernel.agents.purse import CACHE_WRITE, PRICES, cost, price_of
+from autokernel.agents import AgentOptions, Context, PastExperiment
+from autokernel.agents.claude import PRICES, Claude
+from autokernel.agents.conversation import ModelAgent
+from autokernel.agents.purse import cost
 from autokernel.agents.tuner import read_knobs, set_knob
-from autokernel.experiments import Experiment, ExperimentLog
+from autokernel.cli.arguments import Parser, count, count_or_none, script
 from autokernel.gate import Judge
-from autokernel.gate.verdict import CaseTiming, Correctness, Interval, Verdict
-from autokernel.loop import Budget, Loop
-from autokernel.scheduler import Rules
+from autokernel.history.experiments import Experiment, ExperimentLog
+from autokernel.history.progress import Rules
+from autokernel.records import write_json
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.workspace import PLAN, Workspace
 from autokernel.spec import ROOT, load_spec
-from autokernel.target import Plan, Target, default_target, write_json
-from autokernel.workspace import PLAN, Workspace
+from autokernel.target import Plan, Target, default_target
+from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
 from tests.messages_api import BYTES_PER_TOKEN, Call, MessagesApi, Refusal, said, serving
 
 RECORDED = ROOT / "benchmarks/transcripts/cpu-compact-llama-fp32.tsv"
@@ -107,9 +109,9 @@ class Remembered:
         return "not measured"
 
 
-def agent_for(api: MessagesApi, say, model: str = MODELS[0], budget_usd: float = 10.0) -> ClaudeAgent:
+def agent_for(api: MessagesApi, say, model: str = MODELS[0], budget_usd: float = 10.0) -> ModelAgent:
     client = anthropic.Anthropic(api_key="none", base_url=api.url, max_retries=0)
-    return ClaudeAgent(say, AgentOptions(model=model, budget_usd=budget_usd), client=client)
+    return ModelAgent(say, Claude(model, client), AgentOptions(budget_usd=budget_usd))
 
 
 def night(experiments: int) -> list[dict]:
@@ -120,7 +122,7 @@ def night(experiments: int) -> list[dict]:
         for context in islice(contexts(), experiments):
             assert agent.propose(context) is not None
         prompt = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
-        counted = sum(cost(MODELS[0], *(usage[name] for name in prompt)).usd for usage in api.usages)
+        counted = sum(cost(PRICES[MODELS[0]], *(usage[name] for name in prompt)).usd for usage in api.usages)
         charged = agent._purse.spent.usd
         assert abs(counted - charged) < 1e-6 * counted, "the agent's bill is the server's"
         return [usage | {"turn": turn} for usage, turn in zip(api.usages, script.turns, strict=True)]
@@ -128,14 +130,16 @@ def night(experiments: int) -> list[dict]:
 
 def contexts() -> Iterator[Context]:
     """What the agent is told before each experiment: the recorded ones again and again, as long as the night is."""
-    trials: dict[str, list[Trial]] = {}
+    trials: dict[str, list[PastExperiment]] = {}
     for number, row in enumerate(cycle(recorded()), start=1):
         target = default_target(row.kernel_type, "cpp", "cpu", torch.float32)
         spec = load_spec(row.kernel_type)
         source = spec.starters("cpp")["cpp_kernel"].read_text()
         made = trials.setdefault(row.target, [])
         yield Context(target, spec, source, tuple(made), None, bench=Remembered())
-        made.append(Trial(row.__class__(**{**row.__dict__, "experiment": number}), source, f"{row.status} {row.gain}"))
+        made.append(
+            PastExperiment(row.__class__(**{**row.__dict__, "experiment": number}), source, f"{row.status} {row.gain}")
+        )
 
 
 def recorded() -> list[Experiment]:
@@ -149,7 +153,7 @@ def bill(usages: list[dict], model: str, thought: float, cached: bool = True) ->
         fresh, written, read = (usage[f"{kind}input_tokens"] for kind in ("", "cache_creation_", "cache_read_"))
         out = usage["output_tokens"] + (thought - 1) * THOUGHT_TOKENS[min(usage["turn"], 2)]
         prompt = (fresh, written, read) if cached else (fresh + written + read, 0, 0)
-        total += cost(model, *prompt, out).usd
+        total += cost(PRICES[model], *prompt, out).usd
     return total
 
 
@@ -187,11 +191,13 @@ def transcript(experiments: int) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--experiments", type=int, default=300, help="of the night (default: %(default)s)")
-    parser.add_argument("--real", type=int, default=3, help="experiments in the transcript; 0: none (default: %(default)s)")
-    arguments = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--experiments", type=count, default=300, help="of the night (default: %(default)s)")
+    parser.add_argument(
+        "--real", type=count_or_none, default=3, help="experiments in the transcript; 0: none (default: %(default)s)"
+    )
+    arguments = parser.parse_args(argv)
     started = time.monotonic()
     usages = night(arguments.experiments)
     sums = Counter()
@@ -203,8 +209,8 @@ def main() -> None:
             "usd_half_the_thought": round(bill(usages, model, 0.5), 2),
             "usd_twice_the_thought": round(bill(usages, model, 2), 2),
             "usd_without_cache": round(bill(usages, model, 1, cached=False), 2),
-            "usd_per_million": {"input": price_of(model).input, "output": price_of(model).output}
-            | {"cache_write": price_of(model).input * CACHE_WRITE, "cache_read": price_of(model).cache_read},
+            "usd_per_million": {"input": PRICES[model].input, "output": PRICES[model].output}
+            | {"cache_write": PRICES[model].input * PRICES[model].cache_write, "cache_read": PRICES[model].cache_read},
         }
         for model in MODELS
     }
@@ -235,4 +241,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

@@ -23,7 +23,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.cli import fail
+from autokernel.cli.arguments import Parser, script
+from autokernel.console import fail
 from autokernel.spec import kernel_types, load_spec
 from benchmarks.contestants import Row, contestants, input_sets, sizes
 
@@ -56,15 +57,15 @@ SHARES = {
 WAIT, WAIT_END = "smsp__average_warps_issue_stalled_", "_per_issue_active.ratio"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("kernel_type", choices=kernel_types())
     parser.add_argument("case", help="text in a case's name; the first that has it")
     parser.add_argument("who", nargs="+", help="eager, compile, liger, triton, cuda, ... as benchmarks/kernels.py has them")
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="keep ncu's table, with all its metrics (CSV)")
     parser.add_argument("--measured", action="store_true", help=argparse.SUPPRESS)  # this process is the one under ncu
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.measured:
         run(arguments)
         return
@@ -135,4 +136,4 @@ def _number(text: str) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

@@ -4,15 +4,15 @@ Usage:   python benchmarks/cpu.py                     (the main starter of every
          python benchmarks/cpu.py rmsnorm softmax     (these)
          python benchmarks/cpu.py --all               (their structural alternatives as well)
 Reads:   kernels/<type>/cpp_*.py
-Writes:  benchmarks/cpu.json (types that were not measured keep their record), and the README's section of results
+Writes:  benchmarks/cpu.json (types that were not measured keep their record), and the tables in docs/measurements.md
 
 Sizes are the first of the type's `timing` sizes. Outputs are allocated inside the timing; both sides run under the same
 allocator settings: the gate's workers keep freed memory, so that no call pays for page faults.
 """
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -20,21 +20,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.cli import fail, preflight, progress
+from autokernel.cli.arguments import Parser, script
+from autokernel.console import fail, preflight, progress
 from autokernel.gate import Judge, Verdict
+from autokernel.records import write_json
 from autokernel.spec import kernel_types, load_spec
 from autokernel.table import print_table
-from autokernel.target import Target, default_target, encode, write_json
+from autokernel.target import Target, default_target, encode
 from benchmarks import tables
 
 RECORD = Path(__file__).with_suffix(".json")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("types", nargs="*", metavar="TYPE", help=f"default: all of {', '.join(kernel_types())}")
     parser.add_argument("--all", action="store_true", help="the structural alternatives as well")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if unknown := set(arguments.types) - set(kernel_types()):
         fail(f"no kernel type {', '.join(sorted(unknown))}; there are: {', '.join(kernel_types())}")
     preflight("cpp")
@@ -73,4 +75,4 @@ def entry(judge: Judge, path: Path, verdict: Verdict) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

@@ -10,9 +10,9 @@ what a call takes. It may be less than the kernel's own function: launches that 
 Dynamo's guards cost, 4-6 µs for each module with a parameter, torch.compile costs as well.) Medians of interleaved rounds.
 """
 
-import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -21,10 +21,14 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.backend import Replacer, Winner, beside
-from autokernel.device import Device
+from autokernel.cli.arguments import Parser, script
+from autokernel.hardware.device import Device
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.integration.winner import Winner
+from autokernel.records import write_json
 from autokernel.spec import Case, TensorSpec
-from autokernel.target import Target, WeightedCase, write_json
+from autokernel.target import Target, WeightedCase
 
 FEW, MANY, SHAPE = 8, 40, (256, 64)
 ROUNDS, CALLS = 41, 20
@@ -67,10 +71,10 @@ class Repeated(nn.Module):
         return x
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("--device", choices=WINNERS, default="cpu")
-    device = parser.parse_args().device
+    device = parser.parse_args(argv).device
     ways = [(mode, fallback) for mode in MODES for fallback in (None, "inductor")]
     rows = {f"{mode}, {fallback or 'as it is'}": cost(mode, fallback, device) for mode, fallback in ways}
     for name, row in rows.items():
@@ -84,7 +88,7 @@ def cost(mode: str, fallback: str | None, device: str) -> dict[str, float]:
     """Of one call, µs: median, and the middle half of the rounds."""
     torch._dynamo.reset()
     replacer, kernel = Replacer([WINNERS[device]], fallback), WINNERS[device].load()
-    few, many = (beside(Repeated(n).to(device), replacer) for n in (FEW, MANY))
+    few, many = (compile_with_kernels(Repeated(n).to(device), replacer) for n in (FEW, MANY))
     weight = torch.ones(SHAPE[1], device=device)
     with MODES[mode]():
         x = torch.randn(SHAPE, device=device)
@@ -108,4 +112,4 @@ def _us(call, *arguments: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

@@ -6,7 +6,7 @@ Usage:   python benchmarks/kernels.py                                    (every 
          python benchmarks/kernels.py --missing                          (what the record does not have yet)
 Reads:   kernels/<type>/{triton,cuda}_*.py
 Writes:  benchmarks/kernels-<device>.json after every row; at the end .md and .png of the same name: tables and roofline
-         (then `python benchmarks/tables.py` for the README)
+         (then `python benchmarks/tables.py` for docs/measurements.md)
 
 How it is timed. The gate gives each side fresh processes, which is right for a verdict on one kernel and takes seconds for
 each of the hundred cases here. So everyone who can run a case is timed in one process: batches of calls, CUDA graphs where
@@ -45,9 +45,10 @@ from torch._inductor.runtime import benchmarking
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel import driver
-from autokernel.cli import add_device_argument, fail
-from autokernel.device import Device
+from autokernel.cli.arguments import Parser, count, positive, script
+from autokernel.console import add_device_argument, fail
+from autokernel.hardware import nvml
+from autokernel.hardware.device import Device
 from autokernel.spec import kernel_types
 from benchmarks import roofline, tables
 from benchmarks.contestants import Call, Row, contestants, input_sets, rows
@@ -64,15 +65,15 @@ CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_ev
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("types", nargs="*", metavar="TYPE", help=f"default: all of {', '.join(kernel_types())}")
     parser.add_argument("--case", action="append", default=[], metavar="TEXT", help="cases whose name has this text")
     parser.add_argument("--only", nargs="+", metavar="WHO", help="these contestants (default: everyone)")
     parser.add_argument("--without", nargs="+", default=[], metavar="WHO[:TEXT]", help="not these (in rows with this text)")
     parser.add_argument("--alternatives", action="store_true", help="our structural alternatives as well")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no row after so long (default: no limit)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="forwards and backwards (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), help="that compile at once")
+    parser.add_argument("--budget", type=positive, metavar="SECONDS", help="start no row after so long (default: no limit)")
+    parser.add_argument("--rounds", type=count, default=ROUNDS, help="forwards and backwards (default: %(default)s)")
+    parser.add_argument("--jobs", type=count, default=max((os.cpu_count() or 2) - 2, 1), help="that compile at once")
     parser.add_argument("--missing", action="store_true", help="only rows that the record lacks")
     parser.add_argument("--list", action="store_true", help="print the rows and who would run them")
     parser.add_argument("--record", type=Path, help="default: benchmarks/kernels-<device>.json")
@@ -80,9 +81,9 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     started = time.monotonic()
-    arguments = make_parser().parse_args()
+    arguments = make_parser().parse_args(argv)
     if unknown := set(arguments.types) - set(kernel_types()):
         fail(f"no kernel type {', '.join(sorted(unknown))}; there are: {', '.join(kernel_types())}")
     chosen = [row for row in rows(arguments.device) if wanted(row, arguments)]
@@ -206,8 +207,7 @@ def versions(device: str) -> dict[str, Any]:
     if torch.device(device).type == "cuda":
         import triton
 
-        version, *_ = driver.ask(device, "--query-gpu=driver_version")
-        record |= {"driver": version, "triton": triton.__version__, "cuda": torch.version.cuda}
+        record |= {"driver": nvml.driver_version(device), "triton": triton.__version__, "cuda": torch.version.cuda}
     return record
 
 
@@ -218,7 +218,7 @@ def clocks(device: str) -> Iterator[Callable[[], dict[str, Any]]]:
         yield dict
         return
     query = ["nvidia-smi", f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader,nounits", "--loop-ms=200"]
-    query.append(f"--id={driver.gpu_id(device)}")
+    query.append(f"--id={nvml.gpu_id(device)}")
     with tempfile.NamedTemporaryFile("r") as file:
         with open(file.name, "w") as written:  # apart from ours, which has a place of its own
             asked = subprocess.Popen(query, stdout=written)
@@ -325,4 +325,4 @@ def autotune_alone(lock: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

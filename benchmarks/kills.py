@@ -12,7 +12,6 @@ Reads:  this clone's files
 Writes: the file named by --out; works in a temporary folder
 """
 
-import argparse
 import json
 import os
 import random
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,13 +31,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.agents.scripted import ScriptedAgent
-from autokernel.experiments import STARTER, Experiment, Status
-from autokernel.gate.verdict import Correctness, Interval, Verdict
-from autokernel.loop import Budget, Loop, starter_source
-from autokernel.scheduler import Rules, incumbent, rows_of
+from autokernel.cli.arguments import Parser, count, script, seed
+from autokernel.history.experiments import STARTER, Experiment, Status
+from autokernel.history.progress import Rules, incumbent, rows_of
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.workspace import PLAN, Workspace
 from autokernel.spec import ROOT
-from autokernel.target import Plan, Target, default_target
-from autokernel.workspace import PLAN, Workspace
+from autokernel.target import Plan, Target, default_target, starter_source
+from autokernel.verdict import Correctness, Interval, Verdict
 
 VICTIMS = ("orchestrator", "judge", "warm parent", "git", "group")
 TAG = "kills"
@@ -222,7 +222,7 @@ def _find(victim: str, pid: int) -> list[int]:
     if victim == "judge":
         return [child for child in below if _command_of(child).split()[1:2] == ["orchestrate.py"]][:1]
     if victim == "warm parent":
-        return [child for child in below if "autokernel.gate.zygote" in _command_of(child)][:1]
+        return [child for child in below if "autokernel.gate.workers.zygote" in _command_of(child)][:1]
     until = time.monotonic() + 0.5  # a git lives for a few milliseconds: look at those who start it, and quickly
     while time.monotonic() < until:
         for parent in [pid, *below]:
@@ -248,7 +248,7 @@ def _kill(victim: str, pid: int, patience_s: float = 20.0) -> bool:
 SUPERVISED = """
 import sys
 from pathlib import Path
-from autokernel.supervisor import Supervisor
+from autokernel.run.supervisor import Supervisor
 raise SystemExit(Supervisor(sys.argv[1:], Path("results.tsv"), pauses_s=(0.1,) * 1000).run())
 """  # as orchestrate.py does it, but without its pauses
 
@@ -339,13 +339,13 @@ def kill_whole(root: Path, kills: int, seed: int, longest_s: float = 5.0) -> dic
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="of each kind (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--kills", type=count, default=200, help="of each kind (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=1)
     parser.add_argument("--only", choices=("records", "whole"))
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     figures: dict[str, object] = {"seed": arguments.seed}
     for name, kill in {"records": kill_records, "whole": kill_whole}.items():
         if arguments.only in (None, name):
@@ -362,4 +362,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

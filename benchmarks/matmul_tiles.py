@@ -8,10 +8,9 @@ Prints:  a line a shape (M,N,K, fp16, B as nn.Linear has it): speed of every til
 128x256 s4 L c2 k4: rows and columns, stages, turns (T) or shared tiles (L), blocks that share B, blocks that share K.
 """
 
-import argparse
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -23,6 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel import build
+from autokernel.cli.arguments import Parser, script
 from autokernel.spec import KERNELS, import_file
 from benchmarks.kernels import wrong
 from benchmarks.rounds import Batch, interleaved, sets_needed
@@ -34,12 +34,12 @@ SPLIT = ((256, 3, 1, 2), (128, 5, 2, 2), (128, 4, 1, 2))  # columns, stages, sha
 CUBLAS = "cuBLAS"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("shapes", nargs="*", default=SHAPES, metavar="M,N,K")
     processors = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
     tiles = [*MATMUL.TILES, *(MATMUL.Tile(128, n, stages, False, b, k, 1.0) for n, stages, b, k in SPLIT)]
-    shapes = parser.parse_args().shapes
+    shapes = parser.parse_args(argv).shapes
     runs = {tile: MATMUL._hopper(torch.float16, True, True, tile, processors) for tile in tiles}
     with ThreadPoolExecutor() as pool:
         list(pool.map(build.compile_library, [run.library for run in runs.values()]))
@@ -83,4 +83,4 @@ def product(run: build.CudaFunction) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

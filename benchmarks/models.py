@@ -32,21 +32,23 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.backend import Winner
 from autokernel.build import CompileError
-from autokernel.device import Device
-from autokernel.extraction import make_plan
-from autokernel.gate.inputs import fill_inputs
-from autokernel.gate.statistics import ratio_interval
-from autokernel.gate.verdict import Interval
-from autokernel.profiler import profile_workload
+from autokernel.cli.arguments import Parser, nonnegative, positive, script
+from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.gate.timing.statistics import ratio_interval
+from autokernel.hardware.device import Device
+from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
+from autokernel.integration.verification.parity import compare, exact_model
+from autokernel.integration.verification.sides import Sides, TimedPass, Variant
+from autokernel.integration.winner import Winner
+from autokernel.model.extraction import make_plan
+from autokernel.model.profiler import profile_workload
+from autokernel.model.workload import Workload
+from autokernel.records import write_json
 from autokernel.spec import load_spec
 from autokernel.table import print_table
-from autokernel.target import Plan, Target, encode, write_json
-from autokernel.verification.parity import compare, exact_model
-from autokernel.verification.record import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
-from autokernel.verification.sides import Pass, Side, Sides
-from autokernel.workload import Workload
+from autokernel.target import Plan, Target, encode
+from autokernel.verdict import Interval
 
 HERE = Path(__file__).resolve().parent
 HF_LLAMA = {
@@ -97,16 +99,20 @@ class Stage:
             print("goes on before the others are ready", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (%(default)s)")
+    parser.add_argument("--seconds", type=positive, default=3.0, help="of each measurement (%(default)s)")
     parser.add_argument(
-        "--patience", type=float, nargs=2, default=(3600, 7200), help="s from the start: trials, what remains are compiled"
+        "--patience",
+        type=nonnegative,
+        nargs=2,
+        default=(3600, 7200),
+        help="s from the start: trials, what remains are compiled",
     )
     parser.add_argument("--no-max-autotune", action="store_true", help="without it: it compiles for minutes")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if unknown := set(arguments.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     names = arguments.models or (list(MODELS) if arguments.device != "cpu" else CPU_MODELS)
@@ -198,8 +204,8 @@ def measure(
     for over, sides in trials.items():
         finder = trials[EAGER].finder  # what it proved need not be proven again
         sides.finder = finder
-        without = {w.target.name: Side(tuple(o for o in winners if o is not w), over) for w in winners}
-        for side in ({ours(over): Side(winners, over)} | without).items():
+        without = {w.target.name: Variant(tuple(o for o in winners if o is not w), over) for w in winners}
+        for side in ({ours(over): Variant(winners, over)} | without).items():
             if time.time() < stage.ends[0] or over == EAGER:
                 sides.build(dict([side]), example)
         say(f"compiled with and without each kernel, over {over}")
@@ -219,10 +225,10 @@ def measure(
     trials.clear()
     final = Sides(workload, model)
     for over in (*modes, *last):
-        final.build({baseline(over): Side((), over)}, example)
+        final.build({baseline(over): Variant((), over)}, example)
     for over, kernels in stay.items():
         if kernels:
-            final.build({ours(over): Side(kernels, over)}, example)
+            final.build({ours(over): Variant(kernels, over)}, example)
     say("compiled what stays")
     exact = exact_model(model)
     parity = [
@@ -297,7 +303,7 @@ def holds(winner: Winner, case: Any) -> bool:
     return case is not None and any(encode(c.case) == encode(case) for c in winner.target.cases)
 
 
-def rounds_of(sides: Sides, seconds: float) -> list[dict[str, Pass]]:
+def rounds_of(sides: Sides, seconds: float) -> list[dict[str, TimedPass]]:
     """Rounds of all sides in turns for so long, each on inputs of its own."""
     shuffle, rounds = random.Random(0), []
     end = math.inf
@@ -308,9 +314,9 @@ def rounds_of(sides: Sides, seconds: float) -> list[dict[str, Pass]]:
     return rounds[WARMUP:]
 
 
-def speedup(rounds: Sequence[Mapping[str, Pass]], slow: str, fast: str) -> Interval:
+def speedup(rounds: Sequence[Mapping[str, TimedPass]], slow: str, fast: str) -> Interval:
     return ratio_interval([math.log(r[slow].seconds / r[fast].seconds) for r in rounds], CONFIDENCE)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

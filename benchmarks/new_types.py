@@ -9,7 +9,6 @@ limit is the best of several plain kernels that read everything and keep an excl
 oracle first.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -23,8 +22,9 @@ import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.gate.correctness import expect, wrong
-from autokernel.gate.inputs import fill_inputs
+from autokernel.cli.arguments import Parser, script
+from autokernel.gate.checks.correctness import expect, wrong
+from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.spec import import_file, load_spec
 
 READERS = (
@@ -124,10 +124,10 @@ def matmul_fp4(dims: dict, found: dict[str, Callable[..., torch.Tensor]]) -> dic
     return {"case": ",".join(f"{k}={v}" for k, v in dims.items()), "cuBLAS fp16": cublas, **times}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="hold kernels against the oracle at one size only")
-    quick = parser.parse_args().quick
+    quick = parser.parse_args(argv).quick
     rows = [vectorsum(quick)]
     found = kernels("matmul_fp4", quick)
     rows += [matmul_fp4(dims, found) for dims in CASES]
@@ -147,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

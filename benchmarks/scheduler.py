@@ -19,7 +19,6 @@ Reads:  benchmarks/transcripts/NAME.tsv, and the shares in NAME.txt (its lines "
 Writes: the file named by --out
 """
 
-import argparse
 import json
 import re
 import sys
@@ -30,8 +29,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.experiments import STARTER, Experiment, ExperimentLog, Status
-from autokernel.scheduler import Rules, Weights, incumbent, move_on, next_target, rows_of
+from autokernel.cli.arguments import Parser, script
+from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
+from autokernel.history.progress import Rules, incumbent, move_on, rows_of
+from autokernel.run.scheduler import Weights, next_target
 from autokernel.spec import ROOT
 
 RECORDS = ROOT / "benchmarks/transcripts"
@@ -44,6 +45,10 @@ class Share:
 
     name: str
     share: float
+
+    def over_model(self, speedup: float) -> float:
+        """The models of the records were captured as they are."""
+        return speedup
 
 
 @dataclass(frozen=True)
@@ -175,12 +180,12 @@ def fit(records: Sequence[Record]) -> Weights:
     return max([default, *candidates], key=lambda w: (round(score(w), 9), w == default))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("--fit", nargs="+", default=["cpu-compact-llama-fp32"], metavar="NAME")
     parser.add_argument("--judge", nargs="+", default=["h200-gpt2-fp16", "h200-compact-llama-fp16"], metavar="NAME")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     weights = fit([Record.read(name) for name in arguments.fit])
     figures: dict[str, object] = {"fitted on": arguments.fit, "weights": asdict(weights)}
     for name in [*arguments.judge, *arguments.fit]:
@@ -195,4 +200,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

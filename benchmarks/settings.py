@@ -9,7 +9,6 @@ For the choice of a starter's constants. All are timed in one process, as benchm
 the gate's to decide.
 """
 
-import argparse
 import ast
 import contextlib
 import itertools
@@ -28,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel import build
 from autokernel.agents.tuner import read_knobs, set_knob
-from autokernel.cli import add_device_argument, fail
+from autokernel.cli.arguments import Parser, script
+from autokernel.console import add_device_argument, fail
 from autokernel.gate.judge import constants
 from autokernel.spec import import_file, load_spec
 from benchmarks.contestants import Call, Row, input_sets, sizes
@@ -38,14 +38,14 @@ ROUNDS = 6
 EAGER = "eager"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
     parser.add_argument("file", type=Path, help="a kernel file with TUNABLES")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE,VALUE", help="default: TUNABLES, one at a time")
     parser.add_argument("--dtype", help="default: float16, on a CPU float32")
     parser.add_argument("--case", action="append", default=[], metavar="TEXT", help="cases whose name has this text")
     add_device_argument(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     source, kind = arguments.file.read_text(), torch.device(arguments.device).type
     spec = load_spec(str(constants(source)["KERNEL_TYPE"]))
     dtype = getattr(torch, arguments.dtype or ("float32" if kind == "cpu" else "float16"))
@@ -131,4 +131,4 @@ def error(y: Tensor, exact: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

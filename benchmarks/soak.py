@@ -9,21 +9,21 @@ Reads:  this clone's files
 Writes: the file named by --out; works in a temporary folder
 """
 
-import argparse
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.agents.scripted import ScriptedAgent
+from autokernel.cli.arguments import Parser, count, script
 from autokernel.gate import Judge
-from autokernel.gate.processes import SCRATCH_NAME
-from autokernel.loop import Budget, Loop
+from autokernel.gate.workers.processes import SCRATCH_NAME
+from autokernel.run.loop import Budget, Loop
 from benchmarks.kills import NO_RULES, copy_of_this_clone, descendants, sh, started, users_state, wrong
 from benchmarks.kills import check as check_records
 
@@ -98,12 +98,12 @@ def check(seen: list[dict[str, float]]) -> None:
     assert last["disk_kb"] - first["disk_kb"] <= PER_EXPERIMENT_KB * made, seen
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--experiments", type=int, default=500)
-    parser.add_argument("--every", type=int, default=50, help="look after so many (default: %(default)s)")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--experiments", type=count, default=500)
+    parser.add_argument("--every", type=count, default=50, help="look after so many (default: %(default)s)")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder  # whose turns are not those of other runs here
         seen = soak(Path(folder, "clone"), arguments.experiments, arguments.every)
@@ -116,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

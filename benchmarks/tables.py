@@ -1,4 +1,4 @@
-"""The README's section of measured results and the full tables beside the records, written from these and nothing else.
+"""The tables of kernels in docs/measurements.md and the full ones beside the records, written from these and nothing else.
 
 Usage: python benchmarks/tables.py          (writes them)
        python benchmarks/tables.py --check  (exit status 1, and the files named, if they are not what the records say)
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.standings import LIMITS, ROWS, goals, standing
 
 FOLDER = Path(__file__).resolve().parent
-README = FOLDER.parent / "README.md"
+PAGE = FOLDER.parent / "docs" / "measurements.md"
 BEGIN = "<!-- measured: written by benchmarks/tables.py from the records beside it -->\n"
 END = "<!-- end -->\n"
 WHO = ("eager", "torch", "compile", "liger", "cudnn", "flash", "triton", "cuda")
@@ -82,7 +82,7 @@ def _gpu_summary(path: Path) -> Iterator[str]:
     days = sorted({machine["date"] for machine in machines})
     yield (
         f"GPU kernels, {' and '.join(dtypes)}, on one {device} (PyTorch {torch_version}, {' to '.join(days)}), "
-        f"`python benchmarks/kernels.py`; every case and every peer is in [{path.stem}.md](benchmarks/{path.stem}.md). "
+        f"`python benchmarks/kernels.py`; every case and every peer is in `benchmarks/{path.stem}.md`. "
         "Here: the better of our two backends in each case, against the memory's limit (a copy, or for reductions a pass "
         "that reads) and the fastest of PyTorch eager, its best single call, torch.compile max-autotune, Liger, cuDNN:\n"
     )
@@ -184,7 +184,7 @@ def _written(text: str) -> str:
 
 def outputs() -> dict[Path, str]:
     """Every file that is written here, and what it must say."""
-    return {README: _written(README.read_text())} | {p.with_suffix(".md"): gpu_tables(p) for p in gpu_records()}
+    return {PAGE: _written(PAGE.read_text())} | {p.with_suffix(".md"): gpu_tables(p) for p in gpu_records()}
 
 
 def write() -> None:

@@ -14,18 +14,21 @@ import argparse
 import json
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel import cli
-from autokernel.extraction import default_backend
+from autokernel import console
+from autokernel.cli.arguments import Parser, count, script
 from autokernel.gate import Judge, report
 from autokernel.gate.judge import constants
-from autokernel.gate.verdict import Verdict
-from autokernel.problems import NotJudged
-from autokernel.rewriting import complete
+from autokernel.gate.kernel_files import read_source
+from autokernel.kernelbench.problems import NotJudged
+from autokernel.kernelbench.rewriting import complete
+from autokernel.model.extraction import default_backend
 from autokernel.target import Target
+from autokernel.verdict import Verdict
 from kernelbench import bridge
 
 
@@ -44,25 +47,23 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer trials and three pairs of timings: no proof")
     parser.add_argument("--correctness-only", action="store_true", help="time nothing")
     parser.add_argument("--no-compile", action="store_true", help="do not time torch.compile (its compilation takes long)")
-    parser.add_argument("--n-trials", type=int, default=1, help="times all stages, each with a new seed (%(default)s)")
+    parser.add_argument("--n-trials", type=count, default=1, help="times all stages, each with a new seed (%(default)s)")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=Path("kernel.py"), help="has ModelNew (default: kernel.py)")
     bridge.add_source_arguments(parser)
     bridge.add_problem_arguments(parser)
     add_gate_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    options = parser.parse_args()
-    if not options.file.is_file():
-        cli.fail(f"there is no file {options.file}: bridge.py setup writes one")
-    source = options.file.read_text()
+    options = parser.parse_args(argv)
+    source = read_source(options.file)
     try:
         backend = options.backend or str(constants(source).get("BACKEND", default_backend(options.device)))
         setup = bridge.set_up(bridge.chosen(options), backend, options.device, bridge.limit_of(options))
     except (NotJudged, SyntaxError) as reason:
-        cli.fail(reason)
+        console.fail(reason)
     source = complete(source, setup.problem.name, backend)
     with Judge(options.device) as judge:
         verdict = judged(judge, source, setup.target, options)
@@ -75,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(script(main))

@@ -29,15 +29,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from autokernel import cli
-from autokernel.extraction import default_backend
+from autokernel import console
+from autokernel.cli.arguments import Parser, count, count_or_none, script
 from autokernel.gate import Judge
-from autokernel.gate.verdict import Verdict
-from autokernel.problems import NotJudged
-from autokernel.rewriting import complete
+from autokernel.kernelbench.bridge import Setup
+from autokernel.kernelbench.degenerate import weaknesses
+from autokernel.kernelbench.problems import NotJudged
+from autokernel.kernelbench.rewriting import complete
+from autokernel.model.extraction import default_backend
+from autokernel.records import write_json
 from autokernel.spec import ROOT
-from autokernel.target import encode, write_json
-from autokernel.weakness import weaknesses
+from autokernel.target import encode
+from autokernel.verdict import Verdict
 from kernelbench import bridge, evaluate
 
 RECORDS = ROOT / "benchmarks"
@@ -127,15 +130,20 @@ def within(limit_s: int, path: Path, judge: Judge, options: argparse.Namespace) 
             torch.cuda.empty_cache()
 
 
-def _tuned(setup: bridge.Setup, judge: Judge, options: argparse.Namespace) -> str:
-    from kernelbench.loop import best
+def _tuned(setup: Setup, judge: Judge, options: argparse.Namespace) -> str:
+    from autokernel.kernelbench.loop import best
 
     return best(setup, judge, "tuner", options.experiments, say=lambda line: print(f"    {line}", file=sys.stderr))
 
 
 def _result(verdict: Verdict) -> dict[str, object]:
-    undecided = verdict.correctness == "PASS" and verdict.why.startswith("not decided")
-    outcome = "undecided" if undecided else "correct" if verdict.correctness == "PASS" else "refused"
+    outcome = (
+        "undecided"
+        if verdict.correctness == "PASS" and verdict.undecided
+        else "correct"
+        if verdict.correctness == "PASS"
+        else "refused"
+    )
 
     def bounds(interval):
         return (interval.low, interval.value, interval.high) if interval else ()
@@ -194,20 +202,24 @@ def _text(interval: Sequence[float]) -> str:
     return f"{interval[1]:.2f}x [{interval[0]:.2f}, {interval[2]:.2f}]" if interval else ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--level", type=int, help="1 to 4")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--level", type=count, help="1 to 4 in KernelBench itself")
     parser.add_argument("--problems", help="numbers in the level, such as 1,5,9 (default: all)")
     parser.add_argument("--answers", type=Path, metavar="DIR", help="of ModelNews, as level1_23.py (default: our own)")
-    parser.add_argument("--experiments", type=int, default=0, help="of the tuner, on top of our own (default: none)")
-    parser.add_argument("--limit", type=int, default=900, metavar="SECONDS", help="for one problem (default: %(default)s)")
+    parser.add_argument(
+        "--experiments", type=count_or_none, default=0, help="of the tuner, on top of our own (default: none)"
+    )
+    parser.add_argument(
+        "--limit", type=count, default=900, metavar="SECONDS", help="for one problem (default: %(default)s)"
+    )
     parser.add_argument("--record", type=Path, help="default: benchmarks/kernelbench-<kind of device>.json")
     parser.add_argument("--resume", action="store_true", help="leave what is in the record as it is, score the rest")
     parser.add_argument("--report", action="store_true", help="score nothing: print what is recorded")
     parser.add_argument("--json", action="store_true", help="the record instead of tables")
     bridge.add_source_arguments(parser)
     evaluate.add_gate_arguments(parser)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     record = options.record or RECORDS / f"kernelbench-{options.device.partition(':')[0]}.json"
     scores = {s.problem: s for s in read(record)}
     if not options.report:
@@ -217,7 +229,7 @@ def main() -> None:
         wanted = {int(n) for n in options.problems.split(",")} if options.problems else None
         files = [f for f in files if wanted is None or bridge.number_of(f) in wanted]
         files = [f for f in files if not (options.resume and bridge.name_of(f) in scores)]
-        with Judge(options.device) as judge, cli.progress(f"level {options.level}", len(files)) as step:
+        with Judge(options.device) as judge, console.progress(f"level {options.level}", len(files)) as step:
             for path in files:
                 result = within(options.limit, path, judge, options)
                 scores[result.problem] = result
@@ -229,4 +241,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(script(main))

@@ -8,11 +8,11 @@ from autokernel.gate import Interval, Verdict
 def skip_if_wide(*speedups: Interval) -> None:
     """Skips where an interval has room for a slower kernel and for one twice as fast."""
     for speedup in speedups:
-        if speedup.low < 1 < speedup.high and speedup.high > 2 * speedup.low:
+        if speedup.low < 1 < speedup.high and speedup.wide:
             pytest.skip(f"{speedup} says nothing: too much else goes on here")
 
 
-def skip_if_untold(verdict: Verdict) -> None:
+def skip_if_undecided(verdict: Verdict) -> None:
     """Skips where the gate says that it cannot tell, or has measured an interval that tells nothing."""
     if not verdict.decided:
         pytest.skip(verdict.why)

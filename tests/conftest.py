@@ -1,6 +1,126 @@
-"""A suite that a shell starts in the background ignores Ctrl-C, and so would the runs that its tests start and stop."""
+"""What all tests share: Ctrl-C, caches, timed tests that run alone, and a limit on how many of those may say nothing."""
 
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_TIMING_SKIPS = 5  # with more, the machine was too busy for the run to say anything of timing
+ALONE = pytest.StashKey["Alone"]()
+LOCKS = "AUTOKERNEL_TEST_LOCKS"  # a folder of the processes of one run: their locks, and
+TIMED = "timed"  # the names of the timed tests, for the process that shares tests out, which collects none
+
+# A suite that a shell starts in the background ignores Ctrl-C, and so would the runs that its tests start and stop.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Alone:
+    """A lock between the processes of one run, on two files: tests share the `room`, a timed one has it to itself. Whoever
+    waits for the room holds the `queue`, so that no other test begins before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.queue, self.room = (os.open(folder / name, os.O_RDWR | os.O_CREAT) for name in ("queue", "room"))
+
+    @contextlib.contextmanager
+    def entered(self, alone: bool) -> Iterator[None]:
+        fcntl.flock(self.queue, fcntl.LOCK_EX)
+        fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(self.queue, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.room, fcntl.LOCK_UN)
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs tests for another one, which pytest-xdist started."""
+    return hasattr(config, "workerinput")
+
+
+def is_timed(item: pytest.Item) -> bool:
+    return item.get_closest_marker("timed") is not None or item.get_closest_marker("gpu") is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if is_worker(config):
+        config.stash[ALONE] = Alone(Path(os.environ[LOCKS]))
+        return
+    # In a process of its own: measures the CPU's peaks, once for all runs, and before two processes share its cores.
+    measure = "from autokernel.hardware.device import Device; Device.detect('cpu')\n"
+    measure += "from autokernel.build import default_cache; print(default_cache())"
+    cache = subprocess.run([sys.executable, "-c", measure], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    # Named, so that a test whose home is elsewhere finds what was compiled before.
+    os.environ["AUTOKERNEL_CACHE"] = cache.strip()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(cache.strip()) / "inductor"))
+    # PyTorch's threads wait asleep: where another process has the core, spinning took four times as long (measured on the
+    # five stages of a layernorm). The gate does not pass it on to kernels.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    os.environ["AUTOKERNEL_PROVEN"] = proven = tempfile.mkdtemp(prefix="autokernel-tests-")  # what jobs prove is no user's
+    config.add_cleanup(lambda: shutil.rmtree(proven, ignore_errors=True))
+    os.environ[LOCKS] = locks = tempfile.mkdtemp(prefix="autokernel-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(locks))
+
+
+@pytest.fixture(scope="session")
+def judge() -> Iterator[object]:
+    """The gate, for all tests that leave it as it is."""
+    from autokernel.gate import Judge
+
+    with Judge("cpu") as judge:
+        yield judge
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Timed tests come last: until then all processes have something to do."""
+    items.sort(key=is_timed)
+    Path(os.environ[LOCKS], TIMED).write_text("\n".join(item.nodeid for item in items if is_timed(item)))
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """A file's tests run in one process, and all that is timed in one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        @functools.cached_property
+        def timed(self) -> set[str]:
+            return set(Path(os.environ[LOCKS], TIMED).read_text().splitlines())
+
+        def _split_scope(self, nodeid: str) -> str:
+            return TIMED if nodeid in self.timed else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-timeout: to wait for other tests is not this one's time
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    alone = item.config.stash.get(ALONE, None)
+    with alone.entered(is_timed(item)) if alone else contextlib.nullcontext():
+        return (yield)
+
+
+def timing_skips(config: pytest.Config) -> list[pytest.TestReport]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return [report for report in reporter.stats.get("skipped", []) if "timed" in report.keywords]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not is_worker(session.config) and len(timing_skips(session.config)) > MAX_TIMING_SKIPS:
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if len(skips := timing_skips(config)) > MAX_TIMING_SKIPS:
+        line = f"{len(skips)} timed tests were skipped, more than {MAX_TIMING_SKIPS}: run them again on a quieter machine"
+        terminalreporter.write_line(f"FAILED: {line}", red=True)

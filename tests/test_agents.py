@@ -13,20 +13,29 @@ import anthropic
 import pytest
 import torch
 
-from autokernel.agents import AgentOptions, AgentStopped, Context, FirstOf, OutOfBudget, Trial, agent_names, make_agent
-from autokernel.agents.anthropic_api import ClaudeAgent, newest_opus
+from autokernel.agents import (
+    AgentOptions,
+    AgentStopped,
+    Context,
+    FirstOf,
+    OutOfBudget,
+    PastExperiment,
+    agent_names,
+    make_agent,
+)
+from autokernel.agents.claude import PRICES, Claude, newest_opus
 from autokernel.agents.command import CommandAgent
+from autokernel.agents.conversation import ModelAgent
 from autokernel.agents.prompt import task_text
 from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
 from autokernel.agents.tuner import Tuner, read_knobs, scored, set_knob, structure
-from autokernel.experiments import STARTER
-from autokernel.gate import Judge
-from autokernel.gate.verdict import CaseTiming, Correctness, Interval, Verdict
-from autokernel.ledger import GitLedger
+from autokernel.history.experiments import STARTER
+from autokernel.history.ledger import GitLedger
 from autokernel.preflight import backends
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
+from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
 from tests.messages_api import Broken, Call, Refusal, said, serving
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
@@ -34,16 +43,16 @@ from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixtu
 TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
 SPEC = load_spec("rmsnorm")
 STARTER_SOURCE = SPEC.starters("cpp")["cpp_kernel"].read_text()
-FIRST = Trial(replace(ROW, agent=STARTER, status="kept", speedup_vs_incumbent=None), STARTER_SOURCE, "correct")
+FIRST = PastExperiment(replace(ROW, agent=STARTER, status="kept", speedup_vs_incumbent=None), STARTER_SOURCE, "correct")
 KNOBBED = 'import os\nTUNABLES = {"A": [1, 2, 4, 8], "B": [1, 2]}\nA = 2  # why\nB = 1\nSOURCE = """\nA = 7\n"""\n'
 
 
-def context(*trials: Trial, incumbent: str = STARTER_SOURCE, tree=None) -> Context:
+def context(*trials: PastExperiment, incumbent: str = STARTER_SOURCE, tree=None) -> Context:
     return Context(TARGET, SPEC, incumbent, trials, tree)
 
 
-def trial(source: str, status: str = "reset", speedup: float | None = 0.9) -> Trial:
-    return Trial(replace(ROW, status=status, speedup_vs_incumbent=speedup, speedup_high=speedup), source, "why")
+def trial(source: str, status: str = "reset", speedup: float | None = 0.9) -> PastExperiment:
+    return PastExperiment(replace(ROW, status=status, speedup_vs_incumbent=speedup, speedup_high=speedup), source, "why")
 
 
 def test_a_knob_is_rewritten_in_its_line_alone():
@@ -55,7 +64,7 @@ def test_a_knob_is_rewritten_in_its_line_alone():
 
 def tune(score, steps: int = 100, incumbent: str = KNOBBED):
     """Run the tuner against a known answer: score(knobs) is the speed. Returns the trials."""
-    trials, tuner = [Trial(FIRST.row, incumbent, "")], Tuner()
+    trials, tuner = [PastExperiment(FIRST.row, incumbent, "")], Tuner()
     for _ in range(steps):
         proposal = tuner.propose(context(*trials, incumbent=incumbent))
         if proposal is None:
@@ -80,7 +89,7 @@ def test_the_tuner_finds_the_best_setting_and_never_repeats_itself():
 
 def test_a_value_that_lost_clearly_is_not_tried_alone_again():
     lost, kept = set_knob(KNOBBED, "B", 2), set_knob(KNOBBED, "A", 4)
-    trials = [Trial(FIRST.row, KNOBBED, ""), trial(lost, speedup=0.7), trial(kept, "kept", 1.2)]
+    trials = [PastExperiment(FIRST.row, KNOBBED, ""), trial(lost, speedup=0.7), trial(kept, "kept", 1.2)]
     assert Tuner().propose(context(*trials, incumbent=kept)).source == set_knob(kept, "A", 8)
     trials.append(trial(set_knob(kept, "A", 8)))
     assert not Tuner().propose(context(*trials, incumbent=kept)).hypothesis.startswith("B 1 -> 2: a setting")
@@ -109,11 +118,11 @@ def test_the_search_looks_before_it_spends_and_ends_when_nothing_is_to_be_gained
     def score(knobs: dict) -> float:
         return 1 + 0.2 * min(knobs["A"], knobs["B"]) if "A" in knobs else 0.1  # a starter has other knobs, and loses
 
-    bench, tuner, trials, incumbent = recorded_bench(score), Tuner(), [Trial(FIRST.row, knobbed, "")], knobbed
+    bench, tuner, trials, incumbent = recorded_bench(score), Tuner(), [PastExperiment(FIRST.row, knobbed, "")], knobbed
     while proposal := tuner.propose(replace(context(*trials, incumbent=incumbent), bench=bench)):
         speedup = score(read_knobs(proposal.source).current) / score(read_knobs(incumbent).current)
         row = replace(ROW, status="kept" if speedup > 1 else "reset", speedup_vs_incumbent=speedup, speedup_high=speedup)
-        trials.append(Trial(replace(row, description=proposal.hypothesis), proposal.source, ""))
+        trials.append(PastExperiment(replace(row, description=proposal.hypothesis), proposal.source, ""))
         incumbent = proposal.source if speedup > 1 else incumbent
         assert len(trials) < 40
     searched = [t.row for t in trials if "the search expects" in t.row.description]
@@ -124,8 +133,8 @@ def test_the_search_looks_before_it_spends_and_ends_when_nothing_is_to_be_gained
 
 def test_what_won_on_another_shape_is_tried_first():
     won = set_knob(KNOBBED, "A", 8)
-    there = Trial(replace(ROW, target="another_shape", agent="tuner", status="kept"), won, "")
-    given = replace(context(Trial(FIRST.row, KNOBBED, ""), incumbent=KNOBBED), elsewhere=(there,))
+    there = PastExperiment(replace(ROW, target="another_shape", agent="tuner", status="kept"), won, "")
+    given = replace(context(PastExperiment(FIRST.row, KNOBBED, ""), incumbent=KNOBBED), elsewhere=(there,))
     proposal = Tuner().propose(given)
     assert proposal.source == won and proposal.hypothesis == "A 2 -> 8: won on another_shape"
     again = replace(given, trials=(*given.trials, trial(won)))
@@ -133,8 +142,8 @@ def test_what_won_on_another_shape_is_tried_first():
 
 
 def test_what_was_not_decided_says_nothing_of_a_setting():
-    undecided = Trial(replace(ROW, status="undecided", speedup_vs_incumbent=None), set_knob(KNOBBED, "A", 1), "")
-    assert scored([Trial(FIRST.row, KNOBBED, ""), undecided]) == scored([Trial(FIRST.row, KNOBBED, "")])
+    undecided = PastExperiment(replace(ROW, status="undecided", speedup_vs_incumbent=None), set_knob(KNOBBED, "A", 1), "")
+    assert scored([PastExperiment(FIRST.row, KNOBBED, ""), undecided]) == scored([PastExperiment(FIRST.row, KNOBBED, "")])
 
 
 def test_the_tuner_resumes_from_the_trials_alone():
@@ -148,7 +157,7 @@ def test_the_tuner_states_a_hypothesis_and_tries_structures():
     tuner, target = Tuner(), default_target("softmax", "cpp", "cpu", torch.float32)
     spec = load_spec("softmax")
     starters = {stem: path.read_text() for stem, path in spec.starters("cpp").items()}
-    trials, seen = [Trial(FIRST.row, starters["cpp_kernel"], "")], []
+    trials, seen = [PastExperiment(FIRST.row, starters["cpp_kernel"], "")], []
     while proposal := tuner.propose(Context(target, spec, starters["cpp_kernel"], tuple(trials), None)):
         trials.append(trial(proposal.source))
         seen.append(proposal.hypothesis)
@@ -161,7 +170,7 @@ def test_the_tuner_states_a_hypothesis_and_tries_structures():
 def test_on_a_gpu_the_tuner_tries_the_starter_in_cuda_before_any_knob():
     spec = load_spec("softmax")
     triton, cuda = (spec.starters(backend)[f"{backend}_kernel"].read_text() for backend in ("triton", "cuda"))
-    first = Trial(FIRST.row, triton, "")
+    first = PastExperiment(FIRST.row, triton, "")
     given = Context(default_target("softmax", "triton", "cuda", torch.float16), spec, triton, (first,), None)
     proposal = Tuner().propose(given)
     assert proposal.source == cuda and proposal.hypothesis.startswith("structure cuda_kernel: ")
@@ -243,11 +252,11 @@ def api():
         yield server
 
 
-def claude(api, said_to_us=None, patience_s=20.0, spent_usd=0.0, **options) -> ClaudeAgent:
+def claude(api, said_to_us=None, patience_s=20.0, spent_usd=0.0, **options) -> ModelAgent:
     timeout = anthropic.Timeout(1.5, connect=5)
     client = anthropic.Anthropic(api_key="test", base_url=api.url, max_retries=0, timeout=timeout)
     say = (said_to_us if said_to_us is not None else []).append
-    return ClaudeAgent(say, AgentOptions(**options), spent_usd, client, patience_s=patience_s, first_wait_s=0.01)
+    return ModelAgent(say, Claude(client=client), AgentOptions(**options), spent_usd, patience_s, first_wait_s=0.01)
 
 
 PROPOSED = Call("propose", {"source": "x = 1\n", "hypothesis": "smaller is\nfaster", "predicted_gain": 1.1})
@@ -307,7 +316,7 @@ READS = {
 
 
 def test_claude_reads_what_it_asks_for_and_edits_by_patch(api):
-    failed = Trial(replace(ROW, experiment=2, status="failed", correctness="FAIL"), "a = 1\n", "error: expected ;")
+    failed = PastExperiment(replace(ROW, experiment=2, status="failed", correctness="FAIL"), "a = 1\n", "error: expected ;")
     questions = [
         said("Let me see.", *(Call("read", {"topic": topic, "name": "2"[: topic == "experiment"]}) for topic in READS))
     ]
@@ -322,12 +331,6 @@ def test_claude_reads_what_it_asks_for_and_edits_by_patch(api):
     assert "struct Free" in header["content"] and weather["is_error"] and "playbook" in weather["content"]
     assert proposal.tokens == sum(sum(usage.values()) for usage in api.usages)
     assert api.usages[2]["cache_read_input_tokens"] > api.usages[1]["cache_creation_input_tokens"]  # the turn before
-
-
-@pytest.fixture(scope="module")
-def judge():
-    with Judge("cpu") as judge:
-        yield judge
 
 
 def test_claude_has_an_edit_looked_at_before_an_experiment_is_spent(api, judge):
@@ -348,7 +351,7 @@ def test_a_look_at_a_correct_edit_says_how_fast_it_is():
     verdict = Verdict("rmsnorm", "cpp", "cpu", Correctness.PASS, False, "faster", 1, cases=(timing,))
     assert look_text(verdict) == (
         "correct as far as looked at; roughly: faster\n"
-        "M=512,N=768 float32: 73.8 us, 1.080 [1.010, 1.150] x the kernel to beat's speed"
+        "M=512,N=768 float32: 73.8 us, 1.080x [1.010, 1.150] the kernel to beat's speed"
     )
 
 
@@ -420,11 +423,11 @@ def test_what_does_not_pass_ends_the_run_in_words(api):
     assert 2 < len(api.requests) < 12  # they are further and further apart
     with pytest.raises(AgentStopped, match="not available"):
         client = anthropic.Anthropic(api_key="test", base_url="http://127.0.0.1:9", max_retries=0)
-        ClaudeAgent([].append, client=client, patience_s=0.1, first_wait_s=0.01).propose(context(FIRST))
+        ModelAgent([].append, Claude(client=client), patience_s=0.1, first_wait_s=0.01).propose(context(FIRST))
 
 
 def test_without_a_key_claude_says_so(tmp_path):
-    code = "from tests.test_agents import *; ClaudeAgent(print).propose(context(FIRST))"
+    code = "from tests.test_agents import *; ModelAgent(print, Claude()).propose(context(FIRST))"
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert "AgentStopped" in done.stderr and "ANTHROPIC_API_KEY" in done.stderr
@@ -460,13 +463,15 @@ def test_what_a_killed_call_may_have_cost_is_remembered(tmp_path):
     again.settle(again.reserve(Spent(1, 5)), Spent(0.2, 5))
     assert Purse(tmp_path / "spent.jsonl", 10, None).spent == Spent(pytest.approx(0.8), 22_005)
     assert Purse(tmp_path / "spent.jsonl", 10, None, known=Spent(2.0)).spent.usd == pytest.approx(2.0)
-    assert again.affordable("claude-opus-5-5", 1_000) == 30_000 - 22_005 - 1_000
+    assert again.affordable(PRICES["claude-opus-5-5"], 1_000) == 30_000 - 22_005 - 1_000
 
 
 def test_history_is_summarised_and_the_incumbent_is_never_dropped():
-    def made(n: int) -> Trial:
+    def made(n: int) -> PastExperiment:
         status = "kept" if n % 50 == 7 else "reset"
-        return Trial(replace(ROW, experiment=n, status=status, description=f"idea {n} " + "long " * 100), f"a = {n}", "why")
+        return PastExperiment(
+            replace(ROW, experiment=n, status=status, description=f"idea {n} " + "long " * 100), f"a = {n}", "why"
+        )
 
     trials = [FIRST, *(made(n) for n in range(2, 500))]
     short, long = (task_text(context(*trials[:n], incumbent="the kernel to beat's own text")) for n in (60, 499))
@@ -492,7 +497,7 @@ def test_the_tuner_cleans_up_after_each_change_of_structure(tree):
     command = "command: grep -q NEW kernel.py || sed -i s/^A/NEW/ kernel.py; echo HYPOTHESIS: another structure"
     agent = make_agent(f"tuner,{command}", print)
     knobbed = 'TUNABLES = {"B": [1, 2]}\nA = 1\nB = 1\n'
-    trials, incumbent, said_by = [Trial(FIRST.row, knobbed, "")], knobbed, []
+    trials, incumbent, said_by = [PastExperiment(FIRST.row, knobbed, "")], knobbed, []
     while len(said_by) < 30:
         (tree / "kernel.py").write_text(incumbent)
         proposal = agent.propose(context(*trials, incumbent=incumbent, tree=tree))

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autokernel.backend import Replacer, beside
-from autokernel.capture import capture
-from autokernel.match import SiteFinder
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.model.capture import capture
+from autokernel.model.match import SiteFinder
 from benchmarks.architectures import ARCHITECTURES, examine, starters
 
 pytest.importorskip("transformers")
@@ -35,7 +36,14 @@ FOUND = {
 REFUSED = {"Gemma 2": {"matmul: the operation is not defined for its shapes or options": 4}}  # products of batches
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+FAMILIES = ("GPT-2", "Llama", "BERT", "T5", "ViT", "Mixtral")  # the others are like one of these
+
+
+def tiered(name: str):
+    return pytest.param(name, marks=() if name in FAMILIES else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", map(tiered, ARCHITECTURES))
 def test_all_sites_are_found_and_replaced_and_the_model_stays_itself(name: str) -> None:
     examined = examine(ARCHITECTURES[name])
     assert examined.found == FOUND[name]
@@ -77,5 +85,5 @@ def test_other_ways_to_write_operations_are_replaced_as_well(fallback: str | Non
     replacer = Replacer(starters(sites), fallback, finder=finder)
     torch._dynamo.reset()
     with torch.no_grad():
-        torch.testing.assert_close(beside(model, replacer)(x), model(x))
+        torch.testing.assert_close(compile_with_kernels(model, replacer)(x), model(x))
     assert len(replacer.replaced) == len(sites)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autokernel.gate.correctness import Expectation, wrong
+from autokernel.gate.checks.correctness import Expectation, wrong
 
 ROWS, WIDTH = 40, 256
 LUCKY = 7  # the row in which PyTorch's error is small

@@ -1,11 +1,20 @@
-"""What a compiled kernel may refer to: its own code and run-time libraries, and nothing else that is loaded."""
+"""What a compiled kernel may refer to: its own code and run-time libraries, and nothing else that is loaded.
 
+And tools that fail: a compiler, nm. Each failure is a verdict on the kernel that was to be built, never an exception.
+"""
+
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from autokernel import build
 from autokernel.build import CompileError, Library, compile_library
+from autokernel.gate import Correctness, Judge
+from autokernel.spec import load_spec
+from autokernel.target import default_target
 
 HONEST = {
     "containers, locks and output": (
@@ -50,7 +59,7 @@ FOREIGN = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))  # nvcc needs no GPU, only its name
 
@@ -62,12 +71,74 @@ def library(language: str, source: str) -> Library:
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_run_time_libraries_may_be_used(name: str, tmp_path):
+def test_run_time_libraries_may_be_used(name: str, tmp_path, hopper):
     assert compile_library(library(*HONEST[name]), tmp_path).exists()
 
 
 @pytest.mark.parametrize("symbol", FOREIGN)
-def test_other_code_of_the_process_may_not(symbol: str, tmp_path):
+def test_other_code_of_the_process_may_not(symbol: str, tmp_path, hopper):
     with pytest.raises(CompileError, match=f"calls {symbol} from outside"):
         compile_library(library(*FOREIGN[symbol]), tmp_path)
     assert not list(tmp_path.glob("*.so"))
+
+
+# What a broken tool does when it is to compile a kernel, or to list its symbols -> words of the verdict.
+BROKEN = {
+    "a compiler that is killed": ("g++", "kill -9 $$", "the compiler was killed (Killed; out of memory?)"),
+    "a compiler that fails without a word": ("g++", "exit 3", "the compiler ended with status 3"),
+    "a compiler that says what is no text": ("g++", r"printf '\377\000\033 no'; exit 1", "no"),
+    "a compiler that writes nothing": ("g++", "exit 0", "the compiler says that it is done, and wrote no kernel.o"),
+    "a compiler that hangs": ("g++", "sleep 1000", "the compiler did not finish within 2 s"),
+    "a linker that writes nothing": (
+        "g++",
+        'case " $* " in *" -shared "*) exit 0;; *) exec {real} "$@";; esac',
+        "wrote no kernel.so",
+    ),
+    "an nm that fails": ("nm", "echo bad magic >&2; exit 1", "nm ended with status 1: bad magic"),
+    "an nm that is killed": ("nm", "kill -9 $$", "nm was killed"),
+    "an nm that hangs": ("nm", "exec sleep 1000", "nm did not finish within 1 s"),
+    "an nm that says what is no text": ("nm", r"printf 'U \377\376\n'", "calls \ufffd\ufffd from outside"),
+    "no nm": ("nm", "", "there is no nm: it tells what a kernel calls (Debian/Ubuntu: apt install binutils)"),
+}
+
+
+def break_tool(folder: Path, tool: str, script: str) -> None:
+    """Put a tool that does `script` into `folder`; a compiler does so with kernels alone. An empty one: remove it."""
+    real, place = shutil.which(tool), folder / tool
+    if not script:
+        for path in reversed(os.environ["PATH"].split(os.pathsep)):
+            for program in Path(path).glob("*"):
+                (folder / program.name).unlink(missing_ok=True)
+                (folder / program.name).symlink_to(program)
+        place.unlink()
+        return
+    others = f'case " $* " in *kernel.*) ;; *) exec {real} "$@";; esac\n' if tool == "g++" else ""
+    place.write_text(f"#!/bin/sh\n{others}{script.replace('{real}', real)}\n")
+    place.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_tool_is_a_verdict(name: str, tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    tool, script, reason = BROKEN[name]
+    break_tool(tmp_path, tool, script)
+    monkeypatch.setenv("PATH", str(tmp_path) if not script else f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path / "cache"))
+    if "hangs" in name:
+        monkeypatch.setattr(build, *(("TOOL_S", 1.0) if tool == "nm" else ("COMPILE_S", 2.0)))
+    right = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+    verdict = judge.check(f"{right}\n# {name}\n", default_target("rmsnorm", "cpp", "cpu", torch.float32))
+    assert verdict.correctness == Correctness.CRASH
+    assert verdict.failure.reason.startswith("CompileError") and reason in verdict.failure.reason, verdict.failure
+    assert not list(tmp_path.glob("cache/*.so"))
+
+
+def test_cuda_before_a_cpus_judge_is_a_verdict(judge: Judge):
+    right = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+    target = default_target("rmsnorm", "cpp", "cpu", torch.float32)
+    declared = judge.check(right.replace('BACKEND = "cpp"', 'BACKEND = "cuda"'), target)
+    assert declared.correctness == Correctness.FAIL
+    assert declared.failure.reason == "BACKEND is 'cuda': it needs a GPU, and this gate judges on the CPU"
+    built = judge.check(right.replace("cpp_function", "cuda_function"), target)
+    assert built.correctness == Correctness.CRASH
+    if shutil.which("nvcc") and not torch.cuda.is_available():
+        assert "CUDA C++ is compiled for this machine's GPU, and PyTorch finds none" in built.failure.reason

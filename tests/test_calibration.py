@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autokernel.gate import calibration
-from autokernel.gate.calibration import Experiment, Samples, clopper_pearson, decide, summarise
-from autokernel.gate.planted import CPP, TRITON, Dial, planted_source, planted_target
+from autokernel.gate.calibration import calibration
+from autokernel.gate.calibration.calibration import Experiment, Samples, clopper_pearson, decide, summarise
+from autokernel.gate.calibration.planted import CPP, TRITON, Dial, planted_source, planted_target
 
 
 class Noise:
@@ -34,7 +34,9 @@ class Noise:
 NOISES = [("normal", 0.01), ("normal", 0.003), ("normal", 0.03), ("heavy", 0.01), ("outliers", 0.01)]
 
 
-@pytest.mark.parametrize("kind, sd, thousands", [(*NOISES[0], 20), *((*noise, 5) for noise in NOISES[1:])])
+@pytest.mark.parametrize(
+    "kind, sd, thousands", [pytest.param(*NOISES[0], 20, marks=pytest.mark.slow), *((*noise, 5) for noise in NOISES)]
+)
 def test_an_identical_kernel_is_kept_in_three_of_a_thousand_at_most(kind: str, sd: float, thousands: int):
     assert Noise(kind, sd).kept(0.0, 1000 * thousands) <= 3 * thousands
 
@@ -90,6 +92,7 @@ def test_a_dial_makes_one_side_longer():
     assert all(text.count("STEPS = 0") == 1 for text in (CPP, TRITON))
 
 
+@pytest.mark.slow
 def test_a_record_is_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture):
     """A round of real pairs and a real contest on this machine's CPU, then a run that adds nothing."""
     out = tmp_path / "record.json"

@@ -2,12 +2,16 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from autokernel.preflight import OLDEST, why_no_builds, why_outdated
+from tests import in_process
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py") if "__main__" in path.read_text())
@@ -57,19 +61,20 @@ def test_no_compiler(tmp_path):
 
 
 def test_no_c_compiler_for_triton(tmp_path):
-    check = "from autokernel.cli import preflight; preflight('triton')"
+    check = "from autokernel.console import preflight; preflight('triton')"
     assert_refused(run("-c", check, PATH=folder_with(tmp_path, "git"), CC=""), "C compiler", "apt install gcc")
 
 
 def test_a_download_without_git_history(tmp_path):
     shutil.copytree(ROOT / "autokernel", tmp_path / "autokernel")
+    (tmp_path / "kernels").mkdir()
     assert_refused(run(*PREFLIGHT, cwd=tmp_path, GIT_CEILING_DIRECTORIES=str(tmp_path.parent)), "not a git clone")
 
 
 def test_unwritable_cache(tmp_path):
     """A file where the folder should be: refuses root as well, whom permission bits do not bind."""
     (tmp_path / "file").touch()
-    check = "from autokernel.cli import preflight; preflight('cpp')"
+    check = "from autokernel.console import preflight; preflight('cpp')"
     assert_refused(run("-c", check, AUTOKERNEL_CACHE=str(tmp_path / "file/cache")), "cannot write to")
 
 
@@ -81,7 +86,7 @@ def test_unwritable_clone(bare_clone):
 
 def test_packages_not_installed():
     """-S hides site-packages, as a Python outside of the virtual environment would."""
-    assert_refused(run("-S", "-c", "import autokernel.cli"), "not installed", "README.md")
+    assert_refused(run("-S", "-c", "import autokernel.console"), "not installed", "README.md")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -102,12 +107,11 @@ def test_scripts_have_help_with_an_example(script):
 
 @pytest.mark.parametrize("device", ["cpu:1", "cuda:99", "gpu", "cuda:", "cuda:x"])
 def test_impossible_devices_are_refused(device):
-    parse = "import argparse; from autokernel.cli import add_device_argument; parser = argparse.ArgumentParser();"
-    result = run("-c", f"{parse} add_device_argument(parser); parser.parse_args(['--device', {device!r}])")
+    result = in_process.run("bench.py", "--device", device)
     assert result.returncode == 2 and device in result.stderr
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS, "autokernel/__init__.py", "autokernel/preflight.py", "autokernel/cli.py"])
+@pytest.mark.parametrize("path", [*SCRIPTS, "autokernel/__init__.py", "autokernel/preflight.py", "autokernel/console.py"])
 def test_entry_points_parse_on_the_pythons_that_they_refuse(path):
     ast.parse((ROOT / path).read_text(), feature_version=(3, 7))
 
@@ -135,6 +139,59 @@ def test_old_python_pretended():
 
 
 def test_progress_is_plain_lines_off_a_terminal():
-    code = "from autokernel.cli import progress\nwith progress('Timing', 2) as step: step('one'); step('two')"
+    code = "from autokernel.console import progress\nwith progress('Timing', 2) as step: step('one'); step('two')"
     result = run("-c", code)
     assert result.stdout == "" and result.stderr == "Timing\n  one\n  two\n"
+
+
+HERE = ((3, 12), "cpython", "linux", "x86_64", ("glibc", "2.31"))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, None),
+        ({0: (3, 10), 4: ("glibc", "2.28")}, None),
+        ({2: "darwin", 3: "arm64", 4: ("", "")}, None),
+        ({3: "aarch64"}, None),
+        ({0: (3, 99)}, "no builds for cpython 3.99: start again with CPython"),
+        ({1: "pypy"}, "no builds for pypy 3.12: start again with CPython"),
+        ({2: "win32", 3: "AMD64"}, "this is win32: on Windows use WSL"),
+        ({2: "darwin"}, "no builds for darwin on x86_64: use a machine with arm64"),
+        ({3: "riscv64"}, "no builds for linux on riscv64: use a machine with x86_64 or aarch64"),
+        ({4: ("glibc", "2.17")}, "need glibc 2.28, here is glibc 2.17: use"),
+        ({4: ("", "")}, "need glibc 2.28, here is another C library: use"),
+    ],
+)
+def test_a_system_without_builds_of_pytorch_is_told_before_anything_is_downloaded(change, says) -> None:
+    reason = why_no_builds(*(change.get(i, known) for i, known in enumerate(HERE)))
+    assert says in reason if says else reason is None
+
+
+@pytest.mark.parametrize(
+    ("project", "version", "fits"),
+    [
+        ("torch", "2.9.0", True),
+        ("torch", "2.15.0+cu132", True),
+        ("torch", "2.10.0a0+git1a2b", True),
+        ("torch", "2.8.1", False),
+    ]
+    + [("torch", "1.13.1", False), ("triton", "3.5.0", True), ("triton", "3.10.1", True), ("triton", "3.4.9", False)],
+)
+def test_an_outdated_pytorch_or_triton_is_told_with_what_to_install(project, version, fits) -> None:
+    reason = why_outdated(project, version)
+    assert reason is None if fits else f"{project} {version} is too old" in reason and "-m pip install --upgrade" in reason
+
+
+def test_pip_installs_what_the_preflight_takes() -> None:
+    wanted = dict(re.findall(r'"(torch|triton)>=([\d.]+)', (ROOT / "pyproject.toml").read_text()))
+    assert wanted == {project: ".".join(map(str, oldest)) for project, oldest in OLDEST.items()}
+
+
+def test_no_script_starts_with_an_outdated_pytorch(tmp_path) -> None:
+    """As metadata says it: nothing of PyTorch is imported."""
+    old = tmp_path / "torch-2.8.0.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n")
+    for script in ("orchestrate.py", "profile.py"):
+        assert_refused(run(script, PYTHONPATH=str(tmp_path)), "torch 2.8.0 is too old")

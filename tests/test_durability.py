@@ -1,5 +1,6 @@
 """What a run survives: kills at any moment, a full disk, a machine that sleeps or is shared; and that nothing piles up."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,22 +9,25 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from git import GitCommandError
 
-from autokernel import machine
 from autokernel.agents import Proposal
 from autokernel.agents.scripted import ScriptedAgent
-from autokernel.experiments import Status
 from autokernel.gate import Judge
-from autokernel.gate.verdict import Correctness, Verdict
-from autokernel.loop import Budget, Loop
-from autokernel.machine import Clocks, Watch, gpu_lost, gpu_shared, low_disk, turn
+from autokernel.hardware import machine
+from autokernel.hardware.machine import Clocks, gpu_lost, low_disk, turn
+from autokernel.history.experiments import Status
+from autokernel.preflight import find_compiler
+from autokernel.run.environment import Watch
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.supervisor import AGAIN
+from autokernel.run.workspace import Workspace
 from autokernel.spec import ROOT
-from autokernel.supervisor import AGAIN
-from autokernel.workspace import Workspace
+from autokernel.verdict import Correctness, Verdict
 from benchmarks import kills, soak
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 from tests.test_loop import FAST, NO_RULES, PLAN_OF_ONE, TARGET, WRONG, started, workspace  # noqa: F401  fixtures
@@ -38,11 +42,13 @@ def test_kills_in_git_and_rows(tmp_path, monkeypatch):
     assert sum(figures["kills"].values()) == 20 and figures["kept"] > 2 and figures["slowest_resume_s"] < 5
 
 
+@pytest.mark.slow
 def test_kills_of_every_part_of_a_run(tmp_path):
     figures = kills.kill_whole(tmp_path, kills=6, seed=2)
     assert sum(figures["kills"].values()) >= 4  # on a busy machine a git may come too late to be killed
 
 
+@pytest.mark.slow
 def test_nothing_piles_up(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     soak.check(soak.soak(tmp_path / "clone", experiments=100, every=20))
@@ -70,7 +76,7 @@ rows = open("rows", "a")
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from autokernel.supervisor import Supervisor
+from autokernel.run.supervisor import Supervisor
 raise SystemExit(Supervisor([sys.executable, "-c", sys.argv[1]], Path("rows").resolve(), (0.01, 0.01, 0.01)).run())
 """
 
@@ -155,28 +161,61 @@ def test_a_gpu_that_is_not_there():
         assert "does not answer" in gpu_lost("cuda")
 
 
-NVIDIA_SMI = """#!/bin/sh
-case "$*" in
-  *compute-apps*) echo {ours}; echo {other} ;;
-  *utilization*) echo {busy} ;;
-esac
+# The functions of libnvidia-ml.so that are asked, of a driver whose first GPU is used by us and, it may be, by process 1.
+DRIVER = """
+#include <unistd.h>
+typedef struct { unsigned pid; unsigned long long bytes; unsigned instance, part; } Process;
+typedef struct { unsigned gpu, memory; } Rates;
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** handle) { *handle = (void*)1; return index ? 2 : 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void* handle, unsigned* count, Process* found) {
+    if (*count < OTHERS + 1) { *count = OTHERS + 1; return 7; }
+    for (unsigned i = 0; i <= OTHERS; i++) found[i] = (Process){i ? 1 : getpid()};
+    *count = OTHERS + 1;
+    return 0;
+}
+int nvmlDeviceGetUtilizationRates(void* handle, Rates* rates) { *rates = (Rates){BUSY, 0}; return 0; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(void* handle, unsigned long long* reasons) { *reasons = REASONS; return 0; }
+"""
+ASKED = """
+import json
+from autokernel.gate.timing.disturbance import throttled
+from autokernel.hardware.machine import gpu_shared
+print(json.dumps([gpu_shared("cuda"), throttled("cuda"), gpu_shared("cuda:1"), gpu_shared("cpu"), throttled("cpu")]))
 """
 
 
-@pytest.mark.parametrize(("other", "busy", "told"), [("", 90, False), ("1", 90, True), ("1", 3, False)])
-def test_other_processes_on_the_gpu(other, busy, told, tmp_path, monkeypatch):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(NVIDIA_SMI.format(ours=os.getpid(), other=other, busy=busy))
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert bool(gpu_shared("cuda")) == told and gpu_shared("cpu") == ""
+def asked_of(folder: Path) -> list[object]:
+    """What a process says of GPUs that finds its driver's library in `folder`, if there is one."""
+    environment = os.environ | {"LD_LIBRARY_PATH": str(folder), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    return json.loads(
+        subprocess.run([sys.executable, "-c", ASKED], env=environment, capture_output=True, check=True).stdout
+    )
+
+
+@pytest.mark.parametrize(("others", "busy", "told"), [(0, 90, False), (1, 90, True), (1, 3, False)])
+def test_other_processes_on_the_gpu(others, busy, told, tmp_path):
+    library, reasons = tmp_path / "libnvidia-ml.so.1", 0x40 if told else 0x4
+    numbers = [f"-DOTHERS={others}", f"-DBUSY={busy}", f"-DREASONS={reasons}"]
+    command = [find_compiler("cpp"), "-x", "c", "-", "-shared", "-fPIC", *numbers, "-o", str(library)]
+    subprocess.run(command, input=DRIVER.encode(), check=True)
+    shared, slow, *nothing = asked_of(tmp_path)
+    assert shared == ("cuda is used by other processes: [1]" if told else "")
+    assert slow == ("the GPU is throttled (clock event reasons 0x40)" if told else None)
+    assert nothing == ["", "", None]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver here")
+def test_without_a_driver_nothing_is_known(tmp_path):
+    assert asked_of(tmp_path) == ["", None, "", "", None]
 
 
 class Disturbed:
     """A judge on a machine that is disturbed `times` times, and then left alone."""
 
     def __init__(self, times: int) -> None:
-        self.verdicts = [replace(VERDICT, keep=False, why="not decided: others took 80 %")] * times
+        self.verdicts = [VERDICT.as_undecided("others took 80 %")] * times
 
     def examine(self, source, target, incumbent=None, *, seed=None, progress):
         return self.verdicts.pop() if self.verdicts else VERDICT
@@ -242,7 +281,7 @@ def _fill_and_free(tmp_path):
 
 TURNS = """
 import sys, time
-from autokernel.machine import turn
+from autokernel.hardware.machine import turn
 for _ in range(3):
     with turn("cuda:7", lambda waiting: None):
         print("in\\n", end="", flush=True)
@@ -263,10 +302,10 @@ def test_two_runs_take_turns_on_a_device(tmp_path):
             pass
 
 
-def test_another_run_beside_this_one(started):  # noqa: F811
+def test_another_run_beside_this_one(started, judge):  # noqa: F811
     """Two tags in one clone, at once: each in its own tree."""
     other = Workspace(started.root, "other")
-    with started.locked(), other.locked(), Judge("cpu") as judge:
+    with started.locked(), other.locked():
         first, second = (Loop(run, PLAN_OF_ONE, judge, print) for run in (started, other))
         second.start(TARGET, WRONG)
         first.attempt(TARGET, Proposal(WRONG, "first", "scripted"))

@@ -1,15 +1,20 @@
 """results.tsv: what is written is read back, a torn line is dropped, rows of many writers stay whole."""
 
+import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from autokernel.experiments import COLUMNS, Experiment, ExperimentLog, Status, experiment_from
-from autokernel.gate.verdict import Correctness, Interval, Verdict
+from autokernel.gate.timing.statistics import Decision, keep_rule
+from autokernel.history.experiments import COLUMNS, Experiment, ExperimentLog, Status, experiment_from
+from autokernel.history.ledger import message
+from autokernel.history.status import subject
 from autokernel.spec import ROOT
+from autokernel.verdict import Correctness, Interval, Verdict
 
 ROW = Experiment(
     experiment=1,
@@ -79,7 +84,7 @@ def test_many_writers_keep_rows_whole(tmp_path):
     path = tmp_path / "results.tsv"
     code = (
         "import sys; from dataclasses import replace; from pathlib import Path;"
-        "from tests.test_experiments import ROW; from autokernel.experiments import ExperimentLog;"
+        "from tests.test_experiments import ROW; from autokernel.history.experiments import ExperimentLog;"
         "log = ExperimentLog(Path(sys.argv[1]));"
         "[log.append([replace(ROW, experiment=n, tag=sys.argv[2])]) for n in range(20)]"
     )
@@ -108,3 +113,30 @@ def test_a_verdict_becomes_a_row(correctness, keep, status):
     row = experiment_from(verdict, **known)
     assert (row.status, row.correctness, row.seed) == (status, correctness, 3)
     assert (row.speedup_low, row.speedup_vs_incumbent, row.speedup_high) == (0.9, 1.0, 1.1)
+
+
+@pytest.mark.parametrize(
+    "status, low, value, high, words",
+    [
+        ("kept", 1.051, 1.083, 1.116, "1.083x [1.051, 1.116]"),
+        ("reset", 0.001, 0.72, 561.006, "about 0.72x, stopped early"),
+        ("reset", 0.0, 0.72, math.inf, "about 0.72x, stopped early"),
+        ("reset", None, 0.72, None, "about 0.72x, stopped early"),
+        ("reset", 0.966, 0.999, 1.033, "0.999x [0.966, 1.033]"),
+        ("kept", 1.2, 3.0, 7.5, "about 3.00x"),
+        ("failed", None, None, None, ""),
+    ],
+)
+def test_a_gain_says_what_its_pairs_can_tell(status, low, value, high, words):
+    row = replace(ROW, status=status, speedup_low=low, speedup_vs_incumbent=value, speedup_high=high)
+    assert row.gain == words
+    assert subject(row) == f"#1 {ROW.target} {f'{status} {words}'.strip()}: {ROW.description}"
+    assert message(row, "why").splitlines()[0] == f"#1 {ROW.target}: {f'{status} {words}'.strip()}: {ROW.description}"
+    assert Experiment.from_cells(dict(zip(COLUMNS, row.row().split("\t")))) == row, "the table has the numbers"
+
+
+def test_the_gate_says_after_how_many_pairs():
+    decision = keep_rule([-0.4, -0.3, -0.2], {}, 0.01)
+    assert decision == Decision(False, False, "not shown to be faster: about 0.74x after 3 pairs")
+    decision = keep_rule([0.1 + 0.01 * (i % 2) for i in range(8)], {}, 0.01)
+    assert decision.keep and re.fullmatch(r"faster than the incumbent: 1\.\d+x \[.*\] after 8 pairs", decision.why)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from autokernel.gate.correctness import expect, wrong
-from autokernel.gate.inputs import fill_inputs
-from autokernel.hub import NotExported, Project, write
+from autokernel.export.folders import NotOurs
+from autokernel.export.hub import NotExported, Project, write
+from autokernel.gate.checks.correctness import expect, wrong
+from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.spec import KERNELS, load_spec
 
 kernels = pytest.importorskip("kernels")
@@ -120,7 +121,7 @@ def test_build_toml_and_metadata_are_what_kernels_reads(backend, tmp_path):
 
 def test_a_cuda_project_has_a_binding_that_kernels_reads(tmp_path, monkeypatch):
     """All but what nvcc makes: build.toml, binding, sources and headers."""
-    from autokernel import hub
+    from autokernel.export import hub
 
     monkeypatch.setattr(hub, "compile_library", lambda library: Path(__file__))  # there is no device to compile it for
     write(Project("ak-softmax", source(CUDA[1])), tmp_path)
@@ -155,6 +156,6 @@ def test_refused(refused: Refused, tmp_path):
 
 def test_other_files_are_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(NotExported, match="other files"):
+    with pytest.raises(NotOurs, match="did not write"):
         write(Project("ak-softmax", source(TRITON[2])), tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "mine"

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from autokernel.gate import Correctness, Judge
-from autokernel.gate.processes import WorkerProcess
-from autokernel.gate.room import Room
+from autokernel.gate.workers.device_memory import DeviceMemoryBudget
+from autokernel.gate.workers.processes import WorkerProcess
 from autokernel.spec import load_spec
 from autokernel.target import default_target
 
@@ -50,6 +50,7 @@ SAY = SOCKETS + "say = lambda data: [os.write(fd, struct.pack('!I', len(data)) +
 LATER = "\ntime.sleep(1000)"
 NO_MEMORY = "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 1.00 GiB.')"
 
+FORGED = "the worker's answer is not what was asked for"
 CRASH, TIMEOUT, PASS = Correctness.CRASH, Correctness.TIMEOUT, Correctness.PASS
 FAULTS = (
     Fault("hang", "while True: pass", TIMEOUT, "no answer within 3 s"),
@@ -92,6 +93,8 @@ FAULTS = (
         CRASH,
         "File too large",
     ),
+    Fault("real-time-signal", "import os\nos.kill(os.getpid(), 40)", CRASH, "killed by signal 40"),
+    Fault("escape-codes", "raise ValueError('\\x1b[2J\\0wiped')", CRASH, r"^ValueError:  \[2J wiped$"),
     Fault("exit", "import os\nos._exit(0)", CRASH, "ended with status 0"),
     Fault("exit-at-import", "import os\nos._exit(0)", CRASH, "ended with status 0", True),
     Fault("exception-at-import", "raise ValueError('not today')", CRASH, "ValueError: not today", True),
@@ -101,24 +104,24 @@ FAULTS = (
         "garbage",
         SOCKETS + "for fd in sockets: os.write(fd, b'\\xff' * 4096)\nimport time" + LATER,
         CRASH,
-        "broken channel",
+        FORGED,
     ),
     Fault(
         "giant-message",
         SOCKETS + "for fd in sockets:\n  while True: os.write(fd, bytes(range(1, 256)) * 4096)",
         CRASH,
-        "broken channel",
+        FORGED,
     ),
     Fault("no-device-memory", NO_MEMORY, CRASH, "OutOfMemoryError: CUDA out of memory"),
-    Fault("not-json", SAY + "say(b'hello')" + LATER, CRASH, "broken channel"),
-    Fault("not-a-record", SAY + "say(b'17')" + LATER, CRASH, "broken channel"),
-    Fault("deep-json", SAY + "say(b'[' * 1000000)" + LATER, CRASH, "broken channel"),
-    Fault("no-outputs", SAY + "say(b'{}')" + LATER, CRASH, "makes no sense"),
+    Fault("not-json", SAY + "say(b'hello')" + LATER, CRASH, FORGED),
+    Fault("not-a-record", SAY + "say(b'17')" + LATER, CRASH, FORGED),
+    Fault("deep-json", SAY + "say(b'[' * 1000000)" + LATER, CRASH, FORGED),
+    Fault("no-outputs", SAY + "say(b'{}')" + LATER, CRASH, FORGED),
     Fault(
         "outputs-of-no-kind",
         SAY + "say(json.dumps({'outputs': 5, 'inputs': None}).encode())" + LATER,
         CRASH,
-        "makes no sense",
+        FORGED,
     ),
     Fault(
         "half-a-message",
@@ -128,9 +131,9 @@ FAULTS = (
     ),
     Fault(
         "strange-build",
-        SAY + "say(json.dumps({'build': {'language': 'fortran', 'source': '', 'defines': 3}}).encode())" + LATER,
+        SAY + "say(json.dumps({'type': 'build', 'language': 'fortran', 'source': '', 'defines': 3}).encode())" + LATER,
         CRASH,
-        "broken channel",
+        FORGED,
     ),
     Fault("deep-folders", "import os\nfor _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')", PASS, at_import=True),
 )
@@ -186,7 +189,7 @@ KILLED = """
 import subprocess
 import sys
 from autokernel.gate import Judge
-from autokernel.gate.processes import WorkerProcess
+from autokernel.gate.workers.processes import WorkerProcess
 
 with Judge("cpu") as judge:
     children = "import os, time\\nfor _ in range(5):\\n  if os.fork() == 0: os.setsid(); os.fork(); time.sleep(1000)"
@@ -206,23 +209,23 @@ def test_a_lack_of_device_memory_counts_only_if_it_stays(judge: Judge):
 
 
 def test_a_gpus_memory_is_shared_out():
-    room, order = Room(10), []
+    memory_budget, order = DeviceMemoryBudget(10), []
 
     def large() -> None:
-        with room.take(5):
+        with memory_budget.take(5):
             order.append("large")
 
-    with room.take(6):
+    with memory_budget.take(6):
         waiting = Thread(target=large)
         waiting.start()
-        with room.take(4):
+        with memory_budget.take(4):
             order.append("beside")
         assert order == ["beside"]
     waiting.join(10)
     assert order == ["beside", "large"]
-    with room.take(1000):
-        assert room.left == 0
-    assert room.left == 10
+    with memory_budget.take(1000):
+        assert memory_budget.left == 0
+    assert memory_budget.left == 10
 
 
 def test_nothing_outlives_a_killed_judge(judge: Judge):

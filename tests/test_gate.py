@@ -10,21 +10,14 @@ from test_new_types import WRONG as OF_NEW_TYPES
 from wrong_kernels import WRONG
 
 from autokernel.gate import Correctness, Judge
-from autokernel.gate.processes import WorkerProcess
-from autokernel.gate.statistics import ratio_interval
-from autokernel.gate.timing import CHECK_BYTES
-from autokernel.spec import KERNELS, Case, load_spec
+from autokernel.gate.timing.audit import CHECK_BYTES
+from autokernel.gate.timing.statistics import ratio_interval
+from autokernel.gate.workers.processes import WorkerProcess
+from autokernel.spec import KERNELS, Case, TensorSpec, load_spec
 from autokernel.target import WeightedCase, default_target
-from tests.busy import skip_if_untold
+from tests.busy import skip_if_undecided
 
 STARTERS = sorted(KERNELS.glob("*/cpp_*.py"))
-
-
-@pytest.fixture(scope="module")
-def judge():
-    with Judge("cpu") as judge:
-        judge.checks.timeout_s = 3.0
-        yield judge
 
 
 def target(kernel_type: str):
@@ -33,7 +26,6 @@ def target(kernel_type: str):
 
 @pytest.mark.parametrize("path", STARTERS, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_starters_pass_all_five_stages(judge: Judge, path: Path):
-    judge.checks.timeout_s = 20.0
     verdict = judge.check(path.read_text(), target(path.parent.name))
     assert verdict.failure is None, verdict.failure
     assert set(verdict.stages.values()) == {"PASS"}
@@ -71,12 +63,14 @@ def test_a_failure_repeats_from_its_seed(lenient: Judge):
 
 
 def test_no_process_outlives_its_verdict(judge: Judge):
+    command = ["sleep", f"1000.{os.getpid()}"]  # as no other process has it
     source = (
         'KERNEL_TYPE = "rmsnorm"\nBACKEND = "cpp"\nimport subprocess\n'
-        "def kernel_fn(x, weight, eps=1e-6):\n    subprocess.Popen(['sleep', '1000'])\n    raise ValueError\n"
+        f"def kernel_fn(x, weight, eps=1e-6):\n    subprocess.Popen({command})\n    raise ValueError\n"
     )
     assert judge.check(source, target("rmsnorm")).correctness == Correctness.CRASH
-    sleeping = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p) == b"sleep\x001000\x00"]
+    words = "\0".join(command).encode()
+    sleeping = [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(words)]
     assert not sleeping
 
 
@@ -117,11 +111,12 @@ def remembering(source: str) -> str:
     )
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("check_bytes", [CHECK_BYTES, 1 << 16])
 def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.MonkeyPatch, check_bytes: int):
     """macOS, or a container that may not trace: outputs (of large ones some rows) are fetched, and it is clocked when they
     arrive."""
-    monkeypatch.setattr("autokernel.gate.timing.CHECK_BYTES", check_bytes)
+    monkeypatch.setattr("autokernel.gate.timing.audit.CHECK_BYTES", check_bytes)
     start = WorkerProcess.__init__
 
     def start_unreadable(worker, *arguments):
@@ -135,22 +130,23 @@ def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.
     refused = judge.examine(remembering(right), target("rmsnorm"))
     assert refused.correctness == Correctness.FAIL and "timed call" in refused.failure.reason
     verdict = judge.examine(right, target("rmsnorm"), quick=True)
-    skip_if_untold(verdict)
+    skip_if_undecided(verdict)
     assert verdict.failure is None and verdict.latency_us, verdict.why
 
 
+@pytest.mark.timed
 def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Judge):
-    judge.checks.timeout_s = 20.0
     fast = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
     slow = slowed(fast)
     kept = judge.examine(fast, target("rmsnorm"), incumbent=slow)
     assert not judge.examine(slow, target("rmsnorm"), incumbent=fast).keep
     assert not judge.examine(fast, target("rmsnorm"), incumbent=fast).keep
-    skip_if_untold(kept)
+    skip_if_undecided(kept)
     assert kept.keep, kept.why
     assert kept.speedup_vs_incumbent.value > 1.5
 
 
+@pytest.mark.timed
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(judge: Judge):
     cheat = remembering((load_spec("rmsnorm").folder / "cpp_kernel.py").read_text())
     assert judge.check(cheat, target("rmsnorm")).correctness == Correctness.PASS
@@ -206,3 +202,25 @@ def test_a_kernel_that_hands_its_work_to_a_library_is_refused(judge: Judge, leni
     assert "LibraryCall" in failure.reason or "from outside" in failure.reason + failure.detail, failure
     if name not in ("ctypes", "symbol"):  # those two are refused without giving a result
         assert lenient.check(source, target("matmul")).failure is None or name in ("numpy", "numpy-array-method")
+
+
+def repeating(case: Case, name: str, stride: tuple[int, ...]) -> WeightedCase:
+    return WeightedCase(Case(f"{case.name}, {name} repeats", case.args | {name: replace(case.args[name], stride=stride)}))
+
+
+@pytest.mark.timed
+def test_tensors_that_repeat_themselves_are_judged_and_timed(judge: Judge):
+    """A mask that a model expands has dims of stride 0: its contents are the same along them."""
+    spec = load_spec("flash_attention")
+    case = spec.case({"batch": 2, "heads": 2, "seq": 64, "head_dim": 32, "causal": False, "mask": "bool"}, torch.float32)
+    cases = (repeating(case, "attn_mask", (0, 64, 1, 0)), repeating(case, "Q", (0, 2048, 32, 1)))
+    verdict = judge.examine((spec.folder / "cpp_kernel.py").read_text(), replace(target("flash_attention"), cases=cases))
+    assert verdict.failure is None, verdict.failure
+    skip_if_undecided(verdict)
+    assert len(verdict.cases) == 2
+
+
+def test_only_windows_overlap():
+    size, f32 = (4, 8), torch.float32
+    strides = {(8, 1): False, (1, 4): False, (0, 1): False, (1, 0): False, (2, 1): True, (1, 1): True, (9, 1): False}
+    assert {s: TensorSpec(size, f32, s).overlaps for s in strides} == strides

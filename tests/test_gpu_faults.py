@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autokernel import driver
 from autokernel.gate import Correctness, Judge
+from autokernel.hardware import nvml
 from autokernel.spec import load_spec
 from autokernel.target import default_target
 
@@ -40,10 +40,10 @@ class Fault:
 def test_the_driver_is_asked_about_the_gpu_that_is_used():
     """Also where CUDA_VISIBLE_DEVICES makes the machine's second GPU the first one: its memory tells them apart."""
     held = torch.ones(1 << 30, device="cuda", dtype=torch.uint8)
-    assert driver.ask("cuda", "--query-gpu=name") == [torch.cuda.get_device_name()]
-    (used_mib,) = map(int, driver.ask("cuda", "--query-gpu=memory.used"))
-    free, total = torch.cuda.mem_get_info()
-    assert abs(used_mib * 2**20 - (total - free)) < held.nbytes / 2
+    assert nvml.ask("cuda", "nvmlDeviceGetName", "") == torch.cuda.get_device_name()
+    memory = nvml.ask("cuda", "nvmlDeviceGetMemoryInfo", None)
+    assert abs(memory.free - torch.cuda.mem_get_info()[0]) < held.nbytes / 2
+    assert nvml.utilization_percent("cuda") <= 100 and nvml.clock_event_reasons("cuda") >= 0
 
 
 SPIN = """

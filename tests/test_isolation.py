@@ -1,6 +1,7 @@
 """What a kernel's process must not be able to do: each attempt succeeds in a plain process, and is refused in a worker."""
 
 import ctypes
+import json
 import os
 import re
 import socket
@@ -17,8 +18,9 @@ import torch
 from test_faults import within
 
 from autokernel import build
-from autokernel.gate import Judge, sandbox
-from autokernel.gate.processes import MALLOC, PASSED_ON, WarmParent, WorkerFault, WorkerProcess
+from autokernel.gate import Judge
+from autokernel.gate.workers import sandbox
+from autokernel.gate.workers.processes import MALLOC, PASSED_ON, WarmParent, WorkerFault, WorkerProcess
 from autokernel.spec import load_spec
 from autokernel.target import default_target
 
@@ -29,6 +31,7 @@ OTHERS = 'from autokernel.build import cpp_function\ncpp_function("extern \\"C\\
 KERNEL_FN = "\ndef kernel_fn(): pass\n"
 # What a worker's environment may name, beside what processes.py lists. Python adds LC_CTYPE where no locale is set.
 OWN_NAMES = {"HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
+OWN_NAMES |= {"AUTOKERNEL_HOME"}  # of a package without a clone
 OWN_NAMES |= {"PYTORCH_NVML_BASED_CUDA_CHECK", "OPENBLAS_NUM_THREADS", "OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "LC_CTYPE"}
 
 
@@ -213,9 +216,9 @@ def test_the_environment_is_a_named_list(parent: WarmParent):
     assert names <= {*PASSED_ON, *MALLOC, *OWN_NAMES}
 
 
-def test_a_verdict_shows_what_was_refused_and_not_a_linked_secret():
+def test_a_verdict_shows_what_was_refused_and_not_a_linked_secret(judge: Judge):
     """The judge quotes what a kernel wrote to stderr: from its own file, not from one that the kernel puts there."""
-    with tempfile.NamedTemporaryFile("w", dir=Path.home(), prefix=".autokernel-test-") as secret, Judge("cpu") as judge:
+    with tempfile.NamedTemporaryFile("w", dir=Path.home(), prefix=".autokernel-test-") as secret:
         secret.write("hunter2")
         secret.flush()
         link = f"import os\nos.symlink({secret.name!r}, 'stderr')\nos.symlink({secret.name!r}, 'stdout')\n"
@@ -271,3 +274,52 @@ def test_a_layer_that_does_not_hold_is_named_where_all_are_required(monkeypatch)
     monkeypatch.setattr(WarmParent, "probe", lambda parent: all_hold | {"files": False})
     with pytest.raises(sandbox.SandboxIncomplete, match=r"lacks here: files \(.*Landlock"):
         Judge("cpu", require_sandbox=True)
+
+
+# Looks for signs of an earlier start of the same source, and leaves some; what it finds is the message of an error.
+REMEMBERS = """
+import hashlib, json, os, re
+from pathlib import Path
+
+def attempt(look):
+    try:
+        return look()
+    except OSError as error:
+        return type(error).__name__
+
+def leave(folder):
+    mark = folder / "i-was-here"
+    seen = mark.exists()
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text("x")
+    return seen
+
+scratch, caches = Path(os.environ["HOME"]), Path(os.environ["TRITON_CACHE_DIR"])
+named = hashlib.sha256(Path("kernel.py").read_bytes()).hexdigest()[:16]
+places = {"scratch": scratch, "caches": caches, "beside": caches.parent.parent / "binaries", "above": scratch.parent,
+          "named": scratch.parent / named, "its binaries": scratch.parent / named / "binaries"}
+signs = {name: [attempt(lambda: sorted(os.listdir(place))), place.exists()] for name, place in places.items()}
+from autokernel.build import cpp_function
+cpp_function("extern \\"C\\" int run() { return 7; }", "run", "")()
+library = Path(next(line.split()[-1] for line in open("/proc/self/maps") if re.search("/[0-9a-f]{32}.so$", line.strip())))
+signs["library"] = sorted(os.listdir(library.parent))
+signs["marks"] = {name: attempt(lambda: leave(place)) for name, place in {**places, "library": library.parent}.items()}
+masked = "[^/]*-[a-z0-9_]{8}|[0-9a-f]{16}"
+variables = [re.sub(masked, "*", f"{name}={value}") for name, value in sorted(os.environ.items())]
+signs["environment"] = hashlib.sha256("".join(variables).encode()).hexdigest()  # the message is cut off soon
+raise ValueError(json.dumps(signs))
+"""
+
+
+def test_a_kernel_does_not_see_that_it_was_started_before():
+    """On a CPU, where it is not its compiler that works in its process."""
+    parent = WarmParent("cpu")
+    try:
+        first, *later = [json.loads(refusal(parent, REMEMBERS, REMEMBERS).partition(": ")[2]) for _ in range(3)]
+        assert [other for other in later if other != first] == [], first
+        assert first["marks"].pop("scratch") is False  # it may write there, and it is gone with the process
+        assert first["marks"].pop("caches") is False
+        assert len(first["library"]) == 1 and not any(mark is True for mark in first["marks"].values())
+        assert {path.name.partition("-")[0] for path in parent.scratch.iterdir()} == {"zygote"}, "a worker left a folder"
+    finally:
+        parent.close()

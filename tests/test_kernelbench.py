@@ -13,23 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from autokernel.gate import Judge
-from autokernel.gate.inputs import fill_inputs
-from autokernel.modelnew import InDouble
-from autokernel.problems import Cost, NotJudged, examine, fitting
-from autokernel.rewriting import complete, inlined
+from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.kernelbench.degenerate import weaknesses
+from autokernel.kernelbench.modelnew import InDouble
+from autokernel.kernelbench.problems import Cost, NotJudged, examine, fitting
+from autokernel.kernelbench.rewriting import complete, inlined
 from autokernel.spec import KERNELS, PROBLEMS, ROOT, folder_of, load_spec
-from autokernel.weakness import weaknesses
 from kernelbench import bridge, scorer
 
 OWN = ROOT / "tests" / "problems"
 LEVEL = {bridge.number_of(path): path for path in bridge.level_files(OWN, 9)}
-
-
-@pytest.fixture(scope="module")
-def judge():
-    with Judge("cpu") as judge:
-        yield judge
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -203,7 +196,7 @@ def test_inputs_with_a_form_keep_it():
     load_spec.cache_clear()
     assert folder_of("level9_4") == folder
     case = load_spec("level9_4").case({"sizes": "as published"}, torch.float32)
-    from autokernel.gate.inputs import fill_inputs
+    from autokernel.gate.checks.inputs import fill_inputs
 
     one, other = (fill_inputs(load_spec("level9_4"), case, seed)["inputs.1"] for seed in (1, 2))
     assert not torch.equal(one, other) and torch.equal(one, one.tril())
@@ -285,6 +278,7 @@ def score(*arguments: str, record: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_scorer_resumes_and_reports(tmp_path):
     record = tmp_path / "record.json"
     score("--level", "9", "--problems", "3,5", "--correctness-only", record=record)
@@ -346,6 +340,7 @@ def test_fast_p_counts_all_problems_and_only_right_answers():
     assert "| level1 | 5 | 4 | 3 | 2 | 0 | 0 | 1 | 1 | 0 | 1 |" in lines
 
 
+@pytest.mark.slow
 def test_commands(tmp_path):
     """setup writes a kernel.py that evaluate takes; list and info say what is there; fetch needs a package or a network."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import git
 import pytest
 
-from autokernel.ledger import GitLedger, message, parse
+from autokernel.history.ledger import GitLedger, message, parse
 from tests.test_experiments import ROW
 
 
@@ -113,7 +113,7 @@ def test_a_row_is_rebuilt_from_its_commit(ledger, notes):
 
 def test_the_message_reads_for_people_and_machines():
     text = message(ROW, "faster beyond doubt")
-    assert text.splitlines()[0] == "#1 rmsnorm_512x768_float32: kept 1.083x: CHUNK_ROWS 16 -> 4"
+    assert text.splitlines()[0] == "#1 rmsnorm_512x768_float32: kept 1.083x [1.051, 1.116]: CHUNK_ROWS 16 -> 4"
     assert "Latency-us: 98.5" in text and "Hypothesis: CHUNK_ROWS 16 -> 4" in text
     assert parse(text, ROW.commit).row == ROW
 

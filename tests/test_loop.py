@@ -11,15 +11,15 @@ import torch
 
 from autokernel.agents import Proposal
 from autokernel.agents.scripted import ScriptedAgent
-from autokernel.experiments import COLUMNS, STARTER
 from autokernel.gate import Interval, Judge
-from autokernel.gate.channel import ChannelClosed
-from autokernel.loop import Budget, Loop, starter_source
-from autokernel.machine import MachineFault
-from autokernel.scheduler import Rules
+from autokernel.gate.workers.channel import ChannelClosed
+from autokernel.hardware.machine import MachineFault
+from autokernel.history.experiments import COLUMNS, STARTER
+from autokernel.history.progress import Rules
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.workspace import PLAN, RunInProgress, Workspace
 from autokernel.spec import ROOT
-from autokernel.target import Plan, default_target
-from autokernel.workspace import PLAN, RunInProgress, Workspace
+from autokernel.target import Plan, default_target, starter_source
 from tests.busy import skip_if_wide
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
@@ -65,7 +65,8 @@ def check(loop: Loop, status: str, source: str, incumbent: str) -> None:
     }
 
 
-def test_every_outcome_through_the_real_gate(workspace, clone):  # noqa: F811
+@pytest.mark.timed
+def test_every_outcome_through_the_real_gate(workspace, clone, judge):  # noqa: F811
     before, said = state(clone), []
 
     def script(loop):
@@ -86,7 +87,7 @@ def test_every_outcome_through_the_real_gate(workspace, clone):  # noqa: F811
         yield "def kernel_fn(:", "less syntax is faster"
         check(loop, "failed", "def kernel_fn(:", FAST)
 
-    with workspace.locked(), Judge("cpu") as judge:
+    with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, said.append, pauses_s=())
         loop.start(TARGET, SLOW)
         reason = loop.run(ScriptedAgent(script(loop)), NO_RULES, Budget())
@@ -106,8 +107,8 @@ import sys
 from pathlib import Path
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.gate import Judge
-from autokernel.loop import Budget, Loop
-from autokernel.workspace import Workspace
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.workspace import Workspace
 from tests.test_loop import NO_RULES, PLAN_OF_ONE, TARGET, WRONG
 def step(text):  # experiment 2 does not go on before this process's input does
     if text.startswith("#2 "):
@@ -146,7 +147,7 @@ def night(started):
         process.kill()
 
 
-def test_resume_after_sigkill(workspace, clone, night):  # noqa: F811
+def test_resume_after_sigkill(workspace, clone, night, judge):  # noqa: F811
     """Killed while an experiment is judged: it is judged again, once, and nothing is lost or doubled."""
     before = state(clone)
     with pytest.raises(RunInProgress, match="night"), workspace.locked():
@@ -155,7 +156,7 @@ def test_resume_after_sigkill(workspace, clone, night):  # noqa: F811
     night.wait()
 
     said = []
-    with workspace.locked(), Judge("cpu") as judge:
+    with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, said.append)
         assert loop.run(ScriptedAgent([]), NO_RULES, Budget()) == "nothing is left to try on any target"
     assert [(row.experiment, row.status, row.description) for row in workspace.log.read()] == [
@@ -168,9 +169,9 @@ def test_resume_after_sigkill(workspace, clone, night):  # noqa: F811
 
 
 @pytest.fixture
-def two_rows(workspace) -> Workspace:
+def two_rows(workspace, judge) -> Workspace:
     """A run of two failed experiments; a wrong kernel is judged in a second or two."""
-    with workspace.locked(), Judge("cpu") as judge:
+    with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, lambda line: None)
         loop.start(TARGET, WRONG)
         loop.start(TARGET, WRONG + "#")
@@ -209,13 +210,13 @@ def test_ctrl_c_finishes_the_experiment_in_hand(workspace, night):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_twice_stops_now_and_it_goes_on_later(workspace, night, number):
+def test_twice_stops_now_and_it_goes_on_later(workspace, night, number, judge):
     night.send_signal(number)
     assert "stopping after" in night.stdout.readline()
     night.send_signal(number)
     assert night.wait(60) != 0
     assert len(workspace.log.read()) == 1 and workspace.read_intent().proposal.hypothesis == "killed while judged"
-    with workspace.locked(), Judge("cpu") as judge:
+    with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, print)
         loop.run(ScriptedAgent([]), NO_RULES, Budget())
     check(loop, "failed", WRONG, FAST)
@@ -231,8 +232,8 @@ def test_a_warm_parent_that_is_killed_is_no_crash_of_the_kernel(started):
     assert len(started.log.read()) == 1 and started.read_intent().experiment == 2
 
 
-def test_a_budget_of_experiments_and_the_starter_that_fails(workspace):
-    with workspace.locked(), Judge("cpu") as judge:
+def test_a_budget_of_experiments_and_the_starter_that_fails(workspace, judge):
+    with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, lambda line: None)
         loop.start(TARGET, WRONG)
         agent = ScriptedAgent([(FAST, "never asked for")])

@@ -7,18 +7,11 @@ import pytest
 import torch
 
 import reference
-from autokernel.gate import Judge
-from autokernel.gate.correctness import Trial, expect, wrong
+from autokernel.gate.checks.correctness import CheckCase, expect, wrong
 from autokernel.spec import KERNELS, ROOT, import_file, load_spec
 from autokernel.target import default_target
 
 TYPES = ("vectorsum", "matmul_fp4")
-
-
-@pytest.fixture(scope="module")
-def judge():
-    with Judge("cpu") as judge:
-        yield judge
 
 
 def source(name: str) -> str:
@@ -46,7 +39,10 @@ WRONG = [
     Wrong("matmul_fp4", "E4M3 with the bias of E5M2", "e - 7)", "e - 8)"),
     Wrong("matmul_fp4", "half as many scales", "scales + n * (K / group)", "scales + n * (K / group / 2)"),
 ]
-RIGHT = [("vectorsum", torch.float32), ("matmul_fp4", torch.float16), ("matmul_fp4", torch.bfloat16)]
+RIGHT = [
+    ("vectorsum", torch.float32),
+    *(pytest.param("matmul_fp4", dtype, marks=pytest.mark.slow) for dtype in (torch.float16, torch.bfloat16)),
+]
 
 
 @pytest.mark.parametrize(("name", "dtype"), RIGHT, ids=str)
@@ -58,7 +54,8 @@ def test_right_ones_pass(name, dtype, judge):
 def test_a_sum_of_which_nearly_nothing_is_left():
     """With this seed three million terms amount to -3.5, and PyTorch is lucky: an error of 5e-4 is none of the kernel's."""
     spec = load_spec("vectorsum")
-    inputs = Trial("shape_sweep", spec.case({"N": 3_000_001}, torch.float32), 58450492398816, "dominant_tail").inputs(spec)
+    case = spec.case({"N": 3_000_001}, torch.float32)
+    inputs = CheckCase("shape_sweep", case, 58450492398816, "dominant_tail").inputs(spec)
     expected = expect(spec, inputs, "cpu")
     y = import_file(KERNELS / "vectorsum" / "cpp_kernel.py", "vectorsum_under_test").kernel_fn(**inputs)
     assert 4e-4 < abs(y - expected.exact) < 6e-4

@@ -11,8 +11,8 @@ from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mut
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autokernel.gate.inputs import fill_inputs
-from autokernel.ops import direct, original, register, traced, visible
+from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.integration.ops import direct, original, register, traced, visible
 from autokernel.spec import import_file, kernel_types, load_spec
 
 

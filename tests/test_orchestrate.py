@@ -3,21 +3,28 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from html import unescape
 
 import pytest
 
-from autokernel import commands
-from autokernel.experiments import STARTER
+from autokernel.cli import commands
+from autokernel.cli.pipeline import prove_all
 from autokernel.gate import Interval
-from autokernel.job import prove_all
-from autokernel.loop import Loop
+from autokernel.gate.timing.statistics import CONFIDENCE
+from autokernel.history.experiments import STARTER
+from autokernel.history.status import Proof, read_proofs, status
+from autokernel.integration.verification import Verification
+from autokernel.integration.verification.forms import EAGER, INDUCTOR
+from autokernel.integration.verification.record import KernelInModel
+from autokernel.records import write_json
+from autokernel.run.loop import Loop
+from autokernel.run.workspace import PROOF, VERIFY, NoRun, Workspace
 from autokernel.spec import ROOT
-from autokernel.status import Proof, read_proofs, status
-from autokernel.target import encode, write_json
-from autokernel.workspace import PROOF, NoRun, Workspace
+from autokernel.target import encode
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 from tests.test_loop import PLAN_OF_ONE, TARGET, workspace  # noqa: F401  `workspace` is a fixture
@@ -31,7 +38,7 @@ def call(command: str, **options) -> str:
 @pytest.fixture
 def run(workspace, monkeypatch) -> Workspace:  # noqa: F811
     """A run's records: its starter, one experiment kept, one that failed."""
-    monkeypatch.setattr(commands, "ROOT", workspace.root)
+    monkeypatch.setattr(commands, "HOME", workspace.root)
     ledger = workspace.ledger
     ledger.open()
     start = replace(ROW, target=TARGET.name, agent=STARTER, speedup_vs_incumbent=None, description="start from cpp_kernel")
@@ -55,8 +62,31 @@ def test_report_is_for_people(run):
     text = call("report")
     for expected in ("2 experiments (1 kept, 1 failed)", "2.50x PyTorch eager", "not verified yet", "autokernel/night"):
         assert expected in text
+    assert text.startswith(
+        f"test is not verified yet: no kernel is to be used in it\n  python orchestrate.py --tag {run.tag} "
+    )
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
     assert "too bold" in (run / "report.md").read_text()
+    gain = Interval(1.9, 2.0, 2.1)
+    used = KernelInModel(TARGET.name, "rmsnorm", "k", 0.5, 2.5, 4, {INDUCTOR: gain}, (INDUCTOR,))
+    write_json(run / VERIFY, encode(Verification("M", "cpu", True, (used,), speedups={INDUCTOR: {EAGER: gain}})))
+    verified = call("report")
+    begin = (
+        "M is 2.00x as fast as eager [1.90, 2.10], with 1 of 1 kernels over inductor\n"
+        f'  autokernel.apply(model, "{run.tag}", fallback="inductor")\n'
+    )
+    assert verified.startswith(begin) and (run / "report.md").read_text().split("```\n")[1].startswith(begin)
+    page = unescape((run / "report.html").read_text()).partition("<h1>")[2]
+    headline, pasted = (page.index(line.strip()) for line in begin.splitlines())
+    assert headline < pasted < page.index("<h2>Targets") and "experiments: 1 kept, 1 failed" in page
+
+
+def test_the_confidence_of_a_keep_is_the_gates_wherever_it_is_said(run):
+    said = f"{100 * CONFIDENCE:g} %"
+    assert f"put its {said} interval above" in call("report")
+    for name in ("README.md", "program.md", "docs/gate.md", "docs/report.md"):
+        text = (ROOT / name).read_text()
+        assert said in text and not re.search(r"\b99(\.\d+)? % (confidence )?interval", text.replace(said, ""))
 
 
 def test_what_was_proven_is_not_proven_again(run):
@@ -86,6 +116,7 @@ def user_state(root) -> tuple[str, ...]:
     return tuple(sh("git", *words, cwd=root) for words in questions)
 
 
+@pytest.mark.timed  # beside other tests its verification takes minutes longer
 def test_the_whole_job_shortened(tmp_path):
     """One layer, short input, three experiments: all steps, in a clone, as someone without a git identity."""
     root = tmp_path / "clone"

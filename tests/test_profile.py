@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from autokernel.extraction import make_plan, write_starters
-from autokernel.profiler import ModelProfile, profile_workload
+from autokernel.hardware.device import Device
+from autokernel.model.extraction import make_plan, write_starters
+from autokernel.model.profiler import ModelProfile, profile_workload
+from autokernel.model.workload import Part, Workload, WorkloadError
 from autokernel.spec import ROOT
 from autokernel.target import Plan
-from autokernel.workload import Part, Workload, WorkloadError
+from tests import in_process
 
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 2000}
 WORKLOAD = Workload(model_args=SMALL, input_shape=(1, 256))
@@ -32,7 +34,19 @@ def test_shares_sum_to_one_and_sites_have_limits(profile: ModelProfile) -> None:
     norm = next(site for site in profile.sites if site.kernel_type == "rmsnorm")
     assert norm.calls == 5 and norm.bound == "memory" and norm.headroom > 0
     assert any(h.kernel_type is None and "embedding" in h.name for h in profile.hotspots)
-    assert profile.uncaptured == 0 and not profile.refused
+    assert profile.uncaptured == 0 and not any(h.why for h in profile.hotspots)
+
+
+def test_peaks_of_a_busy_machine_do_not_stay(tmp_path: Path, monkeypatch) -> None:
+    """A hundredth of what the machine does, as it was measured once beside other work: nothing would be worth a kernel."""
+    monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
+    true = Device.detect("cpu")
+    (path,) = tmp_path.glob("peaks-*.json")
+    known = json.loads(path.read_text())
+    slow = {"tflops": {k: v / 100 for k, v in known["tflops"].items()}, "bandwidth_gb_s": known["bandwidth_gb_s"] / 100}
+    path.write_text(json.dumps(known | slow))
+    profile_workload(WORKLOAD, warmup=1, iterations=2, baseline="eager")
+    assert Device.detect("cpu").peak_bandwidth_gb_s > true.peak_bandwidth_gb_s / 10
 
 
 def test_a_profile_can_be_read_back(profile: ModelProfile, tmp_path: Path) -> None:
@@ -157,20 +171,6 @@ def test_what_cannot_be_captured_is_said_with_its_share_of_the_time(tmp_path: Pa
     assert sum(h.share for h in profile.hotspots) == pytest.approx(1)
 
 
-CHECKPOINT = """
-    def forward(self, x):
-        return torch.utils.checkpoint.checkpoint(lambda x: torch.sin(x.exp()), self.first(x), use_reentrant=False) + 1
-"""
-
-
-def test_a_graph_that_is_left_alone_counts_as_not_captured(tmp_path: Path) -> None:
-    inputs = "import torch.utils.checkpoint\ndef example_inputs(): return (torch.randn(300, 128),)\n"
-    workload, _ = load(tmp_path, CHECKPOINT + inputs)
-    profile = profile_workload(workload, warmup=1, iterations=2, baseline="eager")
-    assert not profile.sites and profile.uncaptured == pytest.approx(1)
-    assert any("checkpoint" in reason for reason in profile.graph_breaks)
-
-
 @pytest.mark.parametrize(
     ("body", "args", "kwargs"),
     [("(torch.ones(2, 3),)", 1, []), ("{'x': torch.ones(2, 3)}", 0, ["x"]), ("((), {'x': torch.ones(2, 3)})", 0, ["x"])],
@@ -253,5 +253,5 @@ def test_the_scripts_in_a_row(tmp_path: Path) -> None:
     ],
 )
 def test_bad_use_ends_with_status_2(arguments: tuple[str, ...]) -> None:
-    run = script(*arguments)
+    run = in_process.run(*arguments)
     assert run.returncode == 2 and "error:" in run.stderr and "Traceback" not in run.stderr

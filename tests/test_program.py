@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autokernel.agents import Trial
-from autokernel.agents.playbook import FIELDS, FOLDER, TIERS, Entry, entries, fitting_tier, tier_text
-from autokernel.experiments import STARTER
-from autokernel.scheduler import Rules, move_on
+from autokernel.agents import PastExperiment
+from autokernel.agents.playbook import FIELDS, FOLDER, TIERS, PlaybookEntry, entries, fitting_tier, tier_text
+from autokernel.history.experiments import STARTER
+from autokernel.history.progress import Rules, move_on
 from autokernel.spec import ROOT, kernel_types
 from autokernel.target import default_target
 from tests.messages_api import serving
@@ -92,17 +92,8 @@ class Run:
         return process.wait(), "".join(lines)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Run:
-    """After the first command, which starts the run."""
-    with serving(lambda request: None) as api:
-        run = Run(tmp_path_factory.mktemp("program"), api.url)
-        status, output = run.call(next(c for c in commands() if "--hours" in c))
-        assert status == 0 and "stopped by SIGINT" in output, output
-        yield run
-
-
 SAYS = {
+    "--hours 10 --model": "stopped by SIGINT",
     "--agent 'command: claude": "a comment is faster",
     "codex": "experiments",
     "--agent tuner,claude": "experiments",
@@ -120,13 +111,35 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize("command", commands()[1:])
-def test_a_command_does_what_it_says(run, command):
-    expected = SAYS[max((words for words in SAYS if words in command), key=len)]
+def said(command: str) -> str:
+    """The longest key of SAYS that the command has."""
+    return max((words for words in SAYS if words in command), key=len)
+
+
+STARTS = [command for command in commands() if "--hours 10 --model" in command or "claude -p" in command]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Run:
+    """A run that the commands have something to say of: a first command started it, an agent has made an experiment."""
+    with serving(lambda request: None) as api:
+        run = Run(tmp_path_factory.mktemp("program"), api.url)
+        for command in STARTS:
+            does_what_it_says(run, command)
+        yield run
+
+
+def does_what_it_says(run: Run, command: str) -> None:
     source = kernel_of_run(run) if "record" in command else (run.root / "kernels/rmsnorm/cpp_rows.py").read_text()
     (run.root / "kernel.py").write_text(source)
     status, output = run.call(command)
-    assert status == 0 and expected in output, output
+    assert status == 0 and SAYS[said(command)] in output, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command in commands() if command not in STARTS])
+def test_a_command_does_what_it_says(run, command):
+    does_what_it_says(run, command)
 
 
 def kernel_of_run(run: Run) -> str:
@@ -142,7 +155,7 @@ def test_every_entry_says_when_what_how_and_where():
 
 
 @pytest.mark.parametrize("entry", ALL_ENTRIES, ids=lambda entry: f"{entry.tier}-{entry.title}")
-def test_an_example_is_where_the_playbook_says(entry: Entry):
+def test_an_example_is_where_the_playbook_says(entry: PlaybookEntry):
     """The files exist, and each name beside them is in one of them."""
     quoted = re.findall(r"`([^`]+)`", entry.fields["Example"])
     files = [ROOT / text for text in quoted if re.fullmatch(r"[\w/]+\.(py|hpp|cuh)", text)]
@@ -162,10 +175,10 @@ def test_every_verdict_in_the_table_is_one_that_is_given():
         assert all(part in sources for part in parts), phrase
 
 
-def made(statuses: str) -> list[Trial]:
+def made(statuses: str) -> list[PastExperiment]:
     names = {"k": "kept", "r": "reset", "u": "undecided", "f": "failed"}
     rows = [replace(ROW, agent=STARTER), *(replace(ROW, status=names[letter]) for letter in statuses)]
-    return [Trial(row, "", "") for row in rows]
+    return [PastExperiment(row, "", "") for row in rows]
 
 
 @pytest.mark.parametrize(

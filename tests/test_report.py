@@ -3,33 +3,39 @@
 import json
 import math
 import os
+import re
 import select
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from html import unescape
 from html.parser import HTMLParser
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from autokernel.display import Run, estimated_speedup, narrator, panel, time_left
-from autokernel.experiments import STARTER, Experiment, ExperimentLog, Status
-from autokernel.gate.verdict import Interval
-from autokernel.loop import Budget
-from autokernel.report import write_report
-from autokernel.report_html import Axes, page
+from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
+from autokernel.records import write_json
+from autokernel.report import charts
+from autokernel.report.html import Story, page
+from autokernel.report.live import Run, estimated_speedup, narrator, panel, time_left
+from autokernel.report.summary import KNOWN_BY, write_report
+from autokernel.report.tables import NONE, compare, compared, log_table
+from autokernel.run.loop import Budget
+from autokernel.run.workspace import PLAN as PLAN_FILE
+from autokernel.run.workspace import NoRun, Workspace
 from autokernel.spec import ROOT
-from autokernel.target import Plan, write_json
-from autokernel.workspace import Workspace
+from autokernel.target import Plan
+from autokernel.verdict import Interval
 from tests.test_experiments import ROW
 from tests.test_ledger import clone  # noqa: F401  a fixture
 from tests.test_loop import TARGET, workspace  # noqa: F401  `workspace` is a fixture
 
 OTHER = replace(TARGET, name="softmax_6144x512_float32", share=0.25)
 PLAN = Plan("models/llama.py:CompactLlama 1,512 float32", {}, "cpu", 190_000.0, (replace(TARGET, share=0.5), OTHER))
-VOID = {"meta", "input"}
+VOID = {"meta", "input", "br"}
 OPTIONAL_END = {"li", "td", "th", "tr", "p", "html"}  # which HTML lets a writer leave out
 
 
@@ -84,8 +90,10 @@ def test_the_page_has_everything_and_loads_nothing(run):
     page = Reader((run / "report.html").read_text())
     words = "".join(page.words)
     assert set(page.open) <= OPTIONAL_END and page.loaded == []
-    assert closing in words
-    for expected in ("two < three & more", "1.083x [1.051, 1.116]", "What to try next", "Roofline", TARGET.name):
+    verdict, *commands = closing.split("\n\n")[0].splitlines()
+    assert all(line.strip() in words for line in [verdict, *KNOWN_BY])
+    assert all(command.partition("   (")[0].strip() in words for command in commands)
+    for expected in ("two < three & more", "1.083x [1.051, 1.116]", "What next", "Roofline", TARGET.name):
         assert expected in words
     for experiment in range(2, 2 + len(Status)):  # each change, against the kernel that it was an edit of
         assert f"+step {experiment}" in words
@@ -94,24 +102,81 @@ def test_the_page_has_everything_and_loads_nothing(run):
 
 
 def test_what_the_model_gained_is_drawn():
-    from autokernel.verification.record import EAGER, Figures, KernelInModel, Verification
+    from autokernel.integration.verification.record import EAGER, Figures, KernelInModel, Verification
 
     sides = {name: Figures(ms, 1.0, None, 0) for name, ms in ((EAGER, 190.0), ("kernels over eager", 95.0))}
     kernel = KernelInModel(TARGET.name, "rmsnorm", "k", 0.5, 2.5, 4, {EAGER: Interval(1.9, 2.0, 2.1)}, (EAGER,))
     speedups = {EAGER: {EAGER: Interval(1.9, 2.0, 2.1)}}
     verification = Verification(PLAN.model, "cpu", True, (kernel,), {}, {"1,512": sides}, speedups)
-    text = "".join(Reader(page("a run", "", PLAN, night("kept"), verification, {}, [])).words)
-    assert "95.00 ms, 2.00x" in text and "stays over eager" in text
+    story = Story("night", PLAN, night("kept"), verification.advice("night"), verification)
+    drawn = page(story)
+    text = "".join(Reader(drawn).words)
+    assert "2.00x [1.90, 2.10] 95 ms" in text and "stays over eager" in text
+    code = 'autokernel.apply(model, "night")'
+    order = ("is 2.00x as fast as eager", "Before and after", code, "Targets", "Progress", "Roofline", "Experiments")
+    assert sorted(order, key=text.index) == list(order)
+    ends = re.search(r'class="whisker" style="left: ([\d.]+)%; width: ([\d.]+)%', drawn)
+    one = re.search(r'class="one" style="left: ([\d.]+)%', drawn)
+    assert math.isclose(float(ends[1]) / float(one[1]), 1.9, rel_tol=1e-3)
+    assert math.isclose(float(ends[2]) / float(one[1]), 0.2, rel_tol=1e-2)
 
 
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("values", [(1, 1), (0.47, 1.03), (1, 400), (1e-3, 5e4), (0.999, 1.001)])
-def test_ticks_are_few_round_and_inside(values, log):
-    axes = Axes(values, values, log)
-    ticks = axes._ticks(axes.y0, axes.y1)
-    assert 1 <= len(ticks) <= 12
-    assert all(axes.y0 <= axes.scale(tick) <= axes.y1 for tick in ticks)
-    assert all(f"{tick:.4g}".strip("0.")[:1] in "125" or not log for tick in ticks if tick)
+def test_what_others_wrote_is_text_and_not_markup():
+    """Names of models, hypotheses, errors, kernels: also in the words that a browser shows over a mark."""
+    evil = '</title><script>alert("x")</script>&amp;'
+    start, *rows = night("kept", "failed")
+    rows = [replace(start, description=evil), *(replace(row, description=evil, agent=evil) for row in rows)]
+    rows[1] = replace(rows[1], commit="c" * 40)
+    plan = replace(PLAN, targets=(replace(TARGET, share=0.5),))
+    lists = dict.fromkeys(("notes", "obstacles", "known_by", "records", "following", "ideas"), [evil])
+    diffs = {"c" * 40: f"@@\n+{evil}\n-{evil}\n {evil}"}
+    story = Story(evil, plan, rows, [evil, evil], uncovered=[(0.5, evil)], facts={evil: evil}, diffs=diffs, **lists)
+    text = page(story)
+    reader = Reader(text)
+    assert "<script>alert" not in text and text.count("<script>") == 1 and reader.open == []
+    told = 2 + 2 + 1 + 2 + len(lists) + 3  # tag, advice, uncovered, facts, each list's line, and those of the diff
+    of_rows = 3 + 2 + 1 + 3  # descriptions, agents, the change that was kept, marks in a chart
+    assert "".join(reader.words).count(evil) == told + of_rows
+
+
+def test_a_dollar_sign_is_no_formula(tmp_path):
+    rows = [replace(row, description=r"$\frac{ $1 for 2") for row in night("kept")]
+    charts.save_progress(tmp_path / "progress.png", [TARGET], rows)
+    assert r"$\frac{ $1 for 2" in charts.progress(rows)
+
+
+TIMES = ([1.0], [0.47, 1.03], [1, 400], [0.999, 1.001])
+
+
+def labels(chart: str) -> list[float]:
+    """The numbers along both axes of a chart."""
+    return [float(text) for text in re.findall(r"<text [^>]*>([-−\d.e+]+)</text>", chart.replace("−", "-"))]
+
+
+@pytest.mark.parametrize("speedups", TIMES)
+def test_a_chart_of_progress_has_ticks_and_a_mark_for_each_experiment(speedups):
+    rows = night(*["reset"] * len(speedups))
+    rows[1:] = [replace(row, speedup_vs_incumbent=speedup) for row, speedup in zip(rows[1:], speedups)]
+    chart = charts.progress(rows)
+    titles = [unescape(title) for title in re.findall(r"<title>(.*?)</title>", chart)]
+    assert sorted(titles) == [f"#{row.experiment} {row.status} {row.gain}: {row.description}" for row in rows]
+    assert 4 <= len(labels(chart)) <= 24
+    assert len(re.findall(r"<use [^>]*fill: var\(--page\)", chart)) == 1, "the starter has no speedup: it is hollow"
+
+
+@pytest.mark.parametrize("rates", [(1, 1), (0.47, 1.03), (1, 400), (1e-3, 5e4), (0.999, 1.001)])
+def test_a_roofline_has_round_ticks_on_both_axes(rates):
+    start, best = night("kept")
+    rows = [replace(row, throughput_tflops=rate, pct_peak=50.0) for row, rate in zip((start, best), rates)]
+    points = list(charts.points([TARGET], rows))
+    assert [point.name for point in points] == ["rmsnorm"] * 2
+    for width in (charts.WIDE, charts.NARROW):
+        chart = charts.roofline(points, width)
+        titles = [unescape(title) for title in re.findall(r"<title>(.*?)</title>", chart)]
+        assert titles == [point.words for point in points]
+        ticks = labels(chart)
+        assert 2 <= len(ticks) <= 24 and all(float(f"{tick:.2g}") == tick for tick in ticks), ticks
+        assert chart.count(">rmsnorm<") == 1, "the best kernel has its name beside it"
 
 
 @dataclass(frozen=True)
@@ -202,6 +267,35 @@ def test_a_terminal_shows_the_run_and_keeps_the_lines():
     os.close(master)
 
 
+@pytest.mark.parametrize("width", [160, 80])
+def test_the_log_is_a_table_on_a_terminal(width):
+    _, kept, reset = night("kept", "reset")
+    vague = replace(reset, speedup_vs_incumbent=0.72, speedup_low=0.001, speedup_high=561.006, commit="c" * 40)
+    out = Console(width=width, force_terminal=True, color_system=None, highlight=False)
+    lines = log_table([kept, vague], {"c" * 40: "11-23 02:39"}, out).splitlines()
+    assert max(map(len, lines)) <= width and "561" not in "".join(lines)
+    words = " ".join(" ".join(lines).replace("│", " ").split())
+    for expected in ("outcome", "11-23 02:39", "kept", "1.083x [1.051, 1.116]", "CHUNK_ROWS"):
+        assert expected in words
+    if width == 160:
+        assert "about 0.72x, stopped early" in words and TARGET.name in words
+
+
+def test_runs_beside_each_other(run):
+    other = Workspace(run.root, "other")
+    replace(run.plan, model="another", targets=(replace(OTHER, name="softmax"), *run.plan.targets)).write(other / PLAN_FILE)
+    first, second = compare(run.root, ["night", "other"])
+    assert (first["experiments"], first["kept"], second["experiments"]) == (len(Status), 1, 0)
+    assert "about 1.08x its starter" in first["targets"][TARGET.name] and "no kernel" in second["targets"]["softmax"]
+    told = compared(run.root, ["night", "other"], Console(file=StringIO()))
+    head, *lines = told.splitlines()
+    assert head.split() == ["night", "other"] and any(line.startswith("softmax ") and NONE in line for line in lines)
+    wide = compared(run.root, ["night", "other"], Console(width=100, force_terminal=True, color_system=None))
+    assert max(map(len, wide.splitlines())) <= 100 and "another" in wide
+    with pytest.raises(NoRun):
+        compare(run.root, ["night", "nothing"])
+
+
 def test_status_of_ten_thousand_rows_needs_no_pytorch(tmp_path):
     rows = night(*["reset"] * 9999)
     ExperimentLog(tmp_path / "results.tsv").append(rows)
@@ -209,11 +303,12 @@ def test_status_of_ten_thousand_rows_needs_no_pytorch(tmp_path):
         tmp_path / "workspace" / "night" / "plan.json", {"model": "m", "targets": [{"name": TARGET.name, "share": 0.5}]}
     )
     program = (
-        "import sys, json; from pathlib import Path; from autokernel.status import status; root = Path(sys.argv[1]);"
-        "print(json.dumps([status(root), json.loads(status(root, as_json=True)), 'torch' in sys.modules]))"
+        "import sys, json; from pathlib import Path; from autokernel.history.status import status\n"
+        "root = Path(sys.argv[1]);"
+        "print(json.dumps([status(root), json.loads(status(root, as_json=True)), sorted(sys.modules)]))"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
-    words, record, with_torch = json.loads(done.stdout)
+    words, record, modules = json.loads(done.stdout)
     assert "9999 experiments, none kept" in words and "#10000" in words
     assert record["counts"]["reset"] == 9999 and record["last"]["experiment"] == 10000
-    assert not with_torch
+    assert not {"torch", "matplotlib", "jinja2"} & set(modules)

@@ -5,18 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autokernel.experiments import STARTER
-from autokernel.scheduler import (
-    Rules,
-    Weights,
-    amdahl,
-    expected_gain,
-    loop_gain,
-    move_on,
-    next_target,
-    reverts,
-    success_rate,
-)
+from autokernel.history.experiments import STARTER
+from autokernel.history.progress import Rules, amdahl, loop_gain, move_on, reverts
+from autokernel.run.scheduler import Weights, expected_gain, next_target, success_rate
 from autokernel.target import Plan, Target, default_target
 from benchmarks.scheduler import Record, compare, ours, replay, static_order
 from tests.test_experiments import ROW
@@ -109,7 +100,7 @@ def test_what_is_faster_already_has_less_left():
     [(["reset"], "middle"), (["reset"] * 3, "big"), (["reset", 1.1, 1.1], "middle")],
 )
 def test_it_stays_until_another_target_promises_much_more(steps, name):
-    """To be hoped for: big 0.35 × 1/2, middle 0.3 × 2 (in hand) × its success rate; headroom is equal."""
+    """Expected gains: big 0.35 × 1/2, middle 0.3 × 2 (in hand) × its success rate; headroom is equal."""
     shares = [replace(t, share=0.35) if t.name == "big" else t for t in PLAN.targets]
     history = others("big", "small") + rows(*steps, name="middle")
     assert next_target(replace(PLAN, targets=tuple(shares)), history, Rules()).target.name == name

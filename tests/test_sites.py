@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from autokernel.capture import capture
-from autokernel.match import SiteFinder
-from autokernel.workload import Workload
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.model.capture import capture
+from autokernel.model.match import SiteFinder
+from autokernel.model.workload import Workload
+from benchmarks.architectures import starters
 from models.llama import CompactLlama, RMSNorm
 
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 100}
@@ -85,3 +88,27 @@ def test_strides_are_the_models() -> None:
     rotary = next(s for s in SiteFinder().find(graph.module) if s.kernel_type == "rotary_embedding")
     assert rotary.case.args["x"].shape == (1, 4, 256, 16)
     assert rotary.case.args["x"].strides == (256 * 64, 16, 64, 1)  # the transpose of a projection
+
+
+@pytest.mark.parametrize(
+    ("activation", "norm_first", "padded"), [("relu", True, False), ("gelu", False, True), ("relu", True, True)]
+)
+def test_the_fast_path_of_nn_transformer_encoder_is_written_out(activation: str, norm_first: bool, padded: bool) -> None:
+    """In eval mode a layer is one operator; the second sequence has padding, the third nothing but."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, activation=activation, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x, padding = torch.randn(3, 32, 64), torch.arange(32) >= torch.tensor([[32], [20], [0]])
+    masked = {"src_key_padding_mask": padding} if padded else {}
+    finder = SiteFinder(min_elements=0)
+    (graph,) = capture(model, (x,), masked).graphs
+    sites = finder.find(graph.module)
+    assert Counter(s.kernel_type for s in sites) == {"matmul": 8, "layernorm": 4, "flash_attention": 2}
+    replacer = Replacer(starters(sites), finder=finder)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        expected = model(x, **masked)
+        torch.testing.assert_close(
+            compile_with_kernels(model, replacer)(x, **masked), expected, equal_nan=True, rtol=1e-4, atol=1e-5
+        )
+    assert len(replacer.replaced) == len(sites) and bool(expected.isnan().any()) == padded

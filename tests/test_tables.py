@@ -19,7 +19,7 @@ from benchmarks.standings import Ratio, goals, ratio, standing
 
 
 def test_what_is_published_is_what_the_records_say():
-    """`python benchmarks/tables.py` writes the README's section and the tables beside the records."""
+    """`python benchmarks/tables.py` writes those of docs/measurements.md and the tables beside the records."""
     assert tables.stale() == []
 
 
@@ -36,19 +36,19 @@ def test_settings_of_a_kernel_are_timed_beside_eager_mode():
 def test_a_change_of_a_record_is_noticed(tmp_path, monkeypatch):
     folder = tmp_path / "benchmarks"
     folder.mkdir()
-    (tmp_path / "README.md").write_text(f"before\n{tables.BEGIN}{tables.END}after\n")
+    (tmp_path / "measurements.md").write_text(f"before\n{tables.BEGIN}{tables.END}after\n")
     monkeypatch.setattr(tables, "FOLDER", folder)
-    monkeypatch.setattr(tables, "README", tmp_path / "README.md")
+    monkeypatch.setattr(tables, "PAGE", tmp_path / "measurements.md")
     record = {"rmsnorm a": entry("rmsnorm", eager=40.0, triton=10.0, copy=9.5)}
     (folder / "kernels-h200.json").write_text(json.dumps(record))
-    assert {path.name for path in tables.stale()} == {"README.md", "kernels-h200.md"}
+    assert {path.name for path in tables.stale()} == {"measurements.md", "kernels-h200.md"}
     tables.write()
     assert tables.stale() == []
-    assert "| rmsnorm | 1 | 1.053 [" in (tmp_path / "README.md").read_text()
+    assert "| rmsnorm | 1 | 1.053 [" in (tmp_path / "measurements.md").read_text()
     assert "| 9.6 | 40.5 | 10.1 | 1.053 [" in (folder / "kernels-h200.md").read_text()
     record["rmsnorm a"]["us"]["triton"] = [20.0] * 24
     (folder / "kernels-h200.json").write_text(json.dumps(record))
-    assert {path.name for path in tables.stale()} == {"README.md", "kernels-h200.md"}
+    assert {path.name for path in tables.stale()} == {"measurements.md", "kernels-h200.md"}
 
 
 def entry(kernel_type: str, **us: float) -> dict:
@@ -123,6 +123,7 @@ def test_every_type_has_cases_and_contestants_on_a_gpu():
     assert set(OURS["cuda"]) == {"triton", "cuda"}
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_kernels_on_the_cpu(tmp_path):
     record = tmp_path / "kernels-cpu.json"
     options = ["--device", "cpu", "--case", "M=1,N=768", "--only", "eager", "torch", "cpp", "--rounds", "2", "--jobs", "1"]

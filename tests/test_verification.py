@@ -4,23 +4,25 @@ import json
 import math
 import os
 import sys
+import warnings
 
 import pytest
 import torch
 
-from autokernel.backend import Winner
-from autokernel.extraction import make_plan
 from autokernel.gate import Interval
-from autokernel.profiler import profile_workload
+from autokernel.integration.verification import Settings, Verification, parity, trial, verify
+from autokernel.integration.verification.notes import Notes
+from autokernel.integration.verification.parity import compare_outputs
+from autokernel.integration.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
+from autokernel.integration.verification.sides import ChildDied, Sample, Sides, TimedPass, Variant, in_fresh_process
+from autokernel.integration.verification.trial import Process
+from autokernel.integration.winner import Winner
+from autokernel.model.extraction import make_plan
+from autokernel.model.profiler import profile_workload
+from autokernel.model.workload import Workload
+from autokernel.records import write_json
 from autokernel.spec import load_spec
-from autokernel.target import encode, write_json
-from autokernel.verification import Settings, Verification, parity, trial, verify
-from autokernel.verification.notes import Notes
-from autokernel.verification.parity import compare_outputs
-from autokernel.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
-from autokernel.verification.sides import ChildDied, Pass, Sample, Side, Sides, in_fresh_process
-from autokernel.verification.trial import Process
-from autokernel.workload import Workload
+from autokernel.target import encode
 from tests.busy import skip_if_wide
 
 MODEL = '''
@@ -51,7 +53,7 @@ SETTINGS = Settings(warmup=1, timed=10)
 @pytest.fixture(autouse=True)
 def quick_and_robust(monkeypatch):
     """Fewer processes, and one thread in each: threads that wait for each other on a busy machine measure the machine."""
-    monkeypatch.setattr(trial, "SCREENING", (2, 5))
+    monkeypatch.setattr(trial, "SCREENING", (2, 3, 5))
     monkeypatch.setattr(trial, "PROCESSES", 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
@@ -74,20 +76,22 @@ def winner(plan, ending="    return y"):
 def test_a_right_kernel_is_itself_and_a_wrong_one_is_not(plan):
     workload = Workload.from_json(plan.workload)
     name = plan.targets[0].name
-    right, sites = compare_outputs(workload, Side((winner(plan),)), None, None, seed=1)
+    right, sites = compare_outputs(workload, Variant((winner(plan),)), None, None, seed=1)
     assert sites == {name: 4} and all(parity.passed for parity in right)
     assert len({parity.seed for parity in right}) == 3
-    wrong, sites = compare_outputs(workload, Side((winner(plan, WRONG),)), None, None, seed=1)
+    wrong, sites = compare_outputs(workload, Variant((winner(plan, WRONG),)), None, None, seed=1)
     assert sites == {name: 4} and not any(parity.passed for parity in wrong)
 
 
 def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact(plan):
     """A relative error of 1e-4 passes atol = rtol = 1e-3, but PyTorch's own is 1e-7."""
     sloppy = winner(plan, "    y.mul_(1.0001)\n    return y")
-    parities, _ = compare_outputs(Workload.from_json(plan.workload), Side((sloppy,)), None, None, seed=2)
+    parities, _ = compare_outputs(Workload.from_json(plan.workload), Variant((sloppy,)), None, None, seed=2)
     assert all(parity.within_tolerance and not parity.passed for parity in parities)
 
 
+@pytest.mark.timed
+@pytest.mark.slow
 def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     (target,), lines = plan.targets, []
     result = verify(plan, [winner(plan)], {target.name: 2.0}, SETTINGS, lines.append)
@@ -106,13 +110,14 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     assert figures[baseline(INDUCTOR)].first_call_s > 10 * figures[EAGER].first_call_s, "with compilation"
     assert result.allocator and all(f.page_faults >= 0 for f in figures.values())
     gain = result.kernels[0].gains[INDUCTOR]
-    assert bool(result.used_over("inductor")) == (gain.low >= 1)
+    assert bool(result.kernels[0].used) and (INDUCTOR in result.kernels[0].used) == (gain.low >= 1)
     write_json(tmp_path / "verify.json", encode(result))
     assert Verification.read(tmp_path / "verify.json") == result
     assert any("Amdahl" in line for line in result.lines)
     assert len(result.rows) == len(figures) and all(len(row) == len(COLUMNS) for row in result.rows)
 
 
+@pytest.mark.slow
 def test_what_was_found_before_an_interruption_is_not_found_again(plan, tmp_path, monkeypatch):
     calls, notes = [], tmp_path / "verify.notes"
 
@@ -137,16 +142,19 @@ def test_what_was_found_before_an_interruption_is_not_found_again(plan, tmp_path
 
 
 def test_a_sample_survives_as_text():
-    sample = Sample(({"eager": Pass(0.5, 3.0)},), {"eager": 1.5}, {"eager": None}, {"torch.compile": "no compiler"})
+    sample = Sample(({"eager": TimedPass(0.5, 3.0)},), {"eager": 1.5}, {"eager": None}, {"torch.compile": "no compiler"})
     assert Sample.decode(json.loads(json.dumps(encode(sample)))) == sample
 
 
+@pytest.mark.timed
+@pytest.mark.slow
 def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
     result = verify(plan, [winner(plan, SLOW)], settings=SETTINGS)
     assert result.passed and result.used_over(None) == result.used_over("inductor") == () and not result.speedups
     skip_if_wide(*result.kernels[0].gains.values())
     assert all(gain.high < 1 for gain in result.kernels[0].gains.values())
-    assert result.lines[0].startswith("nothing to gain here")
+    assert not result.best.kernels and result.without
+    assert result.verdict.startswith(("leave it as it is", "use torch.compile("))
 
 
 def test_a_wrong_kernel_is_left_out_for_that_reason(plan):
@@ -156,16 +164,22 @@ def test_a_wrong_kernel_is_left_out_for_that_reason(plan):
 
 
 def test_a_kernel_known_to_be_slower_than_pytorch_is_not_tried(plan):
-    result = verify(plan, [winner(plan)], {plan.targets[0].name: 0.9}, SETTINGS)
+    """What is measured nevertheless is the model without it: which form of it is to be deployed."""
+    said = []
+    result = verify(plan, [winner(plan)], {plan.targets[0].name: 0.9}, SETTINGS, said.append)
     assert result.used_over(None) == () and "slower than PyTorch" in result.kernels[0].why_not
-    assert result.seconds < 1, "no process was started"
+    assert not any(line.startswith(("outputs", "with and without")) for line in said), "nothing was run with it"
+    (figures,) = result.figures.values()
+    assert set(figures) == {EAGER, "torch.compile", "torch.compile max-autotune"} and not result.best.kernels
+    assert json.loads(json.dumps(encode(result)))["kernels"][0]["used"] == []
 
 
+@pytest.mark.slow
 def test_a_kernel_over_inductor_is_itself_too(plan):
     workload, name = Workload.from_json(plan.workload), plan.targets[0].name
-    right, sites = compare_outputs(workload, Side((winner(plan),), INDUCTOR), None, None, seed=3)
+    right, sites = compare_outputs(workload, Variant((winner(plan),), INDUCTOR), None, None, seed=3)
     assert sites == {name: 4} and all(parity.passed for parity in right)
-    wrong, _ = compare_outputs(workload, Side((winner(plan, WRONG),), INDUCTOR), None, None, seed=3)
+    wrong, _ = compare_outputs(workload, Variant((winner(plan, WRONG),), INDUCTOR), None, None, seed=3)
     assert not any(parity.passed for parity in wrong)
 
 
@@ -198,7 +212,7 @@ def test_a_mix_of_workloads_is_compared_by_its_time():
     """A workload that is twice as fast and one that is as it was, three passes of it: 2·1 + 3·4 over 1 + 3·4."""
 
     def sample(slow, fast):
-        passes = {"slow": Pass(slow, 0), "fast": Pass(fast, 0)}
+        passes = {"slow": TimedPass(slow, 0), "fast": TimedPass(fast, 0)}
         return Sample((passes, passes), {}, {})
 
     process = Process((sample(2.0, 1.0), sample(4.0, 4.0)), (1.0, 3.0))
@@ -226,6 +240,21 @@ def test_a_crash_is_reported():
         in_fresh_process("cpu", os.abort)
 
 
+def chatter() -> None:
+    warnings.warn("a warning of a library", stacklevel=1)
+    os.write(2, b"a line of C++\n")
+    print("a line of the model")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])  # forked, and spawned
+def test_what_a_child_prints_is_in_its_log_and_nowhere_else(device, tmp_path, capfd):
+    log = tmp_path / "new" / "stderr.log"
+    in_fresh_process(device, chatter, log=log)
+    text = log.read_text()
+    assert all(line in text for line in ("a warning of a library", "a line of C++", "a line of the model", ": chatter"))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_process_for_a_device_that_does_not_work_in_a_fork_is_spawned():
     """Here none does but the CPU; in a process forked from one that has asked CUDA what there is, CUDA does not."""
     assert in_fresh_process("cuda", os.getppid) == os.getpid()
@@ -238,7 +267,7 @@ def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(tmp
     sides = Sides(Workload(), model)
     settings = {"cpp.cxx": (str(tmp_path / "missing-compiler"),), "force_disable_caches": True}
     with torch.no_grad(), torch._inductor.config.patch(settings):
-        sides.build({baseline(over): Side((), over) for over in (EAGER, INDUCTOR)}, ((torch.randn(4, 8),), {}))
+        sides.build({baseline(over): Variant((), over) for over in (EAGER, INDUCTOR)}, ((torch.randn(4, 8),), {}))
     assert list(sides.models) == [EAGER] and sides.errors[INDUCTOR]
 
 
@@ -249,11 +278,6 @@ def test_every_side_is_compiled_from_scratch_in_a_cache_of_its_own(tmp_path):
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Softmax(-1))
         sides = Sides(Workload(), model)
         with torch.no_grad():
-            sides.build({baseline(INDUCTOR): Side((), INDUCTOR)}, ((torch.randn(4, 8),), {}), str(folder))
+            sides.build({baseline(INDUCTOR): Variant((), INDUCTOR)}, ((torch.randn(4, 8),), {}), str(folder))
         (cache,) = folder.iterdir()
         assert list(cache.rglob("*.so")), "the graph's kernels were built here"
-
-
-def test_lines_are_json_ready(plan):
-    record = encode(verify(plan, [], settings=SETTINGS))
-    assert json.loads(json.dumps(record))["kernels"] == []

@@ -12,15 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autokernel import commands
-from autokernel.backend import Winner, apply
+from autokernel.cli import commands
+from autokernel.export.package import save, why_not
 from autokernel.gate import Interval
-from autokernel.package import save, why_not
+from autokernel.integration.apply import apply
+from autokernel.integration.verification import Verification
+from autokernel.integration.verification.forms import EAGER, INDUCTOR, baseline
+from autokernel.integration.verification.record import KernelInModel
+from autokernel.integration.verification.winners import verified
+from autokernel.integration.winner import Winner
+from autokernel.records import write_json
+from autokernel.run.workspace import PLAN, VERIFY, NoRun, Workspace
 from autokernel.spec import ROOT, load_spec
-from autokernel.target import Plan, default_target, encode, write_json
-from autokernel.verification.record import EAGER, INDUCTOR, KernelInModel, Verification
-from autokernel.winners import verified
-from autokernel.workspace import PLAN, VERIFY, NoRun, Workspace
+from autokernel.target import Plan, default_target, encode
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh  # noqa: F401  `clone` is a fixture
 
@@ -44,7 +48,7 @@ def found(source: str, over: tuple[str, ...] = (EAGER, INDUCTOR)) -> Verificatio
     """What verify.py may have said of one kernel: it pays `over` these."""
     gain, kernel = Interval(1.1, 1.2, 1.3), Winner(TARGET, source).name
     pays = KernelInModel(TARGET.name, "rmsnorm", kernel, 0.5, 2.0, 1, {o: gain for o in over}, over)
-    return Verification("test", "cpu", True, (pays,), speedups={o: {EAGER: gain} for o in over})
+    return Verification("test", "cpu", True, (pays,), speedups={o: {EAGER: gain, baseline(o): gain} for o in over})
 
 
 def is_replaced(norm: nn.Module, x: Tensor, run: Workspace) -> bool:
@@ -90,6 +94,8 @@ USER = """
 import sys
 import torch
 import fast_norms
+from fast_norms.autokernel.integration.apply import compile_with_kernels
+from fast_norms.autokernel.integration.backend import Replacer
 
 assert not {"autokernel", "reference"} & set(sys.modules), "the repository is in use"
 (op,) = fast_norms.OPS.values()
@@ -100,8 +106,8 @@ assert fast_norms.apply(norm) is norm
 torch.testing.assert_close(norm(x), expected)
 norm(x).square().sum().backward()
 assert norm.weight.grad is not None
-replacer = fast_norms.backend.Replacer(fast_norms.WINNERS)
-fast_norms.backend.beside(norm, replacer)(x)
+replacer = Replacer(fast_norms.WINNERS)
+compile_with_kernels(norm, replacer)(x)
 assert len(replacer.replaced) == 1
 fast_norms.apply(norm, fallback="inductor")
 assert fast_norms.RECORD["pays"] == {"eager": [TARGET], "inductor": [], "reduce-overhead": []}
@@ -123,6 +129,7 @@ def test_saved_kernels_need_nothing_of_this_repository(tmp_path) -> None:
 def test_a_folder_of_the_users_is_not_overwritten(tmp_path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
+    (mine / "winners.json").write_text("[]")  # by its name one of ours
     with pytest.raises(FileExistsError):
         save(mine, found(WRONG), [Winner(TARGET, WRONG)])
     assert why_not(tmp_path / "no-name") and not why_not(tmp_path / "name")
@@ -138,9 +145,9 @@ def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clo
     (clone / "staged.py").write_text("staged")
     sh("git", "add", "staged.py", cwd=clone)
     before = sh("git", "status", "--porcelain", cwd=clone)
-    monkeypatch.setattr(commands, "ROOT", clone)
+    monkeypatch.setattr(commands, "HOME", clone)
     said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
-    assert "fast_norms" in said and TARGET.name in said
+    assert TARGET.name in said and said.endswith("import fast_norms; fast_norms.apply(model)")
     assert sh("git", "status", "--porcelain", cwd=clone) == before
     changed = sh("git", "show", "--format=%s", "--name-only", "main", cwd=clone).splitlines()
     assert changed[0] == "fast_norms: 1 kernels for test"
@@ -155,11 +162,11 @@ def test_a_kernel_that_was_verified_is_the_one_that_is_used(run) -> None:
     record["kernels"][0]["kernel"] = "rmsnorm_of_a_folder"
     (run / VERIFY).write_text(json.dumps(record))
     verification, winners = verified(run)
-    assert winners and verification.staying(winners, None) == verification.staying(winners, "inductor") == []
+    assert winners and verification.selected(winners, None) == verification.selected(winners, "inductor") == []
 
 
 def test_there_is_nothing_to_merge_where_nothing_paid(run, clone, monkeypatch) -> None:  # noqa: F811
     write_json(run / VERIFY, encode(replace(found(WRONG, ()), kernels=())))
-    monkeypatch.setattr(commands, "ROOT", clone)
+    monkeypatch.setattr(commands, "HOME", clone)
     said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
-    assert said.startswith("nothing to gain here") and not (clone / "fast_norms").exists()
+    assert said.startswith("leave it as it is") and not (clone / "fast_norms").exists()

@@ -26,7 +26,7 @@ def kernel(kernel_type: str, name: str, stage: str, signature: str, body: str, *
 
 
 RMS, NORM = "x, weight, eps=1e-6", "x, weight, bias, eps=1e-5"
-ATTENTION = "Q, K, V, causal=True, sm_scale=None, attn_mask=None"
+ATTENTION = "Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True"
 CE, ROPE, MLP = (
     "logits, targets, ignore_index=-100",
     "x, cos, sin, interleaved=True",
@@ -137,10 +137,10 @@ WRONG = (
     kernel(
         "rmsnorm",
         "random-last-bit",
-        "determinism",
+        "shape_sweep",  # where the target's own case is called twice
         RMS,
         "y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)\n"
-        "return y * (1 + torch.finfo(y.dtype).eps * torch.randint(0, 2, y.shape, dtype=y.dtype))",
+        "return y * (1 + torch.finfo(y.dtype).eps * torch.randint(-1, 2, y.shape, dtype=y.dtype))",
     ),
     # edges: right for round sizes and plain layouts
     kernel(

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from autokernel.experiments import Experiment
-from autokernel.gate.verdict import Verdict
+from autokernel.history.experiments import Experiment
 from autokernel.preflight import backends
 from autokernel.spec import KernelSpec
 from autokernel.target import Target
+from autokernel.verdict import Verdict
 
 
 @dataclass(frozen=True)
-class Trial:
+class PastExperiment:
     """An experiment that was made: its row, the source that was judged, and what the gate said at length."""
 
     row: Experiment
@@ -37,9 +38,9 @@ class Context:
     target: Target
     spec: KernelSpec
     incumbent: str
-    trials: tuple[Trial, ...]
+    trials: tuple[PastExperiment, ...]
     tree: Path | None  # the run's working tree, where kernel.py holds the incumbent
-    elsewhere: tuple[Trial, ...] = ()  # on the run's other targets of this kernel type and backend
+    elsewhere: tuple[PastExperiment, ...] = ()  # on the run's other targets of this kernel type and backend
     bench: Bench | None = None
 
     @property
@@ -80,10 +81,13 @@ class OutOfBudget(AgentStopped):
 class AgentOptions:
     """What a command line may say of agents; each takes what concerns it."""
 
-    model: str = ""  # of Claude; "": the newest Opus that the SDK knows
-    budget_usd: float = 10.0  # of Claude: never without a cap
-    budget_tokens: int | None = None  # of Claude, in and out, cached ones too
-    max_tokens: int = 32_000  # of one answer of Claude's
+    model: str = ""  # the language model; of Claude "": the newest Opus that the SDK knows
+    url: str = ""  # of an OpenAI-compatible API; "": $OPENAI_BASE_URL, else OpenAI's own
+    price_in: float | None = None  # of such a model, USD per million tokens; None: nothing if its server is local
+    price_out: float | None = None
+    budget_usd: float = 10.0  # of what is paid for: never without a cap
+    budget_tokens: int | None = None  # in and out, cached ones too
+    max_tokens: int = 32_000  # of one answer
     minutes: float = 15.0  # of one run of a command
 
 
@@ -112,32 +116,25 @@ class FirstOf:
         return None
 
 
+def known_agents() -> list[str]:
+    """The files here that define make(say, options, spent_usd, argument): their names are those of the agents."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\ndef make(" in path.read_text())
+
+
 def agent_names(text: str) -> list[str]:
     """ "tuner,claude" -> the two; a "command: …" comes last and may have commas of its own. Raises ValueError."""
     plain, marker, command = text.partition("command:")
     names = [name.strip() for name in plain.split(",") if name.strip()]
-    unknown = [name for name in names if name not in ("tuner", "claude")]
-    if unknown or (marker and not command.strip()) or not (names or marker):
-        raise ValueError(f"no agent {text!r}; there are: tuner, claude, 'command: …', or several: tuner,claude")
+    known = [name for name in known_agents() if name != "command"]  # which needs its words
+    if not set(names) <= set(known) or (marker and not command.strip()) or not (names or marker):
+        raise ValueError(f"no agent {text!r}; there are: {', '.join(known)}, 'command: …', or several: tuner,claude")
     return names + ([marker + command] if marker else [])
 
 
-def make_agent(name: str, say: Callable[[str], None], spent_usd: float = 0.0, **options: object) -> Agent:
-    """`name` is as agent_names() has it; `options` are those of AgentOptions. An agent is imported when it is asked for."""
-    given = AgentOptions(**options)
-    agents = [_make_one(one, say, spent_usd, given) for one in agent_names(name)]
+def make_agent(text: str, say: Callable[[str], None], spent_usd: float = 0.0, **options: object) -> Agent:
+    """`text` is as agent_names() has it; `options` are those of AgentOptions. An agent is imported when it is asked for."""
+    given, agents = AgentOptions(**options), []
+    for one in agent_names(text):
+        name, _, argument = one.partition(":")
+        agents.append(import_module(f"autokernel.agents.{name}").make(say, given, spent_usd, argument.strip()))
     return agents[0] if len(agents) == 1 else FirstOf(agents, say)
-
-
-def _make_one(name: str, say: Callable[[str], None], spent_usd: float, options: AgentOptions) -> Agent:
-    if name == "tuner":
-        from autokernel.agents.tuner import Tuner
-
-        return Tuner()
-    if name == "claude":
-        from autokernel.agents.anthropic_api import ClaudeAgent
-
-        return ClaudeAgent(say, options, spent_usd)
-    from autokernel.agents.command import CommandAgent
-
-    return CommandAgent(name.removeprefix("command:").strip(), say, limit_s=options.minutes * 60)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import git
 
-from autokernel.agents import Context, Proposal
+from autokernel.agents import AgentOptions, Context, Proposal
 from autokernel.agents.prompt import task_text
-from autokernel.ledger import KERNEL
-from autokernel.supervisor import die_with_parent
+from autokernel.hardware.processes import die_with_parent
+from autokernel.history.ledger import KERNEL
 
 NO_HOOKS = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
 ENDING = """
@@ -24,6 +24,10 @@ your edit. The rest of the playbook is in playbook/. End your output with one li
 expect of it:
 HYPOTHESIS: …
 """
+
+
+def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, argument: str) -> "CommandAgent":
+    return CommandAgent(argument, say, limit_s=options.minutes * 60)
 
 
 class CommandAgent:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from autokernel.agents import Context, Trial
-from autokernel.experiments import STARTER, Status
-from autokernel.scheduler import Rules
+from autokernel.agents import Context, PastExperiment
+from autokernel.history.experiments import STARTER, Status
+from autokernel.history.progress import Rules
 from autokernel.spec import ROOT
 from autokernel.target import Target
 
@@ -25,7 +25,7 @@ ARCHITECTURES = {8: "Ampere", 9: "Hopper", 10: "Blackwell", 12: "Blackwell"}  # 
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlaybookEntry:
     """One idea of the playbook."""
 
     tier: int
@@ -42,7 +42,7 @@ def path_of(tier: int) -> Path:
     return found
 
 
-def entries(tier: int) -> list[Entry]:
+def entries(tier: int) -> list[PlaybookEntry]:
     found, group = [], ""
     for section in re.split(r"(?m)^(?=#{2,3} )", path_of(tier).read_text()):
         heading, _, body = section.partition("\n")
@@ -50,7 +50,7 @@ def entries(tier: int) -> list[Entry]:
             group = heading[3:]
         elif heading.startswith("### "):
             fields = dict(re.findall(r"(?ms)^\*\*(\w+)\*\*:? (.*?)(?=^\*\*\w+\*\*|\Z)", body))
-            found.append(Entry(tier, group, heading[4:], {k: " ".join(v.split()) for k, v in fields.items()}))
+            found.append(PlaybookEntry(tier, group, heading[4:], {k: " ".join(v.split()) for k, v in fields.items()}))
     return found
 
 
@@ -75,7 +75,7 @@ def machine(device: str) -> str:
     return "Ada" if (major, minor) == (8, 9) else ARCHITECTURES.get(major, "")
 
 
-def fitting_tier(trials: Sequence[Trial]) -> int:
+def fitting_tier(trials: Sequence[PastExperiment]) -> int:
     """Where the next idea may be: one tier further after every PATIENCE experiments in a row that were not kept."""
     tier, misses = TIERS.start, 0
     for trial in trials:

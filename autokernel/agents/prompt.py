@@ -5,9 +5,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from autokernel.agents import Context, Trial
+from autokernel.agents import Context, PastExperiment
 from autokernel.agents.playbook import tier_that_fits
-from autokernel.experiments import STARTER, Status
+from autokernel.history.experiments import STARTER, Status
 from autokernel.spec import PROBLEMS, ROOT
 
 RECENT, STEPS = 15, 30  # experiments told in full: the last ones, and the last that were kept
@@ -63,7 +63,7 @@ def incumbent_text(context: Context) -> str:
     return f"# The kernel to beat{measured}\n```python\n{context.incumbent}```\n"
 
 
-def history_text(trials: Sequence[Trial]) -> str:
+def history_text(trials: Sequence[PastExperiment]) -> str:
     """Everything tried, in bounded length: the last in full, what was kept always, the rest in a few words or counted."""
     steps = {t.row.experiment for t in [t for t in trials if t.row.status == Status.KEPT][-STEPS:]}
     lines, counted = [], Counter()
@@ -82,7 +82,7 @@ def history_text(trials: Sequence[Trial]) -> str:
     return f"# Tried on this target so far\n{chr(10).join(reversed(lines)) or '(nothing yet)'}\n{detail}"
 
 
-def trial_line(trial: Trial, words: int = WORDS) -> str:
+def trial_line(trial: PastExperiment, words: int = WORDS) -> str:
     row = trial.row
     first = trial.notes.strip().split("\n")[0]
     said = f" | gate: {first[:200]}" if words == WORDS and row.agent != STARTER else ""

@@ -1,6 +1,7 @@
 """What an agent has spent, in a file that survives a kill: a stop before the cap, never after it."""
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +16,12 @@ class Price:
     input: float
     output: float
     cache_read: float
-    long_prompt: float = 1.0  # factor on all three for prompts of more than LONG tokens
+    cache_write: float = 1.0  # of the input price
+    long: float = math.inf  # tokens: prompts of more cost `long_factor` as much, the answer included
+    long_factor: float = 1.0
 
-
-LONG = 100_000
-CACHE_WRITE = 1.25  # of the input price, for the five minutes that we ask for
-PRICES = {  # platform.claude.com/docs/en/about-claude/pricing and the models' own pages, as of November 2026
-    "claude-fable-5-1": Price(10, 50, 0.25),
-    "claude-opus-5-5": Price(4, 20, 0.20),
-    "claude-opus-5": Price(5, 25, 0.50),
-    "claude-sonnet-5-5": Price(2, 10, 0.20),
-    "claude-haiku-5-5": Price(0.10, 0.50, 0.01, long_prompt=5),
-}
-DEAREST = Price(10, 50, 1)  # of the public list: a model that is not in the table is charged as this, so that the cap holds
+    def factor(self, prompt_tokens: int) -> float:
+        return self.long_factor if prompt_tokens > self.long else 1.0
 
 
 @dataclass(frozen=True)
@@ -39,15 +33,11 @@ class Spent:
         return Spent(self.usd + other.usd, self.tokens + other.tokens)
 
 
-def price_of(model: str) -> Price:
-    return PRICES.get(model, DEAREST)
-
-
-def cost(model: str, fresh: int, written: int, read: int, out: int) -> Spent:
+def cost(price: Price, fresh: int, written: int, read: int, out: int) -> Spent:
     """Of one call: tokens read fresh, written to the cache and read from it, and the answer's."""
-    price, prompt = price_of(model), fresh + written + read
-    usd = (fresh + written * CACHE_WRITE) * price.input + read * price.cache_read + out * price.output
-    return Spent(usd * (price.long_prompt if prompt > LONG else 1) / 1e6, prompt + out)
+    prompt = fresh + written + read
+    usd = (fresh + written * price.cache_write) * price.input + read * price.cache_read + out * price.output
+    return Spent(usd * price.factor(prompt) / 1e6, prompt + out)
 
 
 class Purse:
@@ -61,10 +51,11 @@ class Purse:
         self.path, self.budget_usd, self.budget_tokens = path, budget_usd, budget_tokens
         self.calls: dict[int, Spent] = {}
         self.before = Spent()
-        self._read()
+        self.refresh()
         self.before = Spent(max(0.0, known.usd - self.spent.usd), max(0, known.tokens - self.spent.tokens))
 
-    def _read(self) -> None:
+    def refresh(self) -> None:
+        """Read what others have written since: a run may have several agents that are paid, and the cap is one for all."""
         if not self.path or not self.path.exists():
             return
         text = self.path.read_text()
@@ -78,14 +69,17 @@ class Purse:
     def spent(self) -> Spent:
         return sum(self.calls.values(), self.before)
 
-    def affordable(self, model: str, prompt_tokens: int) -> int:
-        """How long the answer to such a prompt may be, in tokens, without passing a cap; may be negative."""
-        prompt = cost(model, 0, prompt_tokens, 0, 0)
-        price = price_of(model).output * (price_of(model).long_prompt if prompt_tokens > LONG else 1)
-        allowed = (self.budget_usd - self.spent.usd - prompt.usd) / price * 1e6
+    def affordable(self, price: Price, prompt_tokens: int) -> float:
+        """How long the answer to such a prompt may be, in tokens, without passing a cap; negative: not even the prompt.
+
+        Whole, or infinite: what is free passes no cap of dollars.
+        """
+        left = self.budget_usd - self.spent.usd - cost(price, 0, prompt_tokens, 0, 0).usd
+        each = price.output * price.factor(prompt_tokens) / 1e6
+        allowed = left // each if each else math.copysign(math.inf, left)
         if self.budget_tokens is not None:
             allowed = min(allowed, self.budget_tokens - self.spent.tokens - prompt_tokens)
-        return int(allowed)
+        return allowed
 
     def reserve(self, most: Spent) -> int:
         """Note a call that may cost `most`; returns its number."""

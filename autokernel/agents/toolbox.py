@@ -7,8 +7,8 @@ from typing import Any
 from autokernel.agents import Context
 from autokernel.agents.playbook import TIERS, fitting_tier, tier_text
 from autokernel.agents.prompt import clip, history_text, incumbent_text, oracle_text, problem_text, trial_line
-from autokernel.gate.verdict import Verdict
-from autokernel.spec import ROOT
+from autokernel.build import INCLUDE
+from autokernel.verdict import Verdict
 
 LONGEST = 16_000  # characters of what a tool answers: the context stays bounded
 LOOKS = 3  # quick looks that an experiment may take
@@ -135,7 +135,7 @@ class Toolbox:
             "profile": self._profile,
             "playbook": lambda: tier_text(self._tier(name), context.target),
             "starters": lambda: one_of(context.starters, name),
-            "headers": lambda: one_of({p.name: p for p in sorted((ROOT / "autokernel/include").iterdir())}, name),
+            "headers": lambda: one_of({p.name: p for p in sorted(INCLUDE.iterdir())}, name),
         }
         if topic not in simple:
             raise Unusable(f"there is nothing to read about {topic!r}; there is: {', '.join(READ)}")
@@ -172,9 +172,7 @@ def look_text(verdict: Verdict) -> str:
     """A quick look in words."""
     if verdict.failure:
         return f"{verdict.correctness}: {verdict.failure}\n{verdict.failure.detail}"
-    cases = [
-        f"{c.case}: {c.latency_us:.4g} us, {c.speedup_vs_incumbent} x the kernel to beat's speed" for c in verdict.cases
-    ]
+    cases = [f"{c.case}: {c.latency_us:.4g} us, {c.speedup_vs_incumbent} the kernel to beat's speed" for c in verdict.cases]
     return "\n".join([f"correct as far as looked at; roughly: {verdict.why}", *cases])
 
 

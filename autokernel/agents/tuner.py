@@ -10,7 +10,7 @@ import ast
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,11 +18,11 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autokernel.agents import Context, Proposal, Trial
-from autokernel.experiments import STARTER, Status
+from autokernel.agents import AgentOptions, Context, PastExperiment, Proposal
 from autokernel.gate.judge import constants
-from autokernel.gate.statistics import MINIMUM_GAIN
-from autokernel.gate.verdict import Correctness
+from autokernel.gate.timing.statistics import MINIMUM_GAIN
+from autokernel.history.experiments import STARTER, Status
+from autokernel.verdict import Correctness
 
 NAME = "tuner"
 CLEARLY_SLOWER = 0.97  # upper end of a speedup below which a knob's value is not tried alone again
@@ -41,6 +41,10 @@ EXPECTED = {  # what a knob of this name usually does: the reason that a hypothe
     "GROUP": ("smaller groups spread the work", "larger groups share more in the L2 cache"),
     "PARALLEL": ("threads pay off from here on", "a higher threshold for threads spares small sizes their cost"),
 }
+
+
+def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, argument: str) -> "Tuner":
+    return Tuner()
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ class Tuner:
         return verdict.speedup_vs_incumbent and math.log(verdict.speedup_vs_incumbent.value)
 
     def _expected_gain(self, context: Context, shape: str) -> float:
-        """Log gain that the next setting of the search may be hoped to bring: the mean of its last ones, 0 if not kept."""
+        """Log gain that the next setting of the search is expected to bring: the mean of its last ones, 0 if not kept."""
         searched = [t.row for t in context.trials if SEARCHED in t.row.description and structure(t.source) == shape]
         gains = [math.log(row.speedup_vs_incumbent) if row.status == Status.KEPT else 0.0 for row in searched]
         gains += [0.0] * sum(look.incumbent == context.incumbent for look in self.lost)
@@ -217,7 +221,7 @@ class Look:
     gain: float
 
 
-def scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
+def scored(trials: Sequence[PastExperiment]) -> list[tuple[PastExperiment, float]]:
     """One target's trials, each with its log speedup over the starter: the gains kept before it and its own paired one.
 
     Latencies of different experiments are not compared: they were not measured side by side. What the machine did not let
@@ -235,7 +239,7 @@ def scored(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
     return scores
 
 
-def level(trials: Sequence[Trial]) -> float:
+def level(trials: Sequence[PastExperiment]) -> float:
     """The incumbent's score."""
     return max((score for trial, score in scored(trials) if trial.row.status == Status.KEPT), default=0.0)
 

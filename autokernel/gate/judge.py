@@ -9,21 +9,23 @@ from dataclasses import replace
 
 import torch
 
-from autokernel.device import Device
-from autokernel.gate import sandbox
-from autokernel.gate.checking import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks
-from autokernel.gate.contest import Contests, Entry, NotDecided
-from autokernel.gate.correctness import Trial
-from autokernel.gate.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
-from autokernel.gate.room import Room
-from autokernel.gate.stopwatch import Stopwatch
-from autokernel.gate.timing import BystanderFault, PairTimer, RefusedWhileTimed
-from autokernel.gate.verdict import Correctness, Failure, Verdict
-from autokernel.machine import MachineFault
+from autokernel.gate.checks.correctness import CheckCase
+from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
+from autokernel.gate.timing.contest import Contestants, Contests, NotDecided
+from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
+from autokernel.gate.timing.pairs import PairTimer
+from autokernel.gate.workers import answers, sandbox
+from autokernel.gate.workers.device_memory import DeviceMemoryBudget
+from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
+from autokernel.gate.workers.stopwatch import Stopwatch
+from autokernel.hardware.device import Device
+from autokernel.hardware.machine import MachineFault
 from autokernel.spec import ANY_LIBRARY, BACKENDS, load_spec
 from autokernel.target import Target
+from autokernel.verdict import Correctness, Failure, Verdict
 
-NO_MEMORY = "not decided: the device has no memory for what the oracle computes"
+LONGEST_PROFILE = 100_000  # characters
+NO_MEMORY = "the device has no memory for what the oracle computes"
 
 
 class Judge:
@@ -50,9 +52,9 @@ class Judge:
         self.threads = torch.get_num_threads() if device == "cpu" else 1
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
         workers = 1 if device == "cpu" else max(1, min(6, (os.cpu_count() or 1) - 2))
-        room = Room.of(device)
-        self.checks = Checks(self.parent, device, self.threads, workers, room, self.watch)
-        self.contests = Contests(self.parent, self.device, device, self.threads, room, self.watch)
+        memory = DeviceMemoryBudget.of(device)
+        self.checks = Checks(self.parent, device, self.threads, workers, memory, self.watch)
+        self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch)
 
     def __enter__(self) -> "Judge":
         return self
@@ -79,13 +81,13 @@ class Judge:
         `progress` is told the name of each stage as it begins.
         """
         started, seed = self._begin(seed)
-        entry = Entry(source, incumbent, quick, compile_baseline)
+        contestants = Contestants(source, incumbent, quick, compile_baseline)
         with self.contests.timer(target, seed, self._libraries(target)) as timer:
-            checked = self._check(source, target, seed, quick, progress, lambda: self.contests.prepare(timer, entry))
+            checked = self._check(source, target, seed, quick, progress, lambda: self.contests.prepare(timer, contestants))
             if checked.failure is not None or checked.undecided:
                 return self._untimed(source, target, checked, seed, started)
             progress("timing")
-            return self._timed(self.contests.decide, timer, entry, checked, started)
+            return self._timed(self.contests.decide, timer, contestants, checked, started)
 
     def check(self, source: str, target: Target, seed: int | None = None) -> Verdict:
         """The five stages alone: correctness, nothing timed."""
@@ -97,22 +99,26 @@ class Judge:
         """The timing and the keep rule alone, of two kernels that are known to be right."""
         started, seed = self._begin(seed)
         with self.contests.timer(target, seed, self._libraries(target)) as timer:
-            return self._timed(self.contests.decide, timer, Entry(source, incumbent), Checked(), started)
+            return self._timed(self.contests.decide, timer, Contestants(source, incumbent), Checked(), started)
 
     def compare(self, candidate: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
         """Time two kernels against each other in eight fresh pairs of processes on fresh inputs; no early stop."""
         started, seed = self._begin(seed)
         with self.contests.timer(target, seed, self._libraries(target)) as timer:
-            return self._timed(self.contests.compare, timer, Entry(candidate, incumbent), Checked(), started)
+            return self._timed(self.contests.compare, timer, Contestants(candidate, incumbent), Checked(), started)
 
     def profile(self, source: str, target: Target) -> str:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""
         spec, case = load_spec(target.kernel_type), target.cases[0].case
+        inputs = CheckCase("profile", case, secrets.randbits(48)).inputs(spec)
         with WorkerProcess(self.parent, self.threads, source) as worker:
-            worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False, libraries="any")
-            inputs = Trial("profile", case, secrets.randbits(48)).inputs(spec)
-            worker.request("sets", CALL_TIMEOUT_S, sets=[write_inputs(self.parent, inputs, case.tensors, 0)[0]])
-            return str(worker.request("profile", LOAD_TIMEOUT_S)["table"])
+            try:
+                worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False, libraries="any")
+                worker.request("sets", CALL_TIMEOUT_S, sets=[write_inputs(self.parent, inputs, case.tensors, 0)[0]])
+                table = worker.request("profile", LOAD_TIMEOUT_S).table
+            except WorkerFault as fault:
+                return f"no profile: {fault.reason}"
+        return answers.printable(table, LONGEST_PROFILE)
 
     def _begin(self, seed: int | None) -> tuple[float, int]:
         self.watch.seconds.clear()
@@ -132,28 +138,29 @@ class Judge:
         progress: Callable[[str], None] = lambda stage: None,
         smoked: Callable[[], None] = lambda: None,
     ) -> Checked:
-        refused = _refused(source, target, seed)
+        refused = _refused(source, target, seed, self.device.type)
         if refused:
             checked = Checked()
             checked.fail(refused, Correctness.FAIL)
             return checked
         try:
-            return self.checks.run(source, target, seed, quick, self._libraries(target), progress, smoked)
+            stages = StageRun(self.checks, source, target, seed, quick, self._libraries(target), progress, smoked)
+            return stages.run()
         except torch.OutOfMemoryError:
             return Checked(undecided=NO_MEMORY)
 
     def _timed(
         self,
-        contest: Callable[[PairTimer, Entry], Verdict],
+        contest: Callable[[PairTimer, Contestants], Verdict],
         timer: PairTimer,
-        entry: Entry,
+        contestants: Contestants,
         checked: Checked,
         started: float,
     ) -> Verdict:
         """The verdict of a contest. What goes wrong in it belongs to the sweep, whose shapes are the target's."""
-        why = ""
+        undecided = ""
         try:
-            verdict = replace(contest(timer, entry), stages=checked.stages, phase_seconds=dict(self.watch.seconds))
+            verdict = replace(contest(timer, contestants), stages=checked.stages, phase_seconds=dict(self.watch.seconds))
             return replace(verdict, bench_time_seconds=time.perf_counter() - started)
         except RefusedWhileTimed as refused:
             checked.fail(Failure("shape_sweep", refused.case, refused.seed, refused.reason), Correctness.FAIL)
@@ -161,34 +168,35 @@ class Judge:
             case = timer.target.cases[0].case.name
             failure = Failure("shape_sweep", case, timer.seed, f"while timed: {fault.reason}", fault.detail)
             checked.fail(failure, Correctness(fault.kind))
-        except BystanderFault as fault:
-            why = f"not decided: the other side failed while timed: {fault}".split("\n")[0]
-        except NotDecided as undecided:
-            why = str(undecided)
+        except BaselineFault as fault:
+            undecided = f"the other side failed while timed: {fault}".split("\n")[0]
+        except NotDecided as reason:
+            undecided = str(reason)
         except torch.OutOfMemoryError:
-            why = NO_MEMORY
-        verdict = self._untimed(entry.source, timer.target, checked, timer.seed, started)
-        return replace(verdict, why=why or verdict.why)
+            undecided = NO_MEMORY
+        verdict = self._untimed(contestants.source, timer.target, checked, timer.seed, started)
+        return verdict.as_undecided(undecided) if undecided else verdict
 
     def _untimed(self, source: str, target: Target, checked: Checked, seed: int, started: float) -> Verdict:
         if checked.failure is not None and self.parent.process.poll() is not None:  # which takes its workers along
             raise MachineFault("the gate's warm parent was ended from outside: what failed was not the kernel")
-        return Verdict(
+        verdict = Verdict(
             kernel_type=target.kernel_type,
             backend=_backend(source) or target.backend,
             device=self.device.name,
             correctness=checked.correctness,
             keep=False,
-            why=checked.undecided or (str(checked.failure) if checked.failure else "correct"),
+            why=str(checked.failure) if checked.failure else "correct",
             seed=seed,
             stages=checked.stages,
             failure=checked.failure,
             bench_time_seconds=time.perf_counter() - started,
             phase_seconds=dict(self.watch.seconds),
         )
+        return verdict.as_undecided(checked.undecided) if checked.undecided else verdict
 
 
-def _refused(source: str, target: Target, seed: int) -> Failure | None:
+def _refused(source: str, target: Target, seed: int, device: str) -> Failure | None:
     """What can be said of the source without running it."""
     try:
         declared = constants(source)
@@ -197,6 +205,8 @@ def _refused(source: str, target: Target, seed: int) -> Failure | None:
     for name, wanted in (("KERNEL_TYPE", (target.kernel_type,)), ("BACKEND", BACKENDS)):
         if declared.get(name) not in wanted:
             return Failure("smoke_test", "source", seed, f"{name} is {declared.get(name)!r}, not one of {wanted}")
+    if declared["BACKEND"] == "cuda" and device == "cpu":
+        return Failure("smoke_test", "source", seed, "BACKEND is 'cuda': it needs a GPU, and this gate judges on the CPU")
     return None
 
 
@@ -210,10 +220,29 @@ def _backend(source: str) -> str | None:
 def constants(source: str) -> dict[str, object]:
     """Module-level NAME = literal assignments of a kernel file. Raises SyntaxError."""
     constants = {}
-    for node in ast.parse(source).body:
+    for node in _parsed(source).body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             try:
                 constants[node.targets[0].id] = ast.literal_eval(node.value)
             except ValueError:
                 continue
     return constants
+
+
+def binds(source: str, name: str) -> bool:
+    """Whether running the file may define `name`: by def, class, assignment or import (of * too). Raises SyntaxError."""
+    for node in ast.walk(_parsed(source)):
+        named = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
+        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+        imported = isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*")
+        if named or stored or imported:
+            return True
+    return False
+
+
+def _parsed(source: str) -> ast.Module:
+    """Raises SyntaxError, whatever is wrong with it."""
+    try:
+        return ast.parse(source)
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
+        raise SyntaxError(str(error) or type(error).__name__) from None

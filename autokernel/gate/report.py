@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autokernel.gate.verdict import Interval, Verdict
 from autokernel.target import asdict_shallow
+from autokernel.verdict import Interval, Verdict
 
 
 def as_json(record: Any) -> Any:
@@ -53,7 +53,7 @@ def _phase_lines(verdict: Verdict) -> str:
 def _speedup(name: str, interval_name: str, speedup: Interval | None) -> dict[str, Any]:
     if speedup is None:
         return {}
-    return {name: speedup.value, interval_name: f"[{speedup.low:.3f}, {speedup.high:.3f}]"}
+    return {name: speedup.value, interval_name: speedup.ends().strip() or "unknown: too few pairs"}
 
 
 def _number(value: Any) -> str:
@@ -61,7 +61,7 @@ def _number(value: Any) -> str:
 
 
 def _case_line(case: Any) -> str:
-    speedups = [f"{case.speedup_vs_pytorch} x eager" if case.speedup_vs_pytorch else ""]
-    speedups += [f"{case.speedup_vs_compile} x torch.compile" if case.speedup_vs_compile else ""]
+    speedups = [f"{case.speedup_vs_pytorch} eager" if case.speedup_vs_pytorch else ""]
+    speedups += [f"{case.speedup_vs_compile} torch.compile" if case.speedup_vs_compile else ""]
     speedups += [f"{case.launch_us:.1f} us to launch" if case.launch_us else ""]
     return f"{case.case:40s} {case.latency_us:10.1f} us   {'   '.join(filter(None, speedups))}"

@@ -15,6 +15,12 @@ def eager(logits, targets, ignore_index=-100):
     return F.cross_entropy(logits, targets, ignore_index=ignore_index)
 
 
+def takes(a):
+    """Rows of logits, and a class of each."""
+    logits, targets = a["logits"], a["targets"]
+    return len(logits.shape) == 2 and targets.shape == logits.shape[:1] and targets.dtype == torch.int64
+
+
 def random_classes(spec, args, generator):
     """Any class is as likely as another; one row in eight is ignored, never the first."""
     targets = torch.randint(args["logits"].shape[-1], spec.shape, generator=generator, device=generator.device)
@@ -40,6 +46,11 @@ def masked(inputs):
     logits = logits.clone()
     logits[:, : logits.shape[1] // 2] = -torch.inf
     return inputs | {"logits": logits.scatter_(1, targets, kept)}
+
+
+def all_ignored(inputs):
+    """No row counts: the mean of none is NaN, as in F.cross_entropy."""
+    return inputs | {"targets": torch.full_like(inputs["targets"], inputs["ignore_index"])}
 
 
 SPEC = KernelSpec(
@@ -77,5 +88,11 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: a["logits"].nbytes + a["targets"].nbytes + a["logits"].dtype.itemsize,
     headline="bandwidth_gb_s",
     fill={"targets": random_classes},
-    adversarial={"confident_wrong": confident_wrong, "large_offset": large_offset, "masked": masked},
+    takes=takes,
+    adversarial={
+        "confident_wrong": confident_wrong,
+        "large_offset": large_offset,
+        "masked": masked,
+        "all_ignored": all_ignored,
+    },
 )

@@ -26,19 +26,22 @@ struct Mask {
     int64_t batch, head, query;  // strides in elements; keys are next to each other
 };
 
+// A row's maximum so far is never -inf, so that a score of -inf weighs exp(-inf - LOWEST) = 0, and not exp(-inf + inf).
+constexpr float LOWEST = std::numeric_limits<float>::lowest();
+
 struct Shape {
     int64_t B, H, H_kv, S_q, S_k, D;
-    bool causal;
+    bool causal, safe;
     float scale;
 };
 
 // Scores of one row, to which the scale and the mask are still due -> their maximum. Keys from `seen` on become -inf.
 inline float finish_scores(float* s, int64_t keys, int64_t seen, float scale, const Mask& mask, const char* bias) {
     if (mask.kind == Mask::BOOL)
-        for (int64_t j = 0; j < seen; ++j) s[j] = bias[j] ? s[j] : -INFINITY;
+        for (int64_t j = 0; j < seen; ++j) s[j] = bias[j] ? s[j] * scale : -INFINITY;
     if (mask.kind == Mask::FLOAT)
         for (int64_t j = 0; j < seen; ++j) s[j] = s[j] * scale + ((const float*)bias)[j];
-    const float factor = mask.kind == Mask::FLOAT ? 1.f : scale;
+    const float factor = mask.kind == Mask::NONE ? scale : 1.f;
     vfloat best = splat(-INFINITY);
     int64_t j = 0;
     for (; j + LANES <= seen; j += LANES) {
@@ -80,14 +83,13 @@ void add_block(const Shape& z, const Mask& mask, const char* bias, const float* 
         const int64_t seen = std::max<int64_t>(0, std::min(keys, limit - k0));
         const char* row_bias = bias + (r * mask.query + k0) * (mask.kind == Mask::FLOAT ? 4 : 1);
         const float top = std::max(sums.top[r], finish_scores(s[r], keys, seen, z.scale, mask, row_bias));
-        const float base = top == -INFINITY ? 0.f : top;  // nothing seen yet: weights of 0, not of exp(-inf + inf)
         vfloat weight = splat(0);
         for (int64_t j = 0; j < keys; j += LANES) {
-            const vfloat p = vexp(load(&s[r][j]) - base);
+            const vfloat p = vexp(load(&s[r][j]) - top);
             weight += p;
             store(&s[r][j], p);
         }
-        fade[r] = vexp(splat(sums.top[r] - base))[0];
+        fade[r] = vexp(splat(sums.top[r] - top))[0];
         sums.weight[r] = sums.weight[r] * fade[r] + sum_of(weight);
         sums.top[r] = top;
     }
@@ -136,7 +138,7 @@ void attention(const T* Q, const T* K, const T* V, T* y, const Shape& z, const M
                 pack<MR>(Q + b * stride_q[0] + h * stride_q[1] + q0 * stride_q[2], stride_q[2], stride_q[3], rows, z.D, q);
                 const int64_t first = b * mask.batch + h * mask.head + q0 * mask.query;
                 const char* bias = mask.data + first * (mask.kind == Mask::FLOAT ? 4 : 1);
-                std::fill_n(sums.top, MR, -INFINITY);
+                std::fill_n(sums.top, MR, LOWEST);
                 std::fill_n(sums.weight, MR, 0.f);
                 std::fill_n(sums.out, MR * width, 0.f);
                 const float *k = packed_k.get() + kv * padded * z.D, *v = packed_v.get() + kv * padded * width;
@@ -146,7 +148,8 @@ void attention(const T* Q, const T* K, const T* V, T* y, const Shape& z, const M
                     add_block(z, mask, bias, q, k, v, q0, rows, k0, count, sums);
                 }
                 for (int64_t r = 0; r < rows; ++r) {
-                    const vfloat scale = splat(1 / sums.weight[r]);
+                    const bool no_keys = z.safe && sums.weight[r] == 0;
+                    const vfloat scale = splat(no_keys ? 1.f : 1 / sums.weight[r]);
                     T* row = y + (bh * z.S_q + q0 + r) * z.D;
                     for (int64_t n = 0; n < z.D; n += NR)
                         map_row<2>(row + n, std::min(NR, z.D - n), 0, [&](int, vfloat v) { return v * scale; },
@@ -157,9 +160,9 @@ void attention(const T* Q, const T* K, const T* V, T* y, const Shape& z, const M
 }
 
 extern "C" int run(int dtype, const void* Q, const void* K, const void* V, void* y, const int64_t* strides, int64_t B,
-                   int64_t H, int64_t H_kv, int64_t S_q, int64_t S_k, int64_t D, int causal, float scale, int mask_kind,
-                   const char* mask_data, int64_t mask_batch, int64_t mask_head, int64_t mask_query) {
-    const Shape shape{B, H, H_kv, S_q, S_k, D, bool(causal), scale};
+                   int64_t H, int64_t H_kv, int64_t S_q, int64_t S_k, int64_t D, int causal, int safe, float scale,
+                   int mask_kind, const char* mask_data, int64_t mask_batch, int64_t mask_head, int64_t mask_query) {
+    const Shape shape{B, H, H_kv, S_q, S_k, D, bool(causal), bool(safe), scale};
     const Mask mask{Mask::Kind(mask_kind), mask_data, mask_batch, mask_head, mask_query};
     AK_DISPATCH(dtype, attention((const T*)Q, (const T*)K, (const T*)V, (T*)y, shape, mask, strides, strides + 4,
                                  strides + 8));
@@ -167,7 +170,7 @@ extern "C" int run(int dtype, const void* Q, const void* K, const void* V, void*
 }
 """
 
-_run = cpp_function(SOURCE, "run", "i pppp p llllll i f i p lll", TILE_ROWS=TILE_ROWS, BLOCK_KEYS=BLOCK_KEYS)
+_run = cpp_function(SOURCE, "run", "i pppp p llllll ii f i p lll", TILE_ROWS=TILE_ROWS, BLOCK_KEYS=BLOCK_KEYS)
 
 
 def kernel_fn(
@@ -177,6 +180,7 @@ def kernel_fn(
     causal: bool = True,
     sm_scale: float | None = None,
     attn_mask: torch.Tensor | None = None,
+    safe_softmax: bool = True,
 ) -> torch.Tensor:
     """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, shape and dtype of Q."""
     (B, H, S_q, D), (H_kv, S_k) = Q.shape, K.shape[1:3]
@@ -190,5 +194,5 @@ def kernel_fn(
         mask = 1 if is_bool else 2, attn_mask.data_ptr(), *attn_mask.stride()[:3]
     strides = (ctypes.c_int64 * 12)(*Q.stride(), *K.stride(), *V.stride())
     pointers = Q.data_ptr(), K.data_ptr(), V.data_ptr(), y.data_ptr(), ctypes.addressof(strides)
-    _run(DTYPE_CODE[Q.dtype], *pointers, B, H, H_kv, S_q, S_k, D, causal, scale, *mask)
+    _run(DTYPE_CODE[Q.dtype], *pointers, B, H, H_kv, S_q, S_k, D, causal, safe_softmax, scale, *mask)
     return y

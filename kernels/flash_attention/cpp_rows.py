@@ -38,12 +38,12 @@ inline void dot(const float* q, const T* k, int64_t stride, int64_t D, float* s)
 
 // out = softmax(s + mask) V, for the scores s of one row. At most `keys` of them are seen.
 template <class T>
-void weigh(float* s, int64_t keys, float scale, Mask::Kind kind, const char* bias, const T* v, int64_t stride, float* out,
-           T* y, int64_t D) {
-    float top = -INFINITY;
+inline void weigh(float* s, int64_t keys, bool safe, float scale, Mask::Kind kind, const char* bias, const T* v,
+                  int64_t stride, float* out, T* y, int64_t D) {
+    float top = std::numeric_limits<float>::lowest();  // not -inf: a score of -inf weighs exp(-inf - top) = 0
     for (int64_t j = 0; j < keys; ++j) {
-        if (kind == Mask::BOOL && !bias[j]) s[j] = -INFINITY;
-        s[j] = s[j] * scale + (kind == Mask::FLOAT ? ((const float*)bias)[j] : 0.f);
+        const float score = s[j] * scale + (kind == Mask::FLOAT ? ((const float*)bias)[j] : 0.f);
+        s[j] = kind == Mask::BOOL && !bias[j] ? -INFINITY : score;
         top = s[j] > top ? s[j] : top;
     }
     vfloat weight = splat(0);
@@ -56,14 +56,14 @@ void weigh(float* s, int64_t keys, float scale, Mask::Kind kind, const char* bia
     std::fill_n(out, D, 0.f);
     for (int64_t j = 0; j < keys; ++j, v += stride)
         map_row<1>(out, D, 0, [&](int, vfloat o, vfloat x) { return o + x * s[j]; }, (const float*)out, v);
-    const float share = 1 / sum_of(weight);
+    const float total = sum_of(weight), share = safe && total == 0 ? 1 : 1 / total;
     map_row<1>(y, D, 0, [&](int, vfloat o) { return o * share; }, (const float*)out);
 }
 
 template <class T>
 void attention(const T* Q, const T* K, const T* V, T* y, const int64_t* stride_q, const int64_t* stride_k,
                const int64_t* stride_v, int64_t B, int64_t H, int64_t H_kv, int64_t S_q, int64_t S_k, int64_t D,
-               bool causal, float scale, const Mask& mask) {
+               bool causal, bool safe, float scale, const Mask& mask) {
 #pragma omp parallel
     {
         std::vector<float> scores(S_k), q(D), out(D);
@@ -82,22 +82,22 @@ void attention(const T* Q, const T* K, const T* V, T* y, const int64_t* stride_q
             const char* bias = mask.data + first * (mask.kind == Mask::FLOAT ? 4 : 1);
             const T* v = V + b * stride_v[0] + h_kv * stride_v[1];
             T* out_row = y + ((b * H + h) * S_q + i) * D;
-            weigh(scores.data(), keys, scale, mask.kind, bias, v, stride_v[2], out.data(), out_row, D);
+            weigh(scores.data(), keys, safe, scale, mask.kind, bias, v, stride_v[2], out.data(), out_row, D);
         }
     }
 }
 
 extern "C" int run(int dtype, const void* Q, const void* K, const void* V, void* y, const int64_t* strides, int64_t B,
-                   int64_t H, int64_t H_kv, int64_t S_q, int64_t S_k, int64_t D, int causal, float scale, int mask_kind,
-                   const char* mask_data, int64_t mask_batch, int64_t mask_head, int64_t mask_query) {
+                   int64_t H, int64_t H_kv, int64_t S_q, int64_t S_k, int64_t D, int causal, int safe, float scale,
+                   int mask_kind, const char* mask_data, int64_t mask_batch, int64_t mask_head, int64_t mask_query) {
     const Mask mask{Mask::Kind(mask_kind), mask_data, mask_batch, mask_head, mask_query};
     AK_DISPATCH(dtype, attention((const T*)Q, (const T*)K, (const T*)V, (T*)y, strides, strides + 4, strides + 8, B, H,
-                                 H_kv, S_q, S_k, D, causal, scale, mask));
+                                 H_kv, S_q, S_k, D, causal, safe, scale, mask));
     return 0;
 }
 """
 
-_run = cpp_function(SOURCE, "run", "i pppp p llllll i f i p lll", KEYS_AT_ONCE=KEYS_AT_ONCE, CHUNK_ROWS=CHUNK_ROWS)
+_run = cpp_function(SOURCE, "run", "i pppp p llllll ii f i p lll", KEYS_AT_ONCE=KEYS_AT_ONCE, CHUNK_ROWS=CHUNK_ROWS)
 
 
 def kernel_fn(
@@ -107,6 +107,7 @@ def kernel_fn(
     causal: bool = True,
     sm_scale: float | None = None,
     attn_mask: torch.Tensor | None = None,
+    safe_softmax: bool = True,
 ) -> torch.Tensor:
     """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, shape and dtype of Q."""
     (B, H, S_q, D), (H_kv, S_k) = Q.shape, K.shape[1:3]
@@ -121,5 +122,5 @@ def kernel_fn(
         mask = 1 if is_bool else 2, attn_mask.data_ptr(), *attn_mask.stride()[:3]
     strides = (ctypes.c_int64 * 12)(*Q.stride(), *K.stride(), *V.stride())
     pointers = Q.data_ptr(), K.data_ptr(), V.data_ptr(), y.data_ptr(), ctypes.addressof(strides)
-    _run(DTYPE_CODE[Q.dtype], *pointers, B, H, H_kv, S_q, S_k, D, causal, scale, *mask)
+    _run(DTYPE_CODE[Q.dtype], *pointers, B, H, H_kv, S_q, S_k, D, causal, safe_softmax, scale, *mask)
     return y

@@ -23,6 +23,9 @@ LOG2_E = 1.4426950408889634
 
 SOURCE = r"""
 #include <tensor_cores.cuh>
+
+#include <cfloat>
+
 #if AK_ARCH == 900
 #include <hopper.cuh>
 #endif
@@ -33,9 +36,12 @@ struct Tensor {  // [batch, heads, seq, head_dim]
 };
 struct Shape {
     int batch, heads, kv_heads, seq_q, seq_k, D;
-    bool causal;
+    bool causal, safe;
     float scale;  // of scores, times log2(e): exponentials are powers of two
 };
+
+// What a query's sum is divided by: a row without any key has sums of 0, and so a result of 0 or, unless safe, of NaN.
+__device__ float divisor(float sum, const Shape& s) { return s.safe && sum == 0 ? 1 : sum; }
 
 #if AK_ARCH == 900
 constexpr int KEYS = 128;  // of a block
@@ -226,7 +232,7 @@ __device__ void attend(Shared<C>& shared, const Work<C>& work, const Shape& shap
     for (int r = 0; r < 2; ++r) {
         softmax.sum[r] += __shfl_xor_sync(~0u, softmax.sum[r], 1);
         softmax.sum[r] += __shfl_xor_sync(~0u, softmax.sum[r], 2);
-        softmax.sum[r] = 1 / softmax.sum[r];
+        softmax.sum[r] = 1 / divisor(softmax.sum[r], shape);
     }
     wgmma_wait<0>();
     pin(o);
@@ -318,7 +324,9 @@ struct Mask {
         if (kind == 0) return score;
         const int64_t at = batch * batch_stride + head * head_stride + query * query_stride + key * key_stride;
         if (kind == 1) return static_cast<const bool*>(base)[at] ? score : -INFINITY;
-        return score + to_float(static_cast<const T*>(base)[at]) * LOG2_E;
+        const float added = to_float(static_cast<const T*>(base)[at]);
+        const float power = added * LOG2_E;
+        return score + (power == -INFINITY && added >= -FLT_MAX ? -FLT_MAX : power);  // the lowest number is not -inf
     }
 };
 
@@ -407,7 +415,7 @@ __global__ void __launch_bounds__(128) mma_attention(Tensor Q, Tensor K, Tensor 
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        sum[r] = divisor(sum[r] + __shfl_xor_sync(~0u, sum[r], 2), s);
         if (query + 8 * r >= s.seq_q) continue;
         T* row = out + (int64_t(flat) * s.seq_q + query + 8 * r) * s.D;
 #pragma unroll
@@ -485,6 +493,7 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
             }
     }
     for (int lanes = 1; lanes < SHARE; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    sum = divisor(sum, s);
     if (query >= s.seq_q) return;
 #pragma unroll
     for (int run = 0; run < RUNS; ++run) {
@@ -511,7 +520,7 @@ int launch_general(const Tensor& Q, const Tensor& K, const Tensor& V, T* out, co
 }
 
 struct Call {
-    int64_t batch, heads, kv_heads, seq_q, seq_k, D, causal, mask_kind, q[4], k[4], v[4], mask[4];
+    int64_t batch, heads, kv_heads, seq_q, seq_k, D, causal, safe, mask_kind, q[4], k[4], v[4], mask[4];
 };
 
 extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, const Call* c, float scale, cudaStream_t stream) {
@@ -519,7 +528,7 @@ extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, const Ca
     const auto tensor = [](void* base, const int64_t (&s)[4]) { return Tensor{base, s[0], s[1], s[2], s[3]}; };
     const Tensor Q = tensor(q, c->q), K = tensor(k, c->k), V = tensor(v, c->v);
     const Shape s = {int(c->batch), int(c->heads),   int(c->kv_heads), int(c->seq_q), int(c->seq_k),
-                     int(c->D),     bool(c->causal), scale};
+                     int(c->D),     bool(c->causal), bool(c->safe),    scale};
 #if AK_ARCH == 900 && DTYPE != 0
     const bool fits = WIDTH <= 128 && s.D % 8 == 0 && fits_hopper(Q) && fits_hopper(K) && fits_hopper(V);
     if (fits && c->mask_kind == 0 && scale > 0) {
@@ -544,14 +553,14 @@ def _compiled(dtype: torch.dtype, width: int, few: bool) -> CudaFunction:
 
 @lru_cache(4096)
 def _plan(
-    dtype: torch.dtype, q: tuple, k: tuple, causal: bool, mask_kind: int, strides: tuple
+    dtype: torch.dtype, q: tuple, k: tuple, causal: bool, safe: bool, mask_kind: int, strides: tuple
 ) -> tuple[CudaFunction, ctypes.Array]:
     """The library for a call and its numbers, by the shapes of Q and K and the strides of Q, K, V and the mask."""
     B, H, seq_q, D = q
     assert D <= 256, f"head_dim {D} is more than 256"
     width = 64 if D <= 64 else 128 if D <= 128 else 256
-    sizes = (B, H, k[1], seq_q, k[2], D, causal, mask_kind)
-    numbers = (ctypes.c_int64 * 24)(*sizes, *(stride for tensor in strides for stride in tensor))
+    sizes = (B, H, k[1], seq_q, k[2], D, causal, safe, mask_kind)
+    numbers = (ctypes.c_int64 * 25)(*sizes, *(stride for tensor in strides for stride in tensor))
     return _compiled(dtype, width, width == 64 and seq_q <= 1536), numbers
 
 
@@ -562,6 +571,7 @@ def kernel_fn(
     causal: bool = True,
     sm_scale: float | None = None,
     attn_mask: torch.Tensor | None = None,
+    safe_softmax: bool = True,
 ) -> torch.Tensor:
     """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
     out = Q.new_empty(Q.shape)
@@ -572,7 +582,7 @@ def kernel_fn(
         mask = attn_mask if mask_kind == 1 else attn_mask.to(Q.dtype)
         mask_strides = mask.expand(*Q.shape[:3], K.shape[2]).stride()
     strides = (Q.stride(), K.stride(), V.stride(), mask_strides)
-    run, numbers = _plan(Q.dtype, Q.shape, K.shape, causal, mask_kind, strides)
+    run, numbers = _plan(Q.dtype, Q.shape, K.shape, causal, safe_softmax, mask_kind, strides)
     pointers = (Q.data_ptr(), K.data_ptr(), V.data_ptr(), out.data_ptr(), None if mask is None else mask.data_ptr())
     run(*pointers, numbers, scale * LOG2_E)
     return out

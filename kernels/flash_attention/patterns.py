@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autokernel.match import Pattern
+from autokernel.model.match import Pattern
 
 B, H, KV, S, D = 2, 4, 2, 6, 8
 
@@ -48,7 +48,8 @@ def function(heads, causal, masked, grouped=False):
     def call(kernel, Q, K, V, sm_scale, attn_mask=None):
         return kernel(Q=Q, K=heads.few(K), V=heads.few(V), causal=causal, sm_scale=sm_scale, attn_mask=attn_mask)
 
-    return Pattern(example, inputs(heads, sm_scale=0.0123, attn_mask=(1, 1, S, S) if masked else None), call)
+    parameters = inputs(heads, sm_scale=0.0123, attn_mask=(1, 1, S, S) if masked else None)
+    return Pattern(example, parameters, call, masks=("attn_mask",) if masked else ())
 
 
 # scores(Q, Kᵀ, number), and sm_scale in terms of the number
@@ -83,15 +84,27 @@ def by_hand(heads, scaling, masking, softmax):
 
     def call(kernel, Q, K, V, number=None, mask=None):
         K, V = heads.few(K), heads.few(V)
-        return kernel(Q=Q, K=K, V=V, causal=False, sm_scale=sm_scale(number), attn_mask=attn_mask(mask))
+        options = {"causal": False, "sm_scale": sm_scale(number), "safe_softmax": False}
+        return kernel(Q=Q, K=K, V=V, attn_mask=attn_mask(mask), **options)
 
     number = None if scaling is SCALINGS[-1] else 0.0123
-    return Pattern(example, inputs(heads, number=number, mask=mask), call)
+    return Pattern(example, inputs(heads, number=number, mask=mask), call, masks=() if mask is None else ("mask",))
 
 
-BOTH = (True, False)
+def both_are_taken() -> bool:
+    """Whether PyTorch's function takes a mask beside is_causal: on CPUs, before 2.14."""
+    t = torch.zeros(1, 1, 1, 1)
+    try:
+        F.scaled_dot_product_attention(t, t, t, t, is_causal=True)
+    except RuntimeError:
+        return False
+    return True
+
+
+# (causal, masked)
+OPTIONS = [(True, False), (False, True), (False, False), *([(True, True)] if both_are_taken() else [])]
 PATTERNS = [
-    *(function(FEW, causal, masked, grouped=True) for causal, masked in product(BOTH, BOTH)),
-    *(function(*way) for way in product((MANY, *REPEATED), BOTH, BOTH)),
+    *(function(FEW, *options, grouped=True) for options in OPTIONS),
+    *(function(heads, *options) for heads, options in product((MANY, *REPEATED), OPTIONS)),
     *(by_hand(*way) for way in product((MANY, *REPEATED), SCALINGS, MASKS, SOFTMAXES)),
 ]

@@ -19,6 +19,7 @@ def arguments(
     sm_scale=None,
     mask=None,
     transposed=False,
+    safe_softmax=True,
 ):
     """`mask`: "bool" [batch, 1, seq, seq_k] or "float" [seq, seq_k].
 
@@ -42,10 +43,33 @@ def arguments(
         "causal": causal,
         "sm_scale": sm_scale,
         "attn_mask": masks[mask],
+        "safe_softmax": safe_softmax,
     }
 
 
-def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
+def takes(a):
+    """Four dims each, K and V of one shape, heads in whole groups, and a mask that broadcasts to the scores."""
+    Q, K, V, mask = a["Q"].shape, a["K"].shape, a["V"].shape, a["attn_mask"]
+    if not len(Q) == len(K) == 4 or K != V or (K[0], K[3]) != (Q[0], Q[3]) or Q[1] % K[1]:
+        return False
+    scores = (*Q[:3], K[2])
+    return mask is None or (len(mask.shape) <= 4 and all(n in (1, m) for n, m in zip(mask.shape[::-1], scores[::-1])))
+
+
+def by_hand(Q, K, V, causal, sm_scale, attn_mask):
+    K, V = (t.repeat_interleave(Q.shape[1] // K.shape[1], 1) for t in (K, V))
+    scores = (Q * (Q.shape[3] ** -0.5 if sm_scale is None else sm_scale)) @ K.transpose(-2, -1)
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    if attn_mask is not None:
+        keeps = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if keeps else scores + attn_mask
+    return torch.softmax(scores, -1) @ V
+
+
+def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    if not safe_softmax:
+        return by_hand(Q, K, V, causal, sm_scale, attn_mask)
     if causal and attn_mask is not None:  # which F.scaled_dot_product_attention does not take together
         past = torch.ones(Q.shape[2], K.shape[2], dtype=torch.bool, device=Q.device).tril()
         keeps = attn_mask.dtype == torch.bool
@@ -55,12 +79,18 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
 
 
 def mask(spec, args, generator):
-    """A third of the keys, but never key 0, hidden: False in a bool mask, -inf in a float one, which else is N(0, 1)."""
+    """A third of the keys hidden: False in a bool mask, -inf in a float one, which else is N(0, 1).
+
+    One query in eight sees no key at all; under a float mask another one sees the lowest number wherever it looks, which
+    leaves of its scores nothing (of fp16's lowest number: little).
+    """
     seen = torch.rand(spec.shape, generator=generator) < 2 / 3
-    seen[..., 0] = True
+    seen[..., 1::8, :] = False
     if spec.dtype == torch.bool:
         return seen
-    return torch.randn(spec.shape, generator=generator).masked_fill(~seen, -torch.inf).to(spec.dtype)
+    added = torch.randn(spec.shape, generator=generator).masked_fill(~seen, -torch.inf)
+    added[..., 5::8, :] = torch.finfo(spec.dtype).min
+    return added.to(spec.dtype)
 
 
 def huge_scores(inputs):
@@ -101,7 +131,7 @@ SPEC = KernelSpec(
     name="flash_attention",
     oracle=reference.flash_attention,
     eager=eager,
-    eager_form="F.scaled_dot_product_attention",
+    eager_form="F.scaled_dot_product_attention, or softmax(QKᵀ)V by hand",
     arguments=arguments,
     smoke={"batch": 1, "heads": 2, "seq": 32, "head_dim": 64},
     sweep=(
@@ -112,6 +142,8 @@ SPEC = KernelSpec(
         {"batch": 1, "heads": 2, "seq": 65, "seq_k": 190, "head_dim": 80, "causal": False, "sm_scale": 0.2},  # cross
         {"batch": 1, "heads": 2, "seq": 150, "seq_k": 70, "head_dim": 40},  # more queries than keys
         {"batch": 2, "heads": 2, "seq": 96, "head_dim": 64, "causal": False, "mask": "bool"},
+        {"batch": 2, "heads": 2, "seq": 80, "seq_k": 96, "head_dim": 64, "mask": "bool", "safe_softmax": False},
+        {"batch": 1, "heads": 2, "seq": 48, "head_dim": 64, "causal": False, "mask": "float", "safe_softmax": False},
         {"batch": 1, "heads": 4, "seq": 100, "head_dim": 64, "kv_heads": 2, "mask": "float"},
         {"batch": 1, "heads": 2, "seq": 60, "seq_k": 90, "head_dim": 96, "mask": "bool", "transposed": True},
         {"batch": 1, "heads": 1, "seq": 513, "head_dim": 64},
@@ -141,5 +173,8 @@ SPEC = KernelSpec(
     bytes_moved=bytes_moved,
     headline="throughput_tflops",
     fill={"attn_mask": mask},
+    takes=takes,
+    independent_rows=True,
+    row_scales=(1e-2, 4.0),  # rounding of the scores is as large as they are
     adversarial={"huge_scores": huge_scores, "rising_scores": rising_scores, "equal_scores": equal_scores},
 )

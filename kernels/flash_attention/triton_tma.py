@@ -26,6 +26,8 @@ BLOCK_N = 0  # keys; 0: as many as fit registers, see _blocks
 NUM_WARPS = 0  # 0: by the block
 NUM_STAGES = 3  # at most: as many as shared memory holds
 LOG2_E = math.log2(math.e)
+# Where a row's maximum starts: a score of -inf then has exp2(-inf - LOWEST) = 0, and not exp2(-inf + inf).
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
 @triton.jit
@@ -57,8 +59,9 @@ def _attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Keys begin..end (blocks that all queries see, if WHOLE) into the running output, sum and maximum (in log2).
+    """Keys begin..end (blocks that all queries see, if WHOLE) into the running output, sum and maximum.
 
+    Scores are powers of two, but under a float mask powers of e: times log2(e), the lowest number would be -inf.
     FOLD: there is no attn_mask, and scale > 0, so that the largest score stays the largest once scaled.
     """
     d = tl.arange(0, BLOCK_D)
@@ -89,11 +92,12 @@ def _attend(
                 if MASK == "bool":
                     scores = tl.where(tl.load(at, visible, 0) != 0, scores, -float("inf"))
                 else:
-                    scores += tl.load(at, visible, 0.0).to(tl.float32) * 1.4426950408889634
+                    scores += tl.load(at, visible, 0.0).to(tl.float32)
             higher = tl.maximum(peak, tl.max(scores, 1))
-            base = tl.where(higher == -float("inf"), 0.0, higher)  # no key seen yet
-            powers = tl.exp2(scores - base[:, None])
-            shrink = tl.exp2(peak - base)
+            below, fall = scores - higher[:, None], peak - higher
+            if MASK == "float":
+                below, fall = below * 1.4426950408889634, fall * 1.4426950408889634
+            powers, shrink = tl.exp2(below), tl.exp2(fall)
         sums = tl.dot(powers.to(v.dtype), v, sums * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(powers, 1)
         peak = higher
@@ -127,6 +131,7 @@ def _attention(
     stride_mn,
     CAUSAL: tl.constexpr,
     MASK: tl.constexpr,
+    SAFE: tl.constexpr,
     TMA: tl.constexpr,
     FOLD: tl.constexpr,
     D: tl.constexpr,
@@ -152,7 +157,7 @@ def _attention(
     mask += b * stride_mb + h * stride_mh
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    peak = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
 
     end = min(first + BLOCK_M, seq_k) if CAUSAL else seq_k
     whole_end = 0
@@ -169,6 +174,8 @@ def _attention(
         stride_kn, stride_vn, stride_mm, stride_mn,
         CAUSAL, MASK, TMA, FOLD, False, D, BLOCK_N, BLOCK_D,
     )  # fmt: skip
+    if SAFE:
+        total = tl.where(total == 0, 1.0, total)  # no keys: sums of 0
     out += (head * seq_q + rows) * D + d[None, :]
     tl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), inside)
 
@@ -205,6 +212,7 @@ def kernel_fn(
     causal: bool = True,
     sm_scale: float | None = None,
     attn_mask: torch.Tensor | None = None,
+    safe_softmax: bool = True,
 ) -> torch.Tensor:
     """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
     B, H, seq_q, D = Q.shape
@@ -236,13 +244,14 @@ def kernel_fn(
         H // kv_heads,
         seq_q,
         seq_k,
-        sm_scale * LOG2_E,
+        sm_scale if mask_kind == "float" else sm_scale * LOG2_E,
         *Q.stride()[:3],
         *K.stride()[:3],
         *V.stride()[:3],
         *mask_strides,
         CAUSAL=causal,
         MASK=mask_kind,
+        SAFE=safe_softmax,
         TMA=tma,
         FOLD=attn_mask is None and sm_scale > 0,
         D=D,

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 import torch.nn.functional as F
 
-from autokernel.match import Pattern
+from autokernel.model.match import Pattern
 
 ACTIVATIONS = [
     ("silu", F.silu),

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from autokernel.match import Pattern
+from autokernel.model.match import Pattern
 
 
 def module(x, weight, bias, eps):
@@ -12,6 +12,15 @@ def module(x, weight, bias, eps):
 
 def in_float(x, weight, bias, eps):
     return F.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps).to(x.dtype)
+
+
+def in_the_weights_dtype(kernel, x, weight, bias, eps):
+    """Under autocast on a CPU PyTorch's own operator mixes dtypes, and computes in that of the weights."""
+    return kernel(x=x.to(weight.dtype), weight=weight, bias=bias, eps=eps).to(x.dtype)
+
+
+def is_mixed(x, weight, bias, eps):
+    return x.dtype != weight.dtype == bias.dtype == torch.float32
 
 
 def variance(x, weight, bias, eps):
@@ -63,6 +72,7 @@ WITHOUT_BIAS = BARE | {"weight": (8,)}
 INPUTS = WITHOUT_BIAS | {"bias": (8,)}
 PATTERNS = [
     *(Pattern(example, INPUTS) for example in (module, in_float, variance, squares, squares_root)),
+    Pattern(module, INPUTS, in_the_weights_dtype, where=is_mixed),
     *(Pattern(example, WITHOUT_BIAS, without_bias) for example in (module_without_bias, cohere)),
     *(Pattern(example, BARE, without_both) for example in (bare_module, bare_squares, bare_variance)),
 ]

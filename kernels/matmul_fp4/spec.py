@@ -84,6 +84,8 @@ SPEC = KernelSpec(
     headline="throughput_tflops",
     static=frozenset({"w", "scales"}),
     fill={"w": codes, "scales": scales},
+    independent_rows=True,
+    row_scales=(1e-3, 30.0, 1e3),
     adversarial={"one_large": one_large},
     dtypes=(torch.float16, torch.bfloat16),
 )

@@ -26,6 +26,13 @@ def one_large(inputs):
     return inputs | {"x": x}
 
 
+def zero_rows(inputs):
+    """Every other row is zeros: so is the answer."""
+    x = inputs["x"].clone()
+    x[::2] = 0
+    return inputs | {"x": x}
+
+
 SPEC = KernelSpec(
     name="rmsnorm",
     oracle=reference.rmsnorm,
@@ -53,5 +60,6 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: 2 * a["x"].nbytes + a["weight"].nbytes,  # read x and weight, write y
     headline="bandwidth_gb_s",
     static=frozenset({"weight"}),
-    adversarial={"near_zero": near_zero, "one_large": one_large},
+    independent_rows=True,
+    adversarial={"near_zero": near_zero, "one_large": one_large, "zero_rows": zero_rows},
 )

@@ -2,7 +2,7 @@
 
 import torch
 
-from autokernel.match import Pattern
+from autokernel.model.match import Pattern
 
 
 def table(angles):

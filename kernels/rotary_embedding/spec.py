@@ -104,5 +104,6 @@ SPEC = KernelSpec(
         "cos": lambda spec, args, generator: angles(spec, generator).cos().to(spec.dtype),
         "sin": lambda spec, args, generator: angles(spec, generator).sin().to(spec.dtype),
     },
+    independent_rows=True,
     adversarial={"large": large, "cancelling": cancelling},
 )

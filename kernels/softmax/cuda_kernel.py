@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(MOST) held(const T* x, T* y, int64_t M, int N,
     for (int i = 0; i < VECTORS; ++i)
         for (float& v : powers[i]) part.total += v = fast_exp(v - own);
     const Part all = row_part(part, threads, scratch);
-    const float scale = fast_exp(own - all.base()) / all.total;
+    const float scale = fast_exp(part.peak - all.base()) / all.total;  // not from `own`, 0 where a thread has only -inf
     if (m >= M) return;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {

@@ -29,6 +29,21 @@ def masked(inputs):
     return inputs | {"x": x}
 
 
+def nothing_left(inputs):
+    """-inf all along every other line: NaN, as in torch.softmax."""
+    x = inputs["x"]
+    lines = x.select(inputs["dim"], 0).unsqueeze(inputs["dim"])
+    every_other = torch.arange(lines.numel(), device=x.device).view(lines.shape) % 2 == 0
+    return inputs | {"x": x.masked_fill(every_other, -torch.inf)}
+
+
+def lowest_alone(inputs):
+    """-inf everywhere but at the end, where the lowest number is, as two masks that are added leave it."""
+    x = torch.full_like(inputs["x"], -torch.inf)
+    x.select(inputs["dim"], -1).fill_(torch.finfo(x.dtype).min)
+    return inputs | {"x": x}
+
+
 SPEC = KernelSpec(
     name="softmax",
     oracle=reference.softmax,
@@ -69,5 +84,12 @@ SPEC = KernelSpec(
     flops=lambda a: 5 * a["x"].numel,  # max, subtract, exp (counted as one), add, scale
     bytes_moved=lambda a: 2 * a["x"].nbytes,  # read x, write y
     headline="bandwidth_gb_s",
-    adversarial={"large_equal": large_equal, "one_dominates": one_dominates, "masked": masked},
+    independent_rows=True,
+    adversarial={
+        "large_equal": large_equal,
+        "one_dominates": one_dominates,
+        "masked": masked,
+        "nothing_left": nothing_left,
+        "lowest_alone": lowest_alone,
+    },
 )

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from triton.testing import do_bench, do_bench_cudagraph
 
-from autokernel.gate.inputs import fill_inputs
+from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.spec import import_file, load_spec
 
 SEED = 0

@@ -103,7 +103,9 @@ if frame:
         if not worker.built:
             return batch(**message)
         send = worker.channel.send
-        send({"ok": True, "addresses": [torch.empty_like(worker.sets[i]["x"]).data_ptr() for i in worker.order]})
+        request = sys._getframe(1).f_locals["request"]
+        addresses = [torch.empty_like(worker.sets[i]["x"]).data_ptr() for i in worker.order]
+        send({"type": "answer", "id": request, "enqueued_s": 0.0, "addresses": addresses})
         batch(**message)
 
         def swallow(answer):
@@ -125,7 +127,9 @@ while frame and type(frame.f_locals.get("self")).__name__ != "Worker":
     frame = frame.f_back
 if frame:
     batch = frame.f_locals["self"].do_batch
-    frame.f_locals["self"].do_batch = lambda **message: {"addresses": [8 for _ in batch(**message)["addresses"]]}
+    frame.f_locals["self"].do_batch = lambda **message: {
+        "enqueued_s": 0.0, "addresses": [8 for _ in batch(**message)["addresses"]]
+    }
 kernel_fn = honest
 """
 
@@ -225,7 +229,7 @@ CHEATS = (
         "outputs-where-there-is-nothing",
         "rmsnorm",
         wrapped("rmsnorm", NOWHERE),
-        "no output at the address that the worker names",
+        "no output at the address that it names",
         refused_by="examine",
         correctness="CRASH",
     ),

@@ -1,13 +1,18 @@
 """A naive gate, as public loops have them: candidate, reference, clock and verdict in one process. Every cheat fools it.
 
 Usage: python naive.py KERNEL_FILE KERNEL_TYPE [--dims JSON]... [--largest-error]
-Prints the verdict as a line of JSON. Whoever runs it believes the last line of its output.
+       python naive.py --serve
+Prints the verdict as a line of JSON. Whoever runs it believes the last line of its output. With --serve it forks one such
+process for each line of its input, {"folder": ..., "environment": {...}, "words": [...]}, whose output goes to the files
+stdout and stderr there, and prints a line when that has ended: PyTorch is imported once for all of them.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +78,7 @@ def judge_case(kernel: Callable[..., Any], spec: KernelSpec, case: Case, largest
 
 def judge(arguments: argparse.Namespace) -> dict[str, Any]:
     build._refuse_foreign_symbols = lambda binary: None
-    build._compile = lambda command, folder, timeout_s: subprocess.run(command, cwd=folder, check=True)
+    build._compile = lambda command, output, timeout_s: subprocess.run([*command, output], cwd=output.parent, check=True)
     kernel = import_file(arguments.kernel, "candidate").kernel_fn
     spec = load_spec(arguments.type)
     dims = [json.loads(text) for text in arguments.dims] or [spec.timing["cpu"][0]]
@@ -82,10 +87,26 @@ def judge(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"correct": all(correct for correct, _ in results), "speedup": statistics.geometric_mean(speedups)}
 
 
+def serve() -> list[str]:
+    """Returns in each forked process: the words of its command line."""
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.chdir(job["folder"])
+            os.environ.update(job["environment"])
+            for fd, name in ((1, "stdout"), (2, "stderr")):
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
+            return job["words"]
+        os.waitpid(child, 0)
+        print("ended", flush=True)
+    raise SystemExit
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kernel", type=Path)
     parser.add_argument("type")
     parser.add_argument("--dims", action="append", default=[])
     parser.add_argument("--largest-error", action="store_true", help="no allclose: the largest error must not exceed 1e-2")
-    print(json.dumps(judge(parser.parse_args())))
+    print(json.dumps(judge(parser.parse_args(serve() if sys.argv[1:] == ["--serve"] else None))))

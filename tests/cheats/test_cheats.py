@@ -5,11 +5,13 @@ import functools
 import json
 import os
 import re
+import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,14 @@ import timing
 import torch
 from cheat import Cheat, starter
 
-from autokernel.backend import Replacer, Winner, beside
+from autokernel.build import default_cache
 from autokernel.gate import Judge
-from autokernel.gate.verdict import Verdict
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.integration.winner import Winner
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
+from autokernel.verdict import Verdict
 
 NAIVE = Path(__file__).with_name("naive.py")
 CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
@@ -68,21 +73,44 @@ def await_visitor(server: socket.socket, trace: Path) -> None:
         trace.touch()
 
 
-def run_naive(source: str, kernel_type: str, folder: Path, *options: str) -> subprocess.CompletedProcess:
-    """The naive gate, a copy of it in `folder`, on one thread: PyTorch's and the kernel's would wait for each other."""
-    (folder / "naive.py").write_bytes(NAIVE.read_bytes())
-    (folder / "kernel.py").write_text(source)
-    command = [sys.executable, "naive.py", "kernel.py", kernel_type, *options]
-    binaries = folder.parent / "binaries"  # its own, for it refuses none
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "AUTOKERNEL_CACHE": str(binaries)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+class NaiveGate:
+    """Runs the naive gate: processes forked, one after the other, from one that has imported PyTorch."""
 
+    def __init__(self) -> None:
+        # One thread: PyTorch's and the kernel's would wait for each other. Its own binaries: it refuses none.
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.server = subprocess.Popen(
+            [sys.executable, NAIVE, "--serve"],
+            env=os.environ | threads | {"PYTHONPATH": str(ROOT), "AUTOKERNEL_CACHE": str(default_cache() / "naive")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
-def naive_verdict(*arguments: Any) -> dict[str, Any]:
-    """What a caller of the naive gate is led to believe."""
-    run = run_naive(*arguments)
-    assert run.stdout, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    def close(self) -> None:
+        os.killpg(self.server.pid, signal.SIGKILL)
+        self.server.communicate()
+
+    def run(self, source: str, kernel_type: str, folder: Path, *options: str) -> str:
+        """What a process in `folder` prints, which gets a copy of the gate."""
+        (folder / "naive.py").write_bytes(NAIVE.read_bytes())
+        (folder / "kernel.py").write_text(source)
+        words, environment = ["kernel.py", kernel_type, *options], {"SECRET": "secret"}
+        print(
+            json.dumps({"folder": str(folder), "environment": environment, "words": words}),
+            file=self.server.stdin,
+            flush=True,
+        )
+        ended, _, _ = select.select([self.server.stdout], [], [], 120)
+        assert ended and self.server.stdout.readline() == "ended\n", "no end of it within 120 s"
+        return (folder / "stdout").read_text()
+
+    def verdict(self, source: str, kernel_type: str, folder: Path, *options: str) -> dict[str, Any]:
+        """What a caller of the naive gate is led to believe."""
+        printed = self.run(source, kernel_type, folder, *options)
+        assert printed, (folder / "stderr").read_text()
+        return json.loads(printed.splitlines()[-1])
 
 
 def naive_options(cheat: Cheat) -> tuple[str, ...]:
@@ -90,8 +118,8 @@ def naive_options(cheat: Cheat) -> tuple[str, ...]:
 
 
 @functools.cache
-def honest_speedup(kernel_type: str, options: tuple[str, ...], folder: Path) -> float:
-    return naive_verdict(starter(kernel_type), kernel_type, folder, *options)["speedup"]
+def honest_speedup(naive: NaiveGate, kernel_type: str, options: tuple[str, ...], folder: Path) -> float:
+    return naive.verdict(starter(kernel_type), kernel_type, folder, *options)["speedup"]
 
 
 @pytest.fixture(scope="module")
@@ -99,20 +127,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("honest")
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda c: c.id)
-def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SECRET", "secret")
+@pytest.fixture(scope="module")
+def naive() -> Iterator[NaiveGate]:
+    with contextlib.closing(NaiveGate()) as gate:
+        yield gate
+
+
+def cheats(timed: Callable[[Cheat], bool]) -> list[Any]:
+    return [pytest.param(cheat, id=cheat.id, marks=[pytest.mark.timed] * timed(cheat)) for cheat in CHEATS]
+
+
+@pytest.mark.parametrize("cheat", cheats(timed=lambda cheat: cheat.works == "fast"))
+def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Path, naive: NaiveGate):
     arguments = workplace.told(cheat.source), cheat.kernel_type, workplace.folder, *naive_options(cheat)
     if cheat.harmed:
-        run_naive(*arguments)
+        naive.run(*arguments)
         assert cheat.harmed(workplace.folder)
         return
     for _ in range(3):  # as few calls as a naive gate times, another process can disturb
-        verdict = naive_verdict(*arguments)
+        verdict = naive.verdict(*arguments)
         assert verdict["correct"]
         if cheat.works != "fast":
             return
-        if verdict["speedup"] > FAST * honest_speedup(cheat.kernel_type, naive_options(cheat), folder):
+        if verdict["speedup"] > FAST * honest_speedup(naive, cheat.kernel_type, naive_options(cheat), folder):
             return
         honest_speedup.cache_clear()
     pytest.fail(f"{verdict['speedup']} times as fast as PyTorch is not much faster than the honest kernel")
@@ -137,7 +174,7 @@ def judges():
             yield {False: strict, True: lenient}
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda c: c.id)
+@pytest.mark.parametrize("cheat", cheats(timed=lambda cheat: cheat.refused_by != "check"))
 def test_it_is_refused_for_its_reason(
     cheat: Cheat, judges: dict[bool, Judge], workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ):
@@ -193,7 +230,7 @@ def test_a_kernel_that_severs_gradients_has_those_of_the_plain_form():
     winner = Winner(default_target("rmsnorm", "cpp", "cpu", torch.float32), starter("rmsnorm"))
     model = torch.nn.RMSNorm(768, eps=1e-6)
     replacer = Replacer([winner])
-    optimised = beside(model, replacer)
+    optimised = compile_with_kernels(model, replacer)
     with torch.no_grad():
         optimised(x)
     assert len(replacer.replaced) == 1, "the kernel is not used at all"

@@ -12,8 +12,8 @@ import torch
 from cheat import starter
 from gpu_cheats import CHEATS, GpuCheat
 
-from autokernel.device import Device
 from autokernel.gate import Judge
+from autokernel.hardware.device import Device
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase
 

@@ -2,6 +2,8 @@
 
 from cheat import Cheat, plain, wrapped
 
+from tests.find_worker import FIND_WORKER
+
 NORM = "x, weight, eps=1e-6"
 WRONG_WHEN_TIMED = "the output of a timed call"
 LOSES = "not faster than the incumbent|got slower|not shown to be faster"
@@ -12,18 +14,6 @@ def slow(*args, **kwargs):
     for _ in range(9):
         honest(*args, **kwargs)
     return honest(*args, **kwargs)
-"""
-
-# Finds the object that runs the kernel in a process of our gate; None elsewhere.
-FIND_WORKER = """
-import sys
-
-def find_worker():
-    frame = sys._getframe()
-    while frame:
-        if type(frame.f_locals.get("self")).__name__ == "Worker":
-            return frame.f_locals["self"]
-        frame = frame.f_back
 """
 
 # Answers a timed batch after 15 % of the time that its calls should take, and computes an output when it is asked for.
@@ -56,7 +46,7 @@ def answer_lazily(worker, until_asked):
             pass
         addresses = [torch.empty_like(worker.sets[i]["x"]).data_ptr() for i in worker.order]
         worker.held = Later()
-        return {"addresses": addresses}
+        return {"enqueued_s": 0.0, "addresses": addresses}
 
     def do_fetch(**message):
         state["asked"] += 1  # the first time only to see what an output looks like
@@ -84,12 +74,22 @@ def lazy(x, weight, eps=1e-6):
     return y
 """
 
+# Behaves for as many calls at one shape as the five stages make, and the warm-up of a naive gate.
+EARLY = """
+calls = {}
+
+def early(x):
+    key = x.shape, x.dtype
+    calls[key] = calls.get(key, 0) + 1
+    return calls[key] <= 12
+"""
+
 
 def cached_by(key: str, when: str = "True") -> str:
     """The starter, its outputs kept under `key` of x; x is kept as well, so that neither address nor id is used again."""
     return wrapped(
         "rmsnorm",
-        f"""
+        f"""{EARLY}
 kept = {{}}
 
 def kernel_fn(x, weight, eps=1e-6):
@@ -106,13 +106,13 @@ def kernel_fn(x, weight, eps=1e-6):
 
 
 def deferred(thread: str) -> str:
-    """From the third call at one shape on, the work is left to a thread."""
+    """After the first calls at one shape, the work is left to a thread."""
     return wrapped(
         "rmsnorm",
         f"""
 import queue, threading, time
-
-calls, work = {{}}, queue.Queue(256)  # what waits in it takes memory
+{EARLY}
+work = queue.Queue(256)  # what waits in it takes memory
 
 def finish(y, x, weight, eps):
     with torch.inference_mode():
@@ -123,9 +123,7 @@ def later():
 {thread}
 
 def kernel_fn(x, weight, eps=1e-6):
-    key = x.shape, x.dtype
-    calls[key] = calls.get(key, 0) + 1
-    if x.shape != (512, 768) or calls[key] < 3:
+    if x.shape != (512, 768) or early(x):
         return honest(x, weight, eps)
     if not work.queue and threading.active_count() == 1:
         threading.Thread(target=later, daemon=True).start()
@@ -352,11 +350,11 @@ def kernel_fn(x, weight, eps=1e-6):
             """
 prepared = {}
 
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
     key = K.data_ptr(), K.shape, K.stride(), K.dtype
     if key not in prepared:
         prepared[key] = K.contiguous().clone()
-    return honest(Q, prepared[key], V, causal, sm_scale, attn_mask)
+    return honest(Q, prepared[key], V, causal, sm_scale, attn_mask, safe_softmax)
 """,
         ),
         "only K changed: outside the tolerance|outside the tolerance",
@@ -370,13 +368,13 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
             """
 prepared = {}
 
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None):
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
     if attn_mask is not None:
         key = attn_mask.data_ptr(), attn_mask.shape, attn_mask.stride(), Q.dtype, attn_mask.dtype
         if key not in prepared:
             prepared[key] = attn_mask.clone()
         attn_mask = prepared[key]
-    return honest(Q, K, V, causal, sm_scale, attn_mask)
+    return honest(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
 """,
         ),
         "outside the tolerance|the output of a timed call",
@@ -413,7 +411,7 @@ ready, calls = [], [0]
 
 def kernel_fn(x, weight, eps=1e-6):
     calls[0] += x.shape == (512, 768) and x.dtype == torch.float32
-    if x.shape != (512, 768) or x.dtype != torch.float32 or calls[0] < 3:
+    if x.shape != (512, 768) or x.dtype != torch.float32 or calls[0] < 4:
         return honest(x, weight, eps)
     if not ready:
         ready[:] = [honest(x, weight, eps)] * 15
@@ -505,7 +503,7 @@ if worker:
             return batch(repeats)
         worker.held = ready.copy()
         ready.clear()
-        return {"addresses": [y.data_ptr() for y in worker.held]}
+        return {"enqueued_s": 0.0, "addresses": [y.data_ptr() for y in worker.held]}
 
     worker.do_batch, worker.do_drop = do_batch, do_drop
 """,
@@ -518,7 +516,7 @@ if worker:
         13,
         "one-shape-for-nothing",
         "rmsnorm",
-        cached_by("x.data_ptr()", when="(x.shape == (96, 768))"),
+        cached_by("x.data_ptr()", when="(x.shape == (96, 768) and not early(x))"),
         WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
@@ -583,13 +581,13 @@ def kernel_fn(x, weight, eps=1e-6):
         "rmsnorm",
         wrapped(
             "rmsnorm",
-            """
-calls, kept = {}, {}
+            EARLY
+            + """
+kept = {}
 
 def kernel_fn(x, weight, eps=1e-6):
     key = x.shape, x.dtype
-    calls[key] = calls.get(key, 0) + 1
-    if x.shape != (512, 768) or calls[key] < 3:
+    if x.shape != (512, 768) or early(x):
         kept[key] = honest(x, weight, eps)
     return kept[key]
 """,
@@ -618,8 +616,8 @@ if worker:  # the checks' two processes and the first that is timed leave a line
             answer_lazily(worker, until_asked=False)
 """,
         ),
-        "PermissionError|Read-only file system",
+        LOSES,  # each process finds a new folder
         works="fast",
-        correctness="CRASH",
+        refused_by="contest",
     ),
 )

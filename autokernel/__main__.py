@@ -1,0 +1,5 @@
+"""python -m autokernel: the console command."""
+
+from autokernel.cli.main import main
+
+raise SystemExit(main())

@@ -1,0 +1,263 @@
+"""What a Python program or a notebook calls: profile, optimize, bench, check and verify. `autokernel` exports them.
+
+Whole models are measured by the commands, in processes of their own: the caller's threads, event loop and GPU memory take
+no part in it. The lines that such a process prints go to `progress`, a function, or else to the log of this module
+("autokernel.api", level INFO). Nothing is printed here. What cannot be done raises Refused, in one sentence.
+"""
+
+import contextlib
+import html
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from autokernel.gate import Judge
+from autokernel.gate.comparison import Comparison, compare
+from autokernel.gate.kernel_files import source_of, usual_target
+from autokernel.integration.apply import apply
+from autokernel.integration.verification import Verification
+from autokernel.integration.verification.forms import EAGER
+from autokernel.integration.verification.winners import open_run
+from autokernel.model.handover import hand_over
+from autokernel.model.profiler import ModelProfile
+from autokernel.model.workload import Workload
+from autokernel.preflight import HOME, Refused, as_called, program
+from autokernel.report.summary import HTML
+from autokernel.run.workspace import PLAN, VERIFY, Workspace
+from autokernel.verdict import Interval, Verdict
+
+LOG = logging.getLogger(__name__)
+END_S = 10.0  # for a command that is interrupted
+LAST = 20  # lines of a command that failed, in which the reason is looked for
+Progress = Callable[[str], None]
+
+
+class CommandFailed(Refused, RuntimeError):
+    """A command that was started for the caller came to no result; the message is what it said last."""
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What optimize() came to. `model` is the one that was given, with kernels in it where they pay."""
+
+    model: nn.Module = field(repr=False)
+    run: str  # its name, for apply(), verify() and the commands
+    report: Path  # report.html
+    verification: Verification | None = field(repr=False)  # None: no operation was found for which there are kernels
+
+    @property
+    def applied(self) -> bool:
+        """Whether `model` has kernels in it now: they are part of the fastest that was measured."""
+        return self.verification is not None and self.verification.best.kernels
+
+    @property
+    def speedups(self) -> Mapping[str, Interval]:
+        """Of `model` as it is now over each way to run it without kernels, 95 % intervals; empty if it was left alone."""
+        return self.verification.speedups[self.verification.best.fallback] if self.verification and self.applied else {}
+
+    @property
+    def baseline(self) -> str:
+        """What `speedup` is over: the model as it was."""
+        return EAGER
+
+    @property
+    def speedup(self) -> Interval | None:
+        """Of `model` as it is now over `baseline`; None where it was left alone."""
+        return self.speedups.get(self.baseline)
+
+    @property
+    def recommendation(self) -> str:
+        """What to do, in one line; where the fastest is torch.compile without kernels, it says so."""
+        if self.verification is None:
+            return "leave it as it is: no operation was found for which there are kernels"
+        return self.verification.verdict
+
+    def __str__(self) -> str:
+        return "\n".join([self.recommendation, f"report: {self.report}"])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{speedup}</td></tr>" for name, speedup in self.speedups.items()
+        )
+        table = f"<table><tr><th>against</th><th>speedup, 95 % interval</th></tr>{rows}</table>" if rows else ""
+        verdict, report = html.escape(self.recommendation), html.escape(str(self.report))
+        return f"<p><b>{verdict}</b></p>{table}<p>run {html.escape(self.run)}, report: <code>{report}</code></p>"
+
+
+def profile(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    baseline: str = "best",
+    progress: Progress | None = None,
+) -> ModelProfile:
+    """Where the model's time goes on these inputs: `hotspots`, ranked, with the time that a perfect kernel would take.
+
+    kwargs: keyword arguments of forward(). baseline: what kernels are held against, "eager", "compile" or "best" of both.
+    """
+    workload = hand_over(model, inputs, kwargs or {}, HOME)
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "profile.json")
+        words = [*program("profile", "profile"), *_named(workload), "--baseline", baseline, "--output", str(output)]
+        _run(words, progress)
+        return ModelProfile.read(output)
+
+
+def optimize(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    minutes: float | None = 30,
+    experiments: int | None = None,
+    agent: str = "tuner",
+    top: int = 5,
+    run: str | None = None,
+    progress: Progress | None = None,
+) -> Optimized:
+    """The whole job on a live model: profile it on these inputs, experiment for `minutes`, verify, and put in what pays.
+
+    `model` is changed in place, as apply() does it; unapply() takes the kernels out again. An interrupted call goes on
+    where it stopped when it is made again with the same model. kwargs: keyword arguments of forward(). run: a name of your
+    choice.
+    """
+    from autokernel.cli.pipeline import default_tag  # which imports the agents
+
+    workload = hand_over(model, inputs, kwargs or {}, HOME)
+    workspace = Workspace(HOME, run or default_tag(HOME, workload))
+    words = [*program("orchestrate", "optimize"), "run", *_named(workload), "--tag", workspace.tag, "--agent", agent]
+    limits = {"--minutes": minutes, "--experiments": experiments, "--top": top}
+    words += [f"{name}={value}" for name, value in limits.items() if value is not None]
+    _run(words, progress)
+    if (workspace / PLAN).exists() and not workspace.plan.targets:
+        return Optimized(model, workspace.tag, workspace / HTML, None)
+    verification = Verification.read(workspace / VERIFY)
+    if verification.best.kernels:
+        fallback = verification.best.fallback
+        apply(model, workspace.folder, fallback=None if fallback == EAGER else fallback)
+    return Optimized(model, workspace.tag, workspace / HTML, verification)
+
+
+def verify(run: str | Path | None = None, *, progress: Progress | None = None) -> Verification:
+    """Measure a run's kernels in its model again (the latest run's by default): right, and how much faster?"""
+    workspace = open_run(run)
+    record = workspace / VERIFY
+    before = record.stat().st_mtime_ns if record.exists() else None
+    words = [*program("verify", "verify"), "--workspace", str(workspace.folder)]
+    said = _run(words, progress, right=(0, 1))  # 1: the outputs are not the original's, or an error of ours
+    if not record.exists() or record.stat().st_mtime_ns == before:
+        raise CommandFailed("\n".join(said))
+    return Verification.read(record)
+
+
+def bench(
+    kernel: str | Path,
+    type: str | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    incumbent: str | Path | None = None,
+    sizes: bool = False,
+    quick: bool = False,
+    allow_libraries: bool = False,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """The gate on a kernel: five stages of correctness, then its speed against PyTorch.
+
+    kernel: a file, file.py:function, or the text of a kernel file. type: what it computes, if the file does not say.
+    device: "cpu", "cuda"; by default a GPU if there is one. incumbent: another kernel to be faster than. quick: no proof.
+    """
+    device = device or _device()
+    source = _source(kernel, type, device)
+    target = usual_target(source, _called(kernel), type, device, dtype, sizes)
+    old = None if incumbent is None else _source(incumbent, type, device)
+    with Judge(device, allow_libraries) as judge:
+        return judge.examine(source, target, old, quick, seed, progress=progress or LOG.info)
+
+
+def check(
+    old: str | Path,
+    new: str | Path,
+    type: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    sizes: bool = False,
+    allow_libraries: bool = False,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Is the new kernel right, and not slower than the old one beyond doubt? As `autokernel check` decides it."""
+    device = device or _device()
+    before, after = (_source(kernel, type, device) for kernel in (old, new))
+    target = usual_target(after, _called(new), type, device, dtype, sizes)
+    with Judge(device, allow_libraries) as judge:
+        return compare(judge, before, after, target, seed, progress or LOG.info)
+
+
+def _device() -> str:
+    from autokernel.console import default_device
+
+    return default_device()
+
+
+def _source(kernel: str | Path, type: str | None, device: str) -> str:
+    """Of a file, or the text itself: no file's name has lines."""
+    if isinstance(kernel, str) and "\n" in kernel:
+        return kernel
+    return source_of(Path(kernel), type, device)
+
+
+def _called(kernel: str | Path) -> str:
+    return "the kernel" if isinstance(kernel, str) and "\n" in kernel else str(kernel)
+
+
+def _named(workload: Workload) -> list[str]:
+    """The workload as options of a command."""
+    named = {"model": workload.model, "class-name": workload.class_name, "dtype": workload.dtype, "device": workload.device}
+    named["input-shape"] = ",".join(map(str, workload.input_shape))
+    return [f"--{name}={value}" for name, value in named.items()]
+
+
+def _run(words: list[str], progress: Progress | None, right: tuple[int, ...] = (0,)) -> list[str]:
+    """Run a command; its lines go to `progress` as they come, the last ones are returned. Raises CommandFailed.
+
+    An interrupt ends it first.
+    """
+    say = progress or LOG.info
+    environment = os.environ | {"AUTOKERNEL_HOME": str(HOME), "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,  # a terminal's or a notebook's interrupt comes here, and is passed on
+    )
+    said: deque[str] = deque(maxlen=LAST)
+    try:
+        for line in process.stdout:
+            said.append(line.rstrip())
+            say(said[-1])
+    except BaseException:
+        for _ in range(2):  # the first ends a run after the experiment in hand, the second at once
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=END_S)
+                break
+        raise
+    if process.wait() not in right:
+        errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+        raise CommandFailed(as_called(errors[-1] if errors else "\n".join(said) or f"status {process.returncode}"))
+    return list(said)

@@ -1,0 +1,1 @@
+"""The command lines: arguments, commands of orchestrate.py, and the whole job."""

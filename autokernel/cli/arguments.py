@@ -1,0 +1,136 @@
+"""What every command line shares without PyTorch: numbers that make sense, names of runs, --version, how a script ends.
+
+`if __name__ == "__main__": raise SystemExit(script(main))` ends every script, so that what a user can mend of whatever
+main() raises is one line on stderr and exit status 2.
+"""
+
+import argparse
+import errno
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autokernel.history.runs import BadTag, checked_tag
+from autokernel.preflight import Refused, as_called, fail, version
+from autokernel.run.supervisor import CLOSED_PIPE
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+YEAR_H = 366 * 24
+OF_GIT = ("DIR", "WORK_TREE", "INDEX_FILE", "COMMON_DIR", "OBJECT_DIRECTORY", "NAMESPACE", "PREFIX")
+WRITE_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, a quota, `ulimit -f`, a broken disk
+NOT_OURS = (  # the file system's refusals, which say nothing of our code
+    *(*WRITE_FAILED, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Keeps a docstring's lines, has --version, and says what is wrong in one line."""
+
+    def __init__(self, description: str | None = None, **options: Any) -> None:
+        options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options
+        super().__init__(description=description, **options)
+        self.add_argument("--version", action=_Version, nargs=0, help="print it, with Python's and PyTorch's, and end")
+
+    def format_help(self) -> str:
+        return as_called(super().format_help())
+
+    def error(self, message: str) -> NoReturn:
+        fail(f"{message} ({'' if self.prog.startswith('autokernel') else 'python '}{self.prog} --help)")
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> NoReturn:
+        print(version())
+        parser.exit()
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        return _within(text, value, f"at least {least}", least <= value, most)
+
+    return parse
+
+
+def number(above: float | None = None, least: float = 0.0, most: float | None = None) -> Callable[[str], float]:
+    """The type of an option that takes a finite number: more than `above`, or at least `least`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+        enough = value >= least if above is None else value > above
+        return _within(text, value, f"at least {least:g}" if above is None else f"more than {above:g}", enough, most)
+
+    return parse
+
+
+def _within(text: str, value: Any, lower: str, enough: bool, most: float | None) -> Any:
+    if not enough or (most is not None and value > most):
+        raise argparse.ArgumentTypeError(f"{text} is out of range: {lower}{'' if most is None else f', at most {most:g}'}")
+    return value
+
+
+count = whole(1)  # of what must be there at all
+count_or_none = whole(0)
+positive = number(above=0.0)
+nonnegative = number()
+seed = whole(0, 2**63 - 1)  # as torch.manual_seed() takes it
+
+
+def tag(text: str) -> str:
+    """The type of --tag. A shell completes the name of a run's folder to TAG/."""
+    try:
+        return checked_tag(text.rstrip("/") or text)
+    except BadTag as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def new_file(text: str) -> Path:
+    """The type of an option that names a file to be written: one that exists is not overwritten."""
+    if Path(text).exists():
+        raise argparse.ArgumentTypeError(f"{text!r} exists: name another file, or remove it")
+    return Path(text)
+
+
+def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None) -> int:
+    """The exit status of a script; `main` takes its arguments, None for those of the process, and may return one.
+
+    A reader that has gone (`| head`) ends it quietly.
+    """
+    for name in OF_GIT:  # as a hook of git sets them: this clone is meant, whatever repository we are called from
+        os.environ.pop(f"GIT_{name}", None)
+    try:
+        try:
+            return main(argv) or 0
+        finally:
+            sys.stdout.flush()
+    except Refused as error:
+        fail(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        return CLOSED_PIPE
+    except KeyboardInterrupt as stopped:
+        print(stopped or "stopped", file=sys.stderr)
+        return getattr(stopped, "status", INTERRUPTED)
+    except OSError as error:
+        if error.errno not in NOT_OURS or error.filename is None and error.errno not in WRITE_FAILED:
+            raise
+        fail(f"{error.filename or 'a file'}: {error.strerror}")
+    except Exception as error:
+        git = sys.modules.get("git")  # it takes a while to import, and not every command uses it
+        if not git or not isinstance(error, git.GitCommandError):
+            raise
+        fail(f"git failed (exit status {error.status}): {' '.join(error.stderr.split()) or error}")

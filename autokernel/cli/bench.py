@@ -1,0 +1,98 @@
+"""The gate on one kernel file: five stages of correctness, then paired timing against PyTorch.
+
+Usage:
+    python bench.py                                   # kernel.py, at the sizes of its type's spec
+    python bench.py kernels/rmsnorm/cpp_kernel.py --quick
+    python bench.py third_party.py:function --kernel rmsnorm     # called with the oracle's parameters, by position
+    python bench.py kernel.py --tag default --target rmsnorm_float32 --incumbent old.py
+    python bench.py --calibrate --trials 20           # the gate itself: false keeps, power, the least gain that it sees
+
+Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes nothing.
+Ends in greppable `key: value` lines (or one JSON object with --json). Exit status: 0 only on PASS, 1 on a verdict against
+the kernel, 2 on bad use.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from autokernel import console
+from autokernel.cli.arguments import Parser, count, positive, seed, tag
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(__doc__)
+    parser.add_argument("file", nargs="?", type=Path, default=Path("kernel.py"), help="default: kernel.py")
+    parser.add_argument("--kernel", metavar="TYPE", help="the kernel type that the file must be of (default: its own)")
+    parser.add_argument("--quick", action="store_true", help="smoke and sweep in one dtype, three pairs: no proof")
+    parser.add_argument("--sizes", action="store_true", help="time every size of the spec, not the first alone")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile of the eager form as well")
+    parser.add_argument("--profile", action="store_true", help="print what ran in one call, by torch.profiler")
+    parser.add_argument("--incumbent", type=Path, help="a kernel file to be compared with, under the loop's keep rule")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype that is timed (float32 on a CPU, else float16)")
+    parser.add_argument("--target", help="time a target of the plan: the shapes and strides of a model")
+    parser.add_argument(
+        "--tag", type=tag, default="default", help="the run whose plan has the target (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=seed, help="repeat the inputs of an earlier verdict")
+    parser.add_argument("--timing", action="store_true", help="print where the gate's own time went")
+    parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate on these types, or on "planted"')
+    parser.add_argument("--trials", type=count, default=20, help="--calibrate: contests of each kind (%(default)s)")
+    parser.add_argument("--budget", type=positive, default=600, metavar="S", help="--calibrate: (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="--calibrate: a record to be written, or to go on with")
+    console.add_sandbox_argument(parser)
+    console.add_device_argument(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = make_parser().parse_args(argv)
+    if options.calibrate is not None:
+        from autokernel.gate.calibration import calibration
+
+        return calibration.main(options)
+    from autokernel.gate import Judge, report
+    from autokernel.gate.judge import constants
+    from autokernel.gate.kernel_files import read_kernel, source_of, usual_target
+    from autokernel.gate.workers.sandbox import SandboxIncomplete
+    from autokernel.history.runs import PLAN, run_folder
+    from autokernel.preflight import HOME
+    from autokernel.target import Plan
+
+    source = source_of(options.file, options.kernel, options.device)
+    incumbent = read_kernel(options.incumbent) if options.incumbent else None
+    if incumbent and constants(incumbent).get("KERNEL_TYPE") != constants(source).get("KERNEL_TYPE"):
+        console.fail(f"{options.incumbent} is of another kernel type than {options.file}: nothing to compare")
+    target = usual_target(source, options.file, options.kernel, options.device, options.dtype, options.sizes)
+    console.preflight(str(constants(source)["BACKEND"]), experiments=False)
+    if options.target:
+        try:
+            target = Plan.read(run_folder(HOME, options.tag) / PLAN).target(options.target)
+        except (OSError, StopIteration):
+            console.fail(f"no target {options.target!r} in workspace/{options.tag}/plan.json: see extract.py --report")
+    try:
+        judge = Judge(options.device, options.allow_libraries, options.require_sandbox)
+    except SandboxIncomplete as error:
+        console.fail(error)
+    with console.progress(f"{options.file}", total=6) as step, judge:
+        verdict = judge.examine(
+            source,
+            target,
+            incumbent=incumbent,
+            quick=options.quick,
+            seed=options.seed,
+            compile_baseline=options.compile,
+            progress=step,
+        )
+        profile = judge.profile(source, target) if options.profile and verdict.correctness == "PASS" else ""
+    if options.json:
+        print(json.dumps(report.as_json(verdict), indent=1))
+    else:
+        repeat = f"python bench.py {options.file} --seed {verdict.seed}"
+        print(profile + report.as_text(verdict, repeat, judge.sandbox, options.timing))
+    return 0 if verdict.correctness == "PASS" else 1

@@ -1,0 +1,126 @@
+"""A gate for continuous integration: is a changed kernel still right, and not slower than it was?
+
+Usage:
+    python -m autokernel check old.py new.py --kernel rmsnorm
+    python -m autokernel check main/softmax.py:softmax softmax.py:softmax --kernel softmax --sizes --junit check.xml
+
+The new kernel goes through the five stages of correctness; if it is right, both are timed in turns, in eight pairs of fresh
+processes. Slower beyond doubt: the whole 99.8 % interval of the speedup lies below 1, over all sizes or at one of them.
+Reads the two files. Writes what --junit and --markdown name, and the summary of the job where $GITHUB_STEP_SUMMARY is set.
+Exit status: 0 right, and not slower beyond doubt; 1 wrong, or slower beyond doubt; 2 bad use, or a machine that allows no
+verdict.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from autokernel import console  # first: it says what is missing
+from autokernel.cli.arguments import Parser, seed
+from autokernel.cli.bench import DTYPES
+from autokernel.gate import Judge, report
+from autokernel.gate.comparison import Comparison, compare
+from autokernel.gate.judge import constants
+from autokernel.gate.kernel_files import source_of, usual_target
+from autokernel.gate.workers.sandbox import SandboxIncomplete
+from autokernel.preflight import check_writable
+from autokernel.spec import kernel_types
+from autokernel.verdict import STAGES
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(__doc__)
+    parser.add_argument("old", type=Path, help="the kernel as it was, a file or file.py:function")
+    parser.add_argument("new", type=Path, help="the kernel as it is to be")
+    parser.add_argument("--kernel", metavar="TYPE", choices=kernel_types(), required=True, help="what both compute")
+    parser.add_argument("--sizes", action="store_true", help="time every size of the type, not the first alone")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype that is timed (float32 on a CPU, else float16)")
+    parser.add_argument("--seed", type=seed, help="repeat the inputs of an earlier verdict")
+    parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the outcome as JUnit's XML")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it as Markdown")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    console.add_sandbox_argument(parser)
+    console.add_device_argument(parser)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = make_parser().parse_args(argv)
+    check_writable(*filter(None, (options.junit, options.markdown)))
+    old, new = (source_of(name, options.kernel, options.device) for name in (options.old, options.new))
+    for name, source in ((options.old, old), (options.new, new)):
+        if constants(source).get("KERNEL_TYPE") != options.kernel:
+            console.fail(f"{name}: KERNEL_TYPE is {constants(source).get('KERNEL_TYPE')!r}, not {options.kernel!r}")
+    target = usual_target(new, options.new, options.kernel, options.device, options.dtype, options.sizes)
+    console.preflight(target.backend, experiments=False)
+    try:
+        judge = Judge(options.device, options.allow_libraries, options.require_sandbox)
+    except SandboxIncomplete as error:
+        console.fail(error)
+    with console.progress(f"{options.new} against {options.old}", total=2) as step, judge:
+        outcome = compare(judge, old, new, target, options.seed, step)
+    write(outcome, options)
+    if options.json:
+        print(json.dumps(as_json(outcome), indent=1))
+    else:
+        print("\n".join([*(f"{stage}: {result}" for stage, result in outcome.correctness.stages.items()), *lines(outcome)]))
+    if outcome.right and outcome.undecided:
+        print("error: no verdict: judge it again on a quieter machine", file=sys.stderr)
+        return 2
+    return 0 if outcome.passed else 1
+
+
+def write(outcome: Comparison, options: argparse.Namespace) -> None:
+    if options.junit:
+        options.junit.write_bytes(ElementTree.tostring(junit(outcome, options), encoding="utf-8", xml_declaration=True))
+    text = markdown(outcome, options)
+    if options.markdown:
+        options.markdown.write_text(text)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a") as file:
+            file.write(text)
+
+
+def lines(outcome: Comparison) -> list[str]:
+    said = [f"speedup_vs_old: {name}: {speedup}" for name, speedup in outcome.speedups.items()]
+    return [*said, f"seed: {outcome.correctness.seed}", f"passed: {outcome.passed}", f"why: {outcome.why}"]
+
+
+def as_json(outcome: Comparison) -> dict[str, object]:
+    told = {name: getattr(outcome, name) for name in ("passed", "right", "undecided", "why", "speedups", "slower")}
+    return {name: report.as_json(value) for name, value in (told | vars(outcome)).items()}
+
+
+def junit(outcome: Comparison, options: argparse.Namespace) -> ElementTree.Element:
+    """A test case for each stage of correctness, and one for the speed."""
+    suite = ElementTree.Element("testsuite", name=f"autokernel check {options.kernel}")
+    failure, stages = outcome.correctness.failure, outcome.correctness.stages
+    seconds = outcome.timing.bench_time_seconds if outcome.timing else 0.0
+    for name in (*STAGES, "speed"):
+        case = ElementTree.SubElement(suite, "testcase", classname=str(options.new), name=name)
+        case.set("time", f"{seconds if name == 'speed' else 0:.3f}")
+        if failure and failure.stage == name or name == "speed" and outcome.timing and not outcome.passed and not failure:
+            kind = "failure" if not outcome.right or outcome.slower else "error"
+            ElementTree.SubElement(case, kind, message=outcome.why).text = failure.detail if failure else outcome.why
+        elif name == "speed" and not outcome.timing or name != "speed" and stages.get(name) != "PASS":
+            ElementTree.SubElement(case, "skipped", message="not reached")
+        elif name == "speed":
+            ElementTree.SubElement(case, "system-out").text = "\n".join(lines(outcome))
+    for what in ("failure", "error", "skipped"):
+        suite.set({"failure": "failures", "error": "errors"}.get(what, what), str(len(suite.findall(f"testcase/{what}"))))
+    suite.set("tests", str(len(suite)))
+    return suite
+
+
+def markdown(outcome: Comparison, options: argparse.Namespace) -> str:
+    mark = "✅" if outcome.passed else "⚠️" if outcome.right and outcome.undecided else "❌"
+    rows = [f"| {name} | {speedup} |" for name, speedup in outcome.speedups.items()]
+    table = ["", f"| `{options.new}` against `{options.old}` | speedup, 99.8 % interval |", "|---|---|", *rows]
+    stages = ", ".join(f"{stage.replace('_', ' ')} {result}" for stage, result in outcome.correctness.stages.items())
+    ended = ["", f"{stages}. On {outcome.correctness.device}, seed {outcome.correctness.seed}.", ""]
+    return "\n".join([f"### {mark} {options.kernel}: {outcome.why}", *(table if rows else []), *ended])

@@ -1,0 +1,165 @@
+"""The subcommands of orchestrate.py: each takes the parsed arguments and returns what is printed."""
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from autokernel.agents import agent_names, make_agent
+from autokernel.build import default_cache
+from autokernel.cli.by_hand import edit_for, judge, run_of
+from autokernel.cli.pipeline import Job, default_tag, run_job
+from autokernel.console import fail, preflight
+from autokernel.export.package import save, why_not
+from autokernel.gate.kernel_files import read_source
+from autokernel.history import ledger
+from autokernel.history.experiments import Experiment, Status
+from autokernel.history.progress import Rules
+from autokernel.history.runs import commit_times
+from autokernel.history.status import known_rows, subject
+from autokernel.integration.verification.winners import verified
+from autokernel.model.extraction import default_backend
+from autokernel.model.workload import workload_from
+from autokernel.preflight import HOME
+from autokernel.report.live import narrator
+from autokernel.report.summary import write_report
+from autokernel.report.tables import log_table
+from autokernel.run.loop import Budget
+from autokernel.run.scheduler import next_target
+from autokernel.run.workspace import PLAN, NoRun, Workspace, find_run, no_run, run_refs
+from autokernel.target import encode
+
+DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 10  # the latter beside those that judge the starters
+
+
+def run(arguments: argparse.Namespace) -> str:
+    agent = arguments.agent or ("claude" if os.environ.get("ANTHROPIC_API_KEY") else "tuner")
+    try:
+        agent_names(agent)
+    except ValueError as error:
+        fail(error)
+    preflight(default_backend(arguments.device))
+    names = ("budget_usd", "budget_tokens", "max_tokens", "price_in", "price_out")
+    options = {name: getattr(arguments, name) for name in names}
+    options |= {"model": arguments.agent_model, "url": arguments.agent_url, "minutes": arguments.agent_minutes}
+    make_agent(agent, print, **options)  # what it lacks is said before a model is profiled
+    limits = (arguments.max_reverts, arguments.max_pct_peak, arguments.max_hours, arguments.max_speedup)
+    if arguments.kernelbench:
+        from autokernel.kernelbench import loop
+
+        with narrator() as (say, *_):
+            backend = default_backend(arguments.device)
+            return loop.run(arguments, agent, options, Rules(*limits), _budget(arguments), say, backend)
+    workload = workload_from(arguments)
+    required = arguments.require_sandbox
+    job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required)
+    workspace = Workspace(HOME, arguments.tag or default_tag(HOME, workload))
+    with workspace.locked():
+        return run_job(workspace, job)
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    minutes = arguments.hours * 60 if arguments.hours is not None else arguments.minutes
+    if minutes is None and arguments.experiments is None:
+        return Budget(seconds=DEFAULT_MINUTES * 60, at_least=DEFAULT_EXPERIMENTS)
+    return Budget(None if minutes is None else minutes * 60, arguments.experiments)
+
+
+def next(arguments: argparse.Namespace) -> str:
+    workspace = find_run(HOME, arguments.tag)
+    choice = next_target(workspace.plan, rows_with_notes(workspace), Rules())
+    if arguments.json:
+        return json.dumps(choice and {"target": encode(choice.target), "reason": choice.reason})
+    return f"{choice.target.name}: {choice.reason}" if choice else "nothing is left to try on any target"
+
+
+def plan(arguments: argparse.Namespace) -> str:
+    plan = find_run(HOME, arguments.tag).plan
+    if arguments.json:
+        return json.dumps(encode(plan))
+    lines = [f"{plan.model} on {plan.device}: {plan.model_latency_us / 1e3:.2f} ms a pass"]
+    for target in plan.targets:
+        lines += [f"{target.share:6.1%}  {target.name}, starts from {target.starter}"]
+        lines += [f"          {case.calls:g} x {case.case.name}" for case in target.cases]
+    return "\n".join(lines)
+
+
+def report(arguments: argparse.Namespace) -> str:
+    return write_report(find_run(HOME, arguments.tag))
+
+
+def log(arguments: argparse.Namespace) -> str:
+    run = find_run(HOME, arguments.tag)
+    rows = [row for row in rows_with_notes(run) if arguments.all or row.status == Status.KEPT]
+    if arguments.json:
+        return json.dumps([asdict(row) for row in rows])
+    if not rows:
+        return "nothing was kept yet (--all: everything that was tried)" if not arguments.all else "nothing was tried yet"
+    if not sys.stdout.isatty():
+        return "\n".join(f"{row.commit[:10]} {subject(row)}" for row in rows)
+    return log_table(rows, commit_times(HOME, run.tag))
+
+
+def rows_with_notes(workspace: Workspace) -> list[Experiment]:
+    """The run's experiments; where git and results.tsv differ, stderr says so."""
+    known = known_rows(workspace.root, workspace.tag)
+    for note in known.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return known.rows
+
+
+def merge(arguments: argparse.Namespace) -> str:
+    """The verified winners of a run as a package, committed on the branch that is checked out where it is written."""
+    workspace = find_run(HOME, arguments.tag)
+    verification, winners = verified(workspace)
+    folder = (arguments.to or Path(re.sub(r"\W", "_", f"kernels_{workspace.tag}"))).resolve()
+    if reason := why_not(folder):
+        fail(reason)
+    repo = ledger.around(folder)
+    saved = save(folder, verification, winners)
+    if not saved:
+        return verification.verdict
+    lines = [f"{w.target.name}: {w.name}" for w in saved]
+    subject = f"{folder.name}: {len(saved)} kernels for {verification.model}"
+    try:
+        if not ledger.commit(repo, folder, "\n".join([subject, "", verification.verdict, "", *lines])):
+            return f"{folder} has them already"
+    except ledger.git.GitCommandError as error:
+        fail(f"{folder} is written, but git did not commit it: {' '.join(error.stderr.split())}")
+    use = verification.fastest_with_kernels.code(None, folder.name)
+    return "\n  ".join([f"committed {subject}", verification.verdict, *lines, f"to use them: import {folder.name}; {use}"])
+
+
+def clean(arguments: argparse.Namespace) -> str:
+    workspace = Workspace(HOME, arguments.tag)
+    if not (workspace / PLAN).is_file() and not run_refs(HOME, arguments.tag):
+        if workspace.folder.exists():
+            raise NoRun(f"{workspace.folder} has no {PLAN}, and git no refs of it: that is no run, and is left as it is")
+        raise no_run(HOME, arguments.tag)
+    with workspace.locked():
+        freed = workspace.remove()
+    cache = default_cache()
+    compiled = sum(path.stat().st_size for path in cache.glob("*") if path.is_file())
+    return "\n  ".join(
+        [
+            f"removed run {workspace.tag}: {freed / 1e6:.1f} MB freed (its rows stay in results.tsv)",
+            "git gc frees its commits as well, once git holds them to be old enough",
+            f"compiled kernels of all runs: {compiled / 1e6:.1f} MB in {cache}, which may be deleted at any time",
+        ]
+    )
+
+
+def record(arguments: argparse.Namespace) -> str:
+    """Judge a kernel file as one experiment. A file of the user's own is read and left as it is."""
+    workspace = run_of(HOME, arguments.tag)
+    path = arguments.file or workspace.ledger.tree / "kernel.py"
+    if not path.is_file():
+        fail(f"there is no {os.path.relpath(path)}: name the kernel file to be judged")
+    edit = edit_for(workspace, read_source(path), arguments.target, arguments.device, str(path))
+    with narrator() as (say, step, *_):
+        row = judge(edit, arguments.hypothesis, "hand", say, step, arguments.require_sandbox)
+    kernel_type = edit.target.kernel_type
+    return f"{subject(row)}\nthe best {kernel_type} so far: git show autokernel/{workspace.tag}:kernel.py"

@@ -1,0 +1,76 @@
+"""From a profile to work: the operations worth a kernel, each with the shapes that the model runs and a file to start from.
+
+In the order of what perfect kernels would save of the time "to beat": that of eager mode or torch.compile, see profile.py.
+
+Usage:   python extract.py                                (the five costliest of workspace/default/profile.json)
+         python extract.py --top 3 --backend triton
+         python extract.py --report --kernel-type matmul  (show the targets, write nothing)
+Reads:   workspace/<tag>/profile.json, written by profile.py
+Writes:  workspace/<tag>/plan.json, and for each target workspace/<tag>/kernels/<target>.py
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from autokernel.cli.arguments import Parser, count, tag
+from autokernel.console import fail
+from autokernel.history.progress import amdahl
+from autokernel.history.runs import run_folder
+from autokernel.model.extraction import make_plan, write_starters
+from autokernel.model.profiler import ModelProfile
+from autokernel.preflight import HOME
+from autokernel.spec import BACKENDS, kernel_types
+from autokernel.table import print_table
+from autokernel.target import Plan, encode
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(__doc__)
+    parser.add_argument("--report", action="store_true", help="show the targets, write nothing")
+    parser.add_argument("--top", type=count, default=5, metavar="N", help="how many targets (default: %(default)s)")
+    parser.add_argument("--kernel-type", choices=kernel_types(), help="of this type only")
+    parser.add_argument("--backend", choices=BACKENDS, help="default: cpp on a CPU, triton on a GPU")
+    parser.add_argument("--tag", type=tag, default="default", help="name of the run (default: %(default)s)")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = make_parser().parse_args(argv)
+    folder = run_folder(HOME, arguments.tag)
+    source = arguments.profile or folder / "profile.json"
+    if not source.is_file():
+        fail(f"there is no {os.path.relpath(source)}: run python profile.py --tag {arguments.tag} first")
+    profile = ModelProfile.read(source)
+    plan = make_plan(profile, arguments.top, arguments.kernel_type, arguments.backend)
+    if not plan.targets:
+        fail("no operation of this model is one that a kernel here can replace")
+    if not arguments.report:
+        plan.write(folder / "plan.json")
+        write_starters(plan, folder / "kernels")
+    if arguments.json:
+        print(json.dumps(encode(plan), indent=1))
+    else:
+        show(plan)
+
+
+def show(plan: Plan) -> None:
+    columns = ("target", "shapes", "calls", "ms", "to beat", "share", "2x gives", "starts from")
+    rows = [
+        (
+            target.name,
+            str(len(target.cases)),
+            f"{sum(c.calls for c in target.cases):.0f}",
+            f"{target.model_time_us / 1e3:.2f}",
+            f"{target.baseline_us / 1e3:.2f}",
+            f"{target.share:.1%}",
+            f"{amdahl(target.share, 2):.2f}x",
+            target.starter,
+        )
+        for target in plan.targets
+    ]
+    print_table(f"{plan.model} on {plan.device}: {plan.model_latency_us / 1e3:.2f} ms a pass", columns, rows)

@@ -1,0 +1,78 @@
+"""Optimise a PyTorch model's kernels, and look at what was done.
+
+    autokernel profile --model net.py --class-name Net --input-shape 8,128    where its time goes
+    autokernel optimize --model net.py --class-name Net --input-shape 8,128   the whole job: profile, experiments, verify
+    autokernel report                                                         what came of the latest run
+    autokernel bench mine.py                                                  is a kernel of yours right, and how fast?
+
+`autokernel optimize` alone works on a small LLaMA for some minutes: a first look. The same command goes on where a run
+stopped. `autokernel COMMAND --help` has a command's options; in Python: import autokernel; autokernel.apply(model).
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autokernel.cli.arguments import Parser, script
+from autokernel.cli.signals import catch_signals
+from autokernel.preflight import OF_A_RUN, fail
+
+
+@dataclass(frozen=True)
+class Command:
+    """A module of autokernel/cli/ with make_parser() and main(argv), and what it is for."""
+
+    module: str
+    what: str
+
+
+COMMANDS = {
+    "profile": Command("profile", "where a model's time goes, and what faster kernels would give"),
+    "extract": Command("extract", "the operations worth a kernel, each with its shapes and a file to start from"),
+    "optimize": Command("orchestrate", "the whole job: profile, extract, experiments, verify, report"),
+    "bench": Command("bench", "judge a kernel file: correctness, then speed against PyTorch"),
+    "verify": Command("verify", "the kept kernels back in their model: right, and how much faster?"),
+    "status": Command("orchestrate", "where a run stands"),
+    "runs": Command("orchestrate", "which runs there are"),
+    "report": Command("orchestrate", "the summary of a run; writes its report.html again"),
+    "log": Command("orchestrate", "the experiments of a run"),
+    "plan": Command("orchestrate", "the targets of a run, and their shares of the time"),
+    "next": Command("orchestrate", "the next target, and why"),
+    "record": Command("orchestrate", "judge an edited kernel file as an experiment of a run"),
+    "merge": Command("orchestrate", "the verified winners as a package, committed on your branch"),
+    "clean": Command("orchestrate", "remove a run"),
+    "check": Command("check", "for continuous integration: is a changed kernel right, and not slower than it was?"),
+    "cache": Command("cache", "the kernels that were proven on this machine, for other models: list, prove, clear"),
+    "mcp": Command("mcp_server", "a server for coding agents: targets, history, edits, verdicts (started by their client)"),
+    "export": Command("export_hf", "write a kernel as a project of the Hugging Face Kernel Hub"),
+    "completion": Command("completion", "print a script by which bash, zsh or tcsh complete these commands"),
+}
+
+
+def run(name: str, argv: Sequence[str] | None = None) -> int:
+    """The exit status of the script autokernel/cli/<name>.py, whose main() takes `argv`."""
+    catch_signals()  # before PyTorch is imported
+    return script(lambda words: importlib.import_module(f"autokernel.cli.{name}").main(words), argv)
+
+
+def make_parser() -> Parser:
+    parser = Parser(__doc__, prog="autokernel", usage="autokernel COMMAND [OPTIONS]")
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.what, add_help=False)
+    return parser
+
+
+def main() -> int:
+    """The console command `autokernel`."""
+    name, *words = sys.argv[1:] or ["--help"]
+    command = COMMANDS.get(name)
+    if command is None:
+        sys.argv[0] = "autokernel "  # as as_called() knows it
+        if not name.startswith("-"):
+            fail(f"there is no command {name!r}: the commands are {', '.join(COMMANDS)} (autokernel --help)")
+        make_parser().parse_args([name, *words])
+        fail(f"{name} is no option of autokernel by itself: a command comes first (autokernel --help)")
+    sys.argv = [f"autokernel {name}", *words]
+    return run(command.module, [name, *words] if name in OF_A_RUN else words)

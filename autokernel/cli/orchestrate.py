@@ -1,0 +1,152 @@
+"""The whole job: profile a model, optimise its costly operations experiment by experiment, verify them in it, report.
+
+Usage:
+    python orchestrate.py                                     compact LLaMA, the default agent, a few minutes
+    python orchestrate.py --hours 8 --model models/gpt2.py --class-name GPT2 --input-shape 1,1024
+    python orchestrate.py --agent claude --budget-usd 5       another agent; the same command goes on where a run stopped
+    python orchestrate.py runs                                which runs there are
+    python orchestrate.py status | next | plan | report | log [--all] | record [FILE] | clean TAG
+    python orchestrate.py merge [--to DIR]                    the verified winners as a package, committed on your branch
+
+Reads:  the model; program.md (for agents); workspace/<tag>/ and git, to go on where a run stopped
+Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.html, report.md, progress.png), branch autokernel/<tag>,
+        refs/autokernel/<tag>/<n>, results.tsv. Only `merge` touches your checkout and branch: it adds DIR to them.
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autokernel.cli.arguments import YEAR_H, Parser, count, count_or_none, nonnegative, number, positive, tag
+from autokernel.preflight import HOME, Refused, as_called, check_installed, program
+from autokernel.run.supervisor import AGAIN, CHILD_STATE, Supervisor
+
+COMMANDS = {
+    "run": "the whole job (the default: its options are those below)",
+    "status": "where a run stands",
+    "runs": "which runs there are",
+    "next": "the next target, and why",
+    "plan": "the targets and their shares",
+    "record": "judge an edited kernel file and log the experiment",
+    "report": "write report.html, report.md and progress.png again, print the summary",
+    "log": "the experiments that were kept",
+    "merge": "the verified winners as a package, committed on your branch",
+    "clean": "remove a run: branch, refs, worktree and folder",
+}
+
+
+def make_parser() -> Parser:
+    from autokernel.console import add_device_argument, add_sandbox_argument
+
+    parser = Parser(__doc__, usage="python orchestrate.py [COMMAND] [OPTIONS], COMMAND --help for those of a command")
+    add_run_arguments(parser)  # to be shown: what is parsed always begins with a command
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND", prog="orchestrate.py")
+    made = {name: commands.add_parser(name, help=what, description=what) for name, what in COMMANDS.items()}
+    add_run_arguments(made["run"])
+    record, log, merge = made["record"], made["log"], made["merge"]
+    record.add_argument("file", nargs="?", type=Path, help="default: the kernel.py of the run's tree")
+    record.add_argument("--target", help="of the plan (default: the one whose kernel type the file has)")
+    record.add_argument("-m", "--hypothesis", default="edited by hand", help="what changed and what you expect of it")
+    add_device_argument(record)
+    add_sandbox_argument(record)
+    log.add_argument("--all", action="store_true", help="everything that was tried")
+    merge.add_argument(
+        "--to", type=Path, metavar="DIR", help="of the package (default: kernels_<tag>); its name is imported"
+    )
+    made["clean"].add_argument("tag", type=tag, metavar="TAG")
+    for name in ("next", "plan", "record", "report", "log", "merge"):
+        made[name].add_argument("--tag", type=tag, help="the run's name (default: the latest)")
+    for name in ("next", "plan", "log"):
+        made[name].add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def add_run_arguments(run: argparse.ArgumentParser) -> None:
+    from autokernel.console import add_device_argument, add_sandbox_argument
+    from autokernel.model.workload import add_workload_arguments
+
+    add_workload_arguments(run)
+    add_device_argument(run)
+    time = run.add_argument_group("budget").add_mutually_exclusive_group()
+    time.add_argument(
+        "--minutes",
+        type=number(most=60 * YEAR_H),
+        help="time for the loop (default: 3, and at least 10 experiments after the starters)",
+    )
+    time.add_argument("--hours", type=number(most=YEAR_H), help="the same in hours")
+    run.add_argument("--experiments", type=count_or_none, metavar="N", help="stop after so many")
+    run.add_argument("--tag", type=tag, help="the run's name (default: the latest unfinished one of this model)")
+    run.add_argument("--top", type=count, default=5, metavar="N", help="how many targets (default: %(default)s)")
+    add_sandbox_argument(run)
+    agent = run.add_argument_group("agent")
+    agent.add_argument(
+        "--agent", help="tuner, claude, openai, 'command: …', tuner,claude (default: claude with a key, else tuner)"
+    )
+    agent.add_argument("--agent-model", default="", help="of claude (default: the newest Opus its SDK knows) or openai")
+    agent.add_argument(
+        "--agent-url", default="", metavar="URL", help="of openai: http://localhost:8000/v1 (default: OpenAI's own)"
+    )
+    agent.add_argument(
+        "--price-in", type=nonnegative, metavar="USD", help="of openai's model, a million tokens that it reads"
+    )
+    agent.add_argument("--price-out", type=nonnegative, metavar="USD", help="or writes (default: 0 of a local server's)")
+    agent.add_argument(
+        "--budget-usd", type=nonnegative, default=10.0, help="spending cap of claude or openai (default: %(default)s)"
+    )
+    agent.add_argument("--budget-tokens", type=count, metavar="N", help="cap on their tokens, in and out (default: none)")
+    agent.add_argument("--max-tokens", type=count, default=32_000, metavar="N", help="of one answer (default: %(default)s)")
+    agent.add_argument(
+        "--agent-minutes", type=positive, default=15, metavar="M", help="for one edit of a command (default: %(default)s)"
+    )
+    rules = run.add_argument_group("a target is left")
+    rules.add_argument("--max-reverts", type=count, default=5, help="after so many in a row (default: %(default)s)")
+    rules.add_argument("--max-pct-peak", type=positive, default=90.0, help="at this part of the limit (%(default)s)")
+    rules.add_argument("--max-hours", type=positive, default=2.0, help="after so long on it (default: %(default)s)")
+    rules.add_argument("--max-speedup", type=positive, default=2.0, help="at this gain over the starter (%(default)s)")
+    bench = run.add_argument_group("KernelBench")
+    bench.add_argument("--kernelbench", metavar="LEVEL[:PROBLEM]", help="work on KernelBench instead of a model")
+    bench.add_argument("--repo-path", type=Path, help="its clone (default: $KERNELBENCH, or what was fetched)")
+
+
+def main(argv: Sequence[str] | None = None) -> int | None:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, 1)
+        raise Refused(
+            f"there is no command {words[0]!r}{f', did you mean {near[0]}?' if near else ''}: "
+            f"the commands are {', '.join(COMMANDS)}"
+        )
+    if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
+        words = ["run", *words]
+    if CHILD_STATE not in os.environ:
+        check_installed()  # not in the child, whose Python has all that is installed
+    if words[0] in ("status", "runs"):
+        from autokernel.cli import status
+
+        return status.main(words)
+    if words[0] == "run" and CHILD_STATE not in os.environ:
+        return Supervisor([*program("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
+    return act(words)
+
+
+def act(words: list[str]) -> int | None:
+    from autokernel import console  # console first: it says what is missing
+    from autokernel.cli import commands
+    from autokernel.gate.workers.sandbox import SandboxIncomplete
+    from autokernel.hardware.machine import MachineFault
+
+    arguments = make_parser().parse_args(words)
+    try:
+        print(as_called(getattr(commands, arguments.command)(arguments)))
+    except SandboxIncomplete as error:
+        console.fail(error)
+    except MachineFault as fault:
+        print(fault, file=sys.stderr)
+        return AGAIN
+    except KeyboardInterrupt:
+        print("stopped at once; what was judged is kept, and the same command goes on from here", file=sys.stderr)
+        return 130
+    return None

@@ -1,0 +1,125 @@
+"""The whole job on one model: profile, plan, loop, confirmation of what was kept, verify, report. It can be resumed."""
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+
+from autokernel.agents import make_agent
+from autokernel.gate import Judge
+from autokernel.hardware.machine import turn
+from autokernel.history.progress import Rules, incumbent, rows_of, tried
+from autokernel.history.runs import run_tags
+from autokernel.history.status import Proof, read_proofs
+from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
+from autokernel.integration.verification import verify
+from autokernel.integration.verification.proven import remember
+from autokernel.model import account
+from autokernel.model.extraction import make_plan
+from autokernel.model.profiler import ModelProfile, profile_workload
+from autokernel.model.workload import Workload
+from autokernel.records import BadRecord, write_json
+from autokernel.report.live import Run, narrator
+from autokernel.report.summary import write_report
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.supervisor import Call, noted
+from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, VERIFY, VERIFY_NOTES, Workspace, runs
+from autokernel.target import Plan, encode
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a call of orchestrate.py asks for."""
+
+    workload: Workload
+    agent: str = "tuner"
+    agent_options: dict[str, object] = field(default_factory=dict)
+    top: int = 5
+    rules: Rules = Rules()
+    budget: Budget = Budget()
+    require_sandbox: bool = False
+
+
+def default_tag(root: Path, workload: Workload) -> str:
+    """The latest run of this workload that is not verified yet, else a new name: compactllama-nov21."""
+    for run in runs(root):
+        try:
+            if not (run / VERIFY).exists() and run.plan.workload == workload.to_json():
+                return run.tag
+        except BadRecord as error:
+            print(f"run {run.tag!r} is passed over: {error}", file=sys.stderr)
+    base = f"{re.sub(r'[^a-z0-9_]', '', workload.class_name.lower())[:60] or 'model'}-{date.today():%b%d}".lower()
+    taken = {path.name for path in (root / "workspace").glob("*")} | set(run_tags(root))
+    return next(tag for n in range(1, 1000) if (tag := base if n == 1 else f"{base}-{n}") not in taken)
+
+
+def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Callable[[str], None]) -> Plan:
+    """The run's plan; profiles the model the first time."""
+    if (workspace / PLAN).exists():
+        return workspace.plan
+    say(f"profiling {job.workload} on {job.workload.device}")
+
+    def waiting(text: str) -> None:
+        say(text)
+        replace(job.workload, device="cpu").load()  # hours may pass until its turn: a mistake in it is told now
+
+    with turn(job.workload.device, waiting):
+        profile = profile_workload(job.workload, say=step, log=workspace / LOG)
+    plan = make_plan(profile, top=job.top)
+    profile.write(workspace / PROFILE)
+    plan.write(workspace / PLAN)
+    covered = sum(target.share for target in plan.targets)
+    say(f"one pass takes {plan.model_latency_us / 1e3:.1f} ms; {len(plan.targets)} targets are {covered:.0%} of its time:")
+    for target in plan.targets:
+        say(f"  {target.share:6.1%}  {target.name} ({len(target.cases)} shapes)")
+    for line in account.lines(profile.hotspots):
+        say(line)
+    return plan
+
+
+def prove_all(workspace: Workspace, loop: Loop, say: Callable[[str], None], step: Callable[[str], None]) -> list[Proof]:
+    """Every target's best kernel against its starter, but for those that an earlier process or call has proven."""
+    earlier, proofs = read_proofs(workspace), []
+    for target in loop.plan.targets:
+        best = incumbent(rows_of(target, loop.rows))
+        if best is None:
+            continue
+        known = earlier.get(target.name)
+        proofs.append(known if known and known.commit == best.commit else prove(loop, target, say, step))
+        write_json(workspace / PROOF, [encode(proof) for proof in proofs])
+    return proofs
+
+
+def run_job(workspace: Workspace, job: Job) -> str:
+    """Everything; returns the closing summary. Use inside `workspace.locked()`."""
+    with narrator() as (say, step, phase, follow):
+        plan = prepare(workspace, job, say, step)
+        if not plan.targets:
+            told = account.lines(ModelProfile.read(workspace / PROFILE).hotspots)
+            return "\n".join([f"{plan.model}: no operation was found for which there are kernels", *told])
+        loop = Loop(workspace, plan, None, say, step)
+        with Judge(plan.device, require_sandbox=job.require_sandbox) as loop.judge:
+            spent = sum(row.cost_usd for row in loop.rows)
+            agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)
+            call = noted(Call(workspace.tag, plan.device, time.monotonic(), len(tried(loop.rows))))
+            budget = replace(job.budget, started_s=call.started_s, made_before=call.made)
+            follow(Run(workspace.tag, plan, lambda: loop.rows, budget))
+            say(f"the loop ends: {loop.run(agent, job.rules, budget)}")
+            if loop.stopping:
+                say("not proven again and not verified: the same command goes on from here")
+                return write_report(workspace)
+            proofs = prove_all(workspace, loop, say, step)
+        step("verifying in the model")
+        winners = winners_of(loop, proofs)
+        say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
+        speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
+        with turn(plan.device, say):
+            files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG}
+            verification = verify(plan, winners, speedups, say=phase, **files)
+        write_json(workspace / VERIFY, encode(verification))
+    summary = write_report(workspace)
+    remember(verification, winners, speedups, plan.model)
+    return summary

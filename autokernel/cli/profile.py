@@ -1,0 +1,114 @@
+"""Where a model's time goes: its operations ranked, and what a faster kernel for each would give end to end.
+
+Usage:   python profile.py                                                    (compact LLaMA, 1 x 512 tokens, float32)
+         python profile.py --model models/gpt2.py --class-name GPT2 --input-shape 1,512
+         python profile.py --module transformers --class-name LlamaForCausalLM --model-args '{"num_hidden_layers": 2}'
+         python profile.py --workload prefill:1,512 --workload 'decode:8,1*64'   (64 passes of 8 x 1 for each of 1 x 512)
+Reads:   the model's file, or an installed module
+Writes:  workspace/<tag>/profile.json, which extract.py reads
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from autokernel import console  # first: it says what is missing
+from autokernel.cli.arguments import Parser, count, count_or_none, new_file, tag
+from autokernel.history.progress import amdahl
+from autokernel.history.runs import PROFILE, run_folder
+from autokernel.model import account
+from autokernel.model.profiler import BASELINES, Hotspot, ModelProfile, log_compilation, profile_workload, snapshot_memory
+from autokernel.model.workload import add_workload_arguments, workload_from
+from autokernel.preflight import HOME, as_called, check_writable
+from autokernel.run.workspace import LOG
+from autokernel.table import print_table
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(__doc__)
+    add_workload_arguments(parser)
+    console.add_device_argument(parser)
+    parser.add_argument("--warmup-iters", type=count_or_none, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--profile-iters", type=count, default=10, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--baseline",
+        choices=BASELINES,
+        default="best",
+        help="what kernels are held against, operation by operation: eager mode, torch.compile, or the faster of both "
+        "(default: %(default)s; eager where torch.compile does not work)",
+    )
+    parser.add_argument("--tag", type=tag, default="default", help="name of the run (default: %(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
+    parser.add_argument("--export-trace", type=new_file, metavar="FILE", help="write the profiler's trace, for Perfetto")
+    parser.add_argument(
+        "--memory-snapshot", type=new_file, metavar="FILE", help="of one pass on a GPU, for pytorch.org/memory_viz"
+    )
+    parser.add_argument("--torch-compile-log", type=new_file, metavar="FILE", help="graph breaks and code of torch.compile")
+    parser.add_argument("--json", action="store_true", help="print the profile as JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.memory_snapshot and not arguments.device.startswith("cuda"):
+        parser.error("--memory-snapshot needs --device cuda")
+    output = arguments.output or run_folder(HOME, arguments.tag) / PROFILE
+    written = (output, arguments.export_trace, arguments.memory_snapshot, arguments.torch_compile_log)
+    check_writable(*(path for path in written if path))
+    if output.is_file() and output.stat().st_size:
+        ModelProfile.read(output)  # an earlier profile is replaced; BadRecord, where it is anything else
+    repeats = arguments.warmup_iters, arguments.profile_iters
+    workload, log = workload_from(arguments), None if arguments.output else output.parent / LOG
+    with console.progress(f"profiling {workload}", 2 + 4 * len(workload.parts)) as say:
+        profile = profile_workload(workload, *repeats, say, arguments.export_trace, arguments.baseline, log)
+    profile.write(output)
+    if arguments.memory_snapshot:
+        snapshot_memory(workload, arguments.memory_snapshot)
+    if arguments.torch_compile_log:
+        log_compilation(workload, arguments.torch_compile_log)
+    if arguments.json:
+        print(output.read_text())
+    else:
+        show(profile)
+        source = f"--profile {output}" if arguments.output else f"--tag {arguments.tag}"
+        print(as_called(f"written to {os.path.relpath(output)}; next: python extract.py {source}"))
+
+
+def show(profile: ModelProfile) -> None:
+    def row(h: Hotspot) -> list[str]:
+        gains = [f"{amdahl(h.share, s):.2f}x" for s in (1.5, 2, max(h.headroom, 1))] if h.kernel_type else [""] * 3
+        compiled = f"{h.time_us / h.compiled_us:.2f}x" if h.compiled_us else ""
+        headroom = f"{h.headroom:.1f}x" if h.headroom else ""
+        calls, ms, share = f"{h.calls:g}", f"{h.time_us / 1e3:.2f}", f"{h.share:.1%}"
+        return [h.kernel_type or marks[h.standing], calls, ms, share, compiled, h.bound or "", headroom, *gains, h.name]
+
+    marks = {account.Standing.REFUSED: "refused", account.Standing.UNCAPTURED: "not captured", account.Standing.OTHER: "-"}
+    columns = ("operation", "calls", "ms", "share", "compiled", "bound by", "headroom", "1.5x", "2x", "limit", "shapes")
+    passes = "these passes" if profile.workload.mix else "a pass"
+    title = f"{profile.workload} on {profile.device_name}: {profile.latency_us / 1e3:.2f} ms {passes} in eager mode"
+    print_table(title, columns, [row(h) for h in profile.hotspots])
+    if profile.workload.mix:
+        for p in profile.passes:
+            share = p.weight * p.latency_us / profile.latency_us
+            print(f"{p.name}: {p.latency_us / 1e3:.2f} ms a pass, {p.weight:g} of them: {share:.0%} of the time")
+    covered = sum(site.share for site in profile.sites)
+    at_limit = sum(site.share * min(site.limit_us / site.time_us, 1) for site in profile.sites if site.time_us)
+    busy = profile.device_time_us / profile.latency_us
+    if busy < 0.7 and profile.device == "cpu":
+        print(f"operations take {busy:.0%} of a pass; the rest is Python between them, or other work on this machine")
+    elif busy < 0.7:
+        print(f"the device works {busy:.0%} of a pass; the rest is the host launching, which fewer, larger kernels reduce")
+    all_at_limit = 1 / (1 - covered + at_limit)
+    print("1.5x, 2x, limit: the whole model's speedup if that operation alone were so much faster", end=" ")
+    print(f"(all of them at the limit: {all_at_limit:.2f}x)")
+    against = {"best": "the faster of eager mode and torch.compile", "compile": "torch.compile", "eager": "eager mode"}
+    print(f"compiled: how much faster torch.compile makes it; headroom: over {against[profile.baseline]}")
+    print(*account.lines(profile.hotspots), sep="\n")
+    for words in profile.differs:
+        print(words)
+    for reason in profile.left:
+        print(f"left out: {reason}")
+    for reason in profile.graph_breaks:
+        print(f"graph break: {reason.splitlines()[0]}")

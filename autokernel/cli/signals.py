@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM: a script ends with one line and the status that shells expect, and leaves no process behind."""
+
+import os
+import signal
+from types import FrameType
+
+STOPPED = {signal.SIGINT: "stopped by Ctrl-C", signal.SIGTERM: "stopped by SIGTERM"}
+
+
+class Stopped(KeyboardInterrupt):
+    """One of these signals has come; arguments.script() ends with its line."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(STOPPED[signal.Signals(number)])
+        self.status = 128 + number  # as shells say it
+
+
+def catch_signals() -> None:
+    """For a script, before PyTorch is imported: from now on these signals raise Stopped, the first one alone.
+
+    While something is imported, which may swallow an exception or print it, the program ends at once. A signal that is
+    ignored, as under nohup, stays so.
+    """
+    for number in STOPPED:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _stop)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for known in STOPPED:
+        signal.signal(known, signal.SIG_IGN)
+    stopped = Stopped(number)
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, f"{stopped}\n".encode())
+            os._exit(stopped.status)
+        frame = frame.f_back
+    raise stopped

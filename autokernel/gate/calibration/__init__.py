@@ -1,0 +1,1 @@
+"""What the gate finds of kernels whose speed is known: copies, and slowed-down copies."""

@@ -1,0 +1,414 @@
+"""The five stages: which calls are made, what is expected of them, and how an output is held against the fp64 oracle."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.checks.inputs import (
+    DISTRIBUTIONS,
+    fill_inputs,
+    mix_rows,
+    repeated,
+    row_kinds,
+    shared_by_rows,
+    with_layout,
+)
+from autokernel.spec import Case, Dims, KernelSpec
+from autokernel.target import Target
+
+# |y - y64| <= tol · (1 + |y64|): the published outer bound of this tool's family. On ill-conditioned inputs, where
+# PyTorch's own op does not keep to it, the bound is the multiple below of that op's largest error in the row.
+ELEMENT_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float32: 1e-4}
+# The tighter bound: a row's RMS error is at most this multiple of what PyTorch's own op makes on the same inputs in the
+# same dtype, or of one rounding of the result, whichever is larger. In fp32 the order of a long sum alone costs up to 12
+# times (measured: K = 4097 in sequence against cuBLAS's split K); TF32 or fp16 inputs cost over 1,000 times (K = 64..4096).
+ERROR_MULTIPLE = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 32.0}
+MINIMUM_ROW = 16  # elements
+SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
+SYSTEMATIC_MULTIPLE = 8.0
+
+
+HELD_SETS, HELD_CALLS = 2, 3  # determinism: so many input sets, each called so often in turn, every output held
+TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
+NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
+
+
+@dataclass(frozen=True)
+class Step:
+    """Calls made without a word of the judge between them: on each set of inputs, in `order`, at byte `shift` on."""
+
+    sets: tuple[dict[str, Any], ...]
+    order: tuple[int, ...] = (0,)
+    shift: int = 0
+    what: str = ""  # for people: what is special about it
+
+
+@dataclass(frozen=True)
+class CheckCase:
+    """One case with one kind of contents: a step, or several at the same addresses, whose outputs are all checked."""
+
+    stage: str
+    case: Case
+    seed: int
+    distribution: str = "normal"
+    adversarial: str = ""  # name of one of the spec's adversarial transforms
+    nonfinite: float | None = None  # a value planted into the first input
+    rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
+    first_row: int = 0  # which of these kinds comes first
+    twice: bool = False  # two calls, which must agree bitwise
+    held: bool = False  # several sets, several calls on each, all outputs held to the end
+    perturbed: bool = False  # each input changed in turn, then all moved
+
+    @property
+    def label(self) -> str:
+        extra = [self.distribution if self.distribution != "normal" else "", self.adversarial]
+        extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
+        extra.append("rows of every kind" if self.rows else "")
+        return " ".join([self.case.name, *filter(None, extra)])
+
+    @property
+    def ill_conditioned(self) -> bool:
+        """Whether PyTorch's own error on these inputs is luck."""
+        return bool(self.adversarial) or not set(self.rows) <= set(DISTRIBUTIONS)
+
+    def steps(self, spec: KernelSpec) -> Iterator[Step]:
+        first = self.inputs(spec)
+        if self.held:
+            others = [replace(self, seed=self.seed + i).inputs(spec) for i in range(1, HELD_SETS)]
+            yield Step((first, *others), tuple(range(HELD_SETS)) * HELD_CALLS)
+            return
+        yield Step((first,), (0, 0) if self.twice else (0,))
+        if not self.perturbed:
+            return
+        other = replace(self, seed=self.seed + 1).inputs(spec)
+        for name, value in first.items():
+            if isinstance(value, Tensor):
+                yield Step((first | {name: other[name]},), what=f"only {name} changed")
+                for where, part in _parts(value.numel(), self.seed).items():
+                    changed = first | {name: partly(value, other[name], part)}
+                    yield Step((changed,), what=f"only {where} of {name} changed")
+            elif isinstance(value, float):
+                yield Step((first | {name: 2 * value + 0.25},), what=f"only {name} changed")
+        yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
+
+    def inputs(self, spec: KernelSpec) -> dict[str, Any]:
+        inputs = fill_inputs(spec, self.case, self.seed, self.distribution)
+        if self.rows:
+            inputs = mix_rows(spec, inputs, self.rows, self.first_row, torch.Generator().manual_seed(self.seed))
+        if self.adversarial:
+            inputs = spec.adversarial[self.adversarial](inputs)
+        if self.nonfinite is not None:
+            name = next(iter(self.case.tensors))
+            planted = inputs[name].clone()
+            planted.view(-1)[self.seed % planted.numel()] = self.nonfinite
+            inputs = inputs | {name: planted}
+        return repeated(self.case, inputs)
+
+
+def _parts(numel: int, seed: int) -> dict[str, slice]:
+    """Places of a tensor that a kernel must not take for unchanged because others are."""
+    one = seed % numel if numel else 0
+    return {
+        "the end": slice(numel - numel // 4, numel),
+        "the middle": slice(numel // 2 - numel // 8, numel // 2 + numel // 8),
+        "one element": slice(one, one + 1),
+    }
+
+
+def partly(x: Tensor, other: Tensor, part: slice) -> Tensor:
+    """x with the contents of `other` in one part, in the order of the elements; what cannot be told apart is moved on."""
+    changed, values = x.clone().reshape(-1), other.reshape(-1)[part]
+    if x.dtype == torch.bool:
+        values = ~changed[part]
+    elif x.is_floating_point() and part.stop - part.start == 1:
+        values = values + 4 * (1 + changed[part].abs().nan_to_num(0, 0, 0))
+    changed[part] = values
+    return changed.reshape(x.shape)
+
+
+def option_dims(spec: KernelSpec) -> list[Dims]:
+    """Of the spec's sizes, for each value of each option the smallest that has it (no smaller than the smoke test's)."""
+
+    def size(dims: Dims) -> int:
+        return sum(t.numel for t in spec.case(dims, spec.dtypes[0]).tensors.values())
+
+    found: dict[tuple[str, str], Dims] = {}
+    for dims in sorted((*spec.sweep, *spec.edges), key=size):
+        if size(dims) >= size(spec.smoke):
+            options = {k: v for k, v in dims.items() if isinstance(v, (bool, str)) or k == "dim"}
+            for key in options.items():
+                found.setdefault(key, dims)
+    return [spec.smoke, *{id(dims): dims for dims in found.values()}.values()]
+
+
+def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator[CheckCase]:
+    """Every trial of the five stages, in order, each with a seed of its own derived from `seed`."""
+    count = 0
+
+    def trial(stage: str, case: Case, **options: Any) -> CheckCase:
+        nonlocal count
+        count += 1
+        digest = hashlib.sha256(f"{seed}:{count}".encode()).digest()
+        return CheckCase(stage, case, int.from_bytes(digest[:6], "big"), **options)
+
+    for dtype in dict.fromkeys((target.dtype, spec.dtypes[0])):
+        yield trial("smoke_test", spec.case(spec.smoke, dtype))
+    shapes = tuple(DISTRIBUTIONS)
+    for i, dims in enumerate(spec.sweep):
+        for j, dtype in enumerate(spec.dtypes if not quick else (target.dtype,)):
+            yield trial("shape_sweep", spec.case(dims, dtype), distribution=shapes[(i + 2 * j) % len(shapes)])
+    for weighted in target.cases:
+        for case in weighted.proven:
+            yield trial("shape_sweep", case, twice=most_bytes(spec, case) <= TWICE_BYTES)
+    perturbed: set[str] = set()
+    different = (spec.smoke, *(d for d in spec.sweep if d != spec.smoke))
+    for dims in different:  # the first two, and those that have an input that was in none before
+        case = spec.case(dims, target.dtype)
+        if dims in (spec.smoke, spec.sweep[0]) or not perturbed.issuperset(case.tensors):
+            yield trial("shape_sweep", case, perturbed=True)
+            perturbed |= set(case.tensors)
+    if quick:
+        return
+    for weighted in target.cases:
+        for case in weighted.proven:
+            for options in hard(spec, case):
+                yield trial("numerical_stability", case, **options)
+    for dims in option_dims(spec):
+        for dtype in spec.dtypes:
+            for options in hard(spec, spec.case(dims, dtype)):
+                yield trial("numerical_stability", spec.case(dims, dtype), **options)
+    for dtype in spec.dtypes:
+        for name in spec.adversarial:
+            yield trial("numerical_stability", spec.case(spec.smoke, dtype), adversarial=name)
+            yield trial("numerical_stability", spec.case(spec.sweep[0], dtype), adversarial=name)
+        for value in spec.nonfinite:
+            yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value)
+    for dims in (spec.sweep[len(spec.sweep) // 2], spec.smoke):
+        yield trial("determinism", spec.case(dims, target.dtype), held=True)
+    for i, dims in enumerate(spec.edges):
+        for dtype in spec.dtypes:
+            yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])
+    for dims in (spec.edges[0], spec.smoke):
+        for layout in spec.layouts:
+            for dtype in spec.dtypes:
+                yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout))
+
+
+def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
+    """Options of the trials in which a case meets each distribution, adversarial transform and non-finite value.
+
+    Where every row has results of its own, one trial has rows of all kinds (few rows: as many as it takes). Where all rows
+    make one result, kinds that would hide each other have trials of their own.
+    """
+    sample = fill_inputs(spec, spec.case(spec.smoke, case.dtype), 0)
+    shared = shared_by_rows(spec, sample)
+    kinds = tuple(name for name in row_kinds(spec, sample) if name not in shared)
+    if spec.independent_rows:
+        first = next(iter(case.tensors.values()))
+        lines = max(1, first.numel // max(1, first.shape[case.args.get("dim", -1)]))
+        for start in range(0, len(kinds), lines):
+            yield {"rows": kinds, "first_row": start}
+    else:
+        yield {"rows": tuple(DISTRIBUTIONS)}
+        planted = {f"one {value}": value for value in spec.nonfinite}
+        yield {"rows": tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k != "all -inf")}
+        yield from ({"nonfinite": value} for value in planted.values())
+    yield from ({"adversarial": name} for name in shared)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What an output must be: the fp64 result, and the error that PyTorch's own op makes on the same inputs."""
+
+    exact: Tensor  # fp64
+    native: Tensor  # in the dtype of the case
+    size: Tensor  # fp64, of each element, to which errors are relative: what its terms amount to where they cancel
+
+    def rows(self, start: int, count: int) -> "Expectation":
+        """Of `count` rows from `start` on, of all rows along the last dim."""
+        return Expectation(
+            *(t.reshape(-1, t.shape[-1])[start : start + count] for t in (self.exact, self.native, self.size))
+        )
+
+
+def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation:
+    """Run the oracle in fp64 and the eager form in the inputs' own dtype, in this process."""
+
+    def moved(value: Any, exact: bool) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        value = value.to(device)
+        return value.double() if exact and value.is_floating_point() else value
+
+    with torch.inference_mode():
+        native = spec.eager(**{k: moved(v, False) for k, v in inputs.items()})
+        try:
+            exact = spec.oracle(**{k: moved(v, True) for k, v in inputs.items()})
+        except torch.OutOfMemoryError:  # attention's fp64 scores at long sequences: fp32 is exact enough for 16 bit
+            torch.cuda.empty_cache()
+            exact = spec.eager(
+                **{
+                    k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
+                    for k, v in ((k, moved(v, False)) for k, v in inputs.items())
+                }
+            ).double()
+        size = exact.abs()
+        if spec.magnitude:
+            size = torch.maximum(size, spec.magnitude(**{k: moved(v, True) for k, v in inputs.items()}))
+    return Expectation(exact, native, size)
+
+
+def most_bytes(spec: KernelSpec, case: Case) -> int:
+    """What an output may take, be it wrong: all that is moved, were it in fp64. A larger one is not even copied."""
+    return 4 * spec.bytes_moved(case.args) + (1 << 20)
+
+
+def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str | None:
+    """Why y is not an acceptable result, naming the worst element; None if it is one.
+
+    Adversarial inputs are ill-conditioned: there PyTorch's own error is luck, and only the outer bound and the NaN and
+    Inf masks apply.
+    """
+    exact, native = expectation.exact, expectation.native
+    if y.shape != exact.shape:
+        return f"shape {tuple(y.shape)} instead of {tuple(exact.shape)}"
+    if y.dtype != native.dtype:
+        return f"dtype {y.dtype} instead of {native.dtype}"
+    if y.numel() == 0:
+        return None
+    y = y.to(exact.device)
+    if not y.dtype.is_floating_point:  # indices, counts: exact, or as PyTorch has them where two are equally right
+        differs = (y != exact) & (y != native)
+        return f"differs: {_worst(differs.double(), y.double(), exact)}" if differs.any() else None
+    rounded = exact.to(y.dtype)  # what overflows in this dtype is inf there too
+    for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
+        differs = test(y) != test(rounded)
+        if differs.any() and (name == "NaN" or not _near_overflow(exact, y.dtype)[differs].all()):
+            index = _index(differs.int().argmax(), y)
+            return f"{name} mask differs: got {y[index].item()} instead of {rounded[index].item()} at {list(index)}"
+    finite = torch.isfinite(rounded) & torch.isfinite(y)
+    if not finite.any():
+        return None
+    target = torch.where(finite, exact, 0.0)
+    error = torch.where(finite, (y.double() - target).abs(), 0.0)
+    usable = finite & torch.isfinite(native)
+    native_error = torch.where(usable, (native.double() - target).abs(), 0.0)
+    size = torch.where(finite, expectation.size, 0.0)
+    outer = ELEMENT_TOLERANCE[y.dtype] * (1 + size)
+    if y.dim():
+        outer = torch.maximum(outer, ERROR_MULTIPLE[y.dtype] * native_error.amax(-1, keepdim=True))
+    excess = error - outer
+    if (excess > 0).any():
+        return f"outside the tolerance {ELEMENT_TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
+    if adversarial:
+        return None
+    if y.dtype.itemsize == 2 and (reason := _systematic(y, target, size, usable, native)):
+        return reason
+    return _larger_than_pytorch(y, target, size, torch.where(usable, error, 0.0), native_error, usable)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(a.view(-1).view(torch.uint8), b.view(-1).view(torch.uint8))
+    )
+
+
+def _larger_than_pytorch(
+    y: Tensor, exact: Tensor, size: Tensor, error: Tensor, native_error: Tensor, usable: Tensor
+) -> str | None:
+    """The tighter bound, row by row, so that large rows cannot hide small ones."""
+    information = torch.finfo(y.dtype)
+    size = _row_rms(torch.where(usable, size, 0.0))
+    rounding = information.eps * size + information.tiny
+    # PyTorch may be lucky in one row (attention with one query: 40 times better than in the next head): what it makes of
+    # the rows at its upper quartile, relative to their size, is allowed in every row. Of zeros that says nothing.
+    native = _row_rms(native_error)
+    relative = (native / size)[size > information.tiny]
+    usual = relative.quantile(0.75) * size if relative.numel() else 0 * size
+    bound = torch.maximum(torch.maximum(native, rounding), usual)
+    made = _row_rms(error)
+    multiple = ERROR_MULTIPLE[y.dtype]
+    excess = made - multiple * bound
+    if not (excess > 0).any():
+        return None
+    row = excess.argmax()
+    return (
+        f"RMS error {made[row].item():.3g} in row {row.item()} is {(made / bound)[row].item():.1f} times PyTorch's own "
+        f"(at most {multiple:g} times is allowed): {_worst(error, y, exact)}"
+    )
+
+
+def _systematic(y: Tensor, exact: Tensor, size: Tensor, usable: Tensor, native: Tensor) -> str | None:
+    """Why the errors of a 16-bit result are not those of rounding, which are independent of each other.
+
+    A single number is within SCALAR_ULPS of the truth. In a row, the mean of the signed errors and their projection on the
+    row (by how much it is scaled) are small multiples of what independent roundings of its elements come to, or of
+    PyTorch's own: a sum over a part of the row, or an average in place of its end, moves all elements together. Half a
+    rounding more is allowed, by which results are smaller where they are cut off (Triton's interpreter, bfloat16).
+    """
+    eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
+    if not y.dim():
+        error, own = (y.double() - exact).abs(), (native.double() - exact).abs()
+        if error > SCALAR_ULPS * eps * size + tiny + 2 * own:
+            return f"got {y.item():.6g} instead of {exact.item():.6g}: more than {SCALAR_ULPS:g} roundings off"
+        return None
+    exact, size, error, own = (
+        as_rows_of_results(torch.where(usable, t, 0.0)) for t in (exact, size, y.double() - exact, native.double() - exact)
+    )
+    norm = (exact**2).sum(-1) + tiny
+    count = max(exact.shape[-1], 1)
+    figures = {  # of each row: of the result, of PyTorch's, of independent roundings (one s.d. or more), of cutting off
+        "scaled by {:.2e}": (
+            (error * exact).sum(-1) / norm,
+            (own * exact).sum(-1) / norm,
+            eps * (size**2 * exact**2).sum(-1).sqrt() / norm,
+            eps / 2 * (size * exact.abs()).sum(-1) / norm,
+        ),
+        "moved by {:.2e} in the mean": (
+            error.mean(-1),
+            own.mean(-1),
+            eps * (size**2).mean(-1).sqrt() / count**0.5,
+            eps / 2 * size.mean(-1),
+        ),
+    }
+    for words, (made, native_made, rounding, cut_off) in figures.items():
+        bound = SYSTEMATIC_MULTIPLE * (native_made.abs() + rounding) + cut_off + tiny
+        excess = made.abs() / bound
+        if (excess > 1).any():
+            row = excess.argmax()
+            return (
+                f"row {row.item()} is {words.format(made[row].item())}, {excess[row].item():.1f} times what roundings that "
+                f"are independent may come to: an error of the computation, not of the dtype"
+            )
+    return None
+
+
+def as_rows_of_results(t: Tensor) -> Tensor:
+    """Rows of the last dim; a tensor of narrow rows is one row, for of few elements nothing can be said."""
+    return t.reshape(-1, t.shape[-1] if t.dim() and t.shape[-1] >= MINIMUM_ROW else max(t.numel(), 1))
+
+
+def _row_rms(t: Tensor) -> Tensor:
+    """RMS of each row, flat."""
+    return (as_rows_of_results(t) ** 2).mean(-1).sqrt()
+
+
+def _near_overflow(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where a rounding decides whether the result is finite in this dtype."""
+    largest = torch.finfo(dtype).max
+    return exact.abs().sub(largest).abs() < largest * 1e-2
+
+
+def _index(flat: Tensor, like: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(flat, like.shape))
+
+
+def _worst(excess: Tensor, y: Tensor, exact: Tensor) -> str:
+    index = _index(excess.argmax(), y)
+    return f"got {y[index].item():.6g} instead of {exact[index].item():.6g} at {list(index)}"

@@ -1,0 +1,210 @@
+"""Contents for a case's tensors: fresh random numbers in several distributions and layouts."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.workers.views import POOL, copy_from_pool, distinct, write
+from autokernel.spec import Case, KernelSpec, TensorSpec
+
+
+def _rows(x: Tensor, generator: torch.Generator) -> Tensor:
+    """One random number in [0, 1) per row (all dims but the last)."""
+    return torch.rand((*x.shape[:-1], 1), generator=generator)
+
+
+def _dominant_tail(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The last eighth of every row carries nearly all of it: work skipped there shows."""
+    tail = max(x.shape[-1] // 8, 1)
+    return torch.cat((x[..., :-tail] * 0.05, x[..., -tail:] * 3), -1)
+
+
+# name -> (values drawn from N(0, 1), generator) -> values. Magnitudes stay where fp16 sums of thousands do not overflow.
+DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "normal": lambda x, g: x,
+    "shifted": lambda x, g: 0.5 * x + 2,
+    "small": lambda x, g: 0.02 * x,
+    "ragged": lambda x, g: x * 10 ** (2 * _rows(x, g) - 1.5),  # rows from 0.03 to 3
+    "dominant_tail": _dominant_tail,
+    "uniform": lambda x, g: torch.rand(x.shape, generator=g) * 4 - 2,
+}
+
+
+Transform = Callable[[dict[str, Any]], dict[str, Any]]  # of filled inputs
+OFFSET = 512.0  # of a row's mean, in its standard deviations: E[x²] - E[x]² has lost the variance, two passes have not
+
+
+RowKind = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # (all rows, which of them, generator) -> rows of this kind
+
+
+def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]:
+    """The kinds of rows that the first tensor of a case may have, by name; all rows are drawn from N(0, 1).
+
+    Of the spec's adversarial transforms all are here; `shared_by_rows` names those that change other inputs as well.
+    """
+    first = tensors_of(inputs)[0]
+
+    def transformed(transform: Transform) -> RowKind:
+        return lambda rows, chosen, g: as_rows(transform(dict(inputs))[first], inputs)[chosen]
+
+    def planted(value: float) -> RowKind:
+        def plant(rows: Tensor, chosen: Tensor, g: torch.Generator) -> Tensor:
+            return rows[chosen].scatter(-1, torch.randint(rows.shape[-1], (len(chosen), 1), generator=g), value)
+
+        return plant
+
+    def shaped(change: Callable[[Tensor, torch.Generator], Tensor]) -> RowKind:
+        return lambda rows, chosen, g: change(rows[chosen], g)
+
+    kinds = {name: shaped(change) for name, change in DISTRIBUTIONS.items()}
+    kinds |= {f"times {scale:g}": shaped(lambda x, g, scale=scale: x * scale) for scale in spec.row_scales}
+    kinds |= {
+        "zeros": shaped(lambda x, g: torch.zeros_like(x)),
+        "one value": shaped(lambda x, g: x[..., :1].expand_as(x)),
+        "offset": shaped(lambda x, g: x + min(OFFSET, max(spec.row_scales))),
+    }
+    kinds |= {name: transformed(transform) for name, transform in spec.adversarial.items()}
+    kinds |= {f"one {value}": planted(value) for value in spec.nonfinite}
+    if -math.inf in spec.nonfinite:
+        kinds["all -inf"] = shaped(lambda x, g: torch.full_like(x, -math.inf))
+    return kinds
+
+
+def shared_by_rows(spec: KernelSpec, inputs: Mapping[str, Any]) -> list[str]:
+    """The adversarial transforms that change more than the first tensor: they cannot be of some rows alone."""
+    return [
+        name
+        for name, transform in spec.adversarial.items()
+        if any(transform(dict(inputs))[other] is not inputs[other] for other in tensors_of(inputs)[1:])
+    ]
+
+
+def mix_rows(
+    spec: KernelSpec, inputs: Mapping[str, Any], names: Sequence[str], start: int, generator: torch.Generator
+) -> dict[str, Any]:
+    """`inputs`, drawn from N(0, 1), with a first tensor whose rows are of the kinds in `names`, in random order.
+
+    `start`: which kind comes first, where there are fewer rows than kinds.
+    """
+    first, dim = tensors_of(inputs)[0], line_dim(inputs)
+    kinds, rows = row_kinds(spec, inputs), as_rows(inputs[first], inputs)
+    kind_of = (torch.arange(len(rows)) + start) % len(names)
+    kind_of = kind_of[torch.randperm(len(rows), generator=generator)]
+    mixed = torch.empty_like(rows)
+    for number, name in enumerate(names):
+        chosen = (kind_of == number).nonzero().flatten()
+        if len(chosen):
+            mixed[chosen] = kinds[name](rows, chosen, generator).to(rows.dtype)
+    shape = inputs[first].movedim(dim, -1).shape
+    return dict(inputs) | {first: mixed.reshape(shape).movedim(-1, dim).contiguous()}
+
+
+def tensors_of(inputs: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in inputs.items() if isinstance(value, Tensor)]
+
+
+def line_dim(inputs: Mapping[str, Any]) -> int:
+    """The dim along which the elements of the first tensor belong together."""
+    return inputs.get("dim", -1)
+
+
+def as_rows(x: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+    """[lines, elements of a line]"""
+    x = x.movedim(line_dim(inputs), -1)
+    return x.reshape(-1, x.shape[-1])
+
+
+def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "normal") -> dict[str, Any]:
+    """Contiguous CPU tensors (and plain values) for every argument of `case`, from `seed` alone.
+
+    Inputs that the spec declares static (weights) are drawn as 1 + N(0, 1)/2 for vectors: neither ones nor zeros, so that
+    a kernel that ignores them fails. `distribution` shapes the other floating-point inputs.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    inputs: dict[str, Any] = {}
+    for name, value in case.args.items():
+        if not isinstance(value, TensorSpec):
+            inputs[name] = value
+        elif name in spec.fill:
+            inputs[name] = spec.fill[name](value, case.args, generator).to(value.dtype)
+        else:
+            x = torch.randn(value.shape, generator=generator)
+            if name in spec.static:
+                x = 1 + x / 2 if x.dim() == 1 else x / math.sqrt(x.shape[-1])
+            elif x.dim() > 0 and x.numel() > 0:
+                x = DISTRIBUTIONS[distribution](x, generator)
+            inputs[name] = x.to(value.dtype)
+    return repeated(case, inputs)
+
+
+class Pool:
+    """Random numbers for large timed inputs, drawn once per seed and cut at random places: as fast as a copy."""
+
+    def __init__(self, seed: int):
+        self.generator = torch.Generator().manual_seed(seed)
+        self.normal = torch.randn(POOL, generator=self.generator)
+        self._cast = {torch.float32: self.normal}
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._cast:
+            self._cast[dtype] = self.normal.to(dtype)
+        return self._cast[dtype]
+
+    def place(self) -> int:
+        """Where in the pool the next tensor is cut."""
+        return int(torch.randint(POOL, (), generator=self.generator))
+
+
+def repeated(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
+    """`inputs` with the contents that tensors of the case's strides can have: the same along dims of stride 0."""
+    for name, tensor in case.tensors.items():
+        first = distinct(torch.empty_strided(tensor.shape, tensor.strides, device="meta")).shape
+        if first != inputs[name].shape:
+            inputs[name] = inputs[name][tuple(slice(n) for n in first)].expand(tensor.shape).contiguous()
+    return inputs
+
+
+def changing(spec: KernelSpec, case: Case) -> list[str]:
+    """The inputs that are new in every timed batch: all but weights and what has contents of a special kind."""
+    return [name for name in case.tensors if name not in spec.static and name not in spec.fill]
+
+
+def fill_fixed(spec: KernelSpec, case: Case, views: dict[str, Tensor], pool: Pool) -> None:
+    """Contents for the other inputs of one timed set, written through `views`."""
+    for name, view in views.items():
+        if name in spec.fill:
+            write(view, spec.fill[name](case.args[name], case.args, pool.generator).to(view.dtype))
+            continue
+        copy_from_pool(pool.values(view.dtype), pool.place(), view)
+        if view.dim() > 1:
+            distinct(view).mul_(view.shape[-1] ** -0.5)  # weights as networks have them: sums stay in fp16's range
+
+
+def transposed(tensor: TensorSpec) -> TensorSpec:
+    """The same shape with the last two dims stored the other way round."""
+    *lead, rows, columns = tensor.shape
+    strides = TensorSpec((*lead, columns, rows), tensor.dtype).strides
+    return replace(tensor, stride=(*strides[:-2], strides[-1], strides[-2]))
+
+
+def padded(tensor: TensorSpec) -> TensorSpec:
+    """A slice of a wider tensor, starting at an odd element: gaps between rows, unaligned base."""
+    *lead, columns = tensor.shape
+    strides = TensorSpec((*lead, columns + 3), tensor.dtype).strides
+    return replace(tensor, stride=strides, offset=1)
+
+
+LAYOUTS: dict[str, Callable[[TensorSpec], TensorSpec]] = {"transposed": transposed, "sliced": padded}
+
+
+def with_layout(case: Case, layout: str) -> Case:
+    """`case` with every tensor of two or more dims (and vectors, if sliced) in the given layout."""
+    least = 2 if layout == "transposed" else 1
+    args = {
+        k: LAYOUTS[layout](v) if isinstance(v, TensorSpec) and len(v.shape) >= least else v for k, v in case.args.items()
+    }
+    return Case(f"{case.name} {layout}", args)

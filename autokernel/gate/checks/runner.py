@@ -1,0 +1,278 @@
+"""The five stages of correctness, run in workers: every trial's calls, each output held against the oracle."""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.checks.correctness import (
+    HELD_SETS,
+    NEW_ADDRESS,
+    CheckCase,
+    Step,
+    expect,
+    most_bytes,
+    same_bits,
+    trials,
+    wrong,
+)
+from autokernel.gate.workers.channel import GUARD, Placed, place
+from autokernel.gate.workers.device_memory import DeviceMemoryBudget
+from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
+from autokernel.gate.workers.stopwatch import Stopwatch
+from autokernel.spec import Case, KernelSpec, load_spec
+from autokernel.target import Target
+from autokernel.verdict import STAGES, Correctness, Failure
+
+LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
+CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
+# What a trial takes of a GPU's memory, in multiples of what one call moves: inputs in two precisions, several outputs in
+# the worker, and here the comparison's own tensors, all of them fp64.
+TRIAL_COPIES = 40
+LARGE_BYTES = 1 << 30  # what PyTorch's allocator keeps of so much is given back, for the other processes
+
+
+@dataclass
+class Checked:
+    """What became of the stages: "PASS", "FAIL", "SKIP", … for each, and the first failure."""
+
+    stages: dict[str, str] = field(default_factory=lambda: dict.fromkeys(STAGES, "SKIP"))
+    failure: Failure | None = None
+    correctness: Correctness = Correctness.PASS
+    undecided: str = ""  # why nothing can be said
+
+    def fail(self, failure: Failure, kind: Correctness) -> None:
+        self.failure, self.correctness = failure, kind
+        self.stages[failure.stage] = kind.value
+
+
+class Checks:
+    """What the stages of all kernels share. `workers`: how many processes share the trials of a kernel, where
+    the shared memory has room for their inputs."""
+
+    def __init__(
+        self,
+        parent: WarmParent,
+        device: str,
+        threads: int,
+        workers: int,
+        memory: DeviceMemoryBudget,
+        watch: Stopwatch,
+    ):
+        self.parent, self.device, self.threads, self.workers, self.watch = parent, device, threads, workers, watch
+        self.memory = memory
+        self.timeout_s = CALL_TIMEOUT_S
+
+
+class StageRun:
+    """The stages for one kernel: its trials in order, each taken by the next worker that is free.
+
+    `progress` is told the name of each stage as it begins, `smoked` is called when the smoke test has passed.
+    """
+
+    def __init__(
+        self,
+        checks: Checks,
+        source: str,
+        target: Target,
+        seed: int,
+        quick: bool,
+        libraries: str,
+        progress: Callable[[str], None],
+        smoked: Callable[[], None],
+    ):
+        self.checks, self.source, self.libraries = checks, source, libraries
+        self.progress, self.smoked = progress, smoked
+        self.spec, self.checked = load_spec(target.kernel_type), Checked()
+        self.trials = list(trials(self.spec, target, seed, quick))
+        largest = max(place(trial.case.tensors, 0)[1] for trial in self.trials)
+        self.count = max(1, min(checks.workers, checks.parent.size // (HELD_SETS * largest + NEW_ADDRESS)))
+        self.left = Counter(trial.stage for trial in self.trials)
+        self.failures: dict[int, tuple[Failure, Correctness]] = {}  # by the index of the trial
+        self.repeatable: list[tuple[CheckCase, list[Tensor], WorkerProcess]] = []  # held trials that passed
+        self.lock = threading.Lock()  # of all that follows, and of the above
+        self.queue = iter(enumerate(self.trials))
+        self.busy: dict[WorkerProcess, int] = {}  # worker -> the index of the trial it is at
+        self.given_up: set[WorkerProcess] = set()
+
+    def run(self) -> Checked:
+        """All stages up to the first failure."""
+        with contextlib.ExitStack() as stack:
+            workers = [self._worker(stack, self.source) for _ in range(self.count)]
+            if len(workers) == 1:
+                self._advance(0, workers[0])
+            else:
+                with ThreadPoolExecutor(len(workers)) as pool:
+                    list(pool.map(self._advance, range(len(workers)), workers))
+            if self.repeatable and not self.failures:
+                trial, outputs, first = self.repeatable[0]
+                again = partial(self._again, stack, workers, first, self.source, self.libraries, self.spec, trial, outputs)
+                self._attempt(0, trial, partial(self._fitted, self.spec, trial, again))
+        for stage, state in self.checked.stages.items():
+            self.checked.stages[stage] = "SKIP" if state == "RUN" else state
+        if self.failures:
+            self.checked.fail(*self.failures[min(self.failures)])
+        return self.checked
+
+    def _advance(self, number: int, worker: WorkerProcess) -> None:
+        """Try one trial after another until none is left or one has failed."""
+        slot = number * (self.checks.parent.size // self.count)
+        self.busy[worker] = len(self.trials)  # loading, for whatever comes next
+        self._attempt(-1, self.trials[0], lambda: self._load(worker, self.source, self.libraries))
+        while not self.failures and (taken := self._next(worker)):
+            index, trial = taken
+            make = partial(self._try, worker, self.spec, trial, slot)
+            outputs = self._attempt(index, trial, partial(self._fitted, self.spec, trial, make))
+            with self.lock:
+                self.left[trial.stage] -= 1
+                if not self.left[trial.stage] and not self.failures:
+                    self.checked.stages[trial.stage] = "PASS"
+                    if trial.stage == STAGES[0]:
+                        self.smoked()
+                if trial.held and isinstance(outputs, list):
+                    self.repeatable.append((trial, outputs, worker))
+
+    def _next(self, worker: WorkerProcess) -> tuple[int, CheckCase] | None:
+        """The next trial and its index; None if there is none."""
+        with self.lock:
+            taken = next(self.queue, None)
+            if taken:
+                index, trial = taken
+                self.busy[worker] = index
+                if self.checked.stages[trial.stage] == "SKIP":
+                    self.checked.stages[trial.stage] = "RUN"
+                    self.progress(trial.stage)
+            return taken
+
+    def _attempt(self, index: int, trial: CheckCase, make: Callable[[], Any]) -> Any:
+        """What `make` returns; a worker's fault, or a reason that it returns, is the trial's failure."""
+        try:
+            made = make()
+        except WorkerFault as fault:
+            if fault.worker not in self.given_up:
+                self._fail(index, self._failure(trial, fault.reason, fault.detail), Correctness(fault.kind))
+            return None
+        if isinstance(made, str):
+            self._fail(index, self._failure(trial, made), Correctness.FAIL)
+        return made
+
+    def _fail(self, index: int, failure: Failure, kind: Correctness) -> None:
+        """Note a failure, and give up the workers that are at later trials: only an earlier one can matter more."""
+        with self.lock:
+            self.failures[index] = failure, kind
+            later = [worker for worker, at in self.busy.items() if at > index]
+            self.given_up.update(later)
+        for worker in later:
+            worker.end()
+
+    def _worker(self, stack: contextlib.ExitStack, source: str) -> WorkerProcess:
+        with self.checks.watch("processes"):
+            return stack.enter_context(WorkerProcess(self.checks.parent, self.checks.threads, source))
+
+    def _load(self, worker: WorkerProcess, source: str, libraries: str) -> None:
+        with self.checks.watch("load"):
+            worker.request("load", LOAD_TIMEOUT_S, source=source, poison=True, libraries=libraries)
+
+    def _failure(self, trial: CheckCase, reason: str, detail: str = "") -> Failure:
+        return Failure(trial.stage, trial.label, trial.seed, reason, detail)
+
+    def _fitted(self, spec: KernelSpec, trial: CheckCase, make: Callable[[], Any]) -> Any:
+        """What `make` returns, beside other trials as far as the device's memory goes; where it did not, without them."""
+        nbytes = TRIAL_COPIES * spec.bytes_moved(trial.case.args)
+        try:
+            with self.checks.memory.take(nbytes), _given_back(nbytes):
+                return make()
+        except torch.OutOfMemoryError:  # ours
+            pass
+        except WorkerFault as fault:
+            if not fault.out_of_device_memory:
+                raise
+        with self.checks.memory.take(self.checks.memory.nbytes), _given_back(nbytes):
+            return make()
+
+    def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: CheckCase, slot: int) -> str | list[Tensor]:
+        """Make a trial's calls, their inputs written to the arena from byte `slot` on, and hold every output to the oracle.
+
+        Returns why the trial failed, or the outputs of its last step.
+        """
+        for step in trial.steps(spec):
+            outputs = self._call(worker, spec, trial.case, step, slot)
+            if isinstance(outputs, str):
+                return outputs
+            reason = None
+            for index, inputs in enumerate(step.sets):
+                first, *again = [y for y, i in zip(outputs, step.order) if i == index]
+                with self.checks.watch("oracle"):
+                    expectation = expect(spec, inputs, self.checks.device)
+                reason = reason or wrong(first, expectation, adversarial=trial.ill_conditioned)
+                if reason is None and not all(same_bits(first, y) for y in again):
+                    reason = f"{len(again) + 1} calls on the same inputs do not agree bitwise"
+            if reason:
+                return f"{step.what}: {reason}" if step.what else reason
+        return outputs
+
+    def _call(self, worker: WorkerProcess, spec: KernelSpec, case: Case, step: Step, slot: int) -> str | list[Tensor]:
+        """The outputs of one step's calls, or what is wrong with how they were handed over."""
+        end, messages = slot + step.shift, []
+        for inputs in step.sets:
+            message, end = write_inputs(self.checks.parent, inputs, case.tensors, end)
+            messages.append(message)
+        with self.checks.watch("trials"):
+            worker.request("sets", self.checks.timeout_s, sets=messages)
+            answer = worker.request("call", self.checks.timeout_s, order=step.order)
+        outputs = worker.fetch(answer.outputs, len(step.order), most_bytes(spec, case))
+        for y, strides in outputs:
+            if not torch.empty_strided(y.shape, strides, device="meta").is_contiguous():
+                return f"strides {strides} instead of contiguous {tuple(y.stride())}"
+        placed = [(name, Placed.decode(where[name])) for where in messages for name in case.tensors]
+        if self.checks.device == "cpu":  # where inputs cannot be written to
+            placed = []
+        largest = max((where.end - where.start for _, where in placed), default=0) + 2 * GUARD
+        after = worker.fetch(answer.inputs, len(placed), largest)
+        for (name, where), (memory, _) in zip(placed, after):
+            before = self.checks.parent.inputs.bytes[where.start - GUARD : where.end + GUARD]
+            if memory.shape != before.shape or memory.dtype != before.dtype:
+                raise worker.forged(f"the memory of its input {name} in another shape")
+            if not torch.equal(memory, before):
+                inside = not torch.equal(memory[GUARD:-GUARD], before[GUARD:-GUARD])
+                return f"changed its input {name}" if inside else f"wrote beside its input {name}"
+        return [y for y, _ in outputs]
+
+    def _again(
+        self,
+        stack: contextlib.ExitStack,
+        workers: list[WorkerProcess],
+        first: WorkerProcess,
+        source: str,
+        libraries: str,
+        spec: KernelSpec,
+        trial: CheckCase,
+        seen: list[Tensor],
+    ) -> str | None:
+        """Make a held trial's calls in a second process, where they must give the bits that they gave in the `first`."""
+        second = next((worker for worker in workers if worker is not first), None)
+        if second is None:
+            second = self._worker(stack, source)
+            self._load(second, source, libraries)
+        (step,) = trial.steps(spec)
+        outputs = self._call(second, spec, trial.case, step, 0)
+        if isinstance(outputs, str):
+            return outputs
+        return None if all(map(same_bits, seen, outputs)) else "two processes do not agree bitwise on the same inputs"
+
+
+@contextlib.contextmanager
+def _given_back(nbytes: int) -> Iterator[None]:
+    """Leave what took so much of a GPU's memory to the other processes afterwards."""
+    try:
+        yield
+    finally:
+        if nbytes >= LARGE_BYTES and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()

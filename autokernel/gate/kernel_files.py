@@ -1,0 +1,133 @@
+"""Kernel files as users name them; and functions that were not written for this project, `file.py:function` or
+`package.module:function`, as kernel files."""
+
+import importlib.util
+import inspect
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import torch
+
+from autokernel.gate.judge import binds, constants
+from autokernel.preflight import Refused
+from autokernel.spec import BACKENDS, ROOT, folder_of, kernel_types, load_spec
+from autokernel.target import Target, default_target
+
+MOST_BYTES = 4 << 20  # of a kernel file; the largest of ours has 40 KB
+
+CALL = """
+
+# --- for the gate ---
+
+
+def kernel_fn({parameters}):
+    return {function}({names})
+
+
+KERNEL_TYPE = "{kernel_type}"
+BACKEND = "{backend}"
+"""
+
+
+class NotFound(Refused):
+    """No such file, module or function, or it is no kernel file; in one line."""
+
+
+def read_source(path: Path) -> str:
+    """The text of a file of Python, here or among ours (kernels/rmsnorm/cpp_kernel.py). Raises NotFound."""
+    if not path.exists() and (ROOT / path).is_file():
+        path = ROOT / path
+    if not path.exists():
+        raise NotFound(f"there is no file {path}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
+    if not path.is_file():
+        raise NotFound(f"{path} is {'a folder' if path.is_dir() else 'no file'}: name a kernel file in it")
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise NotFound(f"{path} has {size / 1e6:.0f} MB: that is no kernel file")
+    try:
+        source = path.read_bytes().decode()
+        constants(source)
+    except UnicodeDecodeError:
+        raise NotFound(f"{path} is not Python: it is no text in UTF-8") from None
+    except SyntaxError as error:
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise NotFound(f"{path} is not Python: {error.msg}{where}") from None
+    if not source.strip():
+        raise NotFound(f"{path} is empty: a kernel file begins as a copy of kernels/<type>/*_kernel.py")
+    return source
+
+
+def read_kernel(path: Path) -> str:
+    """The source of a kernel file: Python that defines kernel_fn. Raises NotFound."""
+    source = read_source(path)
+    if not binds(source, "kernel_fn"):
+        raise NotFound(f"{path} defines no kernel_fn(): see kernel.py, or name a function of it, {path}:FUNCTION")
+    return source
+
+
+def as_kernel_file(name: str, kernel_type: str, backend: str) -> str:
+    """The source with a kernel_fn that calls the function by position, in the order of the oracle's parameters.
+
+    A file is taken as it stands; a module is imported, which the gate allows only to kernels that may use libraries.
+    """
+    place, _, function = name.rpartition(":")
+    if not function.isidentifier():
+        raise NotFound(f"{name}: {function!r} is no name of a function")
+    if Path(place).exists():
+        source = text = read_source(Path(place))
+        backend = str(constants(source).get("BACKEND", backend))
+    elif place.endswith(".py") or not (module := _find_module(place)):
+        raise NotFound(f"there is no file {place}, and no module of that name")
+    else:
+        source, is_python = f"from {place} import {function}\n", module.origin and module.origin.endswith(".py")
+        text = Path(module.origin).read_text() if is_python else source
+    if not binds(text, function):
+        raise NotFound(f"{place} defines no {function}")
+    oracle = inspect.signature(load_spec(kernel_type).oracle)
+    parameters = ", ".join(str(p.replace(annotation=p.empty)) for p in oracle.parameters.values())
+    call = CALL.format(
+        parameters=parameters,
+        function=function,
+        names=", ".join(oracle.parameters),
+        kernel_type=kernel_type,
+        backend=backend,
+    )
+    return source.rstrip() + "\n" + call
+
+
+def source_of(name: Path, kernel_type: str | None, device: str) -> str:
+    """The source of a kernel file, or of file.py:function with what the gate needs around it. Raises NotFound."""
+    if ":" not in str(name) or name.exists():
+        return read_kernel(name)
+    if kernel_type not in kernel_types():
+        raise NotFound(f"what does {name} compute? Say --kernel with one of {', '.join(kernel_types())}")
+    return as_kernel_file(str(name), kernel_type, "cpp" if device == "cpu" else "triton")
+
+
+def usual_target(
+    source: str, name: object, kernel_type: str | None, device: str, dtype: str | None = None, sizes: bool = False
+) -> Target:
+    """The sizes of a kernel's type, for a kernel that no model asked for; `name` is for messages. Raises NotFound."""
+    declared = constants(source)
+    kernel_type, backend = kernel_type or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
+    if not (folder_of(str(kernel_type)) / "spec.py").is_file():
+        raise NotFound(f"{name}: KERNEL_TYPE is {kernel_type!r}; the types are {', '.join(kernel_types())}")
+    if backend not in BACKENDS:
+        raise NotFound(f"{name}: BACKEND is {backend!r}; the backends are {', '.join(BACKENDS)}")
+    if dtype and getattr(torch, dtype) not in load_spec(kernel_type).dtypes:
+        raise NotFound(f"{kernel_type} is not for {dtype}")
+    return usual_sizes(kernel_type, backend, device, dtype and getattr(torch, dtype), sizes)
+
+
+def usual_sizes(
+    kernel_type: str, backend: str, device: str, dtype: torch.dtype | None = None, sizes: bool = False
+) -> Target:
+    """The default sizes of a kernel type, in `dtype` or the one that is most common on the device, if the type has it."""
+    usual, dtypes = torch.float32 if device == "cpu" else torch.float16, load_spec(kernel_type).dtypes
+    return default_target(kernel_type, backend, device, dtype or (usual if usual in dtypes else dtypes[0]), sizes)
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # of a package in which it would be; "" and what begins with a dot
+        return None

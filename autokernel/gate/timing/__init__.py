@@ -1,0 +1,1 @@
+"""Paired timing: contests, pairs of processes, batches of calls, statistics."""

@@ -1,0 +1,219 @@
+"""What is done beside the clock, so that a time means that the work was done, in it, by the kernel itself.
+
+On a CPU a worker is stopped with the clock: an output of every timed batch is read from its memory before it runs again.
+The judge holds some of them, which the worker cannot tell from the others, against the oracle. On a GPU outputs are asked
+for, and calls are clocked up to the arrival of their outputs.
+"""
+
+import math
+import select
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.checks.correctness import expect, same_bits, wrong
+from autokernel.gate.timing import witness
+from autokernel.gate.timing.batches import CALL_S, Batches, Setting, TimedContents, running
+from autokernel.gate.timing.faults import Inconclusive, RefusedWhileTimed
+from autokernel.gate.workers.processes import WorkerProcess
+from autokernel.spec import Case, TensorSpec
+
+CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls of a batch whose outputs are fetched and compared, on a GPU
+READ_S = 0.1  # for how long outputs that were read are held against the oracle: one at least
+PART_BYTES = 4 << 20  # of an output that are read: whole rows, at a place that the worker cannot know
+KEPT_BYTES = 256 << 20  # of what was read, with the inputs of the calls
+ROUNDS = 3, 24  # of clocked arrivals: at least to pass, at most to refuse
+ARRIVAL_S, ARRIVAL_BYTES = 10e-3, 64 << 20  # calls to fill so much time, of which so many outputs' arrival is clocked
+ARRIVAL_ELEMENTS = 4096  # of each output, on a GPU
+# What arrives later than these shares, of the time that a call is said to take and of the other side's, is refused.
+LATE_SHARE, LATE_NOISE = 0.25, 0.05
+JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
+WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
+EMPTY_S = 1e-3  # by which a side's empty batch may take longer than another's
+
+
+@dataclass
+class Reading:
+    """Rows of an output of a timed batch as the judge read them, and the inputs that the call was given."""
+
+    rows: Tensor  # or all of it
+    start: int | None  # the first of them; None: it is all of the output
+    inputs: dict[str, Any]
+
+
+@dataclass
+class Readings:
+    """Outputs of one case's timed batches, of a worker that was stopped with the clock."""
+
+    setting: Setting
+    case: Case
+    seed: int
+    layout: TensorSpec  # of an output
+    kept: list[Reading] = field(default_factory=list)
+
+    def read(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> None:
+        """One output of the batch that was just timed: of which call, the worker cannot know."""
+        chance = self.setting.random
+        call = chance.randrange(len(order))
+        rows, start = self._rows(batch, call)
+        nbytes = rows.nbytes + sum(self.case.tensors[name].nbytes for name in contents.changing)
+        places = max(1, KEPT_BYTES // max(1, nbytes))
+        place = len(self.kept) if len(self.kept) < places else chance.randrange(2 * places)
+        if place < places:
+            inputs = contents.inputs(order[call])
+            inputs |= {name: inputs[name].clone() for name in contents.changing}  # they are about to be overwritten
+            self.kept[place : place + 1] = [Reading(rows, start, inputs)]
+
+    def _rows(self, batch: Batches, call: int) -> tuple[Tensor, int | None]:
+        """Of a call's output; and the first of them, unless it is all of it."""
+        shape, dtype = self.layout.shape, self.layout.dtype
+        columns = max(1, shape[-1]) if shape else 1
+        lines, most = self.layout.numel // columns, max(1, PART_BYTES // (columns * dtype.itemsize))
+        if lines <= most or not torch.empty_strided(shape, self.layout.strides, device="meta").is_contiguous():
+            return batch.output(call, self.layout), None
+        start = self.setting.random.randint(0, lines - most)
+        return batch.output(call, TensorSpec((most, columns), dtype), start * columns), start
+
+    def check(self) -> None:
+        """Hold as many as the oracle can say something of in a moment against it. Raises RefusedWhileTimed."""
+        with self.setting.watch("oracle"):
+            deadline = time.perf_counter() + READ_S
+            for reading in self.setting.random.sample(self.kept, len(self.kept)):
+                expected = expect(self.setting.spec, reading.inputs, "cpu")
+                if reading.start is not None:
+                    expected = expected.rows(reading.start, len(reading.rows))
+                if reason := wrong(reading.rows, expected):
+                    raise RefusedWhileTimed(self.case.name, self.seed, f"the output of a timed call: {reason}")
+                if time.perf_counter() > deadline:
+                    return
+
+
+def fetch(setting: Setting, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int) -> Tensor:
+    """Fetch the outputs of some timed calls on the same contents, which ones the worker cannot know: they must agree,
+    and agree with the oracle. Of large outputs only some rows are fetched, at a place that it cannot know either.
+
+    Returns the eager form's output, to tell what outputs are like. Raises RefusedWhileTimed.
+    """
+    index = setting.random.choice(order)
+    calls = [call for call, i in enumerate(order) if i == index]
+    most = max(2, min(CHECK_CALLS, CHECK_BYTES // max(1, sum(t.nbytes for t in case.tensors.values()))))
+    calls = setting.random.sample(calls, min(most, len(calls)))
+    with setting.watch("oracle"):
+        expected = expect(setting.spec, contents.inputs(index), setting.target.device)
+        native = expected.native
+        if native.nbytes <= CHECK_BYTES:
+            first, *again = [y for y, _ in batch.fetch(calls)]
+        else:
+            columns = native.shape[-1]
+            rows = max(1, CHECK_BYTES // (columns * native.itemsize))
+            start = setting.random.randint(0, native.numel() // columns - rows)
+            expected = expected.rows(start, rows)
+            first, *again = batch.fetch_part(calls, [start * columns, rows * columns]).view(len(calls), rows, columns)
+        reason = wrong(first, expected)
+    if reason is None and not all(same_bits(first, y) for y in again):
+        reason = "calls on the same contents do not agree bitwise"
+    if reason:
+        raise RefusedWhileTimed(case.name, seed, f"the output of a timed call: {reason}")
+    return native
+
+
+def late_work(
+    setting: Setting,
+    workers: dict[str, WorkerProcess],
+    batches: dict[str, Batches],
+    contents: TimedContents,
+    check: str,
+    seconds: dict[str, float],
+    output: Tensor,
+) -> str | None:
+    """Where a worker cannot be stopped and read: clock calls on new contents, each on its own, up to the arrival of the
+    outputs. The reason to refuse side `check`, if any; `seconds` is what a call of each side is said to take.
+
+    Here the work shows that was left for later (to a thread, a stream, the moment at which an output is read), and
+    the work of which the timed batches were spared because an earlier call had seen the same contents: the outputs
+    arrive later than those batches say, and later than another side's, which are as large.
+    """
+    contents.used = range(contents.count)
+    length = max(2, min(contents.count, math.ceil(ARRIVAL_S / min(seconds.values()))))
+    order = setting.random.sample(range(contents.count), length)
+    other = min((name for name in batches if name != check), key=lambda name: seconds[name])
+    for name in (check, other):
+        if batches[name].graph != batches[name].prepare(order, batches[name].graph):
+            raise Inconclusive("what had been captured as a CUDA graph could not be captured again")
+        batches[name].time()
+    # A GPU computes an output in a hundredth of the time in which it reaches the host: there a part of each will do.
+    elements = output.numel() if setting.kind == "cpu" else min(output.numel(), ARRIVAL_ELEMENTS)
+    part = [setting.random.randint(0, output.numel() - elements), elements]
+    most = max(1, min(len(order), ARRIVAL_BYTES // max(elements * output.itemsize, 1)))
+    calls = setting.random.sample(range(len(order)), most)
+    margin = LATE_SHARE * seconds[check] + LATE_NOISE * seconds[other] + JITTER_S[setting.kind] / len(calls)
+    late = 0.0
+    plain: list[float] = []  # seconds of the other side's batches now
+    arrived: dict[str, list[float]] = {check: [], other: []}
+    for rounds in range(1, ROUNDS[1] + 1):
+        contents.renew(workers)
+        for _ in range(2):  # the first drives out what was just written
+            batches[other].drop()
+            other_s = batches[other].time()
+        plain.append(other_s)
+        for name, times in arrived.items():
+            times.append(batches[name].arrival_s(calls, part))
+        pace = max(1.0, min(plain) / (len(order) * seconds[other]))  # the machine may be slower now than it was
+        said_s, fetch_s = len(order) * seconds[check] * pace, min(arrived[other]) - min(plain)
+        late = (min(arrived[check]) - said_s - fetch_s) / len(calls)
+        # The work is in every round: a single one without delay is enough, if none of the other side hides it.
+        if rounds >= ROUNDS[0] and late <= margin and _spread(arrived[other]) <= margin * len(calls):
+            return None
+    if late <= margin:
+        raise Inconclusive("no two rounds of an audit agreed")
+    late_us, said_us = late * 1e6, seconds[check] * 1e6
+    return f"work done after the clock had stopped: {late_us:.1f} us per call, on top of {said_us:.1f} us"
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Between the two shortest, which are those that were disturbed least."""
+    shortest, next_to_it = sorted(seconds)[:2]
+    return next_to_it - shortest
+
+
+def foreign_work(setting: Setting, batch: Batches) -> str | None:
+    """See where the side under judgement computes, and on how many threads, in batches like those that are timed, until it
+    is clear. The reason to refuse it, if any."""
+    if setting.kind != "cpu" or sys.platform != "linux":
+        return None
+    worker, seen, deadline = batch.worker, witness.Seen(), time.perf_counter() + WITNESS_S
+    batch.drop()
+    with seen.weighing(worker.pid):
+        batch.time()
+    while not seen.enough() and time.perf_counter() < deadline:
+        with running(worker):
+            worker.request("drop", CALL_S)
+            worker.post("batch", repeats=1)
+            seen.sample(worker.pid, lambda seconds: not select.select([worker.socket], [], [], seconds)[0])
+            worker.answer(CALL_S)
+    foreign = seen.foreign(worker.built) if setting.libraries == "none" else None
+    return foreign or seen.crowd(setting.threads)
+
+
+def slow_when_idle(batches: Mapping[str, Batches], check: str) -> str | None:
+    """Whether a batch of no calls takes side `check` longer than another side: it would be a time to work, or to hide."""
+    fastest = min(batch.empty_s for batch in batches.values())
+    empty_s = batches[check].empty_s
+    if empty_s <= fastest + max(EMPTY_S, 2 * fastest):
+        return None
+    return f"a batch of no calls takes it {empty_s * 1e3:.1f} ms, and another side {fastest * 1e3:.1f} ms"
+
+
+def busy_between(untimed: Mapping[str, Sequence[float]], timed: Mapping[str, Sequence[float]], check: str) -> str | None:
+    """Whether the batches that are not timed take side `check` much longer than those that are, and no other side."""
+    ratios = {name: median(untimed[name]) / median(timed[name]) for name in timed if name in untimed}
+    others = max((ratio for name, ratio in ratios.items() if name != check), default=1.0)
+    if check not in ratios or ratios[check] <= 2.0 * max(others, 1.0):
+        return None
+    return f"batches that are not timed take it {ratios[check]:.1f} times as long as those that are"

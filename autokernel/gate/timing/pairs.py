@@ -1,0 +1,367 @@
+"""Time kernels side by side: the judge's clock around batches of calls, interleaved, in fresh pairs of processes.
+
+A side is one kernel under comparison (candidate, incumbent, the eager baseline, torch.compile). One *pair* is one fresh
+process for each side; in it every case is timed in rounds, forwards and backwards (A B B A), on fresh inputs, rotated so
+that no call finds its data in a cache. What counts is the judge's wall clock from sending "go" to the answer, less what
+an empty batch takes, which is the same for all sides.
+
+On a CPU a worker is stopped but for its batches: what it is to compute on does not exist before the clock starts, and its
+outputs are read from its memory as they are when the clock has stopped. So nothing can be done earlier or left for later.
+
+The path of a source: contest.py decides how many pairs, this file times a pair, batches.py a batch, and audit.py looks at
+what is done beside the clock.
+"""
+
+import contextlib
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import Any
+
+import torch
+
+from autokernel.gate.checks.correctness import most_bytes
+from autokernel.gate.checks.inputs import Pool
+from autokernel.gate.timing import audit, witness
+from autokernel.gate.timing.batches import CALL_S, Batches, Setting, TimedContents, same_overhead
+from autokernel.gate.timing.disturbance import DRIFT, MOST_LOAD, OTHER_LOAD, OtherLoad, drift
+from autokernel.gate.timing.faults import BaselineFault, Inconclusive, RefusedWhileTimed
+from autokernel.gate.workers.channel import Placed
+from autokernel.gate.workers.processes import WorkerFault, WorkerProcess, end_all
+from autokernel.spec import Case, TensorSpec
+from autokernel.target import WeightedCase
+
+BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
+ROUNDS = 6  # ABBA rounds per case and pair, fewer where they take longer than CASE_S
+CASE_S = 0.2
+WARM_COPIES = 8  # of what one call moves, that a first call takes of a GPU's memory
+MAX_PREPARED = 5  # pairs whose processes are started at once
+CHECK_SHARE = 0.5  # of the later pairs' cases that are checked and audited: an expectation can cost a second
+AUDIT_LOAD = 0.1  # of the cores' time: with more taken by others, an audit proves nothing against a kernel
+STRIKES, STRIKE_SHARE = 5, 0.25  # audits that went against a kernel, and of all its audits, with which it is refused
+MEAN_SHARE = 0.8  # of a side's mean that its time is at least, whatever the median: some slow batches are part of the cost
+
+
+@dataclass(frozen=True)
+class Side:
+    """One kernel to be timed: a source, or (source empty) the eager form, plain or through torch.compile."""
+
+    name: str
+    source: str = ""
+    compiled: bool = False
+
+    def load(self, kernel_type: str, libraries: str) -> dict[str, Any]:
+        """The message that makes a worker ready to run this side."""
+        if self.source:
+            return {"op": "load", "source": self.source, "poison": False, "libraries": libraries}
+        return {"op": "load_eager", "kernel_type": kernel_type, "compiled": self.compiled}
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """Seconds per call by side, one entry per case of the target."""
+
+    seconds: dict[str, tuple[float, ...]]
+    rotated_bytes: tuple[int, ...] = ()  # per case: of all the input sets through which the calls rotate
+    disturbance: str = ""  # why this pair should not count
+    struck: bool = False  # an audit went against the candidate, whose times are not below its opponent's here
+
+    def total(self, side: str, cases: Sequence[WeightedCase]) -> float:
+        """Seconds that one pass of the model spends in the target's cases."""
+        return sum(s * c.calls for s, c in zip(self.seconds[side], cases))
+
+    def log_ratio(self, slow: str, fast: str, cases: Sequence[WeightedCase]) -> float:
+        return math.log(self.total(slow, cases) / self.total(fast, cases))
+
+    def case_log_ratio(self, slow: str, fast: str, index: int) -> float:
+        return math.log(self.seconds[slow][index] / self.seconds[fast][index])
+
+
+class PairTimer:
+    """Times pairs of processes on one target."""
+
+    def __init__(self, setting: Setting, seed: int):
+        self.setting, self.seed, self.random = setting, seed, setting.random
+        self.target, self.kind, self.watch = setting.target, setting.kind, setting.watch
+        self.peak_bytes = 0
+        self.memory_share = 0.0  # of the device's, the largest seen
+        self.launch_us: dict[str, float] = {}  # by case, on a GPU: what the host takes for a call
+        self.discarded = 0  # pairs that were disturbed
+        self.checked = False  # whether an output of every case has been checked, and nothing is in doubt
+        self.audits = self.strikes = 0  # of the side under judgement, and those that went against it
+        self.pool = ThreadPoolExecutor(MAX_PREPARED)
+        self.prepared: list[Future[dict[str, WorkerProcess]]] = []
+
+    def __enter__(self) -> "PairTimer":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        for future in self.prepared:
+            if not future.cancelled() and not future.exception():
+                end_all(future.result().values())
+
+    def prepare(self, sides: Sequence[Side], check: str, pairs: int) -> None:
+        """Start the processes of the next pairs all at once: on a GPU each takes a second, and 16 cores take it together.
+
+        The pairs that follow must be of these sides. On a CPU processes start in no time, and would take it from others.
+        """
+        if self.kind == "cuda":
+            new = min(pairs, MAX_PREPARED) - len(self.prepared)
+            self.prepared += [self.pool.submit(self._start_workers, sides, check) for _ in range(new)]
+
+    def pair(self, sides: Sequence[Side], check: str) -> PairResult:
+        """One fresh process per side, all cases; outputs of timed calls of side `check` are held against the oracle.
+
+        Raises WorkerFault if its process dies or hangs, RefusedWhileTimed if a timed call of it was wrong or went on after
+        the clock had stopped, BaselineFault if another side's process died or hung, for which it is not to blame.
+        """
+        seed = self.random.getrandbits(48)
+        pool = Pool(seed)
+        with contextlib.ExitStack() as stack:
+            with self.watch("processes"):
+                wait(self.prepared)  # or their start would disturb this pair
+                workers = self.prepared.pop(0).result() if self.prepared else self._start_workers(sides, check)
+            stack.callback(end_all, workers.values())
+            stack.enter_context(_blame(workers[check]))
+            seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+            rotated, drifts, load = [], [], OtherLoad([worker.pid for worker in workers.values()])
+            opponent = next((side.name for side in sides if side.name != check), check)
+            is_struck = False
+            try:
+                with self._alone(workers):
+                    for weighted in self.target.cases:
+                        contents = TimedContents(self.setting, weighted.case, pool)
+                        samples, struck = self._case(workers, weighted.case, contents, seed, check, load)
+                        taken = {name: seconds_of(times) for name, times in samples.items()}
+                        if struck:
+                            taken[check] = max(taken[check], taken[opponent])
+                        is_struck |= struck
+                        for name, value in taken.items():
+                            seconds[name].append(value)
+                        drifts.append(drift(samples.values()))
+                        rotated.append(contents.nbytes)
+            except Inconclusive as reason:
+                self.checked = False  # from now on every pair is audited, until one is clean
+                return PairResult({}, disturbance=str(reason))
+            self._note_memory(workers[check])
+        disturbance = ""
+        if self.kind == "cpu" and load.share > OTHER_LOAD:
+            disturbance = f"other processes took {load.share:.0%} of the cores' time"
+            if load.share > MOST_LOAD and not is_struck:
+                return PairResult({}, disturbance=disturbance)
+        elif max(drifts) > DRIFT:
+            disturbance = f"all sides' times drifted by {math.expm1(max(drifts)):.0%}"
+        self.checked = not is_struck and (self.checked or not disturbance)
+        # A struck pair counts whatever disturbed it: else a kernel would choose which of its pairs do.
+        times = {name: tuple(values) for name, values in seconds.items()}
+        return PairResult(times, tuple(rotated), disturbance, is_struck)
+
+    def _start_workers(self, sides: Sequence[Side], check: str) -> dict[str, WorkerProcess]:
+        """A process for each side, its kernel loaded."""
+        workers: dict[str, WorkerProcess] = {}
+        try:
+            for side in random.sample(sides, len(sides)):
+                workers[side.name] = WorkerProcess(self.setting.parent, self.setting.threads, side.source)
+            with _blame(workers[check]):
+                self.setting.each(
+                    workers, {side.name: side.load(self.setting.spec.name, self.setting.libraries) for side in sides}
+                )
+                if self.kind == "cuda":
+                    moved = max(self.setting.spec.bytes_moved(weighted.case.args) for weighted in self.target.cases)
+                    with self.setting.memory.take(WARM_COPIES * len(workers) * moved):
+                        self.setting.each(workers, dict.fromkeys(workers, {"op": "warm", "cases": self._encoded_cases()}))
+        except BaseException:
+            end_all(workers.values())
+            raise
+        return workers
+
+    def _encoded_cases(self) -> list[dict[str, Any]]:
+        """The arguments of every case, without contents."""
+        return [
+            {name: Placed(v, 0).encode() if isinstance(v, TensorSpec) else v for name, v in weighted.case.args.items()}
+            for weighted in self.target.cases
+        ]
+
+    def _note_memory(self, worker: WorkerProcess) -> None:
+        self.peak_bytes = max(self.peak_bytes, worker.request("memory", CALL_S).peak_bytes)
+        if self.kind == "cuda":
+            total = torch.cuda.get_device_properties(self.target.device).total_memory
+            self.memory_share = max(self.memory_share, self.peak_bytes / total)
+
+    def _case(
+        self,
+        workers: dict[str, WorkerProcess],
+        case: Case,
+        contents: TimedContents,
+        seed: int,
+        check: str,
+        load: OtherLoad,
+    ) -> tuple[dict[str, list[float]], bool]:
+        """Seconds per call by side, one sample for each batch; and whether an audit went against side `check`."""
+        with self.watch("inputs"):
+            contents.hand_out(workers)
+        with self.watch("warm-up"):  # compile, load, start threads, fault memory in
+            self.setting.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
+            self.setting.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
+            if self.kind == "cpu":
+                for worker in workers.values():
+                    worker.pin()
+            most = most_bytes(self.setting.spec, case)
+            batches = {name: Batches(worker, self.kind == "cpu", most) for name, worker in workers.items()}
+            same_overhead(batches.values())
+            order, round_s = self._order(batches, contents, self._most_calls(case))
+            contents.used, length = order, len(order)
+            if self.kind == "cuda" and not self.checked:
+                self.launch_us[case.name] = batches[check].launch_us(order)
+        frozen = self.kind == "cpu" and workers[check].memory_fd is not None
+        readings = audit.Readings(self.setting, case, seed, batches[check].layout()) if frozen else None
+        samples: dict[str, list[float]] = {name: [] for name in batches}
+        untimed: dict[str, list[float]] = defaultdict(list)
+        is_audited = not self.checked or self.random.random() < CHECK_SHARE
+        rounds = max(1, min(ROUNDS, round(CASE_S / round_s)))
+        with load:
+            for _ in range(rounds):
+                for name, seconds in self._round(workers, batches, contents, untimed, length):
+                    samples[name].append(seconds)
+                    if readings and name == check:  # after each: one that is read seldom could be told by it
+                        readings.read(batches[name], contents, order)
+                    elif is_audited and name == check and len(samples[check]) == 2 * rounds:  # before contents change
+                        output = audit.fetch(self.setting, batches[check], case, contents, order, seed)
+        if not is_audited:
+            return samples, False
+        if readings:
+            readings.check()
+        late, pids = None, [worker.pid for worker in workers.values()]
+        with self.watch("audit"), OtherLoad(pids) as other_load:
+            if not readings:
+                least = {name: min(times) for name, times in samples.items()}
+                late = audit.late_work(self.setting, workers, batches, contents, check, least, output)
+            foreign = audit.foreign_work(self.setting, batches[check])
+        is_quiet = other_load.share <= AUDIT_LOAD
+        if late and not is_quiet:
+            raise Inconclusive(late)
+        beside = is_quiet and (audit.slow_when_idle(batches, check) or audit.busy_between(untimed, samples, check))
+        return samples, self._is_struck(late or foreign or beside or None, is_quiet, case, seed)
+
+    def _is_struck(self, reason: str | None, is_quiet: bool, case: Case, seed: int) -> bool:
+        """Whether an audit went against the kernel. Raises RefusedWhileTimed where too many did on a quiet machine."""
+        self.audits += 1
+        self.strikes += bool(reason) and is_quiet
+        if reason and is_quiet and self.strikes >= max(STRIKES, STRIKE_SHARE * self.audits):
+            raise RefusedWhileTimed(case.name, seed, reason)
+        return reason is not None
+
+    def _round(
+        self,
+        workers: dict[str, WorkerProcess],
+        batches: dict[str, Batches],
+        contents: TimedContents,
+        untimed: dict[str, list[float]],
+        length: int,
+    ) -> Iterator[tuple[str, float]]:
+        """Every side's seconds per call, in a batch of `length` calls on new contents, forwards and backwards; those of
+        batches that do not count go to `untimed`.
+
+        On a CPU a side first runs a batch on the old contents, which wakes its threads and touches its memory. Then the
+        judge writes new ones, in the order of the calls, so that those read first have left the cache when they are read.
+        From then on the worker runs in the timed batch only.
+        """
+        forwards = self.random.sample(sorted(batches), len(batches))
+        for names in (forwards, forwards[::-1]):
+            if self.kind == "cuda":
+                with self.watch("inputs"):
+                    contents.renew(workers)
+                with self.watch("batches"):
+                    batches[names[-1]].drop()
+                    batches[names[-1]].time()  # drives what was just written out of the cache
+            for name in names:
+                batches[name].drop()
+                if self.kind == "cpu":
+                    with self.watch("batches"):
+                        untimed[name].append(batches[name].time() / length)
+                        batches[name].drop()
+                    with self.watch("inputs"):
+                        contents.renew(workers)
+                with self.watch("batches"):
+                    seconds = batches[name].time() / length
+                yield name, seconds
+
+    def _order(self, batches: dict[str, Batches], contents: TimedContents, most: int) -> tuple[list[int], float]:
+        """The input sets of a batch's calls, the same for all sides, long enough for the clock on the fastest side; and
+        the seconds of a round.
+
+        All sides are captured as CUDA graphs, or none: what one of them cannot capture is not captured.
+        """
+        sets = range(contents.count)
+        sequence = [i for _ in range(0, most, len(sets)) for i in self.random.sample(sets, len(sets))]
+        if self.kind == "cpu":  # each once: what is remembered of an input helps no later call
+            most = min(most, len(sets))
+        wanted, graph = 2, self.kind == "cuda"
+        while True:
+            order = sequence[: min(wanted, most)]
+            for batch in batches.values():
+                batch.prepare(order, graph)
+            if graph and not all(batch.graph for batch in batches.values()):
+                graph = False
+                continue
+            seconds = [batch.settled_s() for batch in batches.values()]
+            fastest = min(seconds)
+            if fastest >= BATCH_S[self.kind] or len(order) == most:
+                return order, 2 * sum(seconds)
+            wanted = math.ceil(len(order) * min(max(1.2 * BATCH_S[self.kind] / fastest, 1.5), 16))
+
+    def _most_calls(self, case: Case) -> int:
+        """All outputs of a batch must fit into memory: a call whose output could not be asked for need not be made."""
+        held_bytes = 512 << 20
+        if self.kind == "cuda":
+            held_bytes = min(8 << 30, torch.cuda.get_device_properties(self.target.device).total_memory // 16)
+        output_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))  # an output is rarely larger than its inputs
+        return max(1, min(1024, held_bytes // output_bytes))
+
+    def corroborate(self, side: Side) -> None:
+        """On a GPU: look at the device kernels that one call of `side` runs on each case, in a process of its own.
+
+        Raises RefusedWhileTimed where a library's kernels do the work, WorkerFault as `pair` does.
+        """
+        if self.kind != "cuda" or self.setting.libraries != "none":
+            return
+        workers, seed = self._start_workers([side], side.name), self.random.getrandbits(48)
+        with workers[side.name] as worker:
+            for weighted in self.target.cases:
+                TimedContents(self.setting, weighted.case, Pool(seed)).hand_out(workers)
+                microseconds = worker.request("kernels", CALL_S).microseconds
+                reason = witness.foreign_kernels(microseconds)
+                if reason:
+                    raise RefusedWhileTimed(weighted.case.name, seed, reason)
+
+    @contextlib.contextmanager
+    def _alone(self, workers: dict[str, WorkerProcess]) -> Iterator[None]:
+        """On a CPU, suspend every worker: each runs only while it is its turn. On a GPU an idle one disturbs nobody."""
+        if self.kind == "cpu":
+            for worker in workers.values():
+                worker.stop()
+        yield
+        if self.kind == "cpu":
+            for worker in workers.values():
+                worker.resume()
+
+
+def seconds_of(times: Sequence[float]) -> float:
+    """What a call takes, of one sample for each batch: the median, unless slow batches make up a good part of the mean."""
+    return max(median(times), MEAN_SHARE * mean(times))
+
+
+@contextlib.contextmanager
+def _blame(candidate: WorkerProcess) -> Iterator[None]:
+    """Tell the candidate's faults from those of the others."""
+    try:
+        yield
+    except WorkerFault as fault:
+        if fault.worker is candidate:
+            raise
+        raise BaselineFault(f"{fault.reason}\n{fault.detail}") from fault

@@ -1,0 +1,1 @@
+"""The processes in which kernels run, and the sandbox around them."""

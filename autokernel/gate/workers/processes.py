@@ -1,0 +1,482 @@
+"""The judge's side of the processes: the warm parent, its workers, their limits, and their end."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel import build
+from autokernel.gate.workers import answers, sandbox
+from autokernel.gate.workers.channel import POISON, Arena, Channel, ChannelClosed, ChannelTimeout, Placed, place
+from autokernel.gate.workers.views import write
+from autokernel.preflight import HOME
+from autokernel.spec import KERNELS, PROBLEMS, ROOT, TensorSpec
+
+START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
+BUILDS_S = 300.0  # for all that a kernel has built during one request; a build has a limit of its own besides
+STOP_S = 10.0  # how long a system call may keep a thread from being suspended
+PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
+SCRATCH_NAME = "autokernel-judge-"
+SCRATCH_BYTES = 1 << 30
+KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC")
+# glibc: serve large blocks from the heap and keep them, or every call pays for the page faults of fresh memory.
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+
+
+# A trivial kernel, at which Triton builds its own native parts (half a second of a C compiler): once, not for each kernel.
+SEED = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def zero(y):
+    tl.store(y, 0.0)
+
+def kernel_fn(y):
+    zero[(1,)](y)
+"""
+
+
+class WorkerFault(Exception):
+    """A worker did not answer as it should: `kind` is TIMEOUT, CRASH or FAIL (refused), `detail` what it left on stderr."""
+
+    def __init__(self, worker: "WorkerProcess", kind: str, reason: str, detail: str = ""):
+        reason, detail = answers.printable(reason.split("\n")[0], 1000), answers.printable(detail, 8000)
+        super().__init__(reason)
+        self.worker, self.kind, self.reason, self.detail = worker, kind, reason, detail
+
+    @property
+    def out_of_device_memory(self) -> bool:
+        """As PyTorch, Triton and the CUDA runtime say it; the process lives on."""
+        return "out of memory" in self.reason and not self.reason.startswith("killed by")
+
+
+def memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class WarmParent:
+    """The zygote process and the shared memory from which all workers read their inputs."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.size = min(memory_bytes() // 2, 32 << 30)
+        self.inputs = Arena(self.size, writable_by_others=False)
+        self.scratch, self.lock_fd = claim_scratch()
+        self.secret = secrets.token_bytes(32)
+        self.folders: list[Path] = []  # by source, the one used last at the end
+        ours, theirs = socket.socketpair()
+        environment = {k: os.environ[k] for k in PASSED_ON if k in os.environ}
+        environment |= MALLOC | {
+            "HOME": str(self.scratch),
+            "PYTHONPATH": str(ROOT),
+            "AUTOKERNEL_HOME": str(HOME),  # by default, it follows from the folder in which a program is started
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "OPENBLAS_NUM_THREADS": "1",  # numpy would start a pool at import, and a pool does not survive a fork
+            "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "autokernel.gate.workers.zygote", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            env=environment,
+            cwd=self.scratch,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=open(self.scratch / "zygote-stderr", "w"),  # noqa: SIM115  Popen keeps it
+            start_new_session=True,
+        )
+        theirs.close()
+        self.socket, self.channel, self.lock = ours, Channel(ours), threading.Lock()
+        try:
+            self.channel.receive(START_TIMEOUT_S)
+        except (ChannelClosed, ChannelTimeout):
+            detail = (self.scratch / "zygote-stderr").read_text()[-2000:]
+            self.close()
+            raise RuntimeError(f"the gate's warm parent did not start:\n{detail}") from None
+
+    def caches(self, source: str) -> Path:
+        """Of what run-time compilers make of a source, kept apart so that no kernel can plant a binary for another.
+
+        A new one begins with what they cached for the seed kernel. Those not used for long are removed: a night has many
+        sources. Only a secret tells their names: a kernel could see from the outside whether one of its own was there.
+        """
+        folder, seed = (self.scratch / self._name(s) for s in (source, SEED))
+        with self.lock:
+            self.folders = [other for other in self.folders if other != folder] + [folder] * (folder != seed)
+            while len(self.folders) > KEPT_FOLDERS:
+                remove(self.folders.pop(0))
+            if not folder.exists():
+                if seed.exists():
+                    shutil.copytree(seed, folder)
+                else:
+                    folder.mkdir()
+        return folder
+
+    def _name(self, source: str) -> str:
+        return hashlib.blake2b(source.encode(), key=self.secret, digest_size=8).hexdigest()
+
+    def seed_caches(self) -> None:
+        """Let Triton build its own parts. Without a C compiler it cannot: then each kernel will say so."""
+        y = Placed(TensorSpec((1,), torch.float32), 0).encode()
+        with contextlib.suppress(WorkerFault), WorkerProcess(self, 1, SEED) as worker:
+            worker.request("load", START_TIMEOUT_S, source=SEED, poison=False, libraries="any")
+            worker.request("warm", START_TIMEOUT_S, cases=[{"y": y}])
+
+    def probe(self) -> dict[str, bool]:
+        """Which layers of the sandbox hold here: what a worker of ours could not do when it tried."""
+        with tempfile.NamedTemporaryFile(prefix="autokernel-secret-") as secret, WorkerProcess(self, 1, "probe") as worker:
+            layers = worker.request("probe", 30, secret=secret.name, outsider=os.getpid()).layers
+            return layers | sandbox.inspect(worker.pid, worker.scratch)
+
+    def close(self) -> None:
+        """End the warm parent, which ends its workers and whatever they have left behind."""
+        self.socket.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.inputs.close()
+        remove(self.scratch)
+        os.close(self.lock_fd)
+
+
+class WorkerProcess:
+    """One sandboxed worker, from the judge's side. A context manager: leaving it ends the process and its group.
+
+    Its folders, its environment and the numbers of requests are new for each process, so that a kernel does not find out by
+    them whether it was started before, and behave until then. What still tells:
+    - how long a build takes, for a library is compiled once;
+    - where run-time compilers work (GPUs, PyTorch's own side), what they have cached for this very source;
+    - process ids and the age of the warm parent, which say how much the gate has done, not of which kernel;
+    - what lies in the shared memory from inputs of before;
+    - the requests themselves, which a kernel can look at: a check is not a timed batch.
+    So what it does later is looked at as well: outputs of timed calls are compared, at moments that it cannot know.
+    """
+
+    def __init__(self, parent: WarmParent, threads: int, source: str):
+        """`source` is what it will load (empty: the eager baseline, which reads the specs as well)."""
+        readable = () if source else (KERNELS, PROBLEMS, ROOT / "reference.py")
+        self.parent = parent
+        self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
+        # A C++ kernel on a CPU needs no process beside its own; Triton and Inductor compile in some.
+        forks = parent.device != "cpu" or not source
+        self.outputs = Arena(parent.size, writable_by_others=True)
+        self.errors = tempfile.TemporaryFile(dir=parent.scratch)  # noqa: SIM115  has no name that could be made a link
+        self.scratch, self.binaries = (
+            Path(tempfile.mkdtemp(dir=parent.scratch, prefix=prefix)) for prefix in ("worker-", "binaries-")
+        )
+        caches = parent.caches(source) if forks else self.scratch
+        ours, theirs = socket.socketpair()
+        request = {
+            "op": "spawn",
+            "size": parent.size,
+            "scratch": str(self.scratch),
+            "scratch_bytes": SCRATCH_BYTES,
+            "device": parent.device,
+            "threads": threads,
+            "environment": {
+                "HOME": str(self.scratch),
+                "TMPDIR": str(self.scratch),
+                "TRITON_CACHE_DIR": str(caches / "triton"),
+                "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+            },
+            "limits": {"data_bytes": int(memory_bytes() * 0.7)},
+            "readable": [str(path) for path in (self.binaries, *readable)],
+            "writable": [str(caches)] if forks else [],
+            "forks": forks,
+        }
+        with parent.lock:
+            parent.channel.send(request)
+            fds = [theirs.fileno(), parent.inputs.fd, self.outputs.fd, self.errors.fileno()]
+            socket.send_fds(parent.socket, [b"."], fds)
+            self.pid = parent.channel.receive(30)["pid"]
+        theirs.close()
+        self.socket, self.channel = ours, Channel(ours)
+        try:  # now, before there is a kernel in it that could forbid this
+            self.memory_fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # macOS, or a container without the right to trace
+            self.memory_fd = None
+
+    def __enter__(self) -> "WorkerProcess":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.kill()
+
+    def request(self, op: str, timeout_s: float, **fields: Any) -> Any:
+        """Send one message and wait for its answer, of the kind in answers.KINDS. Raises WorkerFault as `answer` does."""
+        self.post(op, **fields)
+        return self.answer(timeout_s)
+
+    def post(self, op: str, **fields: Any) -> None:
+        """Send one message. If the worker is gone, `answer` will say so."""
+        self.asked = op, secrets.randbelow(answers.MAX_REQUEST)
+        with contextlib.suppress(ChannelClosed):
+            self.channel.send({"op": op, "id": self.asked[1], **fields})
+
+    def answer(self, timeout_s: float) -> Any:
+        """The answer to the last message; builds what the worker asks for meanwhile.
+
+        Raises WorkerFault: TIMEOUT, or CRASH with the signal, the exception or the compiler's output.
+        """
+        deadline, building_s = time.monotonic() + timeout_s, BUILDS_S
+        try:
+            while isinstance(message := self._receive(deadline), answers.Build):
+                started = time.monotonic()
+                self._build(message)
+                took_s = min(time.monotonic() - started, building_s)
+                deadline, building_s = deadline + took_s, building_s - took_s  # builds have a limit of their own
+        except ChannelTimeout:
+            self.kill()
+            raise WorkerFault(self, "TIMEOUT", f"no answer within {timeout_s:.0f} s", self.stderr()) from None
+        except ChannelClosed as error:
+            raise WorkerFault(self, "CRASH", self.cause_of_death(error), self.stderr()) from None
+        except ValueError as error:
+            raise self.forged(error) from None
+        if isinstance(message, answers.Error):
+            refused = message.error.startswith(("LibraryCall", "StrayWrite"))  # a word of the worker against itself
+            raise WorkerFault(self, "FAIL" if refused else "CRASH", message.error, message.detail)
+        return message
+
+    def _receive(self, deadline: float) -> answers.Answer | answers.Error | answers.Build:
+        return self.channel.receive(max(deadline - time.monotonic(), 0.01), partial(answers.decode, *self.asked))
+
+    def forged(self, what: object) -> WorkerFault:
+        """That the answer is not one to the request; what is said instead of acting on it."""
+        return WorkerFault(self, "CRASH", f"the worker's answer is not what was asked for: {what}", self.stderr())
+
+    def _build(self, wanted: answers.Build) -> None:
+        try:
+            path = build.compile_library(build.Library(wanted.language, wanted.source, wanted.defines))
+        except (build.CompileError, build.MissingCompiler, OSError) as error:  # the last of a full disk, or too much
+            self.channel.send({"error": str(error)})
+        else:
+            copy = self.binaries / path.name  # it can read this one, and no binary of another kernel
+            if not copy.exists():
+                shutil.copy(path, f"{copy}-{self.pid}")
+                os.replace(f"{copy}-{self.pid}", copy)
+            self.built.add(str(copy))
+            self.channel.send({"path": str(copy)})
+
+    def fetch(
+        self, described: Sequence[answers.Output], count: int, most_bytes: int
+    ) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """Copies of `count` outputs that an answer describes, each of `most_bytes` at most, with the strides that they had
+        in the worker.
+
+        Raises WorkerFault where they are others, or not one after the other in the arena.
+        """
+        if len(described) != count:
+            raise self.forged(f"{len(described)} tensors instead of {count}")
+        outputs, free = [], 0
+        for item in described:
+            placed = Placed(item.spec, item.start)
+            if placed.start < free or placed.end > self.outputs.size:
+                raise self.forged("a tensor outside of the shared memory, or inside another one")
+            if placed.end - placed.start > most_bytes:
+                raise self.forged(
+                    f"a tensor of shape {list(item.shape)}, {item.dtype}, where results take {most_bytes} bytes at most"
+                )
+            outputs.append((placed.view(self.outputs.bytes).clone(), item.stride))
+            free = placed.end
+        return outputs
+
+    def read(self, address: int, layout: TensorSpec, start: int = 0) -> Tensor:
+        """A copy of a tensor of the worker's as it is in its memory now, `start` bytes beyond the address that it names,
+        read without its help; needs `memory_fd`.
+
+        Raises WorkerFault if there is none at that address.
+        """
+        if not layout.numel:
+            return torch.empty(layout.shape, dtype=layout.dtype)
+        data = bytearray(layout.storage_numel * layout.dtype.itemsize)
+        done = 0
+        try:
+            while done < len(data):  # 2 GiB at most are read at once
+                read = os.preadv(self.memory_fd, [memoryview(data)[done:]], address + start + done)
+                if not read:
+                    raise ValueError("the memory ends before the output")
+                done += read
+        except (OSError, ValueError) as error:
+            raise self.forged(f"no output at the address that it names: {error}") from None
+        return torch.frombuffer(data, dtype=layout.dtype).as_strided(layout.shape, layout.strides)
+
+    def end(self) -> None:
+        """SIGKILL to all its group; whoever waits for its answer is told, and `kill` collects it."""
+        self._signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Suspend all its threads, so that none of them spins while another worker is timed; returns when they stand.
+
+        A thread in a system call stops at its end: one that is long (memory that is populated) would go on in the turn of
+        another worker. Raises WorkerFault where one does not stop.
+        """
+        self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_S
+        while any(not stopped(task) for task in tasks(self.pid)):
+            if time.monotonic() > deadline:
+                self.kill()
+                raise WorkerFault(self, "TIMEOUT", f"it went on for {STOP_S:.0f} s after it had been suspended")
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def page_faults(self) -> int:
+        """How often it has touched memory for the first time (proc_pid_stat(5)); 0 where there is no /proc."""
+        try:
+            return int(Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[7])
+        except (OSError, IndexError):
+            return 0
+
+    def pin(self) -> None:
+        """Keep each thread but the first on one core, in turn, and the first core for the first thread.
+
+        Threads that resume together may else land on one core, and stay there for milliseconds. The first thread stays
+        free, and so do those that it makes later.
+        """
+        _, *cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (0,)
+        threads = sorted(int(task.name) for task in tasks(self.pid))
+        for number, thread in enumerate(threads[1:] if cores else ()):
+            with contextlib.suppress(OSError):  # it has ended
+                os.sched_setaffinity(thread, {cores[number % len(cores)]})
+
+    def stderr(self) -> str:
+        """The last lines that it wrote there."""
+        with contextlib.suppress(ValueError):  # closed: the worker was ended before
+            last = os.pread(self.errors.fileno(), 4000, max(os.fstat(self.errors.fileno()).st_size - 4000, 0))
+            return "\n".join(last.decode(errors="replace").splitlines()[-20:])
+        return ""
+
+    def cause_of_death(self, error: ChannelClosed) -> str:
+        """Why it no longer answers: how its process ended, if it did so by itself."""
+        status = self._reap(PATIENCE_S)
+        if status is None:
+            return f"broken channel: {error}"
+        if status >= 0:
+            return f"its process ended with status {status}"
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"  # a real-time one
+        if name == "SIGKILL" or "std::bad_alloc" in self.stderr():
+            return f"killed by {name} (out of memory)"
+        return f"killed by {name}" + " (wrote to an input or outside a buffer?)" * (name == "SIGSEGV")
+
+    def kill(self) -> None:
+        """End the process and its group, whatever they are doing; idempotent."""
+        self._signal(signal.SIGKILL)
+        self._reap()
+        self.socket.close()
+        with contextlib.suppress(OSError):
+            self.outputs.close()
+        if self.memory_fd is not None:
+            os.close(self.memory_fd)
+            self.memory_fd = None
+        self.errors.close()
+        remove(self.scratch)
+        remove(self.binaries)
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to all its group; a group that is gone needs none."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _reap(self, patience_s: float = 0.0) -> int | None:
+        """Its exit code (negative: the signal) if it ends by itself within `patience_s`, else None: it is killed.
+
+        Asked once of the warm parent, which also ends what the worker has left behind.
+        """
+        if not hasattr(self, "_status"):
+            self._status = None
+            with contextlib.suppress(ChannelClosed, ChannelTimeout), self.parent.lock:
+                self.parent.channel.send({"op": "wait", "pid": self.pid, "patience_s": patience_s})
+                self._status = self.parent.channel.receive(10 + patience_s)["status"]
+        return self._status
+
+
+def tasks(pid: int) -> list[Path]:
+    """The threads of a process, in /proc; none where there is no such folder."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+
+
+def stopped(task: Path) -> bool:
+    """Whether a thread is stopped, or gone (proc_pid_stat(5))."""
+    try:
+        return (task / "stat").read_bytes().rpartition(b")")[2].split()[0] in b"TtZX"
+    except (OSError, IndexError):
+        return True
+
+
+def claim_scratch() -> tuple[Path, int]:
+    """A new folder, and a lock on it for as long as this process lives. Folders of judges that were killed are removed."""
+    places = Path(tempfile.gettempdir())
+    for folder in places.glob(f"{SCRATCH_NAME}*"):
+        with contextlib.suppress(OSError):  # another user's, or locked by a living judge, or gone by now
+            os.close(_lock(folder))
+            remove(folder)
+    new = Path(tempfile.mkdtemp(prefix="autokernel-new-"))
+    fd = _lock(new)
+    return new.rename(places / f"{SCRATCH_NAME}{new.name.rpartition('-')[2]}"), fd  # named so only once it is locked
+
+
+def _lock(folder: Path) -> int:
+    """Raises OSError if the folder is not ours alone."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(fd).st_uid != os.getuid():
+            raise PermissionError(folder)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # a kernel may nest folders as deep as it likes
+        subprocess.run(["rm", "-rf", str(folder)], check=False)
+
+
+def end_all(workers: Iterable[WorkerProcess]) -> None:
+    """End several at once: a CUDA context takes its time to go, and several take it together."""
+    workers = list(workers)
+    for worker in workers:
+        worker.end()
+    for worker in workers:
+        worker.kill()
+
+
+def write_inputs(parent: WarmParent, inputs: dict[str, Any], specs: dict[str, TensorSpec], start: int) -> tuple[dict, int]:
+    """Write one input set into the shared arena at byte `start`, poison around and between; returns (message, end)."""
+    placed, end = place(specs, start)
+    memory = parent.inputs.bytes
+    memory[start:end] = POISON
+    for name, where in placed.items():
+        write(where.view(memory), inputs[name])
+    message = {name: placed[name].encode() if name in placed else value for name, value in inputs.items()}
+    return message, end

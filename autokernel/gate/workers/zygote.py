@@ -1,0 +1,114 @@
+"""The warm parent: a process that has imported torch and triton, and forks a worker in milliseconds on request.
+
+It runs no OpenMP region and touches no device: a child forked after either would hang or inherit a broken state.
+Run by the judge as `python -m autokernel.gate.workers.zygote FD`.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy  # noqa: F401  imported here so that no worker pays for it
+import torch
+import torch._inductor.config
+
+from autokernel.gate.workers import sandbox
+from autokernel.gate.workers.channel import Channel, ChannelClosed
+from autokernel.gate.workers.worker import run_worker
+from autokernel.spec import load_spec  # noqa: F401
+
+if sys.platform == "linux":
+    import triton
+    import triton.language  # noqa: F401
+
+
+def assert_forkable() -> None:
+    threads = threading.active_count()
+    assert threads == 1, f"the warm parent runs {threads} Python threads"
+    assert not torch.cuda.is_initialized(), "the warm parent has touched a device"
+    if sys.platform == "linux":
+        count = len(os.listdir("/proc/self/task"))
+        assert count == 1, f"the warm parent runs {count} threads: a library has started a pool"
+
+
+def main(fd: int) -> None:
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
+    control = socket.socket(fileno=fd)
+    channel = Channel(control)
+    assert_forkable()
+    become_subreaper()
+    sandbox.enter_namespaces()
+    workers: set[int] = set()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel.send({"ready": os.getpid()})
+    while True:
+        request = channel.receive()
+        if request["op"] == "spawn":
+            workers.add(_spawn(control, channel, request))
+        elif request["op"] == "wait":
+            status = end(request["pid"], request["patience_s"])
+            workers.discard(request["pid"])
+            end_orphans(workers)
+            channel.send({"status": status})
+
+
+def end(pid: int, patience_s: float) -> int | None:
+    """The exit code (negative: the signal) of a worker that ends by itself within `patience_s`; any other is killed."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1e-3)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def become_subreaper() -> None:
+    """Processes that a worker leaves behind, even in sessions of their own, become our children: none escapes us."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def end_orphans(workers: set[int]) -> None:
+    """Kill every child that is not a worker, until there is none (those of a fork bomb appear in turn)."""
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    while listing.exists() and (orphans := set(map(int, listing.read_text().split())) - workers):
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            os.waitpid(pid, 0)
+
+
+def _spawn(control: socket.socket, channel: Channel, request: dict) -> int:
+    control.settimeout(10)
+    _, fds, _, _ = socket.recv_fds(control, 1, 4)
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        run_worker(socket.socket(fileno=fds[0]), *fds[1:], request)
+    for passed in fds:
+        os.close(passed)
+    while os.getpgid(pid) != pid:  # until then it could not be suspended as a group
+        time.sleep(1e-4)
+    channel.send({"pid": pid})
+    return pid
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]))
+    except ChannelClosed:
+        pass
+    finally:  # however the judge has ended
+        end_orphans(set())

@@ -1,0 +1,1 @@
+"""Devices: peaks, caches, and what the driver says of them."""

@@ -1,0 +1,29 @@
+"""Child processes that never outlive their parent (Linux; elsewhere nothing is done)."""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+def become_subreaper() -> None:
+    """What a child leaves behind becomes our own: an agent or a git that would go on beside the next child."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
+
+
+def end_orphans() -> None:
+    listing = Path(f"/proc/self/task/{os.getpid()}/children")
+    while listing.exists() and (orphans := [int(pid) for pid in listing.read_text().split()]):
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def die_with_parent() -> None:
+    """Called in a new child: it does not work on unseen when this process is killed."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

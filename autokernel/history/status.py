@@ -1,0 +1,174 @@
+"""Where a run stands, from its records alone: without PyTorch, whose import takes longer than all of this."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
+from autokernel.history.ledger import GitLedger, NoRepository
+from autokernel.history.progress import incumbent, rows_of, tried
+from autokernel.history.runs import (
+    PLAN,
+    PROOF,
+    VERIFY,
+    find_folder,
+    no_run,
+    run_folder,
+    run_tags,
+)  # fmt: skip
+from autokernel.records import PLAN_REMEDY, BadRecord, reads, record_from
+from autokernel.table import plain
+from autokernel.verdict import Interval
+
+
+class Named(Protocol):
+    """A target, or as much of it as is needed here."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True)
+class TargetOutline:
+    name: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A plan, as far as it can be read without PyTorch."""
+
+    model: str
+    targets: tuple[TargetOutline, ...]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What became of a target's best kernel when it was timed once more against its starter."""
+
+    target: str
+    commit: str
+    gain: Interval | None  # over the starter; None: the best kernel is the starter, or it failed here
+    confirmed: bool  # the interval lies above 1, or there was nothing to confirm
+    why: str
+
+
+def read_proofs(folder: Path) -> dict[str, Proof]:
+    """Target -> proof, as written at the end of a run; empty before. Raises BadRecord."""
+    return _read_proofs(folder / PROOF) if (folder / PROOF).exists() else {}
+
+
+@reads("delete it, and the same command proves its kernels again")
+def _read_proofs(path: Path) -> dict[str, Proof]:
+    return {proof.target: proof for proof in record_from(json.loads(path.read_text()), list[Proof])}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a run's experiments: git's refs are the truth of it, results.tsv a copy."""
+
+    rows: list[Experiment]
+    notes: tuple[str, ...] = ()  # where the two differ, for people
+
+
+def known_rows(root: Path, tag: str) -> Known:
+    """The experiments of a run as git has them, or as results.tsv has them where git knows none."""
+    path = root / "results.tsv"
+    try:
+        table = [row for row in ExperimentLog(path).read() if row.tag == tag]
+        notes = []
+    except BadRecord as error:
+        table, notes = [], [str(error)]
+    try:
+        rows = [entry.row for entry in GitLedger(root, tag, run_folder(root, tag)).entries()]
+    except NoRepository as error:
+        return Known(table, (*notes, f"from results.tsv alone: {error}"))
+    lacking = len({row.experiment for row in rows} - {row.experiment for row in table})
+    if lacking:
+        notes += [f"results.tsv lacks {lacking} of the {len(rows)} experiments that git has: told from git"]
+    if table and not rows:
+        notes += [
+            f"git has none of the {len(table)} experiments of {tag} in results.tsv (another clone's?): told from there"
+        ]
+    return Known(rows or table, tuple(notes))
+
+
+def status(root: Path, tag: str | None = None, as_json: bool = False) -> str:
+    """A line for each target, and the last experiment. Raises NoRun, BadRecord."""
+    folder = find_folder(root, tag)
+    known = known_rows(root, folder.name)
+    rows = known.rows
+    if as_json:
+        counts = {str(s): sum(row.status == s for row in rows) for s in Status}
+        last = asdict(rows[-1]) if rows else None
+        return json.dumps({"tag": folder.name, "counts": counts, "last": last, "notes": known.notes})
+    plan, proofs = read_outline(folder / PLAN), read_proofs(folder)
+    lines = [f"run {folder.name}: {plan.model}"]
+    lines += [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets]
+    return "\n  ".join([*lines, *([f"last: {subject(rows[-1])}"] if rows else []), *known.notes])
+
+
+@reads(PLAN_REMEDY)
+def read_outline(path: Path) -> Outline:
+    return record_from(json.loads(path.read_text()), Outline)
+
+
+def runs(root: Path, as_json: bool = False) -> str:
+    """All runs, the latest first, then those of which only git's refs are left. Raises NoRun where there are none."""
+    found = listed(root)
+    if as_json:
+        return json.dumps(found)
+    if not found:
+        raise no_run(root, None)
+    rows = [(r["tag"], str(r["experiments"]), str(r["kept"]), r["verified"], r["changed"], r["model"]) for r in found]
+    return "\n".join(plain(("run", "experiments", "kept", "verified", "last change", "model"), rows))
+
+
+def listed(root: Path) -> list[dict[str, Any]]:
+    """All runs, the latest first, for programs."""
+    return [_listed(root, tag) for tag in run_tags(root)]
+
+
+def _listed(root: Path, tag: str) -> dict[str, Any]:
+    folder = run_folder(root, tag)
+    rows = known_rows(root, tag).rows
+    changed = max((path.stat().st_mtime for path in folder.glob("*") if path.is_file()), default=None)
+    try:
+        model = read_outline(folder / PLAN).model if (folder / PLAN).is_file() else f"no {PLAN}: only refs in git"
+    except BadRecord as error:
+        model = str(error)
+    return {
+        "tag": tag,
+        "experiments": len(tried(rows)),
+        "kept": sum(row.status == Status.KEPT for row in tried(rows)),
+        "verified": "yes" if (folder / VERIFY).is_file() else "no",
+        "changed": f"{datetime.fromtimestamp(changed):%Y-%m-%d %H:%M}" if changed else "",
+        "model": model,
+    }
+
+
+def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) -> str:
+    """One target: what its starter gives over PyTorch, and what the loop added."""
+    start = next((row for row in rows if row.agent == STARTER), None)
+    if start is None:
+        return f"{target.name} ({target.share:.1%} of the time): not reached"
+    if not incumbent(rows):
+        return f"{target.name} ({target.share:.1%} of the time): its starter did not pass the gate ({start.status})"
+    starter = f"starter {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else "starter correct"
+    if start.pct_peak:
+        starter += f", at {start.pct_peak:.0f} % of its limit"
+    loop = f"{len(tried(rows))} experiments, none kept"
+    if proof and proof.gain and proof.commit == incumbent(rows).commit:
+        verdict = "" if proof.confirmed else " (not confirmed: the starter stands)"
+        loop = f"the loop {proof.gain} over the starter{verdict}"
+    elif any(row.status == Status.KEPT for row in tried(rows)):
+        loop = "the loop kept a faster one, not proven again yet"
+    return f"{target.name} ({target.share:.1%} of the time): {starter}; {loop}"
+
+
+def subject(row: Experiment) -> str:
+    """An experiment in one line: `#7 rmsnorm_512x768_float32 kept 1.083x [1.051, 1.116]: CHUNK_ROWS 16 -> 4`."""
+    return f"#{row.experiment} {row.target} {f'{row.status} {row.gain}'.strip()}: {row.description}"

@@ -1,0 +1,137 @@
+"""Kept kernels in a user's model: apply(), unapply(), and torch.compile(model, backend="autokernel")."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from autokernel.integration.backend import Replacer
+from autokernel.integration.winner import Winner
+
+
+def apply(
+    model: nn.Module,
+    winners: Sequence[Winner] | str | Path | None = None,
+    fallback: str | None = None,
+    gradients: bool = True,
+) -> nn.Module:
+    """Put kernels into `model`, which is returned: same class, same parameters, same state_dict.
+
+    winners: kernels, or the run (its name or folder) whose verified kernels they are; by default that of $AUTOKERNEL_RUN,
+    else the latest, and where there is none, the kernels that were proven on this machine before, see proven(). A run's
+    kernels are used where verify.py found the model faster with them than untouched, and than with `fallback` alone; else
+    they are not, nor is a fallback that made it slower, and a warning says what to use.
+    See Replacer for the other options. Copies and pickles of the model have no kernels, and unapply() takes them out again.
+    """
+    chosen: Sequence[Winner]
+    if winners is None or isinstance(winners, (str, Path)):
+        chosen, fallback = _of_run(winners, fallback)
+    else:
+        chosen = winners
+    if not chosen and not fallback:
+        return unapply(model)  # what Dynamo makes of it may be slower than the model itself
+
+    # As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    replacer = Replacer(chosen, fallback, gradients)
+    compiled = torch.compile(call, backend=replacer)
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        result = compiled(*args, **kwargs)
+        if model._compiled_call_impl is first and not torch.compiler.is_compiling():
+            model._compiled_call_impl = compiled
+            replacer.say_if_idle(type(model).__name__)
+        return result
+
+    first.replacer = compiled.replacer = replacer  # for explain()
+    model._compiled_call_impl = first
+    return model
+
+
+def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """torch.compile(model, backend="autokernel", options={"run": …, "fallback": …, "gradients": …}); all are optional."""
+    return _backend(**(options or {}))(module, inputs)
+
+
+@cache  # one for all graphs: what it loaded and proved serves them all
+def _backend(run: str | Path | None = None, fallback: str | None = None, gradients: bool = True) -> Replacer:
+    return Replacer(*_of_run(run, fallback), gradients)
+
+
+def _of_run(run: str | Path | None, fallback: str | None) -> tuple[Sequence[Winner], str | None]:
+    """A run's kernels that are to be used over `fallback`, and the fallback: None where that made the model slower."""
+    # All of a run, git included, is behind it: not needed where kernels are given, as in a saved package.
+    from autokernel.history.runs import NoRun
+    from autokernel.integration.verification.proven import proven
+    from autokernel.integration.verification.winners import open_run, verified
+
+    try:
+        workspace = open_run(run)
+    except NoRun:
+        if run or not (known := proven()):
+            raise
+        warnings.warn(
+            f"there is no run here: the model gets what fits it of {len(known)} kernels that paid in other models on this "
+            "machine; that they pay in this one is not known before a run of its own",
+            stacklevel=3,
+        )
+        return known, fallback
+    verification, kept = verified(workspace)
+    chosen, best = verification.selected(kept, fallback), verification.best
+    used = fallback if chosen or verification.alone(fallback) else None
+    if not chosen or not best.kernels:
+        done = f"{'kernels' if chosen else 'no kernel'} of run {workspace.tag!r}, over {fallback or 'eager'}"
+        nor = f", nor {fallback}, which was not shown to be as fast as the model itself" if fallback and not used else ""
+        says = "; ".join(filter(None, (verification.verdict, best.code(workspace.tag))))
+        warnings.warn(f"the model gets {done}{nor}. verify.py says: {says}", stacklevel=3)
+    return chosen, used
+
+
+def compile_with_kernels(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
+    """`model` with kernels in it, beside `model` itself, which stays as it is."""
+    return torch.compile(model, backend=replacer)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What apply() made of a model. What is not known before the model was called once is empty until then."""
+
+    kernels: tuple[str, ...]  # the targets whose kernels it was given; none: it was not applied, or no kernel pays
+    sites: Mapping[str, tuple[str, ...]]  # target -> the calls in the model's graphs that run its kernel now
+    left: tuple[str, ...]  # why kernels are not where they might have been
+    graphs: int  # in which was looked for sites; 0: the model was not called yet
+
+    def __str__(self) -> str:
+        if not self.kernels:
+            return "the model has no kernels in it"
+        if not self.graphs:
+            return f"{len(self.kernels)} kernels wait for the model's first call, when their sites are looked for"
+        lines = [
+            f"{target}: in {len(sites)} sites ({', '.join(sites)})" if sites else f"{target}: nowhere"
+            for target, sites in self.sites.items()
+        ]
+        return "\n".join([*lines, *(f"left as it was: {why}" for why in self.left)])
+
+
+def explain(model: nn.Module) -> Explanation:
+    """Which of the kernels that apply() was given run in `model` and where, and what was left as it was, and why."""
+    replacer = getattr(model._compiled_call_impl, "replacer", None)
+    if replacer is None:
+        return Explanation((), {}, (), 0)
+    kernels = tuple(winner.target.name for winner in replacer.winners)
+    sites = {name: tuple(f"graph {r.graph}, {r.node}" for r in replacer.replaced if r.target == name) for name in kernels}
+    return Explanation(kernels, sites, tuple(replacer.left), replacer.graphs)
+
+
+def unapply(model: nn.Module) -> nn.Module:
+    """`model` as it was before apply()."""
+    model._compiled_call_impl = None
+    return model

@@ -1,0 +1,480 @@
+"""Kept kernels in a model, as a backend of torch.compile: sites that a kernel was proven for are computed by it.
+
+Proven means: these shapes, dtypes, strides, options and this kind of device, as they are in the graph with kernels in it.
+Everything else stays as it was, or goes through another backend: so does a graph in which anything of this fails.
+"""
+
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch._inductor.config
+from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer
+
+from autokernel.build import Function
+from autokernel.integration.ops import DIRECT, Kernel, by_position, differentiable, direct, register, traced, visible
+from autokernel.integration.winner import Winner
+from autokernel.model.capture import (
+    ITSELF,
+    aten,
+    autocast_devices,
+    is_idle,
+    overwritten,
+    prune,
+    reason,
+    set_gradients,
+    to_aten,
+    value,
+    why_left_alone,
+    without_autocast,
+)
+from autokernel.model.contract import Backward
+from autokernel.model.match import Placement, RejectReason, Site, SiteFinder, extract_subgraph
+from autokernel.spec import Case, load_spec
+from autokernel.target import encoded
+
+# Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
+# says so in a log at most.
+MAX_VERSIONS = 128
+
+LOG = logging.getLogger("autokernel")
+
+MAX_SIZES = 32  # of one graph that are looked at for sites, some seconds each; for all other sizes the original runs
+MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of Inductor
+INDUCTOR = ("inductor", *MODES)
+# Numbers that are given to a Triton kernel are float32, as in Triton itself: with float64, kernels would be slower or fail.
+FLOATS = {name: False for name in ("_use_fp64_for_unbacked_floats",) if hasattr(torch._inductor.config, name)}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A winner that is ready to be called, with the oracle's parameters by position."""
+
+    target: str
+    ops: OpOverloadPacket
+    run: Kernel  # the same without the dispatcher, for graphs that are not traced again
+    visible: Kernel | None = None  # the same for tracing, if its launches are Triton's
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A site that now runs a winner's kernel; `graph` counts the graphs that were compiled."""
+
+    target: str
+    case: str
+    graph: int
+    node: str
+
+
+@dataclass
+class Replacer:
+    """A torch.compile backend that puts winners into each graph; `replaced` lists what it did, once the model has run.
+
+    What cannot be done leaves a graph, or a call, as the model has it. `left` lists the reasons; errors are logged as well.
+
+    `fallback` names the backend for what remains of each graph ("inductor") or a mode of Inductor ("reduce-overhead": with
+    CUDA graphs, "max-autotune"); None runs it as it is. Where gradients are
+    wanted, kernels compute the forward pass, and the backward pass computes the original's again for its gradients;
+    with gradients=False the original runs there.
+    """
+
+    winners: Sequence[Winner]
+    fallback: str | None = None
+    gradients: bool = True
+    finder: SiteFinder = field(default_factory=SiteFinder)  # share one, and what it proved is not proven again
+    replaced: list[Replacement] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    graphs: int = 0
+    installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
+    seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
+
+    def __post_init__(self) -> None:
+        limits = torch._dynamo.config
+        limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
+
+    @cached_property
+    def proven(self) -> dict[tuple[str, str, str], Winner]:
+        """(kernel type, kind of device, arguments) -> the winner that was proven for them."""
+        return {
+            (winner.target.kernel_type, winner.device_type, encoded(case)): winner
+            for winner in self.winners
+            for weighted in winner.target.cases
+            for case in weighted.proven
+        }
+
+    def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """The boundary around every model: no error of ours goes beyond it."""
+        kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
+        try:
+            return self._optimised(module, inputs)
+        except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
+            self._fail(f"a graph is left as it is: {reason(error)}")
+        try:
+            return self._compile(_copy(kept), inputs)
+        except Exception as error:
+            self._fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
+            return kept.forward
+
+    def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+        if why := why_left_alone(module):
+            self._leave(why)
+            return self._compile(module, inputs)
+        if wanted and not self.gradients:  # Dynamo asks again when this changes
+            return self._compile(module, inputs)
+        if any(isinstance(v, torch.SymInt) for v in inputs):  # sizes changed, and now this is for all of them
+            return self._by_size(module, inputs, wanted)
+        return self._with_kernels(module, inputs, wanted)
+
+    def _leave(self, why: str) -> bool:
+        """Lists `why`; whether that is new."""
+        is_new = why not in self.left
+        self.left += [why] * is_new
+        return is_new
+
+    def _fail(self, why: str) -> None:
+        if self._leave(why):
+            LOG.warning(why)
+
+    def say_if_idle(self, model: str) -> None:
+        """After a pass: that it had no kernel in it, if so."""
+        if self.winners and not self.replaced and None not in self.installed.values():  # which has been said
+            names = ", ".join(winner.target.name for winner in self.winners)
+            self._fail(
+                f"nothing is replaced in {model}: no operation of its {self.graphs} graphs has the shapes, the dtypes and "
+                f"the device for which its kernels were proven ({names})"
+            )
+
+    def _by_size(self, module: GraphModule, inputs: list[Any], wanted: bool) -> Callable[..., Any]:
+        """The original for every size, compiled once; sizes for which kernels were proven get a graph of their own."""
+        kept = _copy(module)  # a compiler may change what it is given
+        general = self._compile(module, inputs)
+        places = [i for i, v in enumerate(inputs) if isinstance(v, torch.SymInt)]
+        versions: dict[tuple[int, ...], Callable[..., Any]] = {}
+        tried: list[tuple[int, ...]] = []
+
+        def choose(*values: Any) -> Any:
+            sizes = tuple(values[i] for i in places)
+            if sizes not in versions:
+                versions[sizes] = general
+                if len(tried) < MAX_SIZES and self._may_be_proven(sizes):
+                    tried.append(sizes)
+                    try:
+                        with tracing(TracingContext(FakeTensorMode())):  # there Inductor notes which inputs are parameters
+                            versions[sizes] = self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
+                    except Exception as error:
+                        self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")
+            return versions[sizes](*values)
+
+        return choose
+
+    def _may_be_proven(self, sizes: Sequence[int]) -> bool:
+        """Whether a kernel was proven for a dimension that each size is a part of: else looking for sites is in vain."""
+        shapes = [t.shape for w in self.winners for c in w.target.cases for t in c.case.tensors.values()]
+        dims = {n for shape in shapes for n in shape}
+        return all(any(n % size == 0 for n in dims) for size in sizes if size > 0)
+
+    def _with_kernels(
+        self, module: GraphModule, inputs: list[Any], wanted: bool, general: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """`module` with kernels at its sites; where there are none, `general` or else `module`, compiled."""
+        graph, ambient = to_aten(module, wanted), autocast_devices()
+        with without_autocast():
+            found, result = self._proven(graph, self.finder.find(graph), Backward(graph, inputs) if wanted else None)
+        for failure in self.finder.failures:
+            self._fail(failure)
+        results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
+        for place in found:
+            results[place.site.output] = self._replace(graph, place, results)
+        if not found:
+            self.graphs += 1
+            return general or self._compile(module, inputs)
+        _drop_idle(graph, result, wanted)
+        _share_views(graph)
+        if not self.fallback:
+            _shorten_calls(graph, {place.kernel.ops.no_grad: place.kernel.run for place in found})
+        prune(graph)
+        _keep_origins(graph, module)
+        constants = _constants_as_inputs(graph) if self.fallback else []
+        repeatable = not any(overwritten(node) for node in graph.graph.nodes)
+        with without_autocast():
+            call = self._compile(graph, [*inputs, *constants])
+        call = _without(ambient, _with_constants(call, constants))
+        optimised = self._where_possible(call, module.forward, inputs, repeatable)
+        self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
+        self.graphs += 1
+        return optimised
+
+    def _where_possible(
+        self, call: Callable[..., Any], other: Callable[..., Any], inputs: list[Any], repeatable: bool
+    ) -> Callable[..., Any]:
+        """`call` for inputs that start where the example's do in their storages (mod 16): Dynamo takes no notice of that.
+
+        `other`, the original, for the rest. Also from the first error on, where a call can be repeated because nothing is
+        changed in place; an error that is met there too is the model's own.
+        """
+        starts = [
+            (i, t.storage_offset() % 16)
+            for i, t in enumerate(inputs)
+            if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)
+        ]
+        works = True
+
+        def choose(*values: Any) -> Any:
+            nonlocal works
+            if not works or any(values[i].storage_offset() % 16 != start for i, start in starts):
+                return other(*values)
+            try:
+                return call(*values)
+            except Exception as error:
+                if not repeatable:
+                    raise
+                result = other(*values)
+                works = False
+                self._fail(f"a graph runs without kernels from now on: {reason(error)}")
+                return result
+
+        return choose
+
+    def _proven(
+        self, graph: GraphModule, sites: Sequence[Site], backward: Backward | None
+    ) -> tuple[list["Place"], Callable[[Node], Any]]:
+        """The sites for which there are kernels, how these are called beside each other, and the results of nodes then."""
+        proven = [site for site in sites if self._kernel_for(site, site.case)]
+        chosen = [site for site in proven if not self._left_for_gradients(graph, site, backward)]
+        while True:
+            placements, result = self.finder.cases_after_replacement(graph, chosen)
+            kernels = [
+                not isinstance(p, RejectReason) and self._kernel_for(site, p.case) for site, p in zip(chosen, placements)
+            ]
+            if all(kernels):
+                originals = [extract_subgraph(graph, [site.output], site.inputs, wide=False) for site in chosen]
+                return [Place(s, p, k, backward, o) for s, p, k, o in zip(chosen, placements, kernels, originals)], result
+            chosen = [site for site, kernel in zip(chosen, kernels) if kernel]
+
+    def _left_for_gradients(self, graph: GraphModule, site: Site, backward: Backward | None) -> bool:
+        """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""
+        why = backward and _why_not_with_gradients(graph, site, backward)
+        if why:
+            self._leave(f"{site.kernel_type} {site.case.name} is not replaced where gradients are wanted: {why.value}")
+        return bool(why)
+
+    def _kernel_for(self, site: Site, case: Case | RejectReason) -> Installed | None:
+        if isinstance(case, RejectReason):
+            return None
+        winner = self.proven.get((site.kernel_type, value(site.output).device.type, encoded(case)))
+        return winner and self._installed(winner)
+
+    def _installed(self, winner: Winner) -> Installed | None:
+        name = winner.target.name
+        if name not in self.installed:
+            try:
+                self.installed[name] = install(winner)
+            except Exception as error:  # of any kind: no compiler, another version of Triton
+                self._fail(f"the kernel for {name} is not used: {reason(error)}")
+                self.installed[name] = None
+        return self.installed[name]
+
+    def _replace(self, graph: GraphModule, place: "Place", results: Mapping[Node, Node]) -> Node:
+        """The kernel in the graph in place of a site's nodes."""
+        site, callee = place.site, self._callee(place)
+        inputs = [results.get(node, node) for node in place.site.inputs]
+        with graph.graph.inserting_before(site.output):
+            if place.wants_gradient:
+                result = graph.graph.call_function(_trained(place, callee), tuple(inputs))
+            else:
+                result = _insert(graph.graph, place, callee, dict(zip(place.site.inputs, inputs)))
+        site.output.replace_all_uses_with(result)
+        return result
+
+    def _callee(self, place: "Place") -> Kernel:
+        """What a graph calls: the operator, or something that costs the host less where that will do."""
+        kernel, case = place.kernel, place.placement.case
+        if place.wants_gradient and self.fallback:
+            return kernel.ops.default
+        key = (kernel.ops.__name__, encoded(case))
+        if key not in self.seen:
+            self.seen[key] = self._see(kernel, place.site, case)
+        return self.seen[key] or (kernel.run if place.wants_gradient else kernel.ops.no_grad)
+
+    def _see(self, kernel: Installed, site: Site, case: Case) -> Kernel | None:
+        """A Triton kernel as Inductor launches it, or as we do where nothing compiles the graph; None if it is opaque."""
+        if not kernel.visible or self.fallback not in (None, *INDUCTOR):
+            return None
+        graph = traced(load_spec(site.kernel_type), kernel.visible, case, value(site.output).device)
+        return graph and (kernel.visible if self.fallback else direct(graph))
+
+    def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        if not self.fallback:
+            return graph.forward
+        if self.fallback in INDUCTOR:
+            options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}
+            return torch._inductor.compile(graph, inputs, options | FLOATS)
+        return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
+
+
+def install(winner: Winner) -> Installed:
+    """Load and compile; what Triton compiles, it compiles at the first call."""
+    spec, kernel = load_spec(winner.target.kernel_type), winner.load()
+    for function in getattr(kernel, "__globals__", {}).values():
+        if isinstance(function, Function):
+            function.compile()
+    ops = register(winner.name, spec, kernel, winner.device_type)
+    is_triton = getattr(kernel, "__globals__", {}).get("BACKEND") == "triton"  # whatever its target began with
+    seen = visible(spec, kernel) if is_triton else None
+    return Installed(winner.target.name, ops, by_position(spec, kernel), seen)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site, the kernel that it gets, and how that is called there."""
+
+    site: Site
+    placement: Placement
+    kernel: Installed
+    backward: Backward | None  # of its graph, where gradients are wanted
+    original: GraphModule  # its nodes, as they were before any were replaced
+
+    @property
+    def wants_gradient(self) -> bool:
+        return bool(self.backward and self.backward.wants_gradient(self.site.output))
+
+
+def _why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) -> RejectReason | None:
+    """Why gradients would not be the same with a kernel at a site; None if they are."""
+    if _changes_mode(graph, site):
+        return RejectReason.MODE
+    return None if backward.keeping(site.nodes, site.inputs, site.output) is not None else RejectReason.SAVED
+
+
+def _changes_mode(graph: GraphModule, site: Site) -> bool:
+    """Whether gradients are switched on or off between the nodes of a site."""
+    order = {node: i for i, node in enumerate(graph.graph.nodes)}
+    first, last = min(order[n] for n in site.nodes), order[site.output]
+    return any(first < i < last and node.target is set_gradients for node, i in order.items())
+
+
+def _insert(graph: Graph, place: Place, callee: Kernel, nodes: Mapping[Node, Node]) -> Node:
+    """A call of `callee`, which has the parameters of the operator, on `nodes`, which stand for the site's inputs."""
+    tracer, site = GraphAppendingTracer(graph), place.site
+    names = [argument.name for argument in place.kernel.ops.default._schema.arguments]
+
+    def call(**arguments: Any) -> Proxy:
+        given = site.case.args | arguments  # the case has the oracle's defaults, too
+        values = tuple(v.node if isinstance(v, Proxy) else v for v in (given[name] for name in names))
+        return Proxy(graph.call_function(callee, values), tracer)
+
+    parameters = {k: Proxy(nodes[v], tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}
+    result, like = site.pattern.call(call, **parameters).node, value(site.output)
+    if place.placement.strides is None:
+        if result.target is callee:
+            return result
+        # The original's result is no view: one of the kernel's, made where gradients are off, is replayed wrongly later.
+        return graph.call_function(aten._unsafe_view.default, (result, list(like.shape)))
+    options = {"dtype": like.dtype, "device": like.device}
+    empty = graph.call_function(aten.empty_strided.default, (list(like.shape), list(place.placement.strides)), options)
+    return graph.call_function(aten.copy_.default, (empty, result))
+
+
+def _trained(place: Place, callee: Kernel) -> Kernel:
+    """What computes a site by its kernel, and its gradients as the original does."""
+    inner, site = Graph(), place.site
+    nodes = {node: inner.placeholder(f"input_{i}") for i, node in enumerate(place.site.inputs)}
+    inner.output(_insert(inner, place, callee, nodes))
+    kept = place.backward.keeping(site.nodes, place.site.inputs, site.output)
+    return differentiable(lambda *values: place.original(*values)[0], GraphModule({}, inner).forward, *kept)
+
+
+def _drop_idle(graph: GraphModule, result: Callable[[Node], Any], wanted: bool) -> None:
+    """Take out calls in which nothing happens, unless the graph returns their result: that is an object of its own."""
+    returned = graph.graph.output_node().all_input_nodes
+    for node in graph.graph.nodes:
+        if node not in returned and (node.target in ITSELF or not wanted) and is_idle(node, result):
+            node.replace_all_uses_with(node.args[0])
+
+
+def _constants_as_inputs(graph: GraphModule) -> list[Tensor]:
+    """Tensors in the graph become its last inputs: Inductor takes attributes for parameters that Dynamo knows."""
+    constants = []
+    last = graph.graph.find_nodes(op="placeholder")[-1]
+    for node in graph.graph.find_nodes(op="get_attr"):
+        if not isinstance(getattr(graph, node.target), Tensor):  # the body of an operator of higher order
+            continue
+        constants.append(getattr(graph, node.target))
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(node.target)
+        last.meta = node.meta
+        last._dynamo_source = None
+        node.replace_all_uses_with(last)
+        graph.graph.erase_node(node)
+        delattr(graph, node.target) if hasattr(graph, node.target) else None
+    graph.recompile()
+    return constants
+
+
+def _with_constants(call: Callable[..., Any], constants: Sequence[Tensor]) -> Callable[..., Any]:
+    return (lambda *values: call(*values, *constants)) if constants else call
+
+
+def _without(ambient: Sequence[str], call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, in which the casts of autocast are written out, where autocast is on for these kinds of device."""
+
+    def run(*values: Any) -> Any:
+        with without_autocast():
+            return call(*values)
+
+    return run if ambient else call
+
+
+def _share_views(graph: GraphModule) -> None:
+    """Sites of all layers take the same views of the same cos and sin: make each once, while nothing is changed there."""
+    first: dict[str, Node] = {}
+    for node in graph.graph.nodes:
+        if node.target is set_gradients or overwritten(node):
+            first.clear()
+        is_view = node.op == "call_method" and not node.target.endswith("_") or node.target in (getattr, operator.getitem)
+        earlier = first.setdefault(repr((node.target, node.args, node.kwargs)), node) if is_view else node
+        if earlier is not node:
+            node.replace_all_uses_with(earlier)
+
+
+def _shorten_calls(graph: GraphModule, kernels: dict[OpOverload, Kernel]) -> None:
+    direct = DIRECT | kernels
+    for node in graph.graph.nodes:
+        node.target = direct.get(node.target, node.target)
+
+
+def _copy(module: GraphModule) -> GraphModule:
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copied = GraphModule(module, graph)
+    _keep_origins(copied, module)
+    return copied
+
+
+def _of_sizes(module: GraphModule, values: Sequence[Any]) -> GraphModule:
+    """A graph that Dynamo made for all sizes, for those of `values`."""
+    copied, mode = _copy(module), FakeTensorMode()
+    for node, v in zip(copied.graph.find_nodes(op="placeholder"), values):
+        node.meta["example_value"] = mode.from_tensor(v) if isinstance(v, Tensor) else v
+    return copied
+
+
+def _keep_origins(graph: GraphModule, module: GraphModule) -> None:
+    """What Dynamo noted about the inputs: Inductor asks which are parameters and stay where they are."""
+    graph.meta |= module.meta
+    if hasattr(module, "_param_name_to_source"):  # without it, none of the rest is looked at
+        graph._param_name_to_source = module._param_name_to_source
+    for ours, theirs in zip(graph.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")):
+        ours.meta = theirs.meta | ours.meta
+        if hasattr(theirs, "_dynamo_source"):
+            ours._dynamo_source = theirs._dynamo_source

@@ -1,0 +1,253 @@
+"""Kept kernels as operators of PyTorch: torch.ops.autokernel.<name> traces, exports, has a gradient, and breaks no graph.
+
+Registered with Library.define and impl, which cost the host least; benchmarks/host_cost.py measures how much.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+from torch._ops import OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+
+from autokernel.spec import Case, KernelSpec, TensorSpec
+
+Kernel = Callable[..., Tensor]
+
+LIBRARY = torch.library.Library("autokernel", "FRAGMENT")  # what it registers lives as long as it does
+# Kernels are proven for strides, and Inductor is to give them just these.
+aten = torch.ops.aten
+# The same operators by a shorter way: a call through torch.ops costs 1-2 µs more on the host.
+DIRECT = {
+    aten.add.Tensor: torch.add,
+    aten.mul.Tensor: torch.mul,
+    aten.mm.default: torch.mm,
+    aten.linear.default: F.linear,
+    aten.reshape.default: torch.reshape,
+    aten.view.default: Tensor.view,
+    aten.transpose.int: torch.transpose,
+    aten.t.default: torch.t,
+    aten.empty.memory_format: torch.empty,
+}
+# A result is no view of what was made on the way to it: it may be changed in place.
+NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+
+def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> OpOverloadPacket:
+    """`kernel`, whose kind is `spec`, as an operator with the parameters of its oracle, for devices of one type.
+
+    Registered once in a process. The result is contiguous and belongs to the caller. The overload `no_grad` is for graphs
+    in which no gradient is wanted: without a look at who wants one, a call costs the host 2 µs less.
+    """
+    if not hasattr(torch.ops.autokernel, name):
+        schema = torch.library.infer_schema(spec.oracle, mutates_args=())
+        for overload in (name, f"{name}.no_grad"):
+            LIBRARY.define(overload + schema, tags=TAGS)
+            LIBRARY.impl(overload, by_position(spec, kernel), device_type.upper())
+            torch.library.register_fake(f"autokernel::{overload}", partial(fake, spec), lib=LIBRARY)
+        operator = getattr(torch.ops.autokernel, name).default
+        LIBRARY.impl(name, differentiable(partial(original, spec), operator), "Autograd")
+    return getattr(torch.ops.autokernel, name)
+
+
+def by_position(spec: KernelSpec, kernel: Kernel) -> Kernel:
+    """`kernel` with the oracle's parameters in the oracle's order and with its defaults, whatever its own are."""
+    parameters = inspect.signature(spec.oracle).parameters
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    names = tuple(parameters)
+
+    def run(*arguments: Any) -> Tensor:
+        return kernel(**(defaults | dict(zip(names, arguments)))).contiguous()
+
+    return run
+
+
+def original(spec: KernelSpec, *arguments: Any) -> Tensor:
+    """What PyTorch programs write, in the dtype of the arguments: a kernel takes no notice of autocast either."""
+    device_type = next(a.device.type for a in arguments if isinstance(a, Tensor))
+    with torch.autocast(device_type, enabled=False):
+        return by_position(spec, spec.eager)(*arguments)
+
+
+def fake(spec: KernelSpec, *arguments: Any) -> Tensor:
+    """A tensor like the kernel's result."""
+    return torch.empty_like(original(spec, *arguments), memory_format=torch.contiguous_format)
+
+
+def differentiable(
+    original: Callable[..., Tensor], kernel: Kernel, kept: Collection[int] | None = None, copied: Collection[int] = ()
+) -> Kernel:
+    """`kernel` for tensors that may want gradients: those of `original`, which the backward pass computes once more.
+
+    kept: places of the tensors whose values the gradients depend on, by default all. copied: those of them that are kept as
+    they were, whatever is written there later; of the others autograd says so if it is too late, as it does in eager mode.
+    By hand, because torch.library.register_autograd costs another 1 µs a call without gradients and 3 µs with them.
+    """
+
+    class Differentiable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Tensor:
+            ctx.arguments = [None if isinstance(a, Tensor) else a for a in arguments]
+            tensors = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
+            ctx.places = [i for i in tensors if kept is None or i in kept]
+            ctx.blanks = [(i, _blank(arguments[i])) for i in tensors if i not in ctx.places]
+            ctx.save_for_backward(*(arguments[i].clone() if i in copied else arguments[i] for i in ctx.places))
+            with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(NO_VIEWS):
+                return kernel(*arguments)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+            arguments, needed = list(ctx.arguments), ctx.needs_input_grad
+            again = torch.is_grad_enabled()  # whether the gradient is to have a gradient
+            with torch.autocast(gradient.device.type, enabled=False):
+                with torch.enable_grad():
+                    for i, saved in zip(ctx.places, ctx.saved_tensors):
+                        arguments[i] = saved.view_as(saved)  # its own: one argument may have been computed from another
+                    for i, blank in ctx.blanks:
+                        arguments[i] = blank().requires_grad_(needed[i])
+                    result = original(*arguments)
+                wanted = [a for a, is_needed in zip(arguments, needed) if is_needed]
+                gradients = iter(torch.autograd.grad(result, wanted, gradient, create_graph=again, allow_unused=True))
+            return tuple(next(gradients) if is_needed else None for is_needed in needed)
+
+    def run(*arguments: Any) -> Tensor:
+        if torch.is_grad_enabled():
+            return Differentiable.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return kernel(*arguments)
+
+    return run
+
+
+def _blank(t: Tensor) -> Callable[[], Tensor]:
+    """Makes zeros like t, without keeping t."""
+    shape, strides, options = t.shape, t.stride(), {"dtype": t.dtype, "device": t.device}
+    return lambda: torch.empty_strided(shape, strides, **options).zero_()
+
+
+# --- Triton kernels that Inductor sees ---------------------------------------------------------------------------------
+
+
+def visible(spec: KernelSpec, kernel: Kernel) -> Kernel:
+    """`kernel`, by position, as whoever traces it should see it: not one call, but launches of Triton kernels.
+
+    Inductor launches those itself, which costs the host less than Triton's own launcher in Python does, and plans their
+    memory with all other. An operator would be a closed box to it.
+    """
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    names = dict(kernel.__globals__)  # Triton itself goes on to look names up in the module as it is
+    for name, v in kernel.__globals__.items():
+        if isinstance(v, (JITFunction, Autotuner)):
+            names[name] = torch.library.wrap_triton(v)
+        elif isinstance(v, FunctionType) and v.__globals__ is kernel.__globals__:
+            names[name] = _with_names(v, names)
+    run = by_position(spec, _with_names(kernel, names))
+
+    def call(*arguments: Any) -> Tensor:
+        with _Addresses():
+            return run(*arguments)
+
+    return call
+
+
+def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+    """A copy of `function` in which its module's names mean these."""
+    bound = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return bound
+
+
+class _Addresses(TorchFunctionMode):
+    """Tensors have no addresses while a kernel is traced: how far they are from where their storage starts, aligned."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func is Tensor.data_ptr:
+            return args[0].storage_offset() * args[0].element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def traced(spec: KernelSpec, kernel: Kernel, case: Case, device: torch.device) -> GraphModule | None:
+    """What `kernel`, made visible, does for a case; None if it does what only real tensors can (TMA descriptors, say)."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    with FakeTensorMode():
+        arguments = [_fake_argument(case.args[name], device) for name in inspect.signature(spec.oracle).parameters]
+        try:
+            graph = make_fx(kernel)(*arguments)
+        except Exception:  # whatever a kernel does that tracing does not know
+            return None
+    constants = [v for node in _launches(graph) for v in _constants(node).values()]
+    return None if any(isinstance(v, TensorDescriptor) for v in constants) else graph
+
+
+def _launches(graph: GraphModule) -> list[Node]:
+    return [node for node in graph.graph.nodes if node.target is triton_kernel_wrapper_mutation]
+
+
+def _constants(launch: Node) -> dict[str, Any]:
+    """Arguments of a Triton kernel that are no tensors."""
+    given = {k: v for k, v in launch.kwargs["kwargs"].items() if not isinstance(v, Node)}
+    return given | kernel_side_table.get_constant_args(launch.kwargs["constant_args_idx"])
+
+
+def _fake_argument(v: Any, device: torch.device) -> Any:
+    if not isinstance(v, TensorSpec):
+        return v
+    storage = torch.empty(v.storage_numel, dtype=v.dtype, device=device)
+    return storage.as_strided(v.shape, v.strides, v.offset)
+
+
+def direct(graph: GraphModule) -> Kernel:
+    """What traced() found as a function that costs the host little: its launches have all but their tensors filled in.
+
+    Triton's own way takes 9 µs a launch to find out once more what this call is like that was always like this one.
+    """
+    for node in _launches(graph):
+        kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+        tensors = {k: v for k, v in node.kwargs["kwargs"].items() if isinstance(v, Node)}
+        with graph.graph.inserting_before(node):
+            call = launcher(kernel, node.kwargs["grid"][0], _constants(node), list(tensors))
+            graph.graph.call_function(call, tuple(tensors.values()))
+        graph.graph.erase_node(node)
+    for node in graph.graph.nodes:
+        node.target = DIRECT.get(node.target, node.target)
+    forward = GraphModule(graph, graph.graph).forward  # what Dynamo's own class has is not to be called from other graphs
+
+    def call(*arguments: Any) -> Tensor:
+        return forward(*arguments)
+
+    return call
+
+
+def launcher(
+    kernel: Any, grid: tuple[int, int, int], constants: Mapping[str, Any], tensors: list[str]
+) -> Callable[..., None]:
+    """A function of the tensors of these names that launches `kernel`, which Triton compiles at the first call."""
+    parameters = getattr(kernel, "fn", kernel).params if hasattr(kernel, "configs") else kernel.params
+    arguments = [constants.get(p.name, p.default) for p in parameters]
+    places = [next(p.num for p in parameters if p.name == name) for name in tensors]
+    run = None
+
+    def launch(*given: Tensor) -> None:
+        nonlocal run
+        filled = arguments.copy()
+        for place, tensor in zip(places, given):
+            filled[place] = tensor
+        if run is None:
+            run = kernel[grid](**{p.name: v for p, v in zip(parameters, filled)})[grid]
+        else:
+            run(*filled)
+
+    return launch

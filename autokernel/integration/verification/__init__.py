@@ -1,0 +1,15 @@
+"""The model with its kept kernels against the model without: the same outputs, and how much faster, end to end.
+
+sides.py     ways to run a model, timed in turns, in child processes
+parity.py    is it still itself
+notes.py     what was found so far, if it is interrupted
+trial.py     verify(): which kernels are used, and what the model gains
+record.py    what was found, for machines and for people: which form of the model is to be deployed
+forms.py     the forms that there are, and the code for each
+winners.py   the kernels of a run, read from git
+proven.py    the kernels that paid in any model of this machine
+"""
+
+from autokernel.integration.verification.record import Verification as Verification
+from autokernel.integration.verification.trial import Settings as Settings
+from autokernel.integration.verification.trial import verify as verify

@@ -1,0 +1,98 @@
+"""Is the model with kernels still itself: its outputs against the original's and a more exact model's, on fresh inputs."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.verification.record import Parity
+from autokernel.integration.verification.sides import Variant
+from autokernel.model.match import SiteFinder
+from autokernel.model.workload import Workload
+
+PARITY_INPUTS = 3
+OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of outputs after many layers
+EXACT_BYTES = 8 << 30  # of a model's weights that are held once more for an exact model
+
+
+def compare_outputs(
+    workload: Workload, side: Variant, atol: float | None, rtol: float | None, seed: int
+) -> tuple[tuple[Parity, ...], dict[str, int]]:
+    """The optimised model against the original and an exact one, on fresh inputs; sites replaced, by target.
+
+    For a child process: it loads the model.
+    """
+    model, args, kwargs = workload.load()
+    workload.try_pass(model, args, kwargs)
+    replacer = side.replacer(SiteFinder())
+    with torch.no_grad():
+        optimised, exact = compile_with_kernels(model, replacer), exact_model(model)
+        parity = [compare(model, optimised, exact, workload, (atol, rtol), seed + i) for i in range(PARITY_INPUTS)]
+    replaced = Counter(replacement.target for replacement in replacer.replaced)
+    return tuple(parity), {w.target.name: replaced[w.target.name] for w in side.winners}
+
+
+def decode_parity(data: Any) -> tuple[tuple[Parity, ...], dict[str, int]]:
+    parity, sites = data
+    return tuple(Parity(**p) for p in parity), sites
+
+
+def exact_model(model: nn.Module) -> nn.Module | None:
+    """The same weights in float64, or in float32 if that does not fit; None if there is none more exact."""
+    weights = [p for p in model.parameters() if p.is_floating_point()]
+    numel = sum(p.numel() for p in weights)
+    fitting = (d for d in (torch.float64, torch.float32) if numel * d.itemsize <= EXACT_BYTES)
+    dtype = next((d for d in fitting if all(d.itemsize > p.itemsize for p in weights)), None)
+    return copy.deepcopy(model).to(dtype) if dtype else None
+
+
+def compare(
+    model: nn.Module,
+    optimised: Callable[..., Any],
+    exact: nn.Module | None,
+    workload: Workload,
+    tolerances: tuple[float | None, float | None],
+    seed: int,
+) -> Parity:
+    """On one fresh input; `tolerances` are atol and rtol, by default those of the model's dtype."""
+    args, kwargs = workload.inputs(model, seed)
+    ours, theirs = outputs(optimised(*args, **kwargs)), outputs(model(*args, **kwargs))
+    assert [y.shape for y in ours] == [y.shape for y in theirs], "the optimised model returns other shapes"
+    difference = max((a.double() - b.double()).abs().nan_to_num().max().item() for a, b in zip(ours, theirs))
+    default = OUTPUT_TOLERANCE.get(getattr(torch, workload.dtype), OUTPUT_TOLERANCE[torch.float32])
+    atol, rtol = (default if given is None else given for given in tolerances)
+    within = all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in zip(ours, theirs))
+    parity = Parity(str(workload), seed, difference, within)
+    if exact is None:
+        return parity
+    dtype = next(p.dtype for p in exact.parameters() if p.is_floating_point())
+    wide = tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (args, kwargs))
+    truth = outputs(exact(*wide[0], **wide[1]))[0]
+    return replace(
+        parity,
+        exact=str(dtype).removeprefix("torch."),
+        error_original=_relative_rms(theirs[0], truth),
+        error_optimised=_relative_rms(ours[0], truth),
+        agreement_original=_agreement(theirs[0], truth),
+        agreement_optimised=_agreement(ours[0], truth),
+    )
+
+
+def outputs(result: Any) -> list[Tensor]:
+    """The floating-point tensors of whatever a model returns; the first are its logits."""
+    return [y for y in tree_leaves(result) if isinstance(y, Tensor) and y.is_floating_point()]
+
+
+def _relative_rms(y: Tensor, truth: Tensor) -> float:
+    return ((y.double() - truth).pow(2).mean() / truth.pow(2).mean()).sqrt().item()
+
+
+def _agreement(y: Tensor, truth: Tensor) -> float:
+    """Share of equal next tokens: argmax over the last dimension."""
+    return (y.argmax(-1) == truth.argmax(-1)).double().mean().item()

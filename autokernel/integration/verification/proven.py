@@ -1,0 +1,120 @@
+"""The kernels that paid in some model on this machine, for other models; kept in ~/.cache/autokernel/proven.
+
+A file is one kernel for one set of shapes and dtypes, under one release of PyTorch and of Triton; with others it does not
+count until it is proven again.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from autokernel.build import cpu_identity, default_cache
+from autokernel.integration.verification.record import Verification
+from autokernel.integration.winner import Winner
+from autokernel.records import reads, write_json
+from autokernel.target import Target, decode_target, encode, encoded
+
+FALLBACKS = (None, "inductor", "reduce-overhead")
+
+
+@dataclass(frozen=True)
+class ProvenKernel:
+    """A kernel for one case, where it was proven, and what for."""
+
+    winner: Winner
+    machine: str
+    torch: str
+    triton: str
+    model: str  # for people: in which it made the pass faster
+    speedup: float | None  # over PyTorch by itself, as the gate measured it
+    date: str
+
+    @property
+    def key(self) -> str:
+        """Equal for kernels of which one can take the other's place."""
+        (weighted,) = self.winner.target.cases
+        what = (self.winner.target.kernel_type, self.winner.device_type, encoded(weighted.case))
+        where = (self.machine, self.torch, self.triton)
+        return hashlib.sha256(json.dumps([*what, *where]).encode()).hexdigest()[:16]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it was proven on this machine, under the versions that are installed."""
+        return self.machine == machine(self.winner.target.device) and (self.torch, self.triton) == versions()
+
+    @property
+    def path(self) -> Path:
+        return folder() / f"{self.key}.json"
+
+    def write(self) -> None:
+        data = asdict(replace(self, winner=None)) | {"target": encode(self.winner.target), "source": self.winner.source}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, data)
+
+    @staticmethod
+    @reads("delete it, or all of them with autokernel cache clear")
+    def read(path: Path) -> "ProvenKernel":
+        data = json.loads(path.read_text())
+        winner = Winner(decode_target(data.pop("target")), data.pop("source"))
+        return ProvenKernel(**data | {"winner": winner})
+
+
+def folder() -> Path:
+    """$AUTOKERNEL_PROVEN, else a folder of the cache."""
+    return Path(os.environ.get("AUTOKERNEL_PROVEN") or default_cache() / "proven")
+
+
+def machine(device: str) -> str:
+    """The GPU, or the CPU with its features and cores, on which `device` works; "none" where there is no such GPU."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "none"
+    identity = hashlib.sha256(f"{cpu_identity()} {torch.get_num_threads()}".encode()).hexdigest()[:8]
+    return f"{platform.machine()} CPU {identity}, {torch.get_num_threads()} threads"
+
+
+def versions() -> tuple[str, str]:
+    """Of PyTorch and Triton."""
+    try:
+        return torch.__version__, metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return torch.__version__, ""
+
+
+def remember(
+    verification: Verification, winners: Sequence[Winner], speedups: Mapping[str, float], model: str
+) -> list[ProvenKernel]:
+    """Keep the kernels that `model` is faster with, case by case, in place of what was known of these cases."""
+    chosen = {w.target.name: w for fallback in FALLBACKS for w in verification.selected(winners, fallback)}
+    kept = []
+    for name, winner in chosen.items():
+        where = (machine(winner.target.device), *versions())
+        for target in by_case(winner.target):
+            kernel = Winner(target, winner.source)
+            kept.append(ProvenKernel(kernel, *where, model, speedups.get(name), str(date.today())))
+            kept[-1].write()
+    return kept
+
+
+def by_case(target: Target) -> Iterator[Target]:
+    """A target of each of its cases, whose name is no other's."""
+    for weighted in target.cases:
+        digest = hashlib.sha256(encoded(weighted.case).encode()).hexdigest()[:8]
+        yield replace(target, name=f"{target.kernel_type}_{digest}", cases=(weighted,))
+
+
+def entries() -> list[ProvenKernel]:
+    """All that is kept, whatever it was proven with. Raises BadRecord."""
+    return [ProvenKernel.read(path) for path in sorted(folder().glob("*.json"))]
+
+
+def proven() -> list[Winner]:
+    """The kernels that were proven on this machine under the installed PyTorch and Triton: apply(model, proven())."""
+    return [entry.winner for entry in entries() if entry.counts]

@@ -1,0 +1,295 @@
+"""Ways to run a model, timed in turns: the original, torch.compile, and kernels with either for the rest.
+
+All model work happens in fresh child processes, several of them: each carries a bias of its own, so the process is the unit
+over which intervals are taken. Within one, the sides take turns (A B … B A) in random order on the same fresh inputs, under
+one allocator with one setting: the C library's defaults unless the caller's environment says otherwise, because that is
+what a user of the model gets. It matters: with glibc's defaults, an eager pass of compact LLaMA takes 20,000-40,000 page
+faults in its large, freshly mapped outputs, 1-2 % of its CPU time; `Figures.page_faults` has the count of each side.
+"""
+
+import ctypes
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
+from dataclasses import astuple, dataclass, field
+from functools import cache, partial
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._inductor.utils import clear_caches
+
+from autokernel.hardware.processes import die_with_parent
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import MODES, Replacer
+from autokernel.integration.verification.forms import EAGER
+from autokernel.integration.winner import Winner
+from autokernel.model.match import SiteFinder
+from autokernel.model.workload import Inputs, Workload
+from autokernel.stderr import divert_for_good, diverted
+
+GRAPHED = ("reduce-overhead", "max-autotune")  # Inductor's modes with CUDA graphs
+TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50
+IMPORTED = ["torch._dynamo", "autokernel.integration.verification"]
+Model = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the model: the kernels in it, and what has the rest of it (EAGER, INDUCTOR or a mode of Inductor)."""
+
+    winners: tuple[Winner, ...] = ()
+    fallback: str = EAGER
+
+    def replacer(self, finder: SiteFinder) -> Replacer:
+        return Replacer(self.winners, None if self.fallback == EAGER else self.fallback, finder=finder)
+
+    def build(self, model: nn.Module, finder: SiteFinder) -> Model:
+        if self.winners:
+            return compile_with_kernels(model, self.replacer(finder))
+        if self.fallback == EAGER:
+            return model
+        return torch.compile(model, mode=self.fallback if self.fallback in MODES else None)
+
+
+@dataclass(frozen=True)
+class TimedPass:
+    seconds: float
+    page_faults: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One process: its rounds, each with a pass of every side that could be built."""
+
+    rounds: tuple[dict[str, TimedPass], ...]
+    first_call_s: Mapping[str, float]  # with compilation
+    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps; see Sides.build()
+    errors: Mapping[str, str] = field(default_factory=dict)  # EAGER, INDUCTOR, … -> why it cannot run the model
+
+    @staticmethod
+    def decode(data: dict[str, Any]) -> "Sample":
+        rounds = tuple({side: TimedPass(**v) for side, v in passes.items()} for passes in data["rounds"])
+        return Sample(**data | {"rounds": rounds})
+
+    def seconds(self, side: str) -> list[float]:
+        return [passes[side].seconds for passes in self.rounds]
+
+
+class ChildDied(RuntimeError):
+    """The process in which the model ran came to a violent end (a kernel's fault, or no memory)."""
+
+
+def in_fresh_process(device: str, function: Callable[..., Any], *arguments: Any, log: Path | None = None) -> Any:
+    """function(*arguments) in a new process that works on `device`. Its exceptions arrive here; a crash raises ChildDied.
+
+    All that it prints goes to the end of `log`, if there is one.
+
+    It is forked from one that has imported what takes seconds, and has done nothing with it. Where CUDA would not work then
+    (importing all of Inductor asks it what there is), or nothing can be forked so, the process starts from nothing.
+    """
+    name = getattr(function, "func", function).__name__
+    with ProcessPoolExecutor(1, _context(device, log), initializer=partial(_begin, log, name)) as pool:
+        try:
+            return _submitted(pool, log, function, *arguments).result()
+        except BrokenProcessPool:
+            raise ChildDied("the process in which the optimised model ran has died") from None
+        except KeyboardInterrupt:  # or leaving the pool would wait for its answer
+            for process in pool._processes.values():
+                process.kill()
+            raise
+
+
+def _begin(log: Path | None, name: str) -> None:
+    """The first that a child does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends it
+    die_with_parent()
+    if log:
+        divert_for_good(log, name)
+
+
+def _submitted(pool: ProcessPoolExecutor, log: Path | None, function: Callable[..., Any], *arguments: Any) -> Future:
+    with diverted(log) if log else nullcontext():  # the child starts now, with this file descriptor 2, and imports torch
+        return pool.submit(function, *arguments)
+
+
+@cache
+def _context(device: str, log: Path | None) -> BaseContext:
+    spawn, fork = get_context("spawn"), get_context("forkserver")
+    fork.set_forkserver_preload([*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED)
+    if sys.platform != "linux":
+        return spawn
+    with ProcessPoolExecutor(1, fork, initializer=partial(_begin, log, _works.__name__)) as pool:
+        return fork if _submitted(pool, log, _works, device).result() else spawn
+
+
+def _works(device: str) -> bool:
+    try:
+        return bool(torch.ones(1, device=device).item())
+    except (RuntimeError, AssertionError):  # "CUDA unknown error", in a process forked from one that asked; no CUDA at all
+        return False
+
+
+def allocator() -> str:
+    given = {k: v for k, v in os.environ.items() if k.startswith("MALLOC_") or k in ("LD_PRELOAD", "PYTORCH_ALLOC_CONF")}
+    return ", ".join(f"{k}={v}" for k, v in sorted(given.items())) or "defaults"
+
+
+# --- in child processes ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sides:
+    """A workload's model, and the ways to run it that were built of it."""
+
+    workload: Workload
+    model: nn.Module
+    models: dict[str, Model] = field(default_factory=dict)
+    first_call_s: dict[str, float] = field(default_factory=dict)
+    peak_mb: dict[str, float | None] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    finder: SiteFinder = field(default_factory=SiteFinder)
+    pooled: bool = False  # whether a side has CUDA graphs
+
+    def build(self, sides: Mapping[str, Variant], inputs: Inputs, caches: str | None = None) -> None:
+        """Make each side and run it once; in the folder `caches` each has one of its own for what it compiles.
+
+        Where torch.compile fails (no compiler, no headers), it has no sides, and `errors` says why. What CUDA graphs
+        keep is told of the first side that has them: all of a process share one pool.
+        """
+        if caches:  # so that no side pays for the import of the compiler
+            torch.compile(lambda x: x + 1)(torch.zeros(2, device=self.workload.device))
+        for name, side in sides.items():
+            if side.fallback in self.errors:
+                continue
+            candidate, before = side.build(self.model, self.finder), kept_mb(self.workload.device)
+            start = time.perf_counter()
+            try:
+                with cache_in(Path(caches, re.sub(r"\W", "_", name))) if caches else nullcontext():
+                    candidate(*inputs[0], **inputs[1])
+                    wait_for(self.workload.device)
+            except Exception as error:
+                if side.winners:
+                    raise
+                self.errors[side.fallback] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+                continue
+            self.first_call_s[name] = time.perf_counter() - start
+            self.models[name] = candidate
+            if self.workload.device != "cpu":  # CUDA graphs: recorded at the second call, replayed from the third on
+                for _ in range(2):
+                    candidate(*inputs[0], **inputs[1])
+            kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
+            self.peak_mb[name] = None if working is None or (side.fallback in GRAPHED and self.pooled) else kept + working
+            self.pooled |= side.fallback in GRAPHED
+
+    def round(self, inputs: Inputs, shuffle: random.Random) -> dict[str, TimedPass]:
+        """Every side in random order, and once more backwards: the mean of its two passes."""
+        order = shuffle.sample(sorted(self.models), len(self.models))
+        passes = [(s, _timed(self.models[s], inputs, self.workload.device)) for s in (*order, *reversed(order))]
+        return {
+            side: TimedPass(*(sum(values) / 2 for values in zip(*(astuple(p) for name, p in passes if name == side))))
+            for side in self.models
+        }
+
+    def sample(self, warmup: int, timed: int | None, seed: int) -> Sample:
+        """`timed` rounds, or as many as fit TIMED_S; each on inputs of its own."""
+        shuffle = random.Random(seed)
+        for index in range(warmup):
+            self.round(self.workload.inputs(self.model, seed - index - 1), shuffle)
+        rounds: list[dict[str, TimedPass]] = []
+        end = time.perf_counter() + TIMED_S
+        while not _enough(len(rounds), timed, end):
+            rounds.append(self.round(self.workload.inputs(self.model, seed + len(rounds)), shuffle))
+        return Sample(tuple(rounds), self.first_call_s, self.peak_mb, self.errors)
+
+
+def time_sides(
+    workload: Workload, sides: Mapping[str, Variant], warmup: int, timed: int | None, seed: int, caches: str | None = None
+) -> Sample:
+    """One process's measurement of every side; see Sides.build() for `caches`."""
+    model, _, _ = workload.load()
+    built = Sides(workload, model)
+    with torch.no_grad():
+        built.build(sides, workload.inputs(model, seed), caches)
+        return built.sample(warmup, timed, seed)
+
+
+@contextmanager
+def cache_in(folder: Path) -> Iterator[None]:
+    """Inductor and Triton keep what they compile there, and know of nothing compiled elsewhere."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in places}
+    clear_caches()
+    os.environ.update(places)
+    try:
+        yield
+    finally:
+        for name, place in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: place} if place else {})
+
+
+def _enough(rounds: int, timed: int | None, end: float) -> bool:
+    if timed:
+        return rounds >= timed
+    return rounds >= MAX_ROUNDS or (rounds >= MIN_ROUNDS and time.perf_counter() > end)
+
+
+def wait_for(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def _timed(model: Model, inputs: Inputs, device: str) -> TimedPass:
+    args, kwargs = inputs
+    wait_for(device)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    start = time.perf_counter()
+    model(*args, **kwargs)
+    wait_for(device)
+    seconds = time.perf_counter() - start
+    return TimedPass(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+
+
+def kept_mb(device: str) -> float:
+    """Memory of the GPU that this process holds on to; of a CPU's memory, too much else is in the process to tell."""
+    if device == "cpu":
+        return 0.0
+    torch._C._cuda_clearCublasWorkspaces()  # as recording a CUDA graph does
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device) / 1e6
+
+
+def pass_mb(model: Model, inputs: Inputs, device: str) -> float | None:
+    """Memory that one pass takes at its peak, beyond what is there before it; None where the system does not tell."""
+    if device == "cpu":
+        return _resident_mb(model, inputs)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    model(*inputs[0], **inputs[1])
+    wait_for(device)
+    return (torch.cuda.max_memory_allocated(device) - before) / 1e6
+
+
+def _resident_mb(model: Model, inputs: Inputs) -> float | None:
+    """By the kernel's own count of resident memory: the highest since it was told to forget, less that of the start."""
+    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not forget.exists():
+        return None
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed is given back: it counts anew
+    forget.write_text("5")
+    before = status.read_text()
+    model(*inputs[0], **inputs[1])
+    kilobytes = [int(re.search(rf"{key}:\s*(\d+)", t)[1]) for key, t in (("VmRSS", before), ("VmHWM", status.read_text()))]
+    return (kilobytes[1] - kilobytes[0]) * 1024 / 1e6

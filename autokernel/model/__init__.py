@@ -1,0 +1,1 @@
+"""A model, its graphs, the sites in them and the time that they take."""

@@ -1,0 +1,640 @@
+"""A model as graphs: captured by Dynamo (graph breaks are fine), traced to ATen before any decomposition.
+
+Linear, scaled_dot_product_attention, layer_norm, softmax and their like stay single nodes, the casts that autocast makes
+become nodes. What would be changed by being traced once more (a branch, a checkpoint, an autograd.Function) is one node,
+as Dynamo wrote it. For matching, simplified() writes in one way what a program may write in many without meaning anything
+else: every view is a `reshape`, every cast a `to(dtype)`, one to the same dtype is nothing, a square is `pow(x, 2)`.
+"""
+
+import linecache
+import operator
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch._dynamo.utils as dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
+from torch.profiler import record_function
+from torch.utils._pytree import tree_leaves, tree_map
+
+from autokernel.spec import TensorSpec
+
+aten = torch.ops.aten
+checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+IN_GRAPH = "autokernel:graph"
+OUTSIDE = "autokernel:outside:"  # followed by the reason: a range whose operators are in no graph
+MAX_FRAMES = 10_000  # whose compilation Dynamo remembers while a model is captured; by default it is 64
+
+RESHAPES = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+}
+CASTS = {aten.to.dtype_layout, aten.to.other, aten.type_as.default}  # where the device stays the same
+# Nothing happens if the result has the input's dtype, shape and strides.
+CONVERSIONS = {
+    aten.to.dtype,
+    aten.to.device,
+    aten.contiguous.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.alias.default,
+    aten.reshape.default,
+}
+ITSELF = {
+    aten.to.dtype,
+    aten.to.device,
+    aten.contiguous.default,
+    aten.dropout.default,
+}  # what nothing happens to they return
+set_gradients = torch._C._set_grad_enabled
+
+
+@dataclass(eq=False)
+class CapturedGraph:
+    """One graph of a model with the inputs of its first call; `calls` counts its calls in one pass."""
+
+    module: GraphModule
+    inputs: tuple[Any, ...]
+    calls: int = 0
+    left: str = ""  # why it counts as not captured, if it does
+
+
+@dataclass(frozen=True)
+class Capture:
+    graphs: tuple[CapturedGraph, ...]
+    breaks: tuple[str, ...]  # why parts of the model are in no graph, in Dynamo's words or ours
+
+
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    again: Callable[[Callable[[], Any]], None] = lambda run: None,
+) -> Capture:
+    """Run the model once, without gradients, and keep every graph that Dynamo makes of it.
+
+    What cannot be captured runs as it is. `again` gets the captured model, to be run again: each of its graphs runs
+    inside a range of the profiler of the name IN_GRAPH, and what is known to be in none in one of OUTSIDE and the reason.
+    """
+    graphs: list[CapturedGraph] = []
+    left_alone: list[str] = []
+
+    def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        def left(why: str) -> Callable[..., Any]:
+            left_alone.append(why)
+            return record_function(OUTSIDE + why)(module.forward)
+
+        if why := why_left_alone(module):
+            return left(why)
+        try:
+            graph = CapturedGraph(to_aten(module), tuple(inputs))
+        except Exception as error:  # of any kind: this is whatever the model does, met by a tracer
+            return left(f"a graph is left as it is: {reason(error)}")
+        graphs.append(graph)
+
+        def call(*values: Any) -> Any:
+            graph.calls += counting
+            graph.inputs = values if graph.calls == 1 else graph.inputs
+            with record_function(OUTSIDE + graph.left if graph.left else IN_GRAPH):
+                return module.forward(*values)
+
+        return call
+
+    torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
+    counting = True
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+    with torch.no_grad(), torch._dynamo.config.patch(suppress_errors=True), _remembered_frames():
+        compiled(*args, **kwargs)
+        frames, breaks = _left_out()
+        counting = False
+        for graph in tuple(graphs):
+            try:
+                graph.module(*graph.inputs)
+            except Exception as error:  # of any kind, as above
+                graph.left = f"a graph is left as it is: {reason(error)}"
+                graphs.remove(graph)
+                left_alone.append(graph.left)
+
+        def run() -> Any:
+            with _ranges(frames):
+                return compiled(*args, **kwargs)
+
+        again(run)
+    torch._dynamo.reset()
+    return Capture(tuple(graphs), tuple(dict.fromkeys((*breaks, *left_alone))))
+
+
+Function = tuple[str, int, str]  # file, first line, name
+
+
+@contextmanager
+def _remembered_frames() -> Iterator[None]:
+    """All that Dynamo says of the frames that it meets inside; what it said before is forgotten."""
+    dynamo.graph_break_reasons.clear()
+    dynamo.clear_compilation_metrics()
+    dynamo.set_compilation_metrics_limit(MAX_FRAMES)
+    try:
+        yield
+    finally:
+        dynamo.set_compilation_metrics_limit(dynamo.DEFAULT_COMPILATION_METRICS_LIMIT)
+
+
+def _left_out() -> tuple[dict[Function, str], list[str]]:
+    """Why Dynamo leaves functions, or something in them, out of its graphs: by function, and all of the reasons."""
+    frames = dynamo.get_compilation_metrics()
+    reasons: dict[Function | None, list[str]] = defaultdict(list)
+    for frame in frames:
+        if frame.fail_type:
+            place = frame.fail_user_frame_filename, frame.fail_user_frame_lineno
+            reasons[_function(frame)].append(_in_words(frame.fail_reason or frame.fail_type, *place))
+    for broken in dynamo.graph_break_reasons:
+        *_, last = broken.user_stack or [None]
+        owner = broken.user_stack and _owner(broken.user_stack[0], frames)
+        reasons[owner or None].append(_in_words(broken.reason, last and last.filename, last and last.lineno))
+    by_function = {function: "; ".join(dict.fromkeys(whys)) for function, whys in reasons.items() if function}
+    return by_function, [why for whys in reasons.values() for why in whys]
+
+
+def _function(frame: Any) -> Function:
+    return frame.co_filename, frame.co_firstlineno, frame.co_name
+
+
+def _owner(place: Any, frames: Sequence[Any]) -> Function | None:
+    """The function that Dynamo compiled when it met `place`: one of the model's, or the rest of one behind a break."""
+    of_this = re.compile(rf"{re.escape(place.name)}|torch_dynamo_resume_in_{re.escape(place.name)}_at_\d+")
+    earlier = [
+        _function(f)
+        for f in frames
+        if f.co_filename == place.filename
+        and of_this.fullmatch(f.co_name)
+        and (f.co_firstlineno < place.lineno or f.co_name == place.name and f.co_firstlineno == place.lineno)
+    ]
+    return max(earlier, key=lambda function: function[1], default=None)
+
+
+def _in_words(reason: str, file: str | None, line: int | None) -> str:
+    """Dynamo's reason in a line, and where in the model it met it."""
+    words = reason.strip().splitlines()[0]
+    if words.startswith("generic_jump"):
+        words = "Data-dependent branching"
+    code = linecache.getline(file, line).strip() if file and line else ""
+    return f"{words} ({Path(file).name}:{line}: {code})" if code else words
+
+
+@contextmanager
+def _ranges(frames: Mapping[Function, str]) -> Iterator[None]:
+    """Each call of a function of `frames` in a range of the profiler of the name OUTSIDE and the reason."""
+    entered: dict[FrameType, record_function] = {}
+
+    def follow(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and (why := frames.get((code.co_filename, code.co_firstlineno, code.co_name))):
+            entered[frame] = record_function(OUTSIDE + why)
+            entered[frame].__enter__()
+        elif event == "return" and frame in entered:
+            entered.pop(frame).__exit__(None, None, None)
+
+    before = sys.getprofile()
+    sys.setprofile(follow if frames else before)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def reason(error: Exception) -> str:
+    """An error in one line, for a list of what is left as it is."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def why_left_alone(module: GraphModule) -> str | None:
+    """Traced once more, a graph would lose a hook, a number that changes, or inference mode."""
+    methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
+    first = next((name for n in module.graph.nodes if (name := _name(n)) in methods), None)
+    return first and f"a graph with {first} in it is left as it is"
+
+
+def _name(node: Node) -> str:
+    return getattr(node.target, "__name__", None) or str(node.target).rpartition(".")[2]
+
+
+def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
+    """A graph from Dynamo, in ATen; nodes carry a fake tensor in `meta["val"]`.
+
+    Of symbolic sizes it takes those of the call at hand. Autocast, inside of the graph or around it, is in it as the casts
+    that it makes: to be run where no autocast is (see without_autocast). `gradients`: whether it will have a backward pass.
+    """
+    fakes = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
+    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), nullcontext())
+    switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
+    with mode:  # also what the graph makes from nothing, such as positions, must be fake
+        return trace(_Traced(_transforms_apart(module), gradients or switches).run, [_at_hand(fake) for fake in fakes])
+
+
+class Stretch(nn.Module):
+    """Part of a graph, as it is: of modules that are no GraphModule, nobody takes out nodes without a use."""
+
+    def __init__(self, body: GraphModule):
+        super().__init__()
+        self.body = body
+
+    def forward(self, *values: Any) -> Any:
+        return self.body(*values)
+
+
+def _transforms_apart(module: GraphModule) -> GraphModule:
+    """The graph with each stretch under vmap (grad, jvp) as the body of one operator of higher order."""
+    graph, copies, stretch, depth = Graph(), {}, [], 0
+    for node in module.graph.nodes:
+        step = _nesting(node)
+        depth += step
+        if depth or step:
+            stretch.append(node)
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        if stretch and not depth:
+            _wrap(graph, module, stretch, copies)
+            stretch = []
+    return GraphModule(module, graph)
+
+
+def _nesting(node: Node) -> int:
+    """1 where a transform of functorch begins, -1 where it ends."""
+    name = getattr(node.target, "__name__", "")
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+
+
+def _wrap(graph: Graph, module: GraphModule, stretch: list[Node], copies: dict[Node, Node]) -> None:
+    """Appends a call of `stretch` to `graph`; `copies` gets its results."""
+    given = [n for n in dict.fromkeys(n for node in stretch for n in node.all_input_nodes) if n not in stretch]
+    results = [node for node in stretch if any(user not in stretch for user in node.users)]
+    piece = Graph()
+    inside = {node: piece.placeholder(f"given_{i}") for i, node in enumerate(given)}
+    for node in stretch:
+        inside[node] = piece.node_copy(node, inside.__getitem__)
+    piece.output(tuple(inside[node] for node in results))
+    name = f"transform_{stretch[0].name}"
+    module.add_module(name, Stretch(GraphModule(module, piece)))
+    call = graph.call_function(torch.ops.higher_order.wrap, (graph.get_attr(name), *(copies[node] for node in given)))
+    for i, node in enumerate(results):
+        copies[node] = graph.call_function(operator.getitem, (call, i))
+
+
+class _Traced(Interpreter):
+    """Runs a graph from Dynamo under a tracer, to which an operator of higher order is one node.
+
+    Its autocast is PyTorch's state, where trace() finds it: make_fx would only note it down.
+    """
+
+    def __init__(self, module: GraphModule, gradients: bool):
+        super().__init__(module)
+        self.gradients = gradients
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.amp.autocast_mode._exit_autocast:
+            return _set_autocast(*args[0])
+        if target is torch.amp.autocast_mode._enter_autocast:
+            device_type, dtype, is_enabled, *_ = *args, None, True
+            before = (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+            _set_autocast(device_type, is_enabled, dtype or before[2])
+            return before
+        if not isinstance(target, HigherOrderOperator):
+            return super().call_function(target, args, kwargs)
+        if target is checkpoint and not self.gradients:  # then it is its body, and no more
+            return _Traced(args[0], False).run(*args[1:])
+        if autocast_devices():
+            raise NotImplementedError(f"{target} under autocast, whose casts in it no trace shows")
+        return _as_one_node(target, args, kwargs)
+
+
+def _as_one_node(target: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Its result for fake tensors. The node has the bodies as they are, and in `meta["written"]` what they change."""
+    tracer, leaves = get_proxy_mode().tracer, tree_leaves((args, kwargs))
+    bodies = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    versions = [t._version for t in tensors]
+    with disable_proxy_modes_tracing():
+        result = target(*args, **kwargs)
+    for body in bodies:
+        tracer.root.register_module(tracer.get_fresh_qualname("body_"), body)
+    proxy = tracer.create_proxy("call_function", target, *tree_map(tracer.unwrap_proxy, (args, kwargs)))
+    # Without a body, such as a Triton kernel of the model's own, it may change all that it is given.
+    changed = [t for t, version in zip(tensors, versions) if not bodies or t._version != version]
+    proxy.node.meta["written"] = memory(changed)
+    return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
+
+
+def _set_autocast(device_type: str, is_enabled: bool, dtype: torch.dtype) -> None:
+    torch.set_autocast_enabled(device_type, is_enabled)
+    torch.set_autocast_dtype(device_type, dtype)
+
+
+def autocast_devices() -> list[str]:
+    """The kinds of device for which autocast is on."""
+    return [kind for kind in _autocast_keys() if torch.is_autocast_enabled(kind)]
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    switched = autocast_devices()
+    for kind in switched:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in switched:
+            torch.set_autocast_enabled(kind, True)
+
+
+@cache
+def _autocast_keys() -> dict[str, Any]:
+    """Kind of device -> the dispatch key under which PyTorch has what autocast does with each operator there."""
+    return {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+
+
+@cache
+def _autocast_operators() -> dict[Any, Callable[..., Any]]:
+    """Operators that autocast has kernels of its own for, and how to trace them: by these, which call the operators."""
+    names = {
+        n for key in _autocast_keys().values() for n in torch._C._dispatch_get_registrations_for_dispatch_key(key.name)
+    }
+    operators = {}
+    for name in names:
+        space, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if space == "aten" and hasattr(getattr(aten, packet, None), overload or "default"):
+            operator = getattr(getattr(aten, packet), overload or "default")
+            operators[operator] = partial(_autocast, operator)
+    return operators
+
+
+def _autocast(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    kind = next((v.device.type for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)), None)
+    if kind not in _autocast_keys() or not torch.is_autocast_enabled(kind):
+        return NotImplemented
+    key = _autocast_keys()[kind]
+    if torch._C._dispatch_tls_is_dispatch_key_excluded(key) or not operator.has_kernel_for_dispatch_key(key):
+        return NotImplemented
+    return operator._op_dk(key, *args, **kwargs)
+
+
+def _at_hand(fake: Any) -> Any:
+    if isinstance(fake, torch.SymInt):
+        return fake.node.hint
+    if not isinstance(fake, Tensor) or not fake._has_symbolic_sizes_strides:
+        return fake
+    shape, strides = ([_at_hand(n) for n in sizes] for sizes in (fake.shape, fake.stride()))
+    spec = TensorSpec(tuple(shape), fake.dtype, tuple(strides), _at_hand(fake.storage_offset()))
+    storage = torch.empty(spec.storage_numel, dtype=fake.dtype, device=fake.device)
+    return storage.as_strided(spec.shape, spec.strides, spec.offset)
+
+
+def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:
+    options = {"tracing_mode": tracing_mode, "pre_dispatch": True, "_allow_non_fake_inputs": True}
+    with torch.no_grad(), _autocast_restored():
+        traced = make_fx(function, _autocast_operators() | WRITTEN_OUT, **options)(*inputs)
+    for node in traced.graph.nodes:
+        _fill_in(node)
+    for node in traced.graph.find_nodes(op="get_attr"):
+        node.meta.setdefault("val", getattr(traced, node.target))
+    prune(traced)
+    return traced
+
+
+@contextmanager
+def _autocast_restored() -> Iterator[None]:
+    states = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _autocast_keys()]
+    try:
+        yield
+    finally:
+        for state in states:
+            _set_autocast(*state)
+
+
+def prune(graph: GraphModule) -> None:
+    """Takes out nodes without a use: not in the bodies of operators of higher order, which are the model's, nor those."""
+    for node in reversed(graph.graph.nodes):
+        if not (node.users or node.is_impure() or isinstance(node.target, HigherOrderOperator)):
+            graph.graph.erase_node(node)
+    graph.recompile()
+
+
+def simplified(graph: GraphModule) -> tuple[Graph, dict[Node, Node]]:
+    """A copy in which what means the same is written in the same way, for matching, and its nodes -> those of `graph`.
+
+    Values are the same, but not what shares memory with what, and not what gradients flow through.
+    """
+    copies: dict[Node, Node] = {}
+    copy = Graph()
+    copy.output(copy.graph_copy(graph.graph, copies))
+    modes = any(node.target is set_gradients for node in copy.nodes)
+    changed = set().union(*(written(node) for node in copy.nodes))
+    for node in copy.nodes:
+        if not storages([node, *node.all_input_nodes]) & changed:  # there, views and copies cannot be told apart
+            simplify(node, modes)
+    copy.eliminate_dead_code()
+    return copy, {copied: original for original, copied in copies.items()}
+
+
+def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tensor:
+    """See _as_product; where that comes out in other strides than PyTorch's own, as it is."""
+    cast = _autocast(aten.einsum.default, equation, operands) if path is None else NotImplemented
+    if cast is not NotImplemented:
+        return cast
+    with disable_proxy_modes_tracing():
+        product = _as_product(equation, operands)
+        is_same = product is not NotImplemented and _strides(product) == _strides(torch.einsum(equation, operands))
+    return _as_product(equation, operands) if is_same else NotImplemented
+
+
+def _strides(t: Tensor) -> list[int]:
+    """Those that say where an element lies."""
+    return [stride for size, stride in zip(t.shape, t.stride()) if size > 1]
+
+
+def _as_product(equation: str, operands: Sequence[Tensor]) -> Tensor:
+    """An einsum that is a product of matrices, or of batches of them, written as one; NotImplemented of any other."""
+    names, _, result = equation.replace(" ", "").partition("->")
+    letters = [list(name) for name in names.split(",")]
+    if len(letters) != 2 or "." in equation or any(len(set(name)) < len(name) for name in letters):
+        return NotImplemented
+    (left, right), (a, b) = letters, operands
+    shared, rows, columns = [c for c in left if c in right], [c for c in left if c not in right], set(right) - set(left)
+    batch, summed = [c for c in shared if c in result], [c for c in shared if c not in result]
+    sizes_agree = all(a.shape[left.index(c)] == b.shape[right.index(c)] for c in shared)
+    is_product = len(summed) == len(columns) == 1 and rows and (len(rows) == 1 or not batch)
+    if not (sizes_agree and is_product and sorted(result) == sorted([*batch, *rows, *columns])):
+        return NotImplemented
+    inner = [c for c in right if c not in batch]  # summed and free, in either order
+    a, b = _in_order(a, left, batch + rows + summed), _in_order(b, right, batch + inner)
+    product = torch.matmul(a, b if inner[0] in summed else b.transpose(-2, -1))
+    return _in_order(product, [*batch, *rows, *columns], list(result))
+
+
+def _encoder_layer(
+    x: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Tensor:
+    """nn.TransformerEncoderLayer's fast path, one operator of PyTorch's for inference, as its documentation defines it.
+
+    mask: what is not 0 hides a key, [seq, seq] (mask_type 0), [batch, seq] (1) or [batch, heads, seq, seq] (2). A query
+    without any key is NaN, as it is there.
+    """
+    if x.is_nested:
+        return NotImplemented
+    hidden = None if mask is None else mask.to(torch.bool)
+    hidden = hidden[:, None, None, :] if mask_type == 1 else hidden
+
+    def mixed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if hidden is None:
+            return F.scaled_dot_product_attention(q, k, v)
+        scores = (q @ k.transpose(-2, -1)) * (embed_dim // num_heads) ** -0.5
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+    def attention(x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (num_heads, -1)).transpose(1, 2) for t in F.linear(x, qkv_weight, qkv_bias).chunk(3, -1))
+        return F.linear(mixed(q, k, v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+
+    def feed_forward(x: Tensor) -> Tensor:
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+
+    def norm_1(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = x + attention(norm_1(x))
+        return x + feed_forward(norm_2(x))
+    x = norm_1(x + attention(x))
+    return norm_2(x + feed_forward(x))
+
+
+# What hides operations for which there are kernels inside one of its own.
+def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """Outside of training its input itself, as in eager mode: of a fake tensor PyTorch makes a copy."""
+    return NotImplemented if train else x
+
+
+WRITTEN_OUT = {
+    aten.einsum.default: _einsum,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    aten.dropout.default: _dropout,
+}
+
+
+def _in_order(t: Tensor, names: list[str], wanted: list[str]) -> Tensor:
+    """t's dims, called `names`, in the order `wanted`."""
+    moved = [i for i, (name, other) in enumerate(zip(names, wanted)) if name != other]
+    if len(moved) == 2:
+        return t.transpose(*moved)
+    return t.permute([names.index(name) for name in wanted]) if moved else t
+
+
+def value(node: Node) -> Any:
+    """The fake tensor (or tuple, or number) that stands for the node's result; None if it has none."""
+    return node.meta.get("val")
+
+
+def storages(nodes: Iterable[Node]) -> set[int]:
+    """The memory behind the results of `nodes`: views share it."""
+    return memory([value(node) for node in nodes])
+
+
+def overwritten(node: Node) -> list[Node]:
+    """The nodes whose memory a node changes in place."""
+    if "written" in node.meta:
+        return [given for given in node.all_input_nodes if storages([given]) & node.meta["written"]]
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    if node.target is aten.detach_.default:  # of every torch.tensor() in forward: its memory stays as it is
+        return []
+    changed = {a.name for a in node.target._schema.arguments if a.alias_info and a.alias_info.is_write}
+    given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args)} | node.kwargs
+    return [v for v in tree_leaves([given[name] for name in changed if name in given]) if isinstance(v, Node)]
+
+
+def written(node: Node) -> set[int]:
+    """The memory that a node changes in place."""
+    return storages(overwritten(node))
+
+
+def _fill_in(node: Node) -> None:
+    """An eps that is not given is that of the dtype in which PyTorch computes, and a cast to another's dtype is to that."""
+    if node.target is aten.type_as.default and value(node).device == value(node.args[0]).device:
+        node.target, node.args = aten.to.dtype, (node.args[0], value(node).dtype)
+    if node.target is aten.rms_norm.default and (len(node.args) < 4 or node.args[3] is None):
+        weight = node.args[2] if len(node.args) > 2 else None
+        node.args = (*node.args[:2], weight, torch.finfo(torch.promote_types(value(node).dtype, torch.float32)).eps)
+
+
+def simplify(node: Node, modes: bool = False) -> None:
+    """Write in one way what can be written in many. `modes`: gradients are switched, which a view takes notice of."""
+    if node.target in RESHAPES and all(isinstance(n, int) for n in value(node).shape):
+        node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], list(value(node).shape)), {}
+    if node.target is aten.mul.Tensor and node.args[0] is node.args[1]:
+        node.target, node.args = aten.pow.Tensor_Scalar, (node.args[0], 2)
+    if node.target in CASTS and value(node).device == value(node.args[0]).device and not node.kwargs.get("copy"):
+        node.target, node.args, node.kwargs = aten.to.dtype, (node.args[0], value(node).dtype), {}
+    if is_idle(node) and (node.target in ITSELF or not modes):
+        node.replace_all_uses_with(node.args[0])
+
+
+def is_idle(node: Node, result: Callable[[Node], Any] = lambda node: value(node)) -> bool:
+    """Whether a node's result is its input, in its memory and in its layout."""
+    if node.target is not aten.dropout.default and node.target not in CONVERSIONS:
+        return False
+    ours, given = result(node), result(node.args[0])
+    return layout(ours) == layout(given) is not None and memory(ours) == memory(given)
+
+
+def memory(fake: Any) -> set[int]:
+    """The storages of the tensors in a result."""
+    return {t.untyped_storage()._cdata for t in tree_leaves(fake) if isinstance(t, Tensor)}
+
+
+def layout(fake: Any) -> Any:
+    """What a tensor is but for its contents; None of anything else."""
+    if not isinstance(fake, Tensor):
+        return None
+    return fake.dtype, fake.device, fake.shape, fake.stride(), fake.storage_offset(), fake.is_conj(), fake.is_neg()

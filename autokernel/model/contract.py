@@ -1,0 +1,205 @@
+"""What of a graph may change when kernels, whose results are contiguous, compute some of it: nothing that shows.
+
+Strides show in what the graph returns and in the few operators that read them. What shares memory with what shows where
+memory is changed in place, and in what the graph takes and returns. All else may have other strides than it had.
+"""
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from autokernel.model.capture import aten, layout, memory, overwritten, set_gradients, value, without_autocast
+
+Compute = Callable[[Node, Callable[[Any], Any]], Any]
+READ_STRIDES = {
+    aten.as_strided.default,
+    aten.as_strided_.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+    aten.set_.source_Tensor,
+    aten.set_.source_Tensor_storage_offset,
+    aten.resize_.default,
+    aten.resize_as_.default,
+}
+
+
+class Contract:
+    """A graph as it was. `replaced`: results that kernels compute -> the nodes that these take."""
+
+    def __init__(self, graph: Graph, replaced: Mapping[Node, Sequence[Node]]):
+        self.replaced = replaced
+        self.live = self._live(graph)
+        self.results = [node for node in self.live if tree_leaves(value(node))]
+        (self.output,) = graph.find_nodes(op="output")
+        self.ends = {n for n in self.live if n.op in ("placeholder", "get_attr")} | {*self.output.all_input_nodes}
+        self.writes = [(node, changed) for node in self.live if (changed := overwritten(node))]
+        self.before = self._shared(value)
+        firsts = {key: min(members, key=self.order.__getitem__) for key, members in self.before.items()}
+        self.aliases = {n for n in replaced if n in self.order and {firsts[key] for key in memory(value(n))} != {n}}
+
+    def _live(self, graph: Graph) -> list[Node]:
+        """The nodes that are left once kernels are in the graph."""
+        nodes = list(graph.nodes)
+        self.order = {node: i for i, node in enumerate(nodes)}
+        live: set[Node] = set()
+        for node in reversed(nodes):
+            if (
+                node in live
+                or node.op in ("placeholder", "output")
+                or node.is_impure()
+                or isinstance(node.target, HigherOrderOperator)
+            ):
+                live |= {node, *self.replaced.get(node, node.all_input_nodes)}
+        return [node for node in nodes if node in live]
+
+    def _shared(self, result: Callable[[Node], Any]) -> dict[int, set[Node]]:
+        """Memory -> the nodes whose results are in it."""
+        shared: dict[int, set[Node]] = {}
+        for node in self.results:
+            for key in memory(result(node)):
+                shared.setdefault(key, set()).add(node)
+        return shared
+
+    def noticed(self, compute: Compute, mode: FakeTensorMode | None) -> set[Node]:
+        """The replaced results whose new layout something takes notice of; `compute` makes them, as fake tensors."""
+        changed: dict[Node, Any] = {}
+        causes: dict[Node, set[Node]] = {}
+        noticed: set[Node] = set()
+
+        def current(node: Any) -> Any:
+            v = changed.get(node, value(node)) if isinstance(node, Node) else node
+            is_constant = isinstance(v, Tensor) and not isinstance(v, FakeTensor)
+            return mode.from_tensor(v) if is_constant and mode else v
+
+        def caused(nodes: Collection[Node]) -> set[Node]:
+            return set().union(*(causes.get(node, ()) for node in nodes))
+
+        for node in self.live:
+            if node in self.replaced:
+                result = compute(node, current)
+                if result is not value(node):
+                    changed[node], causes[node] = result, {node}
+            elif node.op == "call_function" and not changed.keys().isdisjoint(node.all_input_nodes):
+                moved = [n for n in node.all_input_nodes if layout(current(n)) != layout(value(n))]
+                if moved and _reads_strides(node):
+                    noticed |= caused(moved)
+                args, kwargs = map_arg((node.args, node.kwargs), current)
+                try:
+                    result = node.target(*args, **kwargs)
+                except Exception:  # of any kind: a view that these strides do not have, an operator of the model's own
+                    noticed |= caused(node.all_input_nodes)
+                    continue
+                if not self._is_as_before(node, result, args, kwargs):
+                    changed[node], causes[node] = result, caused(node.all_input_nodes)
+        self.changed = changed
+        for node in self.output.all_input_nodes:
+            if _layouts(current(node)) != _layouts(value(node)):
+                noticed |= caused([node])
+        now = self._shared(current)
+        of_now = {node: memory(current(node)) for node in self.results}
+        for node in {*self.ends, *(target for _, targets in self.writes for target in targets)}:
+            is_end = node in self.ends and node not in {t for _, targets in self.writes for t in targets}
+            then, since = (
+                set().union(*(groups[key] for key in keys))
+                for groups, keys in ((self.before, memory(value(node))), (now, of_now.get(node, set())))
+            )
+            differing = then ^ since
+            if is_end:
+                differing &= self.ends
+            noticed |= caused(differing)
+        return noticed
+
+    @staticmethod
+    def _is_as_before(node: Node, result: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a result is new memory, as it was, in the layout that it had."""
+        given, was_given = memory((args, kwargs)), memory([value(n) for n in node.all_input_nodes])
+        is_new = not memory(result) & given and not memory(value(node)) & was_given
+        return is_new and _layouts(result) == _layouts(value(node))
+
+
+def _layouts(result: Any) -> list[Any]:
+    return [layout(leaf) for leaf in tree_leaves(result)]
+
+
+def _reads_strides(node: Node) -> bool:
+    """Whether an operator's result depends on the strides of what it takes: any may that PyTorch did not bring."""
+    if node.target in (operator.getitem, set_gradients):
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return True
+    return node.target in READ_STRIDES or torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+class Backward(Interpreter):
+    """What autograd keeps of a graph for the backward pass, seen in one pass with fake tensors."""
+
+    def __init__(self, graph: GraphModule, inputs: Sequence[Any]):
+        super().__init__(graph, garbage_collect_values=False)
+        self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
+        self.kept: dict[Node, set[int]] = {}  # the memory that a node's operator keeps
+        self.writes: list[tuple[int, set[int]]] = []
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        mode = next((value(n).fake_mode for n in placeholders if isinstance(value(n), FakeTensor)), None)
+        self.parameters = {n for n, given in zip(placeholders, inputs) if isinstance(given, torch.nn.Parameter)}
+        with mode or nullcontext(), torch.enable_grad(), without_autocast():
+            self.run(*map(self._like, placeholders, inputs))
+        self.ends = {*placeholders, *graph.graph.output_node().all_input_nodes} - self.parameters
+        self.outside = memory([self.env[node] for node in self.ends])
+
+    @staticmethod
+    def _like(node: Node, given: Any) -> Any:
+        if not isinstance(given, Tensor) or not isinstance(value(node), Tensor):
+            return given
+        fake = value(node).detach().requires_grad_(given.requires_grad)
+        return fake if given.is_leaf or not given.requires_grad else fake.clone()
+
+    def run_node(self, n: Node) -> Any:
+        kept = self.kept[n] = set()
+
+        def keep(t: Tensor) -> Tensor:
+            kept.update(memory(t))
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            result = self._apart(n) if isinstance(n.target, HigherOrderOperator) else super().run_node(n)
+        if targets := overwritten(n):
+            self.writes.append((self.order[n], memory([self.env[target] for target in targets])))
+        return result
+
+    def _apart(self, n: Node) -> Any:
+        """What stands for the result of an operator of higher order, which is part of no site, and may not run twice."""
+        needs_grad = any(self.wants_gradient(given) for given in n.all_input_nodes)
+
+        def like(fake: Any) -> Any:
+            return fake.detach().requires_grad_(needs_grad and fake.is_floating_point()).clone()
+
+        return tree_map_only(Tensor, like, value(n))
+
+    def wants_gradient(self, node: Node) -> bool:
+        return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(self.env[node]))
+
+    def keeping(self, nodes: Collection[Node], inputs: Sequence[Node], output: Node) -> tuple[list[int], list[int]] | None:
+        """Of a site: the places in `inputs` whose values its gradients depend on, and those to be kept as copies.
+
+        None where something that the original does not keep is needed, and may be changed before the backward pass.
+        """
+        kept = set().union(*(self.kept[node] for node in nodes))
+        held = [memory(self.env[node]) for node in inputs]
+        is_all = bool(kept - set().union(*held))  # results: they depend on each input
+        needed = [i for i, own in enumerate(held) if is_all or own & kept]
+        beyond = [i for i in needed if not held[i] & kept]
+        later = set().union(*(changed for i, changed in self.writes if i > self.order[output]))
+        exposed = [i for i in beyond if held[i] & (later | self.outside) and inputs[i] not in self.parameters]
+        exposed += [i for i in beyond if held[i] & later and inputs[i] in self.parameters]
+        if any(self.wants_gradient(inputs[i]) for i in exposed):
+            return None
+        return needed, exposed

@@ -1,0 +1,97 @@
+"""From a profile to work: sites grouped into targets, and for each target the file that its run starts from."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from autokernel.model.profiler import Hotspot, ModelProfile
+from autokernel.preflight import backends
+from autokernel.spec import TensorSpec, load_spec
+from autokernel.target import Plan, Target, WeightedCase
+
+FAMILY_RATIO = 8  # cases of one type whose work differs by less than this are one target: an lm_head is apart from the rest
+
+
+def default_backend(device: str) -> str:
+    return backends(device)[0]
+
+
+def make_plan(profile: ModelProfile, top: int = 5, kernel_type: str | None = None, backend: str | None = None) -> Plan:
+    """The `top` targets where perfect kernels would save most of the baseline's time, of `kernel_type` only if given.
+
+    Types without a starter for the backend, by default that of the device, make no targets, nor does what only the captured
+    graph spends time in. Calls count all workloads.
+    """
+    backend = backend or default_backend(profile.device)
+    sites = [
+        s
+        for s in profile.sites
+        if kernel_type in (None, s.kernel_type) and s.time_us and load_spec(s.kernel_type).starters(backend)
+    ]
+    families = sorted(_families(sites), key=lambda family: -sum(site.removable_us for site in family))
+    targets = [_target(family, backend, profile.device) for family in families[:top]]
+    return Plan(
+        str(profile.workload), profile.workload.to_json(), profile.device, profile.latency_us, _unique_names(targets)
+    )
+
+
+def write_starters(plan: Plan, folder: Path) -> list[Path]:
+    """A kernel file for each target, the starter of its type; `python bench.py FILE` judges it by itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{target.name}.py" for target in plan.targets]
+    for path, target in zip(paths, plan.targets):
+        starters = load_spec(target.kernel_type).starters(target.backend)
+        path.write_text(starters[target.starter].read_text())
+    return paths
+
+
+def _families(sites: Iterable[Hotspot]) -> Iterable[list[Hotspot]]:
+    """Groups of one type, one dtype, the same options (causal, activation, …), one bound and comparable work.
+
+    A decode step's product may have the FLOPs of a prefill's, but it waits for memory: another kernel suits it.
+    """
+    alike = defaultdict(list)
+    for site in sites:
+        options = tuple((k, v) for k, v in site.case.args.items() if isinstance(v, (bool, str)))
+        alike[site.kernel_type, site.case.dtype, site.bound, options].append(site)
+    for group in alike.values():
+        flops = load_spec(group[0].kernel_type).flops
+        family: list[Hotspot] = []
+        for site in sorted(group, key=lambda s: -flops(s.case.args)):
+            if family and flops(family[0].case.args) >= FAMILY_RATIO * flops(site.case.args):
+                yield family
+                family = []
+            family.append(site)
+        yield family
+
+
+def _target(family: list[Hotspot], backend: str, device: str) -> Target:
+    costliest = max(family, key=lambda s: s.time_us)
+    largest = max(costliest.case.tensors.values(), key=lambda t: t.numel)
+    return Target(
+        name=f"{costliest.kernel_type}_{_shape(largest)}_{str(largest.dtype).removeprefix('torch.')}",
+        kernel_type=costliest.kernel_type,
+        backend=backend,
+        device=device,
+        cases=tuple(WeightedCase(s.case, s.calls, s.variants) for s in sorted(family, key=lambda s: -s.time_us)),
+        share=sum(s.share for s in family),
+        model_time_us=sum(s.time_us for s in family),
+        baseline_us=sum(s.baseline_us for s in family),
+        starter=next(iter(load_spec(costliest.kernel_type).starters(backend))),
+        graph_us=sum(s.time_us if s.graph_us is None else s.graph_us for s in family),
+    )
+
+
+def _shape(tensor: TensorSpec) -> str:
+    return "x".join(map(str, tensor.shape))
+
+
+def _unique_names(targets: list[Target]) -> tuple[Target, ...]:
+    seen: dict[str, int] = defaultdict(int)
+    unique = []
+    for target in targets:
+        seen[target.name] += 1
+        count = seen[target.name]
+        unique.append(target if count == 1 else replace(target, name=f"{target.name}_{count}"))
+    return tuple(unique)

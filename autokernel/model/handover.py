@@ -1,0 +1,106 @@
+"""A live model and its inputs as a model's file, which the processes that measure it load like any other.
+
+Classes and functions of a notebook or a __main__ travel with the model (by cloudpickle); those of modules are imported.
+"""
+
+import hashlib
+import io
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from autokernel.model.user_code import WorkloadError, checked_model, short
+from autokernel.model.workload import Workload
+
+FOLDER = "models"  # of workspace/
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FILE = '''"""{name}, as a program handed it over: model.pt beside this file has it, and the inputs that it was given."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+AS_IT_IS = True  # keep its dtypes, and those of its inputs
+HELD = Path(__file__).with_name("model.pt")
+sys.path += [path for path in {path!r} if path not in sys.path]
+
+
+def {function}():
+    return torch.load(HELD, map_location="cpu", weights_only=False)["model"]
+
+
+def example_inputs():
+    """As they were given, but for the order of the values in floating-point tensors: fresh inputs differ."""
+    held = torch.load(HELD, map_location="cpu", weights_only=False)
+    return tree_map_only(torch.Tensor, shuffled, (held["args"], held["kwargs"]))
+
+
+def shuffled(tensor):
+    """Masks of two values, and what has values that are not finite, stay; so do indices, whose order has a meaning."""
+    if not tensor.is_floating_point() or not tensor.isfinite().all() or tensor.unique().numel() <= 2:
+        return tensor
+    return tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape)
+'''
+
+
+def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], home: Path) -> Workload:
+    """A workload that loads this very model. Raises WorkloadError, in one sentence, where that cannot be.
+
+    Equal models have equal files below `home`, so that a run of one goes on when it is handed over again.
+    """
+    name = type(model).__name__
+    checked_model(model, name)
+    device, dtype = _device(model, name), _dtype(model, name)
+    tensors = [value for value in tree_leaves((args, dict(kwargs))) if isinstance(value, torch.Tensor)]
+    if not tensors:
+        raise WorkloadError(f"{name} is given no tensor: name the inputs that it is to be measured on after the model")
+    written = io.BytesIO()
+    try:
+        torch.save({"model": model, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=cloudpickle)
+    except Exception as error:  # of whatever kind: what is in a model decides
+        raise WorkloadError(
+            f"{name} cannot be handed to the processes that measure it, for it cannot be pickled ({short(error)}): "
+            "take that out of it, or name its file and class on the command line (autokernel optimize --model FILE)"
+        ) from error
+    function = name if name.isidentifier() else "model"
+    text = FILE.format(name=name, function=function, path=[path for path in sys.path if path])
+    folder = home / "workspace" / FOLDER / hashlib.sha256(written.getbuffer()).hexdigest()[:16]
+    if not (folder / "model.py").exists():
+        scratch = folder.with_suffix(".part")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        (scratch / "model.pt").write_bytes(written.getbuffer())
+        (scratch / "model.py").write_text(text)
+        scratch.replace(folder)
+    shape = tuple(tensors[0].shape) if tensors[0].numel() and tensors[0].dim() else (1,)  # for people: it is not used
+    return Workload(str((folder / "model.py").relative_to(home)), function, input_shape=shape, dtype=dtype, device=device)
+
+
+def _device(model: nn.Module, name: str) -> str:
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {torch.device("cpu")}
+    if len(devices) > 1:
+        raise WorkloadError(f"{name} is on several devices ({', '.join(sorted(map(str, devices)))}): put it on one")
+    device = devices.pop()
+    return "cuda" if device == torch.device("cuda:0") else str(device)
+
+
+def _dtype(model: nn.Module, name: str) -> str:
+    """That of most of its numbers, by which outputs are compared."""
+    numbers: Counter[torch.dtype] = Counter()
+    for tensor in (*model.parameters(), *model.buffers()):
+        numbers[tensor.dtype] += tensor.numel() if tensor.is_floating_point() else 0
+    dtype = max(numbers, key=numbers.__getitem__, default=torch.float32)
+    dtype = dtype if dtype.is_floating_point else torch.float32
+    if dtype not in DTYPES:
+        raise WorkloadError(f"{name} is in {dtype}: there are kernels for float32, float16 and bfloat16")
+    return str(dtype).removeprefix("torch.")

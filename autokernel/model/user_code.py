@@ -1,0 +1,192 @@
+"""A user's own code, called: what it raises becomes one sentence of ours, the exception shown short, its file and line."""
+
+import difflib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autokernel.preflight import Refused
+from autokernel.spec import import_file
+
+LONGEST = 400  # characters of an exception that are shown
+PACKAGES = (Path(__file__).parents[1], Path(torch.__file__).parent, Path(importlib.__file__).parent)
+OURS = tuple(f"{package}{os.sep}" for package in PACKAGES)
+NEXT = "models/custom.py is a template"
+
+
+class WorkloadError(Refused):
+    """The model, its class, its arguments or its inputs are not what they must be; the message says which, and why."""
+
+
+@contextmanager
+def user_code(what: str, advice: str = "") -> Iterator[None]:
+    """`what` failed, the exception, and `advice` as a WorkloadError, whatever is raised inside: sys.exit() as well."""
+    try:
+        yield
+    except (KeyboardInterrupt, Refused):
+        raise
+    except BaseException as error:
+        raise WorkloadError(f"{what}: {short(error)}" + f"; {advice}" * bool(advice)) from error
+
+
+def short(error: BaseException) -> str:
+    """TypeError: its message (net.py:12): the deepest line that is neither PyTorch's nor ours."""
+    if isinstance(error, SystemExit):
+        text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
+    elif isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({_relative(error.filename)}:{error.lineno})"
+    else:
+        text = type(error).__name__ + f": {' '.join(str(error).split())}" * bool(str(error).strip())
+    text = text if len(text) <= LONGEST else text[:LONGEST] + " …"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*OURS, "<"))]
+    return f"{text} ({_relative(frames[-1].filename)}:{frames[-1].lineno})" if frames else text
+
+
+def load_module(name: str, root: Path) -> Any:
+    """A Python file, here or below `root`, or an installed module by its name. Raises WorkloadError."""
+    if not name.endswith(".py"):
+        return _installed(name)
+    path = Path(name) if Path(name).exists() else root / name
+    if not path.is_file():
+        found = difflib.get_close_matches(Path(name).name, [p.name for p in _folder(path.parent).glob("*.py")], 3)
+        raise WorkloadError(f"there is no file {name}" + f": is it {' or '.join(found)}?" * bool(found))
+    path = path.resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # its neighbours are imported by name
+    own = f"autokernel_model_{path.stem}"
+    loaded = sys.modules.get(own)  # once: code that Dynamo compiled refers to its globals
+    if loaded and loaded.__file__ == str(path):
+        return loaded
+    try:
+        with user_code(f"{name} cannot be imported"):
+            return import_file(path, own)
+    except WorkloadError:
+        sys.modules.pop(own, None)
+        raise
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else Path.cwd()
+
+
+def _installed(name: str) -> Any:
+    if Path(name).exists():
+        raise WorkloadError(f"{name} is no Python file: name one that ends in .py, or an installed module")
+    with user_code(f"the module {name} cannot be imported"):
+        try:
+            named = all(part.isidentifier() for part in name.split("."))
+            found = importlib.util.find_spec(name) if named else None  # which imports the packages that it is in
+        except (ModuleNotFoundError, ValueError):
+            found = None
+        if not found:
+            raise WorkloadError(f"there is no module {name!r} in {sys.executable} (a file's name must end in .py)")
+        return importlib.import_module(name)
+
+
+def find_class(module: Any, of: str, name: str) -> Any:
+    """What the module calls `name`. Raises WorkloadError, which names the models that there are."""
+    found = getattr(module, name, None)
+    if found is None:
+        own = [n for n, v in vars(module).items() if _is_model(v) and v.__module__ == module.__name__]
+        there = own or difflib.get_close_matches(name, dir(module), 3, 0.4)
+        advice = f"--class-name is one of {', '.join(there)}" if there else f"it defines no nn.Module; {NEXT}"
+        raise WorkloadError(f"{of} has no class {name}: {advice}")
+    if not callable(found) or isinstance(found, nn.Module):
+        kind = "an object" if isinstance(found, nn.Module) else f"a {type(found).__name__}"
+        raise WorkloadError(f"{name} in {of} is {kind}, no class of nn.Module: name that, or a function that makes one")
+    return found
+
+
+def _is_model(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, nn.Module)
+
+
+def construct(make: Any, name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """The model that a class, or a function, makes of keyword arguments. Raises WorkloadError."""
+    config_class = getattr(make, "config_class", None)
+    kind = "" if inspect.isclass(make) else ", a function,"
+    if not config_class:
+        check_arguments(make, name + kind, arguments)
+    with user_code(f"{name}{kind} cannot be made of {dict(arguments) or 'no arguments'}", _advice(arguments)):
+        if not config_class:
+            model = make(**arguments)
+        else:
+            _warn_of_unknown(config_class, arguments)
+            model = make(config_class(**arguments))
+            model.config.use_cache = False
+    return checked_model(model, name)
+
+
+def check_arguments(make: Any, name: str, given: Mapping[str, Any]) -> None:
+    """Raises WorkloadError where arguments of the constructor are missing, or it does not know them."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # built in
+        return
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [p for p in parameters if p.kind not in variable]
+    takes = ", ".join(str(p.replace(annotation=p.empty)) for p in named)
+    if missing := [p.name for p in named if p.default is p.empty and p.name not in given]:
+        example = "{" + ", ".join(f'"{n}": …' for n in missing) + "}"
+        raise WorkloadError(f"{name} needs {', '.join(missing)}: --model-args '{example}' (it takes {takes})")
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    if (unknown := sorted(set(given) - {p.name for p in named})) and not open_ended:
+        raise WorkloadError(f"{name} knows no {', '.join(unknown)}: --model-args takes {takes or 'nothing here'}")
+
+
+def checked_model(model: Any, name: str) -> nn.Module:
+    """Raises WorkloadError unless this is a model with numbers in it."""
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(f"{name} is no nn.Module: it makes a {type(model).__name__}; {NEXT}")
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if empty := [n for n, t in tensors if t.is_meta]:
+        raise WorkloadError(
+            f"{name} has {len(empty)} tensors without data (on the device meta, {empty[0]} for one): its constructor must "
+            "make them, or load them"
+        )
+    if lazy := [n for n, t in tensors if isinstance(t, nn.parameter.UninitializedTensorMixin)]:
+        raise WorkloadError(f"{name} has lazy layers without a shape ({lazy[0]}): its constructor must run it once")
+    return model
+
+
+def _advice(arguments: Mapping[str, Any]) -> str:
+    return "its arguments are given with --model-args" if arguments else ""
+
+
+def _warn_of_unknown(config_class: Any, arguments: Mapping[str, Any]) -> None:
+    """A config takes any name and says nothing: a misspelt one leaves the model at its full size."""
+    try:
+        usual = config_class()
+    except Exception:  # some need arguments; then it will tell
+        return
+    known = [n for n in dir(usual) if not n.startswith("_")]
+    for name in arguments:
+        if not hasattr(usual, name):
+            near = difflib.get_close_matches(name, known, 2)
+            hint = f": is it {' or '.join(near)}?" * bool(near)
+            print(f"warning: {config_class.__name__} has no {name!r}{hint}", file=sys.stderr)
+
+
+def described(values: Iterable[tuple[str, Any]]) -> str:
+    """input_ids int64 [1, 512], mask float32 [1, 512]"""
+
+    def one(value: Any) -> str:
+        is_tensor = isinstance(value, torch.Tensor)
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if is_tensor else f"{value!r:.40}"
+
+    return ", ".join(f"{name} {one(value)}" for name, value in values)
+
+
+def _relative(path: str) -> str:
+    """As short as it is told apart by: from here, or within the packages that are installed."""
+    relative = os.path.relpath(path)
+    return path.rpartition("site-packages/")[2] if relative.startswith("..") or "site-packages/" in path else relative

@@ -1,0 +1,263 @@
+"""A workload: a model and the inputs that it is measured on, as a record that can be written down and loaded again.
+
+What a model runs in use is often a mix: prefill and decode, several batch sizes. A workload may have several parts, each
+with a weight, and stands for them together.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from autokernel.model import example_inputs
+from autokernel.model.user_code import (
+    WorkloadError,
+    checked_model,
+    construct,
+    described,
+    find_class,
+    load_module,
+    user_code,
+)
+from autokernel.preflight import HOME
+from autokernel.records import record_from
+from autokernel.spec import ROOT
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kind of pass in a mix: `weight` passes of it for every `weight` of the others."""
+
+    name: str
+    input_shape: tuple[int, ...] | None = None  # None: example_inputs(name) of the model's file has them
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`model` is a Python file, or the name of an installed module ("transformers"). Weights and inputs are seeded.
+
+    With a `mix`, `name` and `input_shape` are those of its first part, and `parts` are workloads of their own.
+    """
+
+    model: str = "models/llama.py"
+    class_name: str = "CompactLlama"
+    model_args: Mapping[str, Any] = field(default_factory=dict)  # of the constructor; of the config for transformers
+    input_shape: tuple[int, ...] = (1, 512)
+    dtype: str = "float32"
+    device: str = "cpu"
+    pretrained: str | None = None  # id of the weights, for classes with from_pretrained()
+    seed: int = 0
+    name: str = ""
+    mix: tuple[Part, ...] = ()
+
+    def __str__(self) -> str:
+        shape = ",".join(map(str, self.input_shape))
+        inputs = " + ".join(f"{p.weight:g} {p.name}" for p in self.mix) or f"{self.name} {shape}".strip()
+        return f"{self.model}:{self.class_name} {inputs} {self.dtype}"
+
+    @property
+    def parts(self) -> tuple[tuple["Workload", float], ...]:
+        """Each part as a workload, and its weight; without a mix, itself alone."""
+        if not self.mix:
+            return ((self, 1.0),)
+        shapes = [part.input_shape or self.input_shape for part in self.mix]
+        return tuple(
+            (replace(self, name=part.name, input_shape=shape, mix=()), part.weight) for part, shape in zip(self.mix, shapes)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Workload":
+        return record_from(data, Workload)
+
+    def load(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """The model in eval mode on the device, and the args and kwargs to call it with. Raises WorkloadError."""
+        cls = find_class(self._module(), self.model, self.class_name)
+        torch.manual_seed(self.seed)
+        model = self._pretrained(cls) if self.pretrained else construct(cls, self.class_name, self.model_args)
+        with user_code(f"{self.class_name} cannot be moved to {self.device} as {self.dtype}"):
+            model = (model if self._as_it_is else model.to(getattr(torch, self.dtype))).to(self.device).eval()
+        return model, *self.inputs(model, self.seed)
+
+    def inputs(self, model: nn.Module, seed: int) -> Inputs:
+        """Args and kwargs to call the model with, on its device; another seed gives other contents."""
+        torch.manual_seed(seed)
+        return tree_map_only(torch.Tensor, self._place, self._inputs(self._module(), model))
+
+    def try_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """One pass, of which nothing is kept. Raises WorkloadError where the model cannot do it, or returns no tensor."""
+        named = self._bound(model, args, kwargs)
+        given = f"of {self.class_name} in {self.dtype} on {described(named.items()) or 'no inputs'}"
+        with user_code(f"a pass {given} failed", self._whose_inputs()), torch.no_grad():
+            result = model(*args, **kwargs)
+        if not any(isinstance(value, torch.Tensor) for value in tree_leaves(result)):
+            raise WorkloadError(
+                f"a pass {given} returns no tensor, but {type(result).__name__}: kernels are checked by what forward() "
+                "returns (a tensor, or tuples, lists and dicts of them)"
+            )
+
+    def _bound(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The inputs by the names of forward()'s parameters."""
+        signature = inspect.signature(model.forward)
+        try:
+            return dict(signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values()) or "nothing"
+            given = f"{len(args)} arguments" + f" and {', '.join(kwargs)}" * bool(kwargs)
+            raise WorkloadError(
+                f"forward() of {self.class_name} takes {takes}, and is given {given} ({error}); {self._whose_inputs()}"
+            ) from None
+
+    def _whose_inputs(self) -> str:
+        if hasattr(self._module(), "example_inputs"):
+            return f"the inputs are those of example_inputs() in {self.model}"
+        return "other inputs: --input-shape, or example_inputs() as in models/custom.py"
+
+    def _module(self) -> Any:
+        return load_module(self.model, HOME if (HOME / self.model).is_file() else ROOT)
+
+    def _pretrained(self, cls: Any) -> nn.Module:
+        with user_code(f"{self.class_name} cannot be made of the weights {self.pretrained!r}"):
+            if not hasattr(cls, "from_pretrained"):
+                raise WorkloadError(f"{self.class_name} has no from_pretrained(): leave out --pretrained")
+            try:
+                return checked_model(cls.from_pretrained(self.pretrained), self.class_name)
+            except OSError as error:  # transformers' way to say that it is neither on disk nor to be had
+                reason = str(error).splitlines()[0]
+                print(f"warning: no weights of {self.pretrained!r} ({reason}); random weights", file=sys.stderr)
+        return construct(cls, self.class_name, self.model_args)
+
+    def _inputs(self, module: Any, model: nn.Module) -> Inputs:
+        make = getattr(module, "example_inputs", None)
+        if make is None:
+            with user_code(f"no inputs of shape {list(self.input_shape)} could be made for {self.class_name}"):
+                return example_inputs.example_inputs(model, self.input_shape)
+        where = f"example_inputs() of {self.model}"
+        if not callable(make):
+            raise WorkloadError(f"{where} is no function but a {type(make).__name__}: see models/custom.py")
+        named = any(p.default is p.empty for p in inspect.signature(make).parameters.values())
+        with user_code(f"{where} failed", "without --workload NAME its name is ''" if named and not self.name else ""):
+            made = self._call(make, named)
+        if isinstance(made, Mapping):
+            args, kwargs = (), dict(made)
+        elif isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[1], Mapping):
+            args, kwargs = _as_tuple(made[0]), dict(made[1])
+        else:
+            args, kwargs = _as_tuple(made), {}
+        if not any(isinstance(value, torch.Tensor) for value in tree_leaves((args, kwargs))):
+            raise WorkloadError(
+                f"{where} returns {made!r:.60}, not inputs: a tensor, a tuple of them, a dict of keyword arguments, or "
+                "(args tuple, kwargs dict)"
+            )
+        return args, kwargs
+
+    def _call(self, make: Callable[..., Any], named: bool) -> Any:
+        """example_inputs() of the model's file, or example_inputs(name)."""
+        if named or (self.name and inspect.signature(make).parameters):
+            return make(self.name)
+        if self.name:
+            raise WorkloadError(f"example_inputs() of {self.model} takes no name: what is {self.name!r}?")
+        return make()
+
+    @property
+    def _as_it_is(self) -> bool:
+        """Whether the model's file says that `dtype` is its own, and nothing is to be cast to it."""
+        return getattr(self._module(), "AS_IT_IS", False) is True
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        cast = tensor.is_floating_point() and not self._as_it_is
+        dtype = getattr(torch, self.dtype) if cast else tensor.dtype
+        return tensor.to(self.device, dtype)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model, --class-name and so on; `workload_from` reads them. --device is added by cli.add_device_argument."""
+    group = parser.add_argument_group("workload")
+    group.add_argument("--model", default=Workload.model, metavar="FILE", help="Python file (default: %(default)s)")
+    group.add_argument("--module", metavar="NAME", help="an installed module instead of a file: transformers")
+    group.add_argument("--class-name", default=Workload.class_name, metavar="NAME", help="(default: %(default)s)")
+    group.add_argument(
+        "--model-args",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="""of the constructor (of the config, for transformers): '{"n_layers": 4}'""",
+    )
+    group.add_argument(
+        "--input-shape",
+        type=_shape,
+        default=Workload.input_shape,
+        metavar="1,512",
+        help="(1,512); several inputs: batch, length",
+    )
+    group.add_argument(
+        "--workload",
+        type=_part,
+        action="append",
+        default=[],
+        dest="mix",
+        metavar="'NAME:SHAPE*WEIGHT'",
+        help="""one kind of pass in a mix, given several times instead of --input-shape: with --workload prefill:1,512
+        --workload 'decode:8,1*64' there are 64 passes of 8,1 for each of 1,512; without :SHAPE the inputs are those of
+        example_inputs(NAME) in the model's file""",
+    )
+    group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default=Workload.dtype)
+    group.add_argument("--pretrained", metavar="ID", help="weights to load, for classes that have from_pretrained()")
+
+
+def workload_from(arguments: argparse.Namespace) -> Workload:
+    mix = tuple(arguments.mix)
+    if len({part.name for part in mix}) < len(mix):
+        raise WorkloadError("two --workload have the same name")
+    first = mix[0] if mix else Part("", arguments.input_shape)
+    return Workload(
+        model=arguments.module or arguments.model,
+        class_name=arguments.class_name,
+        model_args=arguments.model_args,
+        input_shape=first.input_shape or arguments.input_shape,
+        name=first.name,
+        mix=mix,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        pretrained=arguments.pretrained,
+    )
+
+
+def _part(text: str) -> Part:
+    form = re.fullmatch(r"([A-Za-z][\w-]*)(?::([\d,]+))?(?:\*(\d+(?:\.\d+)?))?", text)
+    if not form or not float(form[3] or 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like decode:8,1*64 (NAME:SHAPE*WEIGHT)")
+    return Part(form[1], form[2] and _shape(form[2]), float(form[3] or 1))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 1,512")
+    return tuple(map(int, text.split(",")))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value

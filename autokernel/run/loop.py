@@ -1,0 +1,351 @@
+"""The loop: propose -> intent -> gate -> commit and ref -> row -> reset. The gate decides; nothing is judged here.
+
+A kill at any point loses nothing: the intent says what was being judged, the ref says that it was, and rows that git has
+and results.tsv lacks are written when the run goes on.
+"""
+
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from autokernel.agents import Agent, AgentStopped, Bench, Context, PastExperiment, Proposal
+from autokernel.build import default_cache
+from autokernel.hardware.machine import gpu_shared, low_disk, turn
+from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
+from autokernel.history.ledger import LedgerEntry
+from autokernel.history.progress import Rules, incumbent, move_on, rows_of, tried
+from autokernel.history.status import subject
+from autokernel.run.environment import Watch
+from autokernel.run.scheduler import next_target
+from autokernel.run.workspace import Intent, Workspace
+from autokernel.spec import load_spec
+from autokernel.target import Plan, Target, starter_source
+from autokernel.verdict import Correctness, Verdict
+
+NOTHING_LEFT = "the agent has nothing left to try"
+MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again
+PAUSES_S = (10.0, 30.0)  # before an experiment that the machine disturbed is judged again
+PATIENCE, PATIENCE_S = 0.1, 60.0  # of the budget's time, and at least: what a run spends on that in all
+DETAIL_LINES = 30  # of a failure's detail in its commit
+
+
+class Judge(Protocol):
+    """What the loop needs of autokernel.gate.Judge."""
+
+    def examine(
+        self,
+        source: str,
+        target: Target,
+        incumbent: str | None = None,
+        *,
+        seed: int | None = None,
+        progress: Callable[[str], None],
+    ) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What this call may spend; None is unlimited."""
+
+    seconds: float | None = None
+    experiments: int | None = None
+    at_least: int = 0  # experiments that are made even if they take longer: a slow machine sees the loop work too
+    started_s: float | None = None  # time.monotonic() when the call began, and the experiments that the run had then:
+    made_before: int | None = None  # given to a process that goes on with the call of one that was lost
+
+
+def notes(verdict: Verdict) -> str:
+    """The gate's words, for the commit: why, and for a refusal where, and the end of what it printed."""
+    lines = [verdict.why]
+    if verdict.failure:
+        lines += [str(verdict.failure), *verdict.failure.detail.strip().splitlines()[-DETAIL_LINES:]]
+    if verdict.speedup_vs_incumbent:
+        lines += [f"{c.case}: {c.latency_us:.4g} us, vs incumbent {c.speedup_vs_incumbent}" for c in verdict.cases]
+    return "\n".join(lines)
+
+
+class Loop:
+    """One run's experiments. Use inside `workspace.locked()`."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        plan: Plan,
+        judge: Judge,
+        say: Callable[[str], None],
+        step: Callable[[str], None] = lambda text: None,
+        worktree: bool = True,
+        pauses_s: Sequence[float] = PAUSES_S,
+    ) -> None:
+        self.workspace = workspace
+        self.plan = plan
+        self.judge = judge
+        self.say = say
+        self.step = step
+        self.pauses_s = pauses_s
+        self.patience_s = PATIENCE_S
+        self.ledger = workspace.ledger
+        self.ledger.open(worktree)
+        self.entries = self.ledger.entries()
+        self.stopping = ""
+        self._sources: dict[str, str] = {}
+        self._told = False
+        self._recover_rows()
+
+    @property
+    def rows(self) -> list[Experiment]:
+        return [entry.row for entry in self.entries]
+
+    def _recover_rows(self) -> None:
+        """Write the rows that git has and results.tsv lacks."""
+        written = {row.experiment for row in self.workspace.log.read() if row.tag == self.workspace.tag}
+        missing = [row for row in self.rows if row.experiment not in written]
+        if self.entries:
+            last = self.rows[-1]
+            kept = sum(row.status == Status.KEPT for row in tried(self.rows))
+            self.say(
+                f"resuming {self.workspace.tag}: {len(tried(self.rows))} experiments, {kept} kept; last {subject(last)}"
+            )
+        if missing:
+            self.workspace.log.append(missing)
+            self.say(f"wrote {len(missing)} rows again that were only in git: {[row.experiment for row in missing]}")
+
+    def _finish_intent(self) -> None:
+        """Judge the experiment that a kill interrupted."""
+        intent = self.workspace.read_intent()
+        if intent is None or intent.experiment in {row.experiment for row in self.rows}:
+            self.workspace.clear_intent()
+            return
+        target = self.plan.target(intent.target)
+        self.say(f"#{intent.experiment} was interrupted while it was judged; judging it again")
+        self._judge(target, intent.proposal, attempts=intent.attempts + 1)
+
+    def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
+        """Experiments until the budget is used, nothing is left to try, or a signal; returns the reason in words."""
+        started_s = time.monotonic() if budget.started_s is None else budget.started_s
+        deadline = float("inf") if budget.seconds is None else started_s + budget.seconds
+        before = len(tried(self.rows)) if budget.made_before is None else budget.made_before
+        self.patience_s = max(PATIENCE_S, PATIENCE * (budget.seconds or 0))
+        exhausted: set[str] = set()
+        previous = None
+        with self._signals():
+            self._finish_intent()
+            while not self.stopping:
+                made = len(tried(self.rows)) - before
+                if time.monotonic() >= deadline and made >= budget.at_least:
+                    return f"the {budget.seconds / 60:.3g} minutes are used up"
+                if budget.experiments is not None and made >= budget.experiments:
+                    return f"{budget.experiments} experiments were made"
+                if full := low_disk(self._folders):
+                    self._wait_for_space(full, deadline)
+                    continue
+                choice = next_target(self.plan, self.rows, rules, exhausted)
+                if choice is None:
+                    return "nothing is left to try on any target"
+                target = choice.target
+                if previous is not target:
+                    self._announce(previous, choice.reason, target, rules, exhausted)
+                    previous = target
+                if not incumbent(rows_of(target, self.rows)):
+                    self.start(target)
+                    continue
+                try:
+                    proposal = agent.propose(self.context(target))
+                except AgentStopped as reason:
+                    return str(reason)
+                if proposal is None:
+                    exhausted.add(target.name)
+                    continue
+                self.attempt(target, proposal)
+        return self.stopping
+
+    def _announce(self, previous: Target | None, reason: str, target: Target, rules: Rules, exhausted: set[str]) -> None:
+        if previous:
+            why = NOTHING_LEFT if previous.name in exhausted else move_on(rows_of(previous, self.rows), rules)
+            self.say(f"leaving {previous.name}: {why or 'another target promises more for the time'}")
+        self.say(f"target {target.name}: {reason}")
+
+    def start(self, target: Target, source: str | None = None) -> Experiment:
+        """A target's first row: its starter, or another kernel to start from, judged."""
+        words = "a given kernel" if source else target.starter or f"{target.backend}_kernel"
+        return self._judge(target, Proposal(source or starter_source(target), f"start from {words}", STARTER))
+
+    def attempt(self, target: Target, proposal: Proposal) -> Experiment:
+        """One experiment against the target's incumbent; its starter is judged first if it has none."""
+        if not rows_of(target, self.rows):
+            self.start(target)
+        return self._judge(target, proposal)
+
+    def context(self, target: Target) -> Context:
+        self._take_up(target)
+        best = self.incumbent_source(target)
+        assert best is not None, f"{target.name} has no incumbent: the scheduler leaves a target whose starter fails"
+        bench = InTurn(self.judge, self.step) if isinstance(self.judge, Bench) else None
+        return context_of(target, self.entries, self.source, best, self.ledger.tree, bench)
+
+    def incumbent_source(self, target: Target) -> str | None:
+        """The target's best kernel, read from git."""
+        best = incumbent(rows_of(target, self.rows))
+        return best and self.source(best.commit)
+
+    def source(self, commit: str) -> str:
+        """The kernel.py of an experiment."""
+        if commit not in self._sources:
+            self._sources[commit] = self.ledger.source(commit)
+        return self._sources[commit]
+
+    def _take_up(self, target: Target) -> None:
+        """Let the branch's kernel.py be this target's incumbent, or its starter: a change of target is its own commit."""
+        best = self.incumbent_source(target)
+        wanted = starter_source(target) if best is None else best
+        if self.ledger.source(self.ledger.head) != wanted:
+            self.ledger.start_target(
+                target.name, wanted, "put in its starter" if best is None else "put back its best kernel"
+            )
+            if self.ledger.has_tree:
+                self.ledger.reset()
+
+    def _judge(self, target: Target, proposal: Proposal, attempts: int = 1) -> Experiment:
+        if proposal.agent != STARTER:  # whose own commit is the change of target
+            self._take_up(target)
+        number = max((row.experiment for row in self.rows), default=0) + 1
+        self.workspace.write_intent(Intent(number, target.name, proposal, attempts))
+        if self.ledger.has_tree:
+            self.ledger.write(proposal.source)
+        if attempts <= MAX_ATTEMPTS:
+            best = self.incumbent_source(target)
+            step = partial(self._step, number, target, proposal)
+            verdict = self.undisturbed(
+                target,
+                lambda: self.judge.examine(
+                    proposal.source, target, incumbent=best, seed=secrets.randbelow(2**31), progress=step
+                ),
+            )
+        else:
+            verdict = _gave_up(target)
+        row = experiment_from(
+            verdict,
+            experiment=number,
+            tag=self.workspace.tag,
+            description=proposal.hypothesis,
+            target=target.name,
+            agent=proposal.agent,
+            tokens=proposal.tokens,
+            cost_usd=proposal.cost_usd,
+        )
+        row = self.ledger.record(row, proposal.source, notes(verdict))
+        self.entries.append(LedgerEntry(row, notes(verdict)))
+        self.workspace.log.append([row])
+        if self.ledger.has_tree:
+            self.ledger.reset()
+        self.workspace.clear_intent()
+        self.say(f"{subject(row)}{'' if row.status == Status.KEPT else f' ({verdict.why})'}")
+        return row
+
+    def undisturbed(self, target: Target, examine: Callable[[], Verdict]) -> Verdict:
+        """The gate's verdict, alone on the device. What the machine disturbed is waited out and judged again.
+
+        Raises MachineFault where this process cannot go on.
+        """
+        for pause_s in (*self.pauses_s, None):
+            began = time.monotonic()
+            fault, last = gpu_shared(target.device), self.stopping or pause_s is None or self.patience_s <= 0
+            if not fault or last:
+                with turn(target.device, self._waiting, lambda: self.stopping):
+                    watch = Watch(target.device, self._folders, self.say)
+                    verdict = examine()
+                fault = fault or watch.fault(verdict)
+            if not fault or last:
+                break
+            self.say(f"{fault}: judged again in {pause_s:g} s")
+            self._sleep(pause_s)
+            self.patience_s -= time.monotonic() - began
+        return verdict.as_undecided(fault) if fault else verdict
+
+    def _waiting(self, text: str) -> None:
+        """The first wait for the device gets a line that stays: runs that take turns wait at every experiment."""
+        (self.step if self._told else self.say)(text)
+        self._told = True
+
+    @property
+    def _folders(self) -> list[Path]:
+        """On whose disks the run writes."""
+        return [self.workspace.folder, Path(tempfile.gettempdir()), default_cache()]
+
+    def _wait_for_space(self, full: str, deadline: float) -> None:
+        self.say(f"{full}: waiting for space")
+        while low_disk(self._folders) and not self.stopping and time.monotonic() < deadline:
+            self._sleep(1)
+
+    def _sleep(self, seconds: float) -> None:
+        """A pause that a signal ends."""
+        until = time.monotonic() + seconds
+        while not self.stopping and time.monotonic() < until:
+            time.sleep(0.1)
+
+    def _step(self, number: int, target: Target, proposal: Proposal, stage: str) -> None:
+        kept = sum(row.status == Status.KEPT for row in tried(self.rows))
+        self.step(f"#{number} {target.name}: {proposal.hypothesis[:60]} [{stage}] ({kept} kept of {len(tried(self.rows))})")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM lets the experiment in hand be finished; the second stops at once."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = f"stopped by {signal.Signals(number).name}"
+            self.say("stopping after the experiment in hand (once more: stop now)")
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def context_of(
+    target: Target,
+    entries: Sequence[LedgerEntry],
+    source: Callable[[str], str],
+    incumbent: str,
+    tree: Path | None = None,
+    bench: Bench | None = None,
+) -> Context:
+    """What an agent may know of a target; source(commit) is the kernel of an experiment."""
+    entries = [entry for entry in entries if entry.row.kernel_type == target.kernel_type]
+    made = [PastExperiment(entry.row, source(entry.row.commit), entry.notes) for entry in entries]
+    trials = tuple(trial for trial in made if trial.row.target == target.name)
+    elsewhere = tuple(trial for trial in made if trial.row.target != target.name)
+    return Context(target, load_spec(target.kernel_type), incumbent, trials, tree, elsewhere, bench)
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """The gate as an agent may ask it: alone on the device, without a verdict that counts."""
+
+    judge: Bench
+    step: Callable[[str], None]
+
+    def examine(self, source: str, target: Target, incumbent: str | None = None, quick: bool = True) -> Verdict:
+        self.step(f"a quick look at an edit of {target.name}")
+        with turn(target.device, self.step):
+            return self.judge.examine(source, target, incumbent=incumbent, quick=True)
+
+    def profile(self, source: str, target: Target) -> str:
+        with turn(target.device, self.step):
+            return self.judge.profile(source, target)
+
+
+def _gave_up(target: Target) -> Verdict:
+    verdict = Verdict(target.kernel_type, target.backend, target.device, Correctness.CRASH, keep=False, why="", seed=0)
+    return verdict.as_undecided(f"the run ended {MAX_ATTEMPTS} times while this was judged; it is not judged again")

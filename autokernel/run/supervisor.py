@@ -1,0 +1,122 @@
+"""Keeps a run going: the work is done in a child process, and when that is lost to a fault another one goes on.
+
+Imports nothing heavy: it must outlive what may end the child (the kernel's memory killer, a driver that is reset).
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from autokernel.hardware.machine import low_disk
+from autokernel.hardware.processes import become_subreaper, die_with_parent, end_orphans
+
+CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells say it: whoever read what the run prints has gone
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the child cannot go on, but another one may
+PAUSES_S = (2, 10, 30, 120, 600)  # before each new child, as long as none gets an experiment done
+CHILD_STATE = "AUTOKERNEL_NOTES"  # in the environment: the number of the file that the children share
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call of orchestrate.py works on, and since when: one budget for all the processes that it takes."""
+
+    tag: str
+    device: str
+    started_s: float  # time.monotonic(), which all processes of a machine share
+    made: int  # experiments that the run had before it
+
+
+def noted(call: Call) -> Call:
+    """The call as the first of its processes noted it: this one, where there was none before."""
+    if CHILD_STATE not in os.environ:
+        return call
+    with open(os.dup(int(os.environ[CHILD_STATE])), "r+") as file:
+        file.seek(0)
+        if text := file.read():
+            return Call(**json.loads(text))
+        file.write(json.dumps(asdict(call)))
+    return call
+
+
+class Supervisor:
+    """Runs `command` until it has ended by itself, or was stopped by a signal, or nothing helps."""
+
+    def __init__(self, command: list[str], progress: Path, pauses_s: tuple[float, ...] = PAUSES_S) -> None:
+        """progress: a file that grows with every experiment."""
+        self.command, self.progress, self.pauses_s = command, progress, pauses_s
+        self.child: subprocess.Popen | None = None
+        self.stopping = False
+
+    def run(self) -> int:
+        """The exit status of the last child."""
+        become_subreaper()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._pass_on)
+        with tempfile.TemporaryFile("w+") as notes:
+            restarts, ever = 0, False
+            while True:
+                before = self._size()
+                status = self._child(notes)
+                worked = self._size() != before
+                ever = ever or worked
+                lost = status != CLOSED_PIPE and (status < 0 or status == AGAIN or (ever and status != 0))
+                if not lost or self.stopping:
+                    return status if status >= 0 else 128 - status  # as shells say it
+                restarts = 0 if worked else restarts
+                if restarts == len(self.pauses_s):
+                    self._say(f"given up: {restarts} new processes in a row got no experiment done")
+                    return 1
+                pause_s = self.pauses_s[restarts]
+                self._say(f"the run's process ended ({_words(status)}); another one goes on in {pause_s:g} s")
+                self._wait(pause_s)
+                restarts += 1
+                if self.stopping:
+                    return 130
+
+    def _child(self, notes) -> int:
+        notes.seek(0)
+        known = json.loads(notes.read() or "{}")
+        again = [f"--{name}={known[name]}" for name in ("tag", "device") if known]
+        self.child = subprocess.Popen(
+            [*self.command, *again],
+            env=os.environ | {CHILD_STATE: str(notes.fileno())},
+            pass_fds=[notes.fileno()],
+            start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on once
+            preexec_fn=die_with_parent,
+        )
+        if self.stopping:  # while it was being started
+            self.child.send_signal(signal.SIGINT)
+        status = self.child.wait()
+        end_orphans()
+        return status
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        self.stopping = True
+        if self.child and self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    def _wait(self, pause_s: float) -> None:
+        """Pause, and longer while the disk is full."""
+        until, told = time.monotonic() + pause_s, False
+        while not self.stopping and (time.monotonic() < until or (full := low_disk([self.progress.parent]))):
+            if time.monotonic() >= until and not told:
+                self._say(f"{full}: waiting for space")
+                told = True
+            time.sleep(0.1)
+
+    def _size(self) -> int:
+        return self.progress.stat().st_size if self.progress.exists() else 0
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _words(status: int) -> str:
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"

@@ -1,0 +1,121 @@
+"""The folder of a run, workspace/<tag>: what is written once (profile, plan), the run's tree, and its lock."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from autokernel.agents import Proposal
+from autokernel.hardware.machine import locks
+from autokernel.history.experiments import ExperimentLog
+from autokernel.history.ledger import GitLedger
+from autokernel.history.runs import (  # noqa: F401 for whoever needs a run
+    PLAN,
+    PROFILE,
+    PROOF,
+    VERIFY,
+    NoRun,
+    find_folder,
+    no_run,
+    run_folder,
+    run_folders,
+    run_refs,
+)  # fmt: skip
+from autokernel.preflight import Refused
+from autokernel.records import reads, record_from, write_json
+from autokernel.target import Plan
+
+VERIFY_NOTES, REPORT = "verify.notes", "report.md"
+LOG = "stderr.log"  # of children and libraries
+
+
+GRACE_S = 1.0  # for a child of a process that was killed, which holds its parent's files until it has become git
+
+
+class RunInProgress(Refused, RuntimeError):
+    """Another process works on this tag; the message says so."""
+
+
+@dataclass(frozen=True)
+class Intent:
+    """An experiment that is about to be judged: what a resumed run needs in order to judge it again."""
+
+    experiment: int
+    target: str
+    proposal: Proposal
+    attempts: int = 1  # how often its judging was begun
+
+
+@dataclass(frozen=True)
+class Workspace:
+    root: Path  # of the clone
+    tag: str
+
+    @property
+    def folder(self) -> Path:
+        return run_folder(self.root, self.tag)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.read(self / PLAN)
+
+    @property
+    def ledger(self) -> GitLedger:
+        return GitLedger(self.root, self.tag, self.folder)
+
+    @property
+    def log(self) -> ExperimentLog:
+        return ExperimentLog(self.root / "results.tsv")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone on this tag, until the process ends in whatever way. Raises RunInProgress."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self / "lock", "w") as file:
+            deadline = time.monotonic() + GRACE_S
+            while not locks(file):
+                if time.monotonic() > deadline:
+                    raise RunInProgress(
+                        f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
+                    )
+                time.sleep(0.01)
+            yield
+
+    def write_intent(self, intent: Intent) -> None:
+        write_json(self / "intent.json", asdict(intent))
+
+    def read_intent(self) -> Intent | None:
+        path = self / "intent.json"
+        return _read_intent(path) if path.exists() else None
+
+    def clear_intent(self) -> None:
+        (self / "intent.json").unlink(missing_ok=True)
+
+    def remove(self) -> int:
+        """Delete the run: refs, tree and folder. Returns the bytes that the folder held. results.tsv keeps its rows."""
+        folder = self.folder  # workspace/<tag>, no link: rmtree follows none inside of it either
+        size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+        self.ledger.remove()
+        shutil.rmtree(folder, ignore_errors=True)
+        return size
+
+
+@reads("delete it: what was being judged is judged again only if an agent proposes it again")
+def _read_intent(path: Path) -> Intent:
+    return record_from(json.loads(path.read_text()), Intent)
+
+
+def find_run(root: Path, tag: str | None) -> Workspace:
+    """The run named `tag`, else the latest. Raises NoRun."""
+    return Workspace(root, find_folder(root, tag).name)
+
+
+def runs(root: Path) -> list[Workspace]:
+    """The runs of this clone, the latest first."""
+    return [Workspace(root, folder.name) for folder in run_folders(root)]

@@ -1,0 +1,224 @@
+"""autokernel in a Python program: what is exported, a live model handed over, the gate on a source, what apply() did."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import autokernel
+from autokernel.api import CommandFailed, Optimized
+from autokernel.integration.verification import Verification
+from autokernel.integration.verification.forms import EAGER
+from autokernel.integration.winner import Winner
+from autokernel.model.handover import hand_over
+from autokernel.model.user_code import WorkloadError
+from autokernel.run.workspace import NoRun
+from autokernel.spec import KERNELS, ROOT
+from autokernel.target import default_target
+from tests.test_winners import TARGET, found
+
+RIGHT = KERNELS / "rmsnorm" / "cpp_kernel.py"
+
+
+def python(program: str, *words: str) -> subprocess.CompletedProcess:
+    """A program that has no file, as a notebook has none; this clone is where it looks for modules."""
+    begin = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    command = [sys.executable, "-", *words]
+    return subprocess.run(command, input=begin + program, capture_output=True, text=True, timeout=500)
+
+
+def test_to_import_it_imports_little() -> None:
+    ended = python("import autokernel\nassert autokernel.PUBLIC.keys() <= set(dir(autokernel))\nprint(*sys.modules)")
+    assert ended.returncode == 0, ended.stderr
+    assert not {"torch", "numpy", "autokernel.api"} & set(ended.stdout.split())
+
+
+@pytest.mark.parametrize("name", autokernel.PUBLIC)
+def test_what_is_exported_is_documented_and_typed(name) -> None:
+    function = getattr(autokernel, name)
+    assert function.__doc__ and "return" in function.__annotations__
+    assert f"import {name} as {name}\n" in (ROOT / "autokernel" / "__init__.py").read_text(), "type checkers do not see it"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'optimise'"):
+        _ = autokernel.optimise
+
+
+# ---- a live model ----
+
+
+class Mixed(nn.Module):
+    """Weights in one dtype, a buffer in another, which .to(dtype) would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16, dtype=torch.bfloat16)
+        self.register_buffer("frequencies", torch.rand(16), persistent=False)
+
+    def forward(self, x, mask=None):
+        y = self.linear(x) * self.frequencies
+        return y if mask is None else y * mask
+
+
+def test_a_model_is_handed_over_as_it_is(tmp_path) -> None:
+    model, x, mask = Mixed(), torch.randn(2, 16, dtype=torch.bfloat16), torch.tensor([0.0, 1.0]).repeat(8)
+    workload = hand_over(model, (x,), {"mask": mask}, tmp_path)
+    assert (workload.class_name, workload.dtype, workload.device) == ("Mixed", "bfloat16", "cpu")
+    loaded = type(workload)(**vars(workload) | {"model": str(tmp_path / workload.model)})
+    again, args, kwargs = loaded.load()
+    assert isinstance(again, Mixed) and not again.training and again.frequencies.dtype == torch.float32
+    torch.testing.assert_close(again(x, mask=mask), model(x, mask=mask), rtol=0, atol=0)
+    torch.testing.assert_close(kwargs["mask"], mask, rtol=0, atol=0)  # two values: a mask stays
+    (fresh,), _ = loaded.inputs(again, seed=1)
+    assert fresh.dtype == x.dtype and not torch.equal(fresh, args[0])
+    torch.testing.assert_close(fresh.flatten().sort().values, x.flatten().sort().values, rtol=0, atol=0)
+
+
+def test_equal_models_have_the_same_file(tmp_path) -> None:
+    model, x = Mixed(), torch.randn(2, 16)
+    first, second = (hand_over(model, (x,), {}, tmp_path) for _ in range(2))
+    model.linear.weight.data += 1
+    third = hand_over(model, (x,), {}, tmp_path)
+    assert first == second != third
+
+
+def locked() -> nn.Module:
+    model = Mixed()
+    model.lock = threading.Lock()
+    return model
+
+
+@pytest.mark.parametrize(
+    "model, inputs, says",
+    [
+        (locked(), (torch.ones(2, 16),), "Mixed cannot be handed to the processes that measure it"),
+        (Mixed(), (), "Mixed is given no tensor"),
+        (Mixed().double(), (torch.ones(2, 16),), "Mixed is in torch.float64"),
+        (nn.Linear(4, 4, device="meta"), (torch.ones(2, 4),), "without data"),
+        (torch.relu, (torch.ones(2, 4),), "is no nn.Module"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_refused_in_a_sentence(model, inputs, says, tmp_path) -> None:
+    with pytest.raises(WorkloadError, match=says) as refused:
+        hand_over(model, inputs, {}, tmp_path)
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+NOTEBOOK = """
+import asyncio, torch
+import autokernel as ak
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(768)
+
+    def forward(self, x, scale):
+        return self.norm(x) * scale
+
+said = []
+
+async def cell():
+    return ak.profile(Net(), torch.randn(256, 768), kwargs={"scale": 2.0}, baseline="eager", progress=said.append)
+
+profile = asyncio.run(cell())
+assert "rmsnorm" in [h.kernel_type for h in profile.hotspots], profile
+assert any("measuring" in line for line in said), said
+try:
+    ak.profile(Net(), torch.randn(256, 767), kwargs={"scale": 2.0})
+except ak.api.CommandFailed as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_notebooks_model_is_profiled_while_an_event_loop_runs() -> None:
+    """Its class is in a __main__ without a file. Nothing is printed but by the program; a failure is one sentence."""
+    ended = python(NOTEBOOK)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("a pass of Net in float32 on x float32 [256, 767]") and ended.stdout.count("\n") == 1
+
+
+def test_what_a_command_refuses_is_raised() -> None:
+    from autokernel.api import _run
+    from autokernel.preflight import program
+
+    with pytest.raises(CommandFailed, match="there is no run named 'no-such-run'"):
+        _run([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], None)
+
+
+def test_an_interrupt_ends_the_command_first() -> None:
+    """What progress raises, as Ctrl-C does it where it is waited: nothing is left at work."""
+    from autokernel.api import _run
+
+    def interrupted(line: str) -> None:
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    lines: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        _run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], interrupted)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(lines[0]), 0)
+
+
+def test_a_run_that_is_not_there_cannot_be_verified() -> None:
+    with pytest.raises(NoRun, match="no-such-run"):
+        autokernel.verify("no-such-run")
+
+
+# ---- results ----
+
+
+def result(verification: Verification | None) -> Optimized:
+    return Optimized(nn.Identity(), "night", Path("report.html"), verification)
+
+
+def test_a_result_names_what_its_speedup_is_over() -> None:
+    optimized = result(found("a source", over=(EAGER,)))
+    assert optimized.applied and optimized.baseline == EAGER and optimized.speedup.value == 1.2
+    assert "1.200x [1.100, 1.300]" in optimized._repr_html_() and "test is 1.20x as fast as eager" in str(optimized)
+
+
+@pytest.mark.parametrize("verification", [None, Verification("test", "cpu", True)])
+def test_a_model_that_was_left_alone_has_no_speedup(verification) -> None:
+    optimized = result(verification)
+    assert not optimized.applied and optimized.speedup is None and not optimized.speedups
+    assert "leave it as it is" in optimized.recommendation and "<table>" not in optimized._repr_html_()
+
+
+# ---- kernels ----
+
+
+def test_the_gate_takes_a_source_or_a_file(tmp_path) -> None:
+    wrong = RIGHT.read_text().replace("v * scale * w", "v * scale + w")
+    (tmp_path / "wrong.py").write_text(wrong)
+    said: list[str] = []
+    for kernel in (wrong, tmp_path / "wrong.py"):
+        verdict = autokernel.bench(kernel, device="cpu", quick=True, progress=said.append)
+        assert verdict.correctness == "FAIL" and verdict.failure.stage == "smoke_test"
+    assert said
+
+
+def test_what_apply_did_is_explained() -> None:
+    model, x = nn.Sequential(nn.RMSNorm(768, eps=1e-6), nn.Identity()).requires_grad_(False), torch.randn(512, 768)
+    other = default_target("softmax", "cpp", "cpu", torch.float32)
+    winners = [Winner(TARGET, RIGHT.read_text()), Winner(other, (KERNELS / "softmax" / "cpp_kernel.py").read_text())]
+    assert str(autokernel.explain(model)) == "the model has no kernels in it"
+    autokernel.apply(model, winners)
+    assert "wait for the model's first call" in str(autokernel.explain(model))
+    torch._dynamo.reset()
+    model(x)
+    explained = autokernel.explain(model)
+    assert explained.kernels == (TARGET.name, other.name) and explained.graphs == 1
+    assert len(explained.sites[TARGET.name]) == 1 and explained.sites[other.name] == ()
+    assert f"{other.name}: nowhere" in str(explained)
+    autokernel.unapply(model)
+    assert not autokernel.explain(model).kernels

@@ -1,0 +1,255 @@
+"""What a kernel could do beside the clock: each is tried against the gate itself, which must not be moved by it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from autokernel.gate import Correctness, Judge
+from autokernel.gate.timing import audit, witness
+from autokernel.gate.timing.contest import Measured, NotDecided
+from autokernel.gate.timing.pairs import BATCH_S, PairResult, PairTimer, seconds_of
+from autokernel.gate.timing.statistics import keep_rule
+from autokernel.gate.workers.processes import WorkerProcess, tasks
+from autokernel.gate.workers.views import POOL, copy_from_pool
+from autokernel.spec import ROOT, load_spec
+from autokernel.target import Target, WeightedCase, default_target
+from tests.busy import skip_if_undecided
+from tests.find_worker import FIND_WORKER
+
+TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
+STARTER = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
+
+SLOW_TO_DO_NOTHING = (
+    FIND_WORKER
+    + """
+import time
+
+worker = find_worker()
+if worker:
+    batch = worker.do_batch
+
+    def do_batch(repeats):
+        if not worker.order:
+            time.sleep(0.004)
+        return batch(repeats)
+
+    worker.do_batch = do_batch
+"""
+)
+
+
+@pytest.mark.timed
+def test_a_worker_that_is_slow_to_do_nothing_gains_nothing(judge: Judge):
+    verdict = judge.contest(STARTER + SLOW_TO_DO_NOTHING, STARTER, TARGET)
+    assert not verdict.keep
+    if verdict.failure:
+        assert "a batch of no calls takes it" in verdict.failure.reason
+    elif verdict.decided:
+        assert verdict.speedup_vs_incumbent.value < 1.1, verdict.why
+
+
+IDLE_IN_SOME_BATCHES = (
+    FIND_WORKER
+    + """
+worker = find_worker()
+if worker:
+    batch, state = worker.do_batch, {"batches": 0}
+
+    def do_batch(repeats):
+        state["batches"] += len(worker.order) > 2
+        if state["batches"] % 4 > 1 or not worker.held:  # two in a row: every other batch is not timed
+            answer = batch(repeats)
+            state["held"] = worker.held
+            return answer
+        return {"enqueued_s": 0.0, "addresses": [y.data_ptr() for y in worker.held]}
+
+    def do_drop():  # outputs stay, to be shown once more
+        pass
+
+    worker.do_batch, worker.do_drop = do_batch, do_drop
+"""
+)
+
+
+@pytest.mark.timed
+def test_an_output_of_every_timed_batch_is_read(judge: Judge):
+    """Every other timed batch is not computed: as many as a median can hide."""
+    verdict = judge.examine(STARTER + IDLE_IN_SOME_BATCHES, TARGET)
+    if verdict.failure is None:
+        skip_if_undecided(verdict)
+    assert verdict.correctness == Correctness.FAIL, verdict.why
+    assert "the output of a timed call" in verdict.failure.reason
+
+
+@pytest.mark.timed
+def test_more_threads_than_all_sides_have_are_refused(judge: Judge):
+    verdict = judge.examine(STARTER + "\n\ntorch.set_num_threads(16)\n", TARGET)
+    if verdict.failure is None and "pairs on a busy machine" in verdict.why:
+        pytest.skip(verdict.why)
+    assert verdict.failure is not None, verdict.why
+    assert "threads are at work" in verdict.failure.reason
+
+
+def test_timed_inputs_are_products_of_slices_that_no_sum_over_the_pool_tells_of():
+    values = torch.randn(POOL)
+    for start, factor, strides in ((5, POOL - 7, (96, 1)), (POOL - 3, 11, (1, 64)), (0, 0, (96, 1))):
+        out = torch.empty_strided((64, 96), strides)
+        copy_from_pool(values, start, out, factor)
+        places = torch.arange(64 * 96)
+        flat = torch.as_strided(out, (64 * 96,), (1,))
+        torch.testing.assert_close(flat, values[(start + places) % POOL] * values[(factor + places) % POOL])
+
+
+def test_some_slow_batches_are_part_of_what_a_kernel_costs():
+    assert seconds_of([1.0] * 12) == 1.0
+    assert seconds_of([1.0] * 11 + [3.0]) == 1.0  # one that something else disturbed
+    assert seconds_of([1.0] * 7 + [10.0] * 5) == pytest.approx(0.8 * 57 / 12)
+
+
+def test_work_in_batches_that_are_not_timed_goes_against_a_kernel():
+    timed = {"candidate": [1.0, 1.1, 0.9], "eager": [2.0, 2.0, 2.1]}
+    assert audit.busy_between({"candidate": [1.2, 1.0, 1.1], "eager": [2.2, 2.0, 2.0]}, timed, "candidate") is None
+    assert audit.busy_between({"candidate": [2.9, 3.1, 3.0], "eager": [2.2, 2.0, 2.0]}, timed, "candidate")
+    assert audit.busy_between({"candidate": [2.9, 3.1, 3.0], "eager": [6.2, 6.0, 6.3]}, timed, "candidate") is None
+
+
+def test_pairs_that_an_audit_refused_count_but_bring_no_look_nearer():
+    clean, struck = PairResult({"candidate": (1.0,)}), PairResult({"candidate": (1.2,)}, struck=True)
+    measured = Measured(pairs=[clean, clean, clean, struck])
+    assert measured.clean == 3
+    assert "audits refused 1 pair" in measured.circumstances
+    with pytest.raises(NotDecided):
+        for _ in range(20):
+            measured.add(struck)
+    gains = [0.30, 0.31, 0.30]
+    assert not keep_rule(gains, {}, 0.005, look=3).keep
+    assert not keep_rule([*gains, 0.29, 0.30], {}, 0.005, look=3).keep  # five ratios, and still the first look
+    assert keep_rule([*gains, 0.29, 0.30, 0.31, 0.30, 0.30], {}, 0.005, look=8).keep
+    assert not keep_rule([*gains, 0.29, 0.30, 0.31, 0.30, 0.30, 0.0, 0.0, 0.0], {}, 0.28, look=8).keep
+
+
+@pytest.mark.timed
+def test_no_batch_is_chosen_by_page_faults(judge: Judge, monkeypatch):
+    """The first batches touch memory that later ones have, and take six times as long: two calls seemed to be enough."""
+    seconds, choose = [], PairTimer._order
+
+    def chosen(self, batches, *rest):
+        found = choose(self, batches, *rest)
+        for batch in batches.values():
+            seconds.append(min((batch.drop(), batch.time())[1] for _ in range(10)))
+        return found
+
+    monkeypatch.setattr(PairTimer, "_order", chosen)
+    spec = load_spec("softmax")  # 12.6 MB of inputs and as many of results, in about a millisecond
+    case = WeightedCase(spec.case({"shape": (6144, 512)}, torch.float32))
+    source = (spec.folder / "cpp_kernel.py").read_text()
+    judge.compare(source, source, Target("softmax_6144x512", "softmax", "cpp", "cpu", (case,)))
+    assert median(seconds) > 0.8 * BATCH_S["cpu"], seconds
+
+
+THREADS = """
+import threading
+
+KERNEL_TYPE, BACKEND = "rmsnorm", "cpp"
+for _ in range(3):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+def kernel_fn(x, weight, eps):
+    return x
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_threads_are_kept_apart_from_the_first(judge: Judge):
+    cores = os.sched_getaffinity(0)
+    with WorkerProcess(judge.parent, 1, THREADS) as worker:
+        worker.request("load", 30, source=THREADS, poison=False, libraries="any")
+        worker.pin()
+        first, *others = sorted(int(task.name) for task in tasks(worker.pid))
+        assert os.sched_getaffinity(first) == cores and len(others) >= 3
+        assert all(len(os.sched_getaffinity(other) - {min(cores)}) == 1 for other in others)
+
+
+MAPS_MEMORY = """
+import mmap, threading
+
+def map_and_unmap():
+    while True:
+        mmap.mmap(-1, 512 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000).close()  # MAP_POPULATE
+
+KERNEL_TYPE, BACKEND = "rmsnorm", "cpp"
+threading.Thread(target=map_and_unmap, daemon=True).start()
+
+def kernel_fn(x, weight, eps):
+    return x
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_that_is_stopped_stands_still_whatever_system_call_it_is_in(judge: Judge):
+    def cpu_ns(pid: int) -> int:
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks(pid))
+
+    with WorkerProcess(judge.parent, 1, MAPS_MEMORY) as worker:
+        worker.request("load", 60.0, source=MAPS_MEMORY, poison=False, libraries="any")
+        for _ in range(5):
+            time.sleep(0.05)
+            worker.stop()
+            before = cpu_ns(worker.pid)
+            time.sleep(0.1)
+            assert cpu_ns(worker.pid) == before
+            worker.resume()
+
+
+DECOYS = """
+import os, sys, threading, time
+from pathlib import Path
+
+import torch
+from autokernel.build import cpp_function
+
+torch.set_num_threads(1)
+spin = cpp_function('extern "C" int spin(long n) { volatile long i = 0; while (i < n) i = i + 1; return 0; }', "spin", "l")
+
+def decoy():
+    os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+    spin(1 << 62)  # one call: between two, a thread that gets no time would keep the interpreter's lock
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # all on one core, where idle ones get next to nothing
+for _ in range(6):
+    threading.Thread(target=decoy, daemon=True).start()
+spin(1)
+a = torch.randn(384, 384)
+print("ready", flush=True)
+while True:
+    a @ a
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_threads_that_leave_the_core_to_a_library_do_not_hide_it():
+    command = [sys.executable, "-c", DECOYS]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True
+    ) as busy:
+        assert busy.stdout.readline() == b"ready\n"
+        seen, deadline = witness.Seen(), time.perf_counter() + 3.0
+        with seen.weighing(busy.pid):
+            time.sleep(0.5)
+
+        def running(seconds: float) -> bool:
+            time.sleep(seconds)
+            return time.perf_counter() < deadline
+
+        seen.sample(busy.pid, running)
+        maps = Path(f"/proc/{busy.pid}/maps").read_text().splitlines()
+        busy.kill()
+    own = {line.split()[-1] for line in maps if ".so" in line and "autokernel" in line}
+    assert own, "the decoys' code is not loaded"
+    assert seen.foreign(own), seen.shares()

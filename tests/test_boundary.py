@@ -1,0 +1,302 @@
+"""What cannot be traced, read, proven, compiled or run is left as the model has it, and listed, once, with its reason."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from autokernel import spec
+from autokernel.integration.apply import apply, compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.integration.winner import Winner
+from autokernel.model import capture, match, profiler
+from autokernel.model.account import Standing
+from autokernel.model.match import RejectReason, SiteFinder
+from autokernel.model.workload import Workload
+from autokernel.target import Target, WeightedCase
+from models.llama import RMSNorm
+
+X = torch.randn(256, 64)
+ZERO = "def kernel_fn(x, weight, eps=1e-6):\n    return x.new_zeros(x.shape)\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    torch._dynamo.reset()
+
+
+def sites_of(model: nn.Module, *inputs: torch.Tensor, finder: SiteFinder | None = None) -> list[match.Site]:
+    finder = finder or SiteFinder(min_elements=0)
+    return [site for graph in capture.capture(model, inputs, {}).graphs for site in finder.find(graph.module)]
+
+
+def winner(source: str, x: torch.Tensor = X) -> Winner:
+    (site,) = sites_of(RMSNorm(x.shape[-1]), x)
+    return Winner(Target("norm", "rmsnorm", "cpp", "cpu", (WeightedCase(site.case),)), source)
+
+
+# --- patterns and proofs ----------------------------------------------------------------------------------------------
+
+PATTERNS = """
+import torch
+from autokernel.model.match import Pattern
+
+INPUTS = {"x": (2, 3, 8), "eps": 0.0123, "weight": (8,)}
+
+
+def norm(x, weight, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def unknown(x, weight, eps):
+    return torch.ops.aten.no_such_operator(x)
+
+
+def odd_call(kernel, x, weight, eps):
+    raise KeyError("an odd call")
+
+
+PATTERNS = [Pattern(unknown, INPUTS), Pattern(unknown, INPUTS), Pattern(norm, INPUTS, {call})]
+"""
+
+
+def with_type(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, patterns: str) -> None:
+    """The kernel type `name`, an rmsnorm with these patterns, is all that there is."""
+    (folder / name).mkdir()
+    theirs = (spec.folder_of("rmsnorm") / "spec.py").read_text()
+    (folder / name / "spec.py").write_text(theirs.replace('name="rmsnorm"', f'name="{name}"'))
+    (folder / name / "patterns.py").write_text(patterns)
+    monkeypatch.setattr(spec, "KERNELS", folder)
+
+
+def test_a_pattern_that_cannot_be_traced_is_left_out_alone(tmp_path, monkeypatch) -> None:
+    with_type(
+        tmp_path,
+        monkeypatch,
+        "norm_untraced",
+        PATTERNS.replace("{call}", "match.plain_call").replace(
+            "import Pattern", "import Pattern\nfrom autokernel.model import match"
+        ),
+    )
+    finder = SiteFinder(min_elements=0)
+    for _ in range(2):
+        assert [s.kernel_type for s in sites_of(RMSNorm(64), X, finder=finder)] == ["norm_untraced"]
+    (failure,) = finder.failures
+    assert "pattern of norm_untraced" in failure and "no_such_operator" in failure
+
+
+def test_a_file_of_patterns_that_cannot_be_imported_is_listed(tmp_path, monkeypatch) -> None:
+    with_type(tmp_path, monkeypatch, "norm_unread", "import no_such_module_of_patterns\n")
+    finder = SiteFinder(min_elements=0)
+    assert sites_of(RMSNorm(64), X, finder=finder) == []
+    (failure,) = finder.failures
+    assert "norm_unread" in failure and "no_such_module_of_patterns" in failure
+
+
+def test_a_place_that_cannot_be_examined_is_no_site_and_the_profile_says_why(tmp_path, monkeypatch, capsys) -> None:
+    with_type(tmp_path, monkeypatch, "norm_odd", PATTERNS.replace("{call}", "odd_call"))
+    file = tmp_path / "twice.py"
+    file.write_text(
+        "import torch\nfrom models.llama import RMSNorm\n\n\nclass Twice(torch.nn.Sequential):\n"
+        "    def __init__(self):\n        super().__init__(RMSNorm(64), RMSNorm(64))\n\n\n"
+        "def example_inputs():\n    return (torch.randn(256, 64),)\n"
+    )
+    profile = profiler.profile_workload(Workload(str(file), "Twice"), 0, 1)
+    refused = [h for h in profile.hotspots if h.standing is Standing.REFUSED]
+    assert {h.why for h in refused} == {f"not taken for norm_odd: {RejectReason.FAILED.value}"}
+    assert [("an odd call" in line, "no_such_operator" in line) for line in profile.left] == [(False, True), (True, False)]
+    profile.write(tmp_path / "profile.json")
+    assert profiler.ModelProfile.read(tmp_path / "profile.json") == profile
+
+
+class Angles(nn.Module):
+    """Rotary embeddings whose angles come from an operator that knows one dtype: in float64 it cannot be followed."""
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cos, sin = torch.ops.boundary.angles(positions).unbind(0)
+        half = x.shape[-1] // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+@torch.library.custom_op("boundary::angles", mutates_args=())
+def angles(positions: torch.Tensor) -> torch.Tensor:
+    if positions.dtype != torch.float32:
+        raise TypeError(f"these angles are made of float32, not of {positions.dtype}")
+    half = torch.cat((positions, positions), -1)
+    return torch.stack((half.cos(), half.sin()))
+
+
+@angles.register_fake
+def _(positions: torch.Tensor) -> torch.Tensor:
+    return positions.new_empty(2, *positions.shape[:-1], 2 * positions.shape[-1])
+
+
+def test_a_site_that_cannot_be_proven_is_none_and_the_rest_is_found() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.rotary = RMSNorm(64), Angles()
+
+        def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return self.rotary(self.rotary(self.norm(x), positions), positions)
+
+    finder = SiteFinder(min_elements=0)
+    found = sites_of(Model(), torch.randn(1, 2, 16, 64), torch.randn(1, 1, 16, 32), finder=finder)
+    assert [site.kernel_type for site in found] == ["rmsnorm"]
+    (failure,) = finder.failures
+    assert "rotary_embedding" in failure and "made of float32" in failure
+
+
+@torch.library.custom_op("boundary::contiguous", mutates_args=())
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@contiguous.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    if x.is_contiguous():
+        raise ValueError("this operator knows transposed tensors alone")
+    return torch.empty_like(x)
+
+
+def test_an_operator_that_knows_some_strides_alone_gets_them_behind_a_kernel() -> None:
+    """A kernel's result is contiguous, where the original's was transposed as its input is."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = RMSNorm(64), RMSNorm(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.ops.boundary.contiguous(self.first(x)))
+
+    x = torch.randn(64, 256).T
+    model, finder = Model().requires_grad_(False), SiteFinder(min_elements=0)
+    first, second = sites_of(model, x, finder=finder)
+    target = Target("norm", "rmsnorm", "cpp", "cpu", (WeightedCase(first.case), WeightedCase(second.case)))
+    replacer = Replacer([Winner(target, ZERO)], finder=finder)
+    torch.testing.assert_close(compile_with_kernels(model, replacer)(x), torch.zeros(256, 64))
+    assert len(replacer.replaced) == 2 and not replacer.left
+
+
+# --- kernels in a model -----------------------------------------------------------------------------------------------
+
+BROKEN = {
+    "no Python": ("def kernel_fn(:\n", "SyntaxError"),
+    "no import": ("import no_such_library_of_kernels\n", "no_such_library_of_kernels"),
+    "no C++": (
+        "from autokernel.build import cpp_function\n_run = cpp_function('this is no C++;', 'run', 'pp')\n\n\n"
+        "def kernel_fn(x, weight, eps=1e-6):\n    _run(0, 0)\n",
+        "CompileError",
+    ),
+    "raises": ("def kernel_fn(x, weight, eps=1e-6):\n    raise RuntimeError('no more shared memory')\n", "shared memory"),
+}
+
+
+@pytest.mark.parametrize("fallback", [None, "inductor"])
+@pytest.mark.parametrize("why", BROKEN)
+def test_a_kernel_that_does_not_work_here_leaves_the_model_as_it_is(why, fallback, caplog) -> None:
+    source, reason = BROKEN[why]
+    norm = RMSNorm(64).requires_grad_(False)
+    applied = apply(nn.Sequential(norm, norm), [winner(source)], fallback)
+    with caplog.at_level(logging.WARNING, "autokernel"):
+        for _ in range(3):
+            torch.testing.assert_close(applied(X), norm(norm(X)), atol=1e-5, rtol=1e-5)
+    (record,) = (r for r in caplog.records if r.name == "autokernel")
+    assert reason in record.getMessage()
+
+
+def test_one_kernel_that_does_not_work_leaves_the_others_in() -> None:
+    model = nn.Sequential(RMSNorm(64), nn.LayerNorm(64)).requires_grad_(False)
+    norm, layernorm = sites_of(model, X)
+    broken, zero = BROKEN["no C++"][0], ZERO.replace("weight, ", "weight, bias=None, ")
+    winners = [
+        Winner(Target(site.kernel_type, site.kernel_type, "cpp", "cpu", (WeightedCase(site.case),)), source)
+        for site, source in ((norm, broken), (layernorm, zero))
+    ]
+    replacer = Replacer(winners)
+    assert compile_with_kernels(model, replacer)(X).abs().max() == 0
+    assert [r.target for r in replacer.replaced] == ["layernorm"] and len(replacer.left) == 1
+
+
+def test_a_call_that_failed_in_a_kernel_is_not_repeated_where_something_was_written() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm(64).requires_grad_(False)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return self.norm(x)
+
+    model = Counting()
+    with pytest.raises(RuntimeError, match="shared memory"):
+        compile_with_kernels(model, Replacer([winner(BROKEN["raises"][0])]))(X)
+    assert model.calls == 1
+
+
+def test_the_models_own_error_is_its_own() -> None:
+    class Picky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm(64).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+            return self.norm(x)[indices]
+
+    replacer = Replacer([winner(ZERO)])
+    optimised = compile_with_kernels(Picky(), replacer)
+    assert optimised(X, torch.tensor([3])).abs().max() == 0
+    with pytest.raises(IndexError, match="999"):
+        optimised(X, torch.tensor([999]))
+    assert optimised(X, torch.tensor([4])).abs().max() == 0 and replacer.left == []
+
+
+def refusing(only_kernels: bool):
+    def compiler(graph, inputs):
+        if not only_kernels or any("autokernel" in str(node.target) for node in graph.graph.nodes):
+            raise NotImplementedError("this compiler knows no such graph")
+        return graph.forward
+
+    return compiler
+
+
+@pytest.mark.parametrize("only_kernels", [True, False])
+def test_a_graph_that_the_fallback_cannot_compile_runs_as_it_is(only_kernels: bool) -> None:
+    name = f"refusing_{only_kernels}".lower()
+    torch._dynamo.register_backend(refusing(only_kernels), name)
+    norm = RMSNorm(64).requires_grad_(False)
+    replacer = Replacer([winner(ZERO)], name)
+    torch.testing.assert_close(compile_with_kernels(norm, replacer)(X), norm(X))
+    assert replacer.replaced == []
+    assert len(replacer.left) == (1 if only_kernels else 2) and all("no such graph" in why for why in replacer.left)
+
+
+@torch._dynamo.allow_in_graph
+def untraced(x: torch.Tensor) -> torch.Tensor:
+    if get_proxy_mode():
+        raise NotImplementedError("only Dynamo can trace this function")
+    return x + 1
+
+
+def test_a_graph_that_cannot_be_normalised_runs_as_it_is(caplog) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm(64).requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(untraced(x))
+
+    model = Model()
+    captured = capture.capture(model, (X,), {})
+    (why,) = captured.breaks
+    assert captured.graphs == () and "only Dynamo can trace" in why
+    torch._dynamo.reset()
+    with caplog.at_level(logging.WARNING, "autokernel"):
+        torch.testing.assert_close(apply(model, [winner(ZERO)])(X), model.forward(X))
+    assert sum("only Dynamo can trace" in record.getMessage() for record in caplog.records) == 1

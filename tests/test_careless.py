@@ -1,0 +1,485 @@
+"""What a careless person types: one line on stderr and exit status 2, nothing of theirs removed or overwritten.
+
+Every command runs in a small clone, beside and below folders with a file of the user's.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from autokernel.history.runs import BadTag, checked_tag
+from tests.small_clone import SmallClone, small_clone
+
+CHILD = {"AUTOKERNEL_NOTES": "0"}  # as the supervisor starts it: without a process in between that imports PyTorch anew
+BAD_TAGS = [
+    "..",
+    "../..",
+    ".",
+    "",
+    "/",
+    "/tmp",
+    "a/b",
+    "night/tree",
+    "hub",
+    "kernelbench",
+    "-x",
+    "x.lock",
+    "a..b",
+    "a b",
+    "~",
+    "*",
+]
+PLAN, VERIFY = "workspace/night/plan.json", "workspace/night/verify.json"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    yield from small_clone(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def untouched(made: SmallClone):
+    """The same for commands that are to leave everything as it is: that is looked at, and not made anew for each."""
+    before = sorted(made.root.glob("workspace/**/*")), sorted(made.home.glob("*"))
+    yield made
+    assert (sorted(made.root.glob("workspace/**/*")), sorted(made.home.glob("*"))) == before
+    assert (made.home / "beside/sentinel").read_text() == (made.home / "sentinel").read_text() == "mine"
+
+
+@pytest.fixture
+def clone(made: SmallClone):
+    """The small clone with its runs as they were; afterwards, all that is the user's must still be there."""
+    made.make_runs()
+    before = made.git("status", "--porcelain"), made.git("rev-parse", "main")
+    yield made
+    for sentinel in (made.home / "sentinel", made.home / "beside/sentinel"):
+        assert sentinel.read_text() == "mine"
+    made.git("checkout", "-q", "main")
+    assert (made.git("status", "--porcelain"), made.git("rev-parse", "main")) == before
+
+
+def assert_one_line(done, *words: str, status: int = 2) -> None:
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.status == status, (done.status, done.stderr)
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def assert_fine(done, *words: str) -> None:
+    assert "Traceback" not in done.stderr and done.status == 0, done.stderr
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+TAGGED = (
+    *(
+        "orchestrate.py clean {}",
+        "orchestrate.py run --tag={}",
+        "orchestrate.py status --tag={}",
+        "orchestrate.py log --tag={}",
+    ),
+    *(
+        "orchestrate.py report --tag={}",
+        "orchestrate.py record --tag={}",
+        "orchestrate.py merge --tag={}",
+        "profile.py --tag={}",
+    ),
+    *("extract.py --tag={}", "bench.py --target x --tag={}", "verify.py --tag={}"),
+)
+
+
+@pytest.mark.parametrize("text", BAD_TAGS)
+@pytest.mark.parametrize("command", TAGGED)
+def test_what_is_no_name_of_a_run_is_refused_everywhere(untouched, command, text):
+    words = [word.format(text) for word in command.split()]
+    assert_one_line(untouched.run(words, **CHILD))
+
+
+@pytest.mark.parametrize("text", ["night", "compactllama-nov22", "x_1.2+y=z", "nächte", "7"])
+def test_names_of_runs(text):
+    """They are what git takes as well."""
+    assert checked_tag(text) == text
+    for ref in (f"refs/heads/autokernel/{text}", f"refs/autokernel/{text}/1"):
+        subprocess.run(["git", "check-ref-format", ref], check=True)
+
+
+@pytest.mark.parametrize("text", ["a~1", "a^", "a:b", "a?", "a[b", "a\\b", "a@{1}", "a.", ".a", "a\n", "x" * 101, "HUB"])
+def test_what_git_or_a_shell_would_read_is_no_name(text):
+    with pytest.raises(BadTag):
+        checked_tag(text)
+
+
+NONSENSE = [
+    (script, option, value)
+    for script, options in {
+        "orchestrate.py run": "--hours --minutes --experiments --top --budget-usd --budget-tokens --max-tokens "
+        "--agent-minutes --max-reverts --max-pct-peak --max-hours --max-speedup",
+        "profile.py": "--warmup-iters --profile-iters",
+        "extract.py": "--top",
+        "bench.py": "--seed --trials --budget",
+        "verify.py": "--warmup --timed --atol --rtol",
+        "kernelbench/evaluate.py": "--n-trials --gflop --mb --level --problem",
+        "kernelbench/scorer.py": "--limit --experiments",
+        "benchmarks/models.py": "--seconds",
+        "benchmarks/soak.py": "--experiments --every",
+    }.items()
+    for option in options.split()
+    for value in ("-1", "nan", "x", "", "inf", "1e999")
+] + [
+    ("orchestrate.py run", "--top", "0"),
+    ("verify.py", "--timed", "0"),
+    ("profile.py", "--profile-iters", "0"),
+    ("orchestrate.py run", "--hours", "1000000"),
+    ("orchestrate.py run", "--agent-minutes", "0"),
+    ("kernelbench/evaluate.py", "--level", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("script, option, value", NONSENSE)
+def test_numbers_that_make_no_sense(untouched, script, option, value):
+    assert_one_line(untouched.run([*script.split(), f"{option}={value}"], **CHILD), option)
+
+
+REFUSED = {  # a command -> words of its line
+    "orchestrate.py clean": ["TAG"],
+    "orchestrate.py clean nothing": ["nothing", "night"],
+    "orchestrate.py clear night": ["did you mean clean", "status"],
+    "orchestrate.py --hours 1 --minutes 1": ["not allowed with"],
+    "orchestrate.py --hour 1": ["--hour"],
+    "orchestrate.py --tag night status": ["status"],
+    "orchestrate.py status --tag nothing": ["nothing", "night", "unproven"],
+    "orchestrate.py plan --tag nothing": ["nothing", "night"],
+    "orchestrate.py next --tag nothing": ["nothing"],
+    "orchestrate.py log --tag nothing": ["nothing"],
+    "orchestrate.py status --nonsense": ["--nonsense"],
+    "orchestrate.py record kernels": ["kernels"],
+    "orchestrate.py record nothing.py": ["nothing.py"],
+    "orchestrate.py record LICENSE": ["LICENSE", "Python"],
+    "orchestrate.py record .git/index": ["no text in UTF-8"],
+    "orchestrate.py record kernels/softmax/cpp_kernel.py --tag night": ["no such target"],
+    "orchestrate.py merge --tag night": ["not verified"],
+    "extract.py --tag night": ["profile.py"],
+    "extract.py --profile kernel.py": ["kernel.py", "cannot be read"],
+    "extract.py --profile .git/index": ["cannot be read"],
+    "bench.py .git/index": ["no text in UTF-8"],
+    "bench.py kernels": ["kernels"],
+    "bench.py nothing.py": ["nothing.py"],
+    "bench.py --incumbent nothing.py": ["nothing.py"],
+    "bench.py --incumbent .git/index": ["no text in UTF-8"],
+    "bench.py kernels/rmsnorm/cpp_kernel.py --incumbent kernels/softmax/cpp_kernel.py": ["another kernel type"],
+    "bench.py --tag night --target nothing": ["nothing"],
+    "bench.py --tag nothing --target nothing": ["nothing"],
+    "verify.py --tag nothing": ["nothing"],
+    "verify.py --save .": ["clone"],
+    "verify.py --save kernels": ["kernels"],
+    "verify.py --save torch": ["torch"],
+    "verify.py --save class": ["class"],
+    "verify.py --save a-b": ["a-b"],
+    "profile.py --output /": ["/"],
+    "profile.py --output ..": ["folder"],
+    "profile.py --output README.md": ["README.md", "cannot be read"],
+    "profile.py --export-trace README.md": ["README.md", "exists"],
+    "export_hf.py --name x --kernel .git/index": ["no text in UTF-8"],
+    "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --output kernels": ["did not write"],
+    "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --verdict README.md": ["README.md"],
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_refused_in_one_line(untouched, command):
+    assert_one_line(untouched.run(command.split(), **CHILD), *REFUSED[command])
+
+
+FOREIGN = {
+    "truncated": '{"model": "te',
+    "empty": "",
+    "foreign": '{"name": "app", "version": 2}',
+    "a list": "[1, 2]",
+    "binary": "\0\udcff",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(
+    "name, commands",
+    {
+        PLAN: ["status", "next", "plan", "report", "record kernels/rmsnorm/cpp_kernel.py"],
+        "workspace/night/proof.json": ["status", "report"],
+        VERIFY: ["report", "merge"],
+        "workspace/night/profile.json": ["report"],
+    }.items(),
+    ids=lambda value: Path(value).name if isinstance(value, str) else "",
+)  # fmt: skip
+def test_files_that_are_not_as_written(clone, name, commands, content):
+    path = clone.root / name
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    for command in commands:
+        assert_one_line(clone.run(["orchestrate.py", *command.split()]), str(path), "cannot be read")
+    assert path.read_bytes() == content.encode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_a_foreign_plan_blocks_nothing_but_itself(clone, content):
+    (clone.root / "workspace/unproven/plan.json").write_bytes(content.encode(errors="surrogateescape"))
+    assert_fine(clone.run(["orchestrate.py", "status"]), "run night")
+    assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "unproven", "cannot be read")
+    say = "from autokernel.cli.pipeline import default_tag; from autokernel.model.workload import Workload\n"
+    say += "from pathlib import Path;"
+    script = clone.root / "workspace/ask.py"
+    script.write_text(f"{say} print(default_tag(Path({str(clone.root)!r}), Workload()))")
+    done = clone.run(["workspace/ask.py"])
+    assert_fine(done, "compactllama-")
+    assert "'unproven' is passed over" in done.stderr
+    assert_fine(clone.run(["orchestrate.py", "clean", "unproven"]), "removed run unproven")
+
+
+BROKEN = FOREIGN | {"one line of the user's": "my results, do not touch", "a row": "a\tb\n1\t2\n"}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_table_that_is_not_ours_is_passed_over_and_never_written(clone, content):
+    path = clone.root / "results.tsv"
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    for command in ("status", "log", "report", "next"):
+        done = clone.run(["orchestrate.py", command])
+        assert_fine(done)
+        assert "results.tsv" in done.stdout + done.stderr
+    if content:
+        assert_one_line(clone.run(["orchestrate.py", "record", "kernels/rmsnorm/cpp_kernel.py"]), "results.tsv")
+    assert path.read_bytes() == content.encode(errors="surrogateescape")
+
+
+def test_git_has_the_experiments_where_the_table_is_gone(clone):
+    good = clone.run(["orchestrate.py", "report"]).stdout
+    whole = {name: clone.run(["orchestrate.py", *name.split()]).stdout for name in ("log --all", "next")}
+    (clone.root / "results.tsv").unlink()
+    assert_fine(clone.run(["orchestrate.py", "status"]), "#3", "told from git")
+    for name, text in whole.items():
+        done = clone.run(["orchestrate.py", *name.split()])
+        assert done.stdout == text and "told from git" in done.stderr
+    assert_fine(clone.run(["orchestrate.py", "report"]), good.strip().splitlines()[0], "told from git")
+    assert "too bold" in (clone.root / "workspace/night/report.md").read_text()
+    assert not (clone.root / "results.tsv").exists()
+
+
+def test_a_good_report_is_not_overwritten_with_nothing(clone):
+    clone.run(["orchestrate.py", "report"])
+    (clone.root / "results.tsv").unlink()
+    for ref in clone.git("for-each-ref", "--format=%(refname)", "refs/autokernel").split():
+        clone.git("update-ref", "-d", ref)
+    page = clone.root / "workspace/night/report.html"
+    good = page.read_text()
+    assert_one_line(clone.run(["orchestrate.py", "report"]), "left as it is")
+    assert page.read_text() == good
+
+
+def test_clean_removes_one_run_and_all_of_it(clone):
+    assert_fine(clone.run(["orchestrate.py", "clean", "night/"]), "removed run night")  # as a shell completes it
+    assert "night" not in clone.git("for-each-ref") and not (clone.root / "workspace/night").exists()
+    assert (clone.root / "workspace/unproven/plan.json").exists()
+    assert_one_line(clone.run(["orchestrate.py", "clean", "night"]), "night", "unproven")
+
+
+def test_refs_alone_suffice_for_clean(clone):
+    shutil.rmtree(clone.root / "workspace")
+    assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "only refs in git")
+    assert_one_line(clone.run(["orchestrate.py", "status", "--tag", "night"]), "only refs", "clean night")
+    assert_fine(clone.run(["orchestrate.py", "clean", "night"]), "removed run night")
+    assert "night" not in clone.git("for-each-ref") + clone.git("worktree", "list")
+
+
+def test_a_folder_that_is_no_run_stays(clone):
+    mine = clone.root / "workspace/mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("mine")
+    assert_one_line(clone.run(["orchestrate.py", "clean", "mine"]), "no run")
+    assert (mine / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("name", ["workspace/night", "workspace/night/tree", "workspace/night/more"])
+def test_links_are_not_followed(clone, name):
+    elsewhere = clone.home / "elsewhere"
+    shutil.rmtree(elsewhere, ignore_errors=True)
+    elsewhere.mkdir()
+    (elsewhere / "kernel.py").write_text("mine")
+    link = clone.root / name
+    if link.exists():
+        shutil.copytree(link, elsewhere, dirs_exist_ok=True, ignore=shutil.ignore_patterns("kernel.py"))
+        shutil.rmtree(link)
+    link.symlink_to(elsewhere)
+    done = clone.run(["orchestrate.py", "clean", "night"])
+    if name == "workspace/night":
+        assert_one_line(done, "link")
+    else:
+        assert_fine(done, "removed run night")
+    assert (elsewhere / "kernel.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["clone", "another worktree"])
+@pytest.mark.parametrize("command", ["record kernels/rmsnorm/cpp_kernel.py", "clean night"])
+def test_a_branch_that_the_user_works_on_is_not_moved(clone, command, place):
+    where = clone.root
+    if place == "clone":
+        clone.git("checkout", "-q", "--ignore-other-worktrees", "autokernel/night")
+    else:
+        where = clone.home / "second"
+        clone.git("worktree", "add", "-q", "--force", str(where), "autokernel/night")
+    before = clone.git("rev-parse", "autokernel/night")
+    assert_one_line(
+        clone.run(["orchestrate.py", *command.split()]), "autokernel/night is checked out", f"git -C {where} switch"
+    )
+    assert clone.git("rev-parse", "autokernel/night") == before and (clone.root / PLAN).exists()
+    if place != "clone":
+        clone.git("worktree", "remove", str(where))
+
+
+def test_a_branch_of_a_run_is_no_place_for_a_merge(clone):
+    from autokernel.history.ledger import CheckedOut, around
+
+    clone.git("checkout", "-q", "--ignore-other-worktrees", "autokernel/night")
+    with pytest.raises(CheckedOut):
+        around(clone.root / "fast")
+
+
+READ, WRITE = ("log", "status", "clean night"), ("report", "merge", "record kernels/rmsnorm/cpp_kernel.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "above"),
+    [
+        *((command, "nothing") for command in WRITE),
+        *((command, "another project's repository") for command in WRITE),
+        *(pytest.param(command, "nothing", marks=pytest.mark.slow) for command in READ),
+        *(pytest.param(command, "another project's repository", marks=pytest.mark.slow) for command in READ),
+    ],
+)
+def test_an_unpacked_archive(clone, tmp_path, command, above):
+    """No .git: what can be told without is told, the rest is refused, and a repository above is not taken for ours."""
+    archive, root = tmp_path / "archive.zip", tmp_path / "project/unpacked"
+    clone.git("archive", "--output", str(archive), "HEAD")
+    zipfile.ZipFile(archive).extractall(root)
+    for path in (clone.root / "autokernel").rglob("*.py"):  # as the working tree has it
+        shutil.copy(path, root / path.relative_to(clone.root))
+    shutil.copy(clone.root / "orchestrate.py", root)
+    for name in (PLAN, "results.tsv"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(clone.root / name, root / name)
+    if above != "nothing":
+        clone._git("init", "-q", cwd=tmp_path / "project")
+        clone._git(
+            "-c", "user.name=u", "-c", "user.email=u@x", "commit", "--allow-empty", "-qm", "x", cwd=tmp_path / "project"
+        )
+    environment = os.environ | {"PYTHONPATH": str(root), "GIT_CEILING_DIRECTORIES": str(tmp_path)}
+    command = [sys.executable, "orchestrate.py", *command.split()]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr, done.stderr
+    if command[2] in ("report", "log", "status"):
+        assert done.returncode == 0 and "not a git clone" in done.stdout + done.stderr
+        assert "rmsnorm" in done.stdout
+    else:
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert (root / PLAN).exists()
+
+
+@pytest.mark.parametrize("command", ["status", "log --all", "report", "clean night", "runs"])
+def test_without_git(clone, tmp_path, command):
+    done = clone.run(["orchestrate.py", *command.split()], PATH=str(tmp_path))
+    assert "Traceback" not in done.stderr, done.stderr
+    if command == "clean night":
+        assert_one_line(done, "git is not installed")
+    else:
+        assert done.status == 0 and ("#3 rmsnorm" if "log" in command else "night") in done.stdout
+
+
+def test_gits_own_variables_do_not_lead_elsewhere(clone):
+    """As in a hook, or in git rebase --exec, of another repository."""
+    other = clone.home / "other"
+    clone._git("init", "-q", str(other))
+    assert_fine(clone.run(["orchestrate.py", "log", "--all"], GIT_DIR=str(other / ".git")), "too bold")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["orchestrate.py log --all --json", "orchestrate.py --help", "orchestrate.py runs", "orchestrate.py --version"],
+)
+def test_a_reader_that_has_gone(untouched, command):
+    read, write = os.pipe()
+    os.close(read)
+    child, environment = [sys.executable, *command.split()], os.environ | {"PYTHONPATH": "."}
+    done = subprocess.run(child, cwd=untouched.root, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(write)
+    assert done.stderr == "" and done.returncode == (0 if "--help" in command else 141)  # argparse is quiet by itself
+
+
+@pytest.mark.parametrize(
+    "command, says",
+    {
+        "orchestrate.py report": "File too large",
+        "orchestrate.py record kernel.py --tag night -m faster": "File too large",
+        "export_hf.py --name a-norm --kernel kernels/matmul/triton_kernel.py --repo-id me/a-norm": "File too large",
+    }.items(),
+)
+def test_files_that_may_not_grow(clone, command, says):
+    """As with `ulimit -f`, or a quota: one line, and nothing that is half of a file."""
+    before = (clone.root / "results.tsv").read_bytes()
+    shutil.copy(clone.root / "kernels/rmsnorm/cpp_kernel.py", clone.root / "kernel.py")
+    assert_one_line(clone.run(command.split(), file_bytes=4000), says)
+    assert (clone.root / "results.tsv").read_bytes() == before
+
+
+def test_runs_are_listed(clone):
+    assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "unproven")
+    listed = json.loads(clone.run(["orchestrate.py", "runs", "--json"]).stdout)
+    assert [(run["tag"], run["experiments"], run["kept"]) for run in listed] == [("night", 2, 1), ("unproven", 0, 0)]
+
+
+@pytest.mark.parametrize("command", ["status", "next", "plan", "log", "report", "runs", "merge"])
+def test_where_there_is_no_run_at_all(clone, command):
+    shutil.rmtree(clone.root / "workspace")
+    for ref in clone.git("for-each-ref", "--format=%(refname)", "refs/autokernel", "refs/heads/autokernel").split():
+        clone.git("update-ref", "-d", ref)
+    assert_one_line(clone.run(["orchestrate.py", command]), "there is no run yet", "starts one")
+
+
+@pytest.mark.parametrize("script", ["orchestrate.py", "profile.py", "extract.py", "bench.py", "verify.py", "export_hf.py"])
+def test_version_and_help(untouched, script):
+    assert_fine(untouched.run([script, "--version"]), "autokernel 0.", "torch 2.", "Python 3.")
+    assert_fine(untouched.run([script, "--help"]), f"python {script}")
+
+
+def test_help_shows_the_options_of_the_whole_job(untouched):
+    done = untouched.run(["orchestrate.py", "--help"])
+    assert_fine(done, "--model", "--hours", "--agent", "--input-shape", "--experiments", "record", "clean", "runs")
+
+
+def test_a_failed_write_leaves_no_scratch(tmp_path):
+    from autokernel.records import write_json
+
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_json(tmp_path / "folder", {})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "file", {"cannot": object()})
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_a_package_is_written_anew_without_what_is_not_ours(tmp_path):
+    from autokernel.export.folders import NotOurs, write_anew
+
+    folder = tmp_path / "fast"
+    write_anew(folder, {"a.py": "1", "old.py": "2"})
+    (folder / "notes.txt").write_text("mine")
+    write_anew(folder, {"a.py": "3"})
+    assert {p.name for p in folder.iterdir()} == {"a.py", "notes.txt", ".autokernel.json"}
+    (folder / "b.py").write_text("mine")
+    with pytest.raises(NotOurs, match="b.py"):
+        write_anew(folder, {"a.py": "4", "b.py": "5"})
+    (folder / "a.py").write_text("edited")
+    with pytest.raises(NotOurs, match="edited"):
+        write_anew(folder, {"a.py": "4"})
+    assert (folder / "a.py").read_text() == "edited" and (folder / "b.py").read_text() == "mine"

@@ -1,0 +1,97 @@
+"""The console command `autokernel`: it teaches, passes on to the scripts' own main(), and its words are its own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autokernel.cli import completion
+from autokernel.cli.main import COMMANDS, main
+from autokernel.preflight import OF_A_RUN, as_called
+from autokernel.spec import ROOT
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "autokernel", *words]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", [(), ("--help",)])
+def test_help_teaches(words) -> None:
+    ended = run(*words)
+    assert ended.returncode == 0 and not ended.stderr
+    assert all(f"\n    {name}" in ended.stdout for name in COMMANDS)
+    assert "autokernel optimize --model" in ended.stdout
+
+
+def test_an_unknown_command_lists_those_that_there_are() -> None:
+    ended = run("optimise")
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and not ended.stdout
+    assert all(name in ended.stderr for name in ("'optimise'", *COMMANDS))
+
+
+def test_an_option_without_a_command_is_refused() -> None:
+    assert run("--fast").returncode == 2
+
+
+def test_version() -> None:
+    assert run("--version").stdout.startswith("autokernel 0.")
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """The command in this process, which has imported PyTorch: what it prints."""
+
+    def ran(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["autokernel", *words])
+        monkeypatch.setattr("autokernel.cli.main.catch_signals", lambda: None)  # which are pytest's
+        with contextlib.suppress(SystemExit):
+            main()
+        return "".join(capsys.readouterr())
+
+    return ran
+
+
+def test_a_command_speaks_of_itself(here) -> None:
+    """Usage, advice and errors name `autokernel …`, not the scripts that a clone has as well."""
+    helped = here("extract", "--help")
+    assert "autokernel extract --report" in helped and "profile.py" not in helped
+    assert here("extract", "--tag", "no-such-run").endswith("run autokernel profile --tag no-such-run first\n")
+
+
+def test_a_command_of_a_run_goes_to_orchestrate() -> None:
+    ended = run("status", "--tag", "no-such-run")
+    assert ended.returncode == 2 and "'no-such-run'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "said, called",
+    [
+        ("run python profile.py --tag a", "run autokernel profile --tag a"),
+        ("python orchestrate.py --hours 8", "autokernel optimize --hours 8"),
+        ("python orchestrate.py log --all", "autokernel log --all"),
+        ("python export_hf.py --name x", "autokernel export --name x"),
+        ("written by profile.py", "written by autokernel profile"),
+        ("models/profile.py and kernel.py", "models/profile.py and kernel.py"),
+    ],
+)
+def test_scripts_are_named_as_commands(said, called, monkeypatch) -> None:
+    assert as_called(said) == said
+    monkeypatch.setattr(sys, "argv", ["autokernel bench"])
+    assert as_called(said) == called
+
+
+def test_every_command_has_a_parser_that_shells_can_complete() -> None:
+    whole = completion.whole()
+    made = next(a for a in whole._actions if a.dest == "command").choices
+    assert set(made) == set(COMMANDS) >= set(OF_A_RUN)
+    assert "--class-name" in made["optimize"]._option_string_actions and "--all" in made["log"]._option_string_actions
+
+
+def test_bash_takes_the_completion(tmp_path, here) -> None:
+    (tmp_path / "completion").write_text(here("completion", "bash"))
+    ask = "COMP_WORDS=(autokernel opt); COMP_CWORD=1; _shtab_autokernel; echo ${COMPREPLY[@]}"
+    ask = f"source {tmp_path}/completion; {ask}"
+    assert subprocess.run(["bash", "-c", ask], capture_output=True, text=True).stdout.strip() == "optimize"

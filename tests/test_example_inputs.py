@@ -1,0 +1,92 @@
+"""Inputs made for models of transformers from their configs: shapes, tokens, a pass of each; the rest is said."""
+
+import pytest
+import torch
+from torch import nn
+
+from autokernel.model.example_inputs import example_inputs
+from autokernel.model.user_code import WorkloadError
+from autokernel.model.workload import Workload
+
+pytest.importorskip("transformers")
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+TEXT = SIZES | {"vocab_size": 100}
+IMAGE = SIZES | {"image_size": 32, "patch_size": 8}
+BOTH = {"text_config": TEXT | {"max_position_embeddings": 20}, "vision_config": IMAGE}
+SEQ = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+SEQ |= {"encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 120}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+WHISPER = SEQ | SPECIAL | {"max_source_positions": 50, "max_target_positions": 40}
+LLAVA = {
+    "text_config": TEXT | {"model_type": "llama", "num_key_value_heads": 2},
+    "vision_config": IMAGE | {"model_type": "clip_vision_model"},
+    "image_token_id": 99,
+}
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
+MODELS = {
+    "BertModel": (TEXT, (2, 16), {"input_ids": (2, 16)}),
+    "XLNetLMHeadModel": ({"d_model": 32, "n_layer": 1, "n_head": 2, "vocab_size": 100}, (2, 16), {"input_ids": (2, 16)}),
+    "T5ForConditionalGeneration": (T5, (2, 16), {"input_ids": (2, 16), "decoder_input_ids": (2, 16)}),
+    "T5EncoderModel": (T5, (2, 16), {"input_ids": (2, 16)}),
+    "WhisperForConditionalGeneration": (
+        WHISPER, (2, 512), {"input_features": (2, 80, 100), "decoder_input_ids": (2, 40)}
+    ),
+    "Speech2TextModel": (SEQ, (1, 64), {"input_features": (1, 64, 80), "decoder_input_ids": (1, 64)}),
+    "Wav2Vec2Model": (SIZES | {"conv_dim": [16] * 7}, (1, 4000), {"input_values": (1, 4000)}),
+    "ASTModel": (SIZES | {"max_length": 64}, (1, 512), {"input_values": (1, 64, 128)}),
+    "ViTModel": (IMAGE, (2, 512), {"pixel_values": (2, 3, 32, 32)}),
+    "ResNetModel": (
+        {"depths": [1], "hidden_sizes": [16], "embedding_size": 16}, (1, 3, 64, 48), {"pixel_values": (1, 3, 64, 48)}
+    ),
+    "VideoMAEModel": (IMAGE | {"num_frames": 4}, (1, 512), {"pixel_values": (1, 4, 3, 32, 32)}),
+    "CLIPModel": (BOTH | {"projection_dim": 16}, (2, 512), {"input_ids": (2, 20), "pixel_values": (2, 3, 32, 32)}),
+    "ViltModel": (IMAGE | TEXT, (1, 16), {"input_ids": (1, 16), "pixel_values": (1, 3, 32, 32)}),
+    "LlavaForConditionalGeneration": (LLAVA, (2, 12), {"input_ids": (2, 28), "pixel_values": (2, 3, 32, 32)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_transformers_runs_on_inputs_from_its_config(name):
+    arguments, shape, expected = MODELS[name]
+    workload = Workload("transformers", name, arguments, shape)
+    model, args, kwargs = workload.load()
+    assert args == () and {key: tuple(value.shape) for key, value in kwargs.items()} == expected
+    workload.try_pass(model, args, kwargs)
+    again = workload.inputs(model, 1)[1]
+    assert not any(torch.equal(again[key], value) for key, value in kwargs.items())
+
+
+def test_special_tokens_are_not_drawn():
+    workload = Workload("transformers", "BartModel", SEQ | SPECIAL | {"vocab_size": 8}, (4, 64))
+    assert set(workload.load()[2]["input_ids"].flatten().tolist()) == {3, 4, 5, 6, 7}
+
+
+def test_what_a_config_does_not_tell_is_said():
+    workload = Workload("transformers", "TimeSeriesTransformerModel", {"prediction_length": 4}, (1, 64))
+    with pytest.raises(
+        WorkloadError, match=r"needs past_values, .* example_inputs\(\) in the model's file, as models/custom"
+    ):
+        workload.load()
+
+
+def test_a_misspelt_name_of_a_config_is_said(capsys):
+    Workload("transformers", "BertModel", TEXT | {"num_hiden_layers": 1}, (1, 8)).load()
+    assert "warning: BertConfig has no 'num_hiden_layers': is it num_hidden_layers" in capsys.readouterr().err
+
+
+class Tokens(nn.Module):
+    """Its first parameters are no embedding's: what it takes is told by the parameter's name alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(16, 8))
+        self.embedding = nn.Embedding(50, 8)
+
+    def forward(self, idx, attention_mask=None):
+        return self.embedding(idx) + self.positions
+
+
+def test_tokens_are_told_by_the_name_of_a_parameter():
+    (tokens,), kwargs = example_inputs(Tokens(), (2, 16))
+    assert tokens.dtype == torch.int64 and tokens.shape == (2, 16) and tokens.max() < 50 and kwargs == {}

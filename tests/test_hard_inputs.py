@@ -1,0 +1,298 @@
+"""Kernels that are wrong at their target's own sizes alone, or by a little in every row, are refused for just that."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import reference
+from autokernel.gate import Correctness, Judge
+from autokernel.gate.checks.correctness import Expectation, hard, option_dims, wrong
+from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
+from autokernel.spec import kernel_types, load_spec
+from autokernel.target import Target, WeightedCase
+
+# The oracle itself, for kernels in which one thing is to be wrong.
+ORACLE = f"""
+import math
+from torch import Tensor
+
+{inspect.getsource(reference.softmax)}
+
+{inspect.getsource(reference.flash_attention)}
+
+def in_float(*arguments, **options):
+    wide = [a.float() for a in arguments[:3]]
+    return flash_attention(*wide, *arguments[3:], **options).to(arguments[0].dtype).contiguous()
+"""
+HEAD = 'import torch\nimport torch.nn.functional as F\nKERNEL_TYPE = "{}"\nBACKEND = "cpp"\n'
+ROWS, LONG = {"shape": (640, 512)}, {"shape": (32, 32000)}
+NORM = {"M": 96, "N": 768}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A kernel file that is wrong at its target, and what is said of it."""
+
+    name: str
+    kernel_type: str
+    dims: Mapping[str, Any]
+    body: str
+    reason: str
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def source(self) -> str:
+        return HEAD.format(self.kernel_type) + self.body
+
+    @property
+    def target(self) -> Target:
+        case = load_spec(self.kernel_type).case(self.dims, self.dtype)
+        return Target(self.name, self.kernel_type, "cpp", "cpu", (WeightedCase(case),))
+
+
+PLANTED = [
+    Planted(
+        "softmax without its maximum",
+        "softmax",
+        ROWS,
+        """
+def kernel_fn(x, dim=-1):
+    if x.shape != (640, 512):
+        return torch.softmax(x, dim)
+    return x.exp() / x.exp().sum(dim, keepdim=True)
+""",
+        "NaN mask differs",
+    ),
+    Planted(
+        "softmax without its maximum, of one row",
+        "softmax",
+        {"shape": (1, 4000)},
+        """
+def kernel_fn(x, dim=-1):
+    if x.shape != (1, 4000):
+        return torch.softmax(x, dim)
+    return x.exp() / x.exp().sum(dim, keepdim=True)
+""",
+        "NaN mask differs",
+    ),
+    Planted(
+        "maximum that starts from 0",
+        "reduce",
+        ROWS | {"op": "max"},
+        """
+def kernel_fn(x, dim=-1, op="sum"):
+    if x.shape != (640, 512):
+        return x.sum(dim) if op == "sum" else x.amax(dim)
+    return x.amax(dim).clamp(min=0)
+""",
+        "outside the tolerance|inf mask differs",
+    ),
+    Planted(
+        "maximum that drops NaN",
+        "reduce",
+        ROWS | {"op": "max"},
+        """
+def kernel_fn(x, dim=-1, op="sum"):
+    if x.shape != (640, 512):
+        return x.sum(dim) if op == "sum" else x.amax(dim)
+    return x.masked_fill(x.isnan(), -torch.inf).amax(dim)
+""",
+        "NaN mask differs",
+    ),
+    Planted(
+        "variance in one pass",
+        "layernorm",
+        NORM,
+        """
+def kernel_fn(x, weight, bias, eps=1e-5):
+    if x.shape != (96, 768):
+        return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt((x * x).mean(-1, keepdim=True) - mean * mean + eps) * weight + bias
+""",
+        "outside the tolerance|NaN mask differs",
+    ),
+    Planted(
+        "every second call one bit off",
+        "rmsnorm",
+        NORM,
+        """
+calls = 0
+
+def kernel_fn(x, weight, eps=1e-6):
+    global calls
+    calls += 1
+    y = F.rms_norm(x, x.shape[-1:], weight, eps)
+    return torch.nextafter(y, y + 1) if x.shape == (96, 768) and calls % 2 else y
+""",
+        "2 calls on the same inputs do not agree bitwise",
+    ),
+    Planted(
+        "magnitudes that are clamped",
+        "rmsnorm",
+        NORM,
+        """
+def kernel_fn(x, weight, eps=1e-6):
+    x = x if x.shape != (96, 768) else x.clamp(-300, 300)
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+""",
+        "outside the tolerance|mask differs",
+    ),
+    Planted(
+        "rotate-half that turns NaN into 0",
+        "rotary_embedding",
+        {"batch": 1, "heads": 4, "seq": 64, "head_dim": 64},
+        """
+def kernel_fn(x, cos, sin, interleaved=True):
+    half = cos.shape[-1]
+    rotated, passed = x[..., : 2 * half], x[..., 2 * half :]
+    if interleaved:
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+    else:
+        a, b = rotated[..., :half].nan_to_num(0), rotated[..., half:].nan_to_num(0)
+    pair = a * cos - b * sin, b * cos + a * sin
+    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat((rotated, passed), -1).contiguous()
+""",
+        "NaN mask differs|outside the tolerance",  # nan_to_num bounds infinities, too
+    ),
+    Planted(
+        "scores of queries that are cut off",
+        "flash_attention",
+        {"batch": 1, "heads": 2, "seq": 96, "head_dim": 32, "causal": False},
+        ORACLE
+        + """
+def kernel_fn(Q, K, V, *others, **options):
+    return in_float(Q if Q.shape[2] != 96 else Q.clamp(-6, 6), K, V, *others, **options)
+""",
+        "outside the tolerance|mask differs",
+    ),
+    Planted(
+        "softmax by the sum of every fourth element",
+        "softmax",
+        LONG,
+        """
+def kernel_fn(x, dim=-1):
+    if x.dtype != torch.bfloat16 or x.shape[-1] < 30000:
+        return torch.softmax(x, dim)
+    e = (x.float() - x.float().amax(dim, keepdim=True)).exp()
+    return (e / (4 * e[..., ::4].sum(dim, keepdim=True))).to(x.dtype)
+""",
+        "an error of the computation",
+        torch.bfloat16,
+    ),
+    Planted(
+        "cross entropy of every fourth row",
+        "cross_entropy",
+        {"M": 512, "V": 1000},
+        """
+def kernel_fn(logits, targets, ignore_index=-100):
+    if len(logits) != 512:
+        return F.cross_entropy(logits, targets, ignore_index=ignore_index)
+    return F.cross_entropy(logits[::4].float(), targets[::4], ignore_index=ignore_index).to(logits.dtype)
+""",
+        "roundings off|outside the tolerance",
+        torch.bfloat16,
+    ),
+    Planted(
+        "a mask remembered by its address and first elements",
+        "flash_attention",
+        {"batch": 2, "heads": 2, "seq": 96, "head_dim": 32, "causal": False, "mask": "bool"},
+        ORACLE
+        + """
+known = {}
+
+def kernel_fn(Q, K, V, *others, attn_mask=None, **options):
+    if attn_mask is not None:
+        key = attn_mask.data_ptr(), attn_mask.shape, tuple(attn_mask.reshape(-1)[:32].tolist())
+        attn_mask = known.setdefault(key, attn_mask.clone())
+    return in_float(Q, K, V, *others, attn_mask=attn_mask, **options)
+""",
+        "of attn_mask changed",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def lenient() -> Iterator[Judge]:
+    """A judge that lets kernels call PyTorch: wrong results are easier to read in it."""
+    with Judge("cpu", allow_libraries=True) as judge:
+        yield judge
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.name)
+def test_what_is_wrong_at_the_target_alone_is_refused(lenient: Judge, planted: Planted) -> None:
+    verdict = lenient.check(planted.source, planted.target)
+    assert verdict.correctness == Correctness.FAIL, verdict.failure
+    assert any(words in verdict.failure.reason for words in planted.reason.split("|")), verdict.failure
+
+
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_every_target_meets_every_kind_of_row_and_every_transform(kernel_type: str) -> None:
+    spec = load_spec(kernel_type)
+    case = spec.case(spec.timing["cpu"][0], spec.dtypes[0])
+    sample = fill_inputs(spec, spec.case(spec.smoke, spec.dtypes[0]), 0)
+    lines = 10**9 if not spec.independent_rows else next(iter(case.tensors.values())).numel // sample_width(spec, case)
+    met: set[str] = set()
+    for options in hard(spec, case):
+        kinds = options.get("rows", ())
+        start = options.get("first_row", 0)
+        met |= {kinds[(start + i) % len(kinds)] for i in range(min(lines, len(kinds)))} if kinds else set()
+        met |= {options["adversarial"]} if "adversarial" in options else set()
+        met |= {f"one {options['nonfinite']}"} if "nonfinite" in options else set()
+    expected = set(row_kinds(spec, sample))
+    assert met >= expected - ({"all -inf"} if not spec.independent_rows else set())
+    assert set(spec.adversarial) <= met
+
+
+def sample_width(spec: Any, case: Any) -> int:
+    return next(iter(case.tensors.values())).shape[case.args.get("dim", -1)]
+
+
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_every_value_of_every_option_has_hard_inputs(kernel_type: str) -> None:
+    spec = load_spec(kernel_type)
+    chosen = option_dims(spec)
+    for dims in (*spec.sweep, *spec.edges):
+        for key, value in dims.items():
+            if isinstance(value, (bool, str)):
+                assert any(d.get(key) == value for d in chosen), (key, value)
+
+
+def test_rows_keep_their_kind_along_the_dim_that_is_reduced() -> None:
+    """Along dim 0 the lines are columns: one NaN is one column's, and no column is of two kinds."""
+    spec = load_spec("reduce")
+    inputs = fill_inputs(spec, spec.case({"shape": (64, 200), "dim": 0}, torch.float32), 0)
+    mixed = mix_rows(spec, inputs, ("zeros", "one nan"), 0, torch.Generator().manual_seed(0))["x"]
+    assert set(mixed.isnan().sum(0).tolist()) == {0, 1}
+    assert ((mixed == 0).all(0) == ~mixed.isnan().any(0)).all()
+
+
+def test_transforms_that_change_other_inputs_are_tried_on_their_own() -> None:
+    spec = load_spec("matmul")
+    sample = fill_inputs(spec, spec.case(spec.smoke, torch.float32), 0)
+    assert shared_by_rows(spec, sample) == ["dynamic_range", "one_sign"]
+
+
+def rounded(scale: float, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Expectation]:
+    """A result in 16 bit that is right but for a factor, and what it is held against."""
+    exact = torch.rand(8, 4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (exact * scale).to(dtype), Expectation(exact, exact.to(dtype), exact.abs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_is_no_systematic_error_and_one_per_cent_is(dtype: torch.dtype) -> None:
+    assert wrong(*rounded(1.0, dtype)) is None
+    assert "scaled by" in wrong(*rounded(1.01, dtype))
+
+
+def test_a_16_bit_number_is_two_roundings_off_at_most() -> None:
+    exact = torch.tensor(7.0, dtype=torch.float64)
+    expectation = Expectation(exact, exact.bfloat16(), exact)
+    assert wrong(torch.tensor(7.03125, dtype=torch.bfloat16), expectation) is None  # the next number
+    assert "roundings off" in wrong(torch.tensor(7.125, dtype=torch.bfloat16), expectation)

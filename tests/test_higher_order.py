@@ -1,0 +1,132 @@
+"""Graphs with operators of higher order: what is around them gets its kernels, and they stay what they are."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.model.capture import capture
+from autokernel.model.match import SiteFinder
+from benchmarks.architectures import starters
+
+
+class Sine(torch.autograd.Function):
+    """Its gradient is not the sine's: a graph that traces through it shows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad * ctx.saved_tensors[0].cos()
+
+
+class Around(nn.Module):
+    """A product, something that cannot be traced through, another product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = (nn.Linear(128, 128) for _ in range(3))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+class Branch(Around):
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda t: self.inner(t) + 1, lambda t: t.sin(), (x,))
+
+
+class Checkpointed(Around):
+    def middle(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda t: self.inner(t).sin(), x, use_reentrant=False)
+
+
+class CheckpointedThatWrites(Around):
+    """What a checkpoint is given is changed in it, after a product has read it and before another does."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            checkpoint(lambda t: self.passes.add_(1), x, use_reentrant=False)
+        return x * self.passes
+
+
+class OwnGradient(Around):
+    def middle(self, x: Tensor) -> Tensor:
+        return Sine.apply(x)
+
+
+class Mapped(Around):
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: row.view(2, 64).softmax(-1).flatten() + self.inner.bias)(x)
+
+
+class Derivative(Around):
+    def middle(self, x: Tensor) -> Tensor:
+        return torch.func.grad(lambda t: self.inner(t).square().sum())(x)
+
+
+class Hooked(Around):
+    """A hook is lost where a graph is traced once more: with gradients, this one is left as it is."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda grad: 2 * grad)
+        return x.sin()
+
+
+MODELS = [Branch, Checkpointed, CheckpointedThatWrites, OwnGradient, Mapped, Derivative, Hooked]
+WITH_GRADIENTS = dict.fromkeys(MODELS, 2) | {Hooked: 0}  # products that kernels compute in training
+INLINED = {Checkpointed: 3}  # without gradients a checkpoint is its body
+
+
+def outcome(call, model: nn.Module, x: Tensor, gradients: bool) -> list[Tensor]:
+    x = x.clone().requires_grad_(gradients)
+    with torch.set_grad_enabled(gradients):
+        result = call(x)
+    if not gradients:
+        return [result]
+    model.zero_grad()
+    result.square().sum().backward()
+    return [result.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
+def test_products_around_it_are_replaced_and_the_model_stays_itself(model_class: type, gradients: bool) -> None:
+    torch.manual_seed(0)
+    model, x, finder = model_class(), torch.randn(128, 128), SiteFinder()
+    captured = capture(copy.deepcopy(model), (x,), {})
+    products = [s for graph in captured.graphs for s in finder.find(graph.module) if s.kernel_type == "matmul"]
+    assert len(captured.graphs) == 1 and not captured.breaks
+    assert len(products) == INLINED.get(model_class, 2)
+    torch._dynamo.reset()
+    ours = copy.deepcopy(model)
+    replacer = Replacer(starters(products), finder=finder)
+    got = [outcome(compile_with_kernels(ours, replacer), ours, x, gradients) for _ in range(2)]
+    assert len(replacer.replaced) == (WITH_GRADIENTS[model_class] if gradients else len(products))
+    expected = [outcome(model, model, x, gradients) for _ in range(2)]  # twice: what is counted goes on
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+COMPILED = [Checkpointed, *(pytest.param(c, marks=pytest.mark.slow) for c in (Branch, Mapped))]
+
+
+@pytest.mark.parametrize("model_class", COMPILED, ids=lambda c: c.__name__)
+def test_inductor_compiles_what_is_around_the_kernels(model_class: type) -> None:
+    torch.manual_seed(0)
+    model, x, finder = model_class(), torch.randn(128, 128), SiteFinder()
+    products = [s for graph in capture(model, (x,), {}).graphs for s in finder.find(graph.module)]
+    torch._dynamo.reset()
+    replacer = Replacer(starters(products), "inductor", finder=finder)
+    got = outcome(compile_with_kernels(model, replacer), model, x, True)
+    assert replacer.replaced
+    torch.testing.assert_close(got, outcome(model, model, x, True), rtol=1e-4, atol=1e-4)

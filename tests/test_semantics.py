@@ -1,0 +1,282 @@
+"""With kernels in it, a model is the same to whoever uses it: values, dtypes, strides, aliasing, gradients, autocast."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.model.match import RejectReason
+from benchmarks.random_programs import Everywhere, finder
+from models.llama import RMSNorm
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    torch._dynamo.reset()
+
+
+def everywhere() -> Everywhere:
+    return Everywhere((), finder=finder())
+
+
+class Function(nn.Module):
+    """`function` of the module, which has two linear layers and a norm, and of inputs."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), RMSNorm(8)
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def contiguous_is_a_copy(s: Function, x: Tensor) -> Any:
+    y = s.norm(x.transpose(1, 2))
+    z = y.contiguous()
+    z += 1.0
+    return y, z
+
+
+def reshape_is_a_copy(s: Function, x: Tensor) -> Any:
+    y = s.norm(x.transpose(1, 2))
+    z = y.reshape(2, -1)
+    z.mul_(0.5)
+    return y, z
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Of [batch, seq, heads, dim]."""
+    angles = torch.arange(x.shape[1] * 4.0).view(-1, 1, 4)
+    (a, b), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def reshape_is_a_view(s: Function, x: Tensor) -> Any:
+    q = rotated(x.unflatten(1, (4, 2)))
+    q.reshape(2, 4, -1).mul_(0.125)
+    return q * 1.0
+
+
+def as_strided_reads_memory(s: Function, x: Tensor) -> Any:
+    q = rotated(x.unflatten(1, (4, 2)))
+    return q.as_strided((2, 3, 2, 2, 8), (q.stride(0), q.stride(1), *q.stride()[1:])) * 1.0
+
+
+def a_copy_is_asked_for(s: Function, x: Tensor) -> Any:
+    h = s.a(x)
+    r = h.to(torch.float32, copy=True)
+    torch._dynamo.graph_break()
+    r += 1.0
+    return s.b(h) + r
+
+
+def a_mask_is_written_between_layers(s: Function, x: Tensor) -> Any:
+    mask = torch.zeros(8, 8, dtype=torch.bool).triu(1)
+    for layer in (s.a, s.b):
+        q = layer(x)
+        x = x + (q @ q.transpose(-2, -1)).masked_fill(mask, -torch.inf).softmax(-1) @ q
+        mask[:, 1:4].fill_(True)
+    return x
+
+
+def autocast_inside(s: Function, x: Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        y = s.b(F.gelu(s.a(x)))
+        with torch.autocast("cpu", enabled=False):
+            return y, s.a(y.float())
+
+
+def vmapped(s: Function, x: Tensor) -> Any:
+    return torch.vmap(lambda row: F.softmax(row, -1).sum(0))(s.a(x))
+
+
+def norm_after_a_write(s: Function, x: Tensor) -> Any:
+    h = x * 1.0
+    h += F.rms_norm(h, (8,), s.norm.weight)
+    return h
+
+
+PROGRAMS = [
+    contiguous_is_a_copy,
+    reshape_is_a_copy,
+    reshape_is_a_view,
+    as_strided_reads_memory,
+    a_copy_is_asked_for,
+    a_mask_is_written_between_layers,
+    autocast_inside,
+    vmapped,
+    norm_after_a_write,
+]
+
+
+@pytest.mark.parametrize("function", PROGRAMS)
+def test_what_a_model_returns_is_the_same(function: Callable[..., Any]) -> None:
+    model, x, replacer = Function(function).requires_grad_(False), torch.randn(2, 8, 8), everywhere()
+    ours, theirs = compile_with_kernels(model, replacer)(x.clone()), model(x.clone())
+    assert replacer.replaced
+    for a, b in zip(*(r if isinstance(r, tuple) else (r,) for r in (ours, theirs)), strict=True):
+        assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+        torch.testing.assert_close(a, b, atol=2e-2 if function is autocast_inside else 1e-4, rtol=1e-4)
+
+
+def gradients(model: nn.Module, call: Callable[..., Tensor], x: Tensor) -> list[Tensor | None]:
+    return list(torch.autograd.grad(call(x), list(model.parameters()), allow_unused=True))
+
+
+def a_weight_is_first_used_without(s: Function, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        guess = s.b(F.gelu(s.a(x)))
+    return s.b(F.gelu(s.a(x + guess))).square().mean()
+
+
+def written_after_a_site(s: Function, x: Tensor) -> Tensor:
+    h = s.a(x)
+    total = h.sum(-1)
+    h.mul_(2.0)
+    return (h * total[..., None]).sum()
+
+
+def the_largest_of_equals(s: Function, x: Tensor) -> Tensor:
+    return (s.a(x).relu().max(1).values * torch.arange(8)).sum()
+
+
+def detached_views(s: Function, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        t = s.a(x).reshape(2, 8, 8)
+    return (t.softmax(-1) * s.b(x)).sum()
+
+
+@pytest.mark.parametrize(
+    "function", [a_weight_is_first_used_without, written_after_a_site, the_largest_of_equals, detached_views]
+)
+def test_gradients_are_the_same(function: Callable[..., Tensor]) -> None:
+    model, x, replacer = Function(function), torch.randn(2, 8, 8), everywhere()
+    ours, theirs = gradients(model, compile_with_kernels(model, replacer), x), gradients(model, model, x)
+    assert replacer.replaced
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, atol=1e-4)
+
+
+def test_a_layer_norm_under_autocast_on_a_cpu() -> None:
+    """Its input is bfloat16 and its weights are float32: the kernel computes in float32, and so does PyTorch."""
+
+    class Model(Function):
+        def __init__(self, function: Callable[..., Any]):
+            super().__init__(function)
+            self.layer_norm = nn.LayerNorm(8)
+
+    model, replacer = Model(lambda s, x: s.layer_norm(s.a(x))), everywhere()
+    nn.init.normal_(model.layer_norm.weight), nn.init.normal_(model.layer_norm.bias)
+    x, optimised = torch.randn(2, 8, 8), compile_with_kernels(model, replacer)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = optimised(x), model(x)
+        assert ours.dtype == theirs.dtype == torch.bfloat16
+        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-2)
+        parameters = list(model.parameters())
+        for a, b in zip(
+            *(torch.autograd.grad(y.float().square().sum(), parameters, allow_unused=True) for y in (ours, theirs))
+        ):
+            assert a is b is None or a.dtype == b.dtype
+            assert a is b is None or torch.allclose(a, b, atol=5e-2, rtol=5e-2)
+    (case,) = (r.case for r in replacer.replaced if r.target == "layernorm")
+    assert "float32" in case
+
+
+def test_a_site_that_stays_for_its_gradients_is_said() -> None:
+    """softmax keeps its result, which PyTorch counts the writes to, and a kernel's gradients want its input instead."""
+
+    def written_after_a_softmax(s: Function, x: Tensor) -> Tensor:
+        h = s.a(x)
+        y = h.softmax(-1)
+        h.add_(1.0)
+        return (y * h).sum()
+
+    model, x, replacer = Function(written_after_a_softmax), torch.randn(2, 8, 8), everywhere()
+    ours, theirs = gradients(model, compile_with_kernels(model, replacer), x), gradients(model, model, x)
+    assert all(a is b is None or torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
+    assert "softmax" not in {r.target for r in replacer.replaced}
+    (why,) = replacer.left
+    assert why.startswith("softmax x=2x8x8") and RejectReason.SAVED.value in why
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compile_with_kernels(model, replacer)(x)
+    assert "softmax" in {r.target for r in replacer.replaced}
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager", "inductor"])
+def test_a_result_is_no_view_of_what_its_kernel_made(fallback: str | None) -> None:
+    """A maximum that keeps its dim is the kernel's, unsqueezed: replayed as a view, it was unsqueezed twice."""
+
+    def forward(s: Function, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        k[..., 1:].zero_()
+        most = x.amax(-1, keepdim=True)
+        return most.movedim(1, -1), most
+
+    model, replacer = Function(forward), Everywhere((), fallback, finder=finder())
+    optimised = compile_with_kernels(model, replacer)
+    for length in (6, 4, 5):
+        x = torch.randn(2, 2, length, 8, requires_grad=True)
+        for ours, theirs in zip(optimised(x, torch.randn(2, 2, length, 8)), model(x, torch.randn(2, 2, length, 8))):
+            torch.testing.assert_close(ours, theirs)
+            (a,), (b,) = (torch.autograd.grad(y.sum(), x, retain_graph=True) for y in (ours, theirs))
+            torch.testing.assert_close(a, b)
+    assert {r.target for r in replacer.replaced} == {"reduce"}
+    most = optimised(x, torch.randn(2, 2, length, 8))[1]
+    most.mul_(2)  # as a view made while gradients are off, it could not be written to
+
+
+def test_autocast_around_a_training_step() -> None:
+    """Kernels in bfloat16, weights and their gradients in float32; the same model without autocast is another graph."""
+
+    class Model(Function):
+        pass
+
+    model, x, replacer = Model(lambda s, x: s.b(F.gelu(s.a(x)))), torch.randn(2, 8, 8), everywhere()
+    optimised = compile_with_kernels(model, replacer)
+    for enabled in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            ours, theirs = optimised(x), model(x)
+        assert ours.dtype == theirs.dtype == (torch.bfloat16 if enabled else torch.float32)
+        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+        (a,), (b,) = (torch.autograd.grad(y.float().sum(), model.a.weight) for y in (ours, theirs))
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
+    assert sum("bfloat16" in r.case for r in replacer.replaced) == 2
+
+
+def test_a_proof_is_of_the_constants_too() -> None:
+    """Halves of cos that are equal in one model, and not in another with the same code."""
+
+    def model(ratio: float) -> nn.Module:
+        def forward(s: Function, x: Tensor, a: Tensor) -> Tensor:
+            c = (a[..., None, :] * torch.tensor([1.0, ratio])[:, None]).flatten(-2)
+            return x * c.cos() + torch.cat((-x[..., 4:], x[..., :4]), -1) * c.sin()
+
+        return Function(forward)
+
+    x, a, replacer = torch.randn(2, 2, 6, 8), torch.randn(1, 1, 6, 4), everywhere()
+    for ratio, expected in ((1.0, 1), (3.0, 1)):
+        torch._dynamo.reset()
+        torch.testing.assert_close(compile_with_kernels(model(ratio), replacer)(x, a), model(ratio)(x, a))
+        assert len(replacer.replaced) == expected
+
+
+def test_sizes_that_change_in_a_model_with_rotary_embeddings() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[-2])[:, None] * torch.arange(4)
+        cos, sin = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
+        return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
+
+    model = Function(forward)
+    optimised = compile_with_kernels(copy.copy(model), everywhere())
+    for length in (6, 4, 5, 6):
+        x = torch.randn(2, 2, length, 8)
+        torch.testing.assert_close(optimised(x), model(x))

@@ -1,0 +1,331 @@
+"""What a user gets wrong ends in one line that says what was wrong and what to do, exit status 2, and no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from autokernel import apply, preflight
+from autokernel.cli import bench, extract, profile, verify
+from autokernel.cli.arguments import script
+from autokernel.integration.winner import Winner
+from autokernel.target import default_target
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self{parameters}):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        {init}
+
+    def forward(self, x):
+        {forward}
+        return self.layer(x)
+"""
+
+
+def net(parameters="", init="pass", forward="pass", after=""):
+    return NET.format(parameters=parameters, init=init, forward=forward) + after
+
+
+@pytest.fixture
+def refusal(capsys):
+    """What a script says on its way to exit status 2: one line of error, the last on stderr."""
+
+    def run(main, *argv):
+        with pytest.raises(SystemExit) as end:
+            script(main, [str(word) for word in argv])
+        said = capsys.readouterr()
+        lines = said.err.splitlines()
+        assert end.value.code == 2, said.err
+        assert "Traceback" not in said.err and [line for line in lines if "error:" in line] == lines[-1:], said.err
+        assert lines[-1].startswith("error: ") and len(lines[-1]) < 900
+        return lines[-1]
+
+    return run
+
+
+HEAD = ("--class-name", "Net", "--input-shape", "4,64", "--device", "cpu")
+MODELS = {
+    "needs arguments": (net(", width, heads"), (), "Net needs width, heads: --model-args '{\"width\": …"),
+    "unknown argument": (net(", width=3"), ("--model-args", '{"widht": 3}'), "Net knows no widht: --model-args takes"),
+    "raises in __init__": (net(init='raise KeyError("no key")'), (), "Net cannot be made", "'no key'", "net.py:9)"),
+    "raises in forward": (net(forward='raise ValueError("boom")'), (), "a pass of Net", "ValueError: boom", "net.py:12)"),
+    "error of many lines": (net(init='raise ValueError("one\\ntwo\\n" * 999)'), (), "ValueError: one two one", "…"),
+    "error without words": (net(forward="assert x.sum() is None"), (), "AssertionError (", "net.py:12)"),
+    "stops the program": (net(init="raise SystemExit(0)"), (), "it calls sys.exit(0)", "net.py:9)"),
+    "stops it in forward": (net(forward="import sys; sys.exit()"), (), "it calls sys.exit()", "net.py:12)"),
+    "stops it when imported": (net(after="exit('bye')"), (), "cannot be imported", "sys.exit('bye')", "net.py:14)"),
+    "syntax": (net() + "\ndef (:\n", (), "cannot be imported: SyntaxError", "net.py:15)"),
+    "indentation": ("class Net:\npass", (), "IndentationError", "net.py:2)"),
+    "null bytes": ("\0\1", (), "cannot be imported", "null bytes"),
+    "missing import": ("import no_such_package\n" + net(), (), "No module named 'no_such_package'", "net.py:1)"),
+    "imports too much": ("from torch import no_such_name\n" + net(), (), "cannot import name 'no_such_name'", "net.py:1)"),
+    "endless recursion": (net(forward="return self(x)"), (), "RecursionError"),
+    "another class": (net().replace("Net", "Other"), (), "no class Net: --class-name is one of Other"),
+    "empty file": ("", (), "no class Net: it defines no nn.Module", "models/custom.py"),
+    "no nn.Module": ("class Net: pass", (), "Net is no nn.Module: it makes a Net"),
+    "forgot nn.Module": (net().replace("(nn.Module)", ""), (), "Net is no nn.Module"),
+    "a function": ("def Net(x): return x", (), "Net, a function, needs x"),
+    "a function of nothing": ("def Net(): return 3", (), "Net is no nn.Module: it makes a int"),
+    "an object": (net(after="Net = Net()"), (), "Net in", "is an object, no class of nn.Module"),
+    "a number": ("Net = 3", (), "is a int, no class of nn.Module"),
+    "no super().__init__()": (net().replace("super().__init__()", "pass"), (), "cannot be made", "Module.__init__() call"),
+    "on meta": (net(init="self.to('meta')"), (), "tensors without data (on the device meta, layer.weight"),
+    "lazy": (net(init="self.lazy = nn.LazyLinear(3)"), (), "lazy layers without a shape (lazy.weight)"),
+    "input on meta": (net(forward="x = x.to('meta')"), (), "a pass of Net", "net.py:13)"),
+    "another shape": (net(), ("--input-shape", "4,32"), "x float32 [4, 32]", "cannot be multiplied", "--input-shape"),
+    "another dtype": (
+        net(forward="x = x @ torch.eye(64)"), ("--dtype", "float16"), "in float16 on x float16", "same dtype", "net.py:12)"
+    ),
+    "two inputs": (net().replace("forward(self, x", "forward(self, x, mask"), (), "needs x, mask", "example_inputs()"),
+    "no input": (net().replace("forward(self, x)", "forward(self)"), (), "NameError: name 'x'", "net.py:13)"),
+    "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "missing the required \"forward\" function"),
+    "returns nothing": (net().replace("return ", ""), (), "returns no tensor, but NoneType"),
+    "returns a number": (net().replace("self.layer(x)", "x.sum().item()"), (), "returns no tensor, but float"),
+    "no operation": ("from torch import nn\nNet = nn.Identity", (), "runs no operation on tensors"),
+    "inputs None": (net(after="def example_inputs(): return None"), (), "example_inputs() of", "returns None, not inputs"),
+    "inputs without tensors": (net(after="def example_inputs(): return 'abc'"), (), "returns 'abc', not inputs"),
+    "inputs of no number": (net(after="def example_inputs(): return ()"), (), "returns (), not inputs"),
+    "inputs that fail": (net(after="def example_inputs(): return 1 / 0"), (), "example_inputs() of", "net.py:14)"),
+    "inputs by name": (
+        net(after="def example_inputs(name): return {'a': 1}[name]"), (), "failed: KeyError", "without --workload NAME"
+    ),
+    "inputs for two": (net(after="def example_inputs(a, b): return a"), (), "missing 1 required positional argument: 'b'"),
+    "inputs no function": (net(after="example_inputs = 3"), (), "example_inputs() of", "is no function but a int"),
+    "too many inputs": (
+        net(after="def example_inputs(): return torch.ones(4, 64), 3"), (), "forward() of Net takes x, and is given 2",
+        "too many positional", "example_inputs()",
+    ),
+    "unknown input": (
+        net(after="def example_inputs(): return {'y': torch.ones(4, 64)}"), (), "forward() of Net takes x, and is given 0 "
+        "arguments and y", "missing a required argument: 'x'",
+    ),
+    "name that nobody takes": (
+        net(after="def example_inputs(): return torch.ones(4, 64)"), ("--workload", "decode"), "what is 'decode'?"
+    ),
+    "two of a name": (net(), ("--workload", "a:1,64", "--workload", "a:2,64"), "two --workload have the same name"),
+    "weights that it cannot have": (net(), ("--pretrained", "x/y"), "Net has no from_pretrained()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_that_cannot_be_profiled(refusal, tmp_path, case):
+    source, options, *words = MODELS[case]
+    file = tmp_path / "net.py"
+    file.write_text(source)
+    line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", file, *HEAD, *options)
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "profile.json").exists()
+
+
+COMMANDS = {
+    "no such file": (profile.main, ("--model", "models/gpt3.py"), "there is no file models/gpt3.py: is it gpt2.py?"),
+    "a folder": (profile.main, ("--model", "models"), "models is no Python file"),
+    "a text": (profile.main, ("--model", "README.md"), "README.md is no Python file"),
+    "no such module": (profile.main, ("--module", "no_such_module"), "there is no module 'no_such_module'"),
+    "no such part": (profile.main, ("--module", "torch.nn.no_such.part"), "there is no module 'torch.nn.no_such.part'"),
+    "part of none": (profile.main, ("--module", "no_such.module"), "there is no module 'no_such.module'"),
+    "no name": (profile.main, ("--module", "a..b"), "there is no module 'a..b'"),
+    "a relative name": (profile.main, ("--module", ".models"), "there is no module '.models'"),
+    "no such class": (profile.main, ("--module", "torch.nn", "--class-name", "Lineaer"), "no class Lineaer", "Linear"),
+    "its arguments": (profile.main, ("--module", "torch.nn", "--class-name", "Linear"), "needs in_features, out_features"),
+    "a folder to write": (profile.main, ("--output", "models"), "it is a folder: name a file"),
+    "below a file": (profile.main, ("--output", "README.md/profile.json"), "cannot write to README.md", "Not a directory"),
+    "no profile": (extract.main, ("--tag", "no-such-run"), "there is no workspace/no-such-run/profile.json"),
+    "no run": (verify.main, ("--tag", "no-such-run"), "there is no run named 'no-such-run'"),
+    "no kernel": (bench.main, ("kernel_of_mine.py",), "there is no file kernel_of_mine.py"),
+    "a folder of kernels": (bench.main, ("kernels/rmsnorm",), "kernels/rmsnorm is a folder"),
+    "no kernel file": (bench.main, ("LICENSE",), "LICENSE is not Python", "line 1"),
+    "no kernel_fn": (bench.main, ("models/llama.py",), "defines no kernel_fn()", "models/llama.py:FUNCTION"),
+    "of what type": (bench.main, ("models/llama.py:rotate",), "Say --kernel with one of cross_entropy"),
+    "no such function": (bench.main, ("models/llama.py:rotated", "--kernel", "softmax"), "defines no rotated"),
+    "no function": (bench.main, ("models/llama.py:", "--kernel", "softmax"), "'' is no name of a function"),
+    "no such module of it": (bench.main, ("torch.no.such:f", "--kernel", "softmax"), "there is no file torch.no.such"),
+    "no incumbent": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--incumbent", "x.py"), "there is no file x.py"),
+    "another type": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--kernel", "rms"), "KERNEL_TYPE is 'rms'"),
+    "no target": (
+        bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--tag", "no-such-run", "--target", "x"), "workspace/no-such-run/plan"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_command_that_cannot_be_done(refusal, monkeypatch, case):
+    monkeypatch.chdir(ROOT)
+    main, argv, *words = COMMANDS[case]
+    line = refusal(main, *argv)
+    assert all(word in line for word in words), line
+
+
+KERNEL = 'KERNEL_TYPE = "rmsnorm"\nBACKEND = "cpp"\ndef kernel_fn(x, weight, eps): return x\n'
+FILES = {
+    "binary": (bytes(range(256)), "is no text in UTF-8"),
+    "an object file": (b"\x7fELF\0\0\0", "is not Python"),
+    "empty": (b" \n", "is empty"),
+    "huge": (b"#" * (5 << 20), "has 5 MB: that is no kernel file"),
+    "deep": (b"x = " + b"(" * 9999 + b")" * 9999, "is not Python"),
+    "no type": (KERNEL.replace("KERNEL_TYPE", "TYPE").encode(), "KERNEL_TYPE is None; the types are"),
+    "unknown type": (KERNEL.replace("rmsnorm", "rnsnorm").encode(), "KERNEL_TYPE is 'rnsnorm'; the types are"),
+    "no backend": (KERNEL.replace("BACKEND", "BACK").encode(), "BACKEND is None; the backends are triton, cuda, cpp"),
+    "unknown backend": (KERNEL.replace("cpp", "rust").encode(), "BACKEND is 'rust'; the backends are"),
+    "no function": (KERNEL.replace("kernel_fn", "kernel").encode(), "defines no kernel_fn()"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_is_no_kernel(refusal, tmp_path, case):
+    content, *words = FILES[case]
+    file = tmp_path / "kernel.py"
+    file.write_bytes(content)
+    line = refusal(bench.main, file)
+    assert all(word in line for word in words), line
+
+
+RMSNORM = ROOT / "kernels/rmsnorm/cpp_kernel.py"
+
+
+def test_kernels_that_are_for_another_model_are_said_to_be_of_no_use_once(caplog):
+    winner = Winner(default_target("rmsnorm", "cpp", "cpu", torch.float32), RMSNORM.read_text())
+    model = torch.nn.Linear(4, 4)
+    x, expected = torch.ones(2, 4), model(torch.ones(2, 4))
+    applied = apply(model, [winner])
+    assert torch.equal(applied(x), expected) and torch.equal(applied(x), expected)
+    said = [record.message for record in caplog.records if "nothing is replaced" in record.message]
+    assert len(said) == 1 and "in Linear" in said[0] and winner.target.name in said[0]
+
+
+BROKEN = {
+    "fails": ("echo 'fatal error: cannot execute cc1plus' >&2; exit 1", "cannot execute cc1plus"),
+    "says nothing": ("exit 3", "exit status 3"),
+    "does nothing": ("exit 0", "wrote no object file"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_compiler_that_compiles_nothing_is_none(refusal, monkeypatch, tmp_path, case):
+    body, words = BROKEN[case]
+    compiler = tmp_path / "g++"
+    compiler.write_text(f"#!/bin/sh\n{body}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setitem(preflight.COMPILERS, "cpp", (str(compiler),))
+    line = refusal(bench.main, RMSNORM)
+    assert words in line and "apt install g++" in line
+
+
+def test_the_next_compiler_is_taken_where_the_first_is_broken(monkeypatch, tmp_path):
+    first, works = tmp_path / "c++", preflight.find_compiler("cpp")
+    first.write_text("not a program")
+    first.chmod(0o755)
+    monkeypatch.setitem(preflight.COMPILERS, "cpp", (str(first), works))
+    assert preflight.find_compiler("cpp") == works
+
+
+# ---- where the process matters: signals and disks ----
+
+QUICK = ("--class-name", "Net", "--input-shape", "4,64", "--device", "cpu", "--baseline", "eager")
+
+
+def processes_of(token):
+    """Those that have inherited it in their environment."""
+    alive = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if token.encode() in path.read_bytes() and "State:\tZ" not in (path.parent / "status").read_text():
+                alive.append(path.parent.name)
+        except OSError:
+            continue
+    return alive
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    (tmp_path / "net.py").write_text(net())
+    return tmp_path / "net.py"
+
+
+def started(*command, token="none", **options):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TOKEN_OF_A_TEST": token}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=environment, **pipes, **options)
+
+
+STOPS = {
+    "verify while PyTorch is imported": (("verify.py",), None, signal.SIGINT),
+    "profile while PyTorch is imported": (("profile.py",), None, signal.SIGTERM),
+    "profile": (("profile.py", "--profile-iters", "100000000"), "measuring one pass", signal.SIGINT),
+    "bench": (("bench.py", RMSNORM), "smoke", signal.SIGINT),
+    "bench by SIGTERM": (("bench.py", RMSNORM), "sweep", signal.SIGTERM),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("case", STOPS)
+def test_a_signal_ends_a_script_with_one_line_and_leaves_no_process(tmp_path, model_file, case):
+    command, begun, number = STOPS[case]
+    if command[0] == "profile.py":
+        command = (*command, "--output", tmp_path / "profile.json", "--model", model_file, *QUICK)
+    token = f"token-{tmp_path}"
+    process = started(*command, token=token, start_new_session=True)
+    said = ""
+    while begun and begun not in said:
+        said += process.stderr.readline()
+        assert process.poll() is None, said
+    if not begun:
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
+    os.killpg(process.pid, number)  # as a terminal does
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in said + rest and rest.splitlines()[-1].startswith("stopped by "), rest
+    deadline = time.monotonic() + 10
+    while processes_of(token) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_of(token)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of its own that has no room left."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True, text=True)
+    if mount.returncode:
+        pytest.skip(f"nothing can be mounted here: {mount.stderr.strip()}")
+    try:
+        (folder / "filling").write_bytes(bytes(64 << 10))
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk(refusal, small_disk, model_file):
+    line = refusal(profile.main, "--output", small_disk / "profile.json", "--model", model_file, *QUICK)
+    assert "cannot write to" in line and "No space left" in line
+
+
+def test_a_read_only_disk(refusal, small_disk, model_file):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    line = refusal(profile.main, "--output", small_disk / "profile.json", "--model", model_file, *QUICK)
+    assert "cannot write to" in line and "Read-only" in line
+
+
+def test_a_full_disk_for_temporary_files(refusal, small_disk, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(small_disk))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    preflight.why_not_compiling.cache_clear()
+    try:
+        line = refusal(bench.main, RMSNORM)
+    finally:
+        preflight.why_not_compiling.cache_clear()
+    assert "No space left" in line or "No usable temporary" in line

@@ -32,7 +32,10 @@ SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
 SYSTEMATIC_MULTIPLE = 8.0
 
 
-HELD_SETS, HELD_CALLS = 2, 3  # determinism: so many input sets, each called so often in turn, every output held
+# Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different sets:
+# a kernel that returns so few buffers in turn writes over an output that is still in use.
+HELD_ORDER = (0, 0, 1, 0, 1, 1)
+HELD_SETS = len(set(HELD_ORDER))
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 
@@ -78,8 +81,7 @@ class CheckCase:
     def steps(self, spec: KernelSpec) -> Iterator[Step]:
         first = self.inputs(spec)
         if self.held:
-            others = [replace(self, seed=self.seed + i).inputs(spec) for i in range(1, HELD_SETS)]
-            yield Step((first, *others), tuple(range(HELD_SETS)) * HELD_CALLS)
+            yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), HELD_ORDER)
             return
         yield Step((first,), (0, 0) if self.twice else (0,))
         if not self.perturbed:

@@ -156,7 +156,7 @@ __device__ void multiply_tile(GemmShared<G>& shared, const Place<G>& place, Ring
     if (G::SPLITS == 1 || place.steps > 0) give_back(previous);
 }
 
-// 64 rounded columns of C: through a panel and the accelerator, or element by element.
+// 64 rounded columns of C through a panel: by the accelerator, or where it cannot reach C's rows, word by word.
 template <class G>
 __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUtensorMap& map, typename G::T* C, int warpgroup,
                               int panel, const uint32_t* words, int m, int n) {
@@ -170,12 +170,23 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
         if (threadIdx.x % 128 == 0) store_box(map, staging, n, m);
         return;
     }
-    const int row = m + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, column = n + threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-        const int r = row + i / 2 % 2 * 8, c = column + i / 4 * 8 + i % 2;
-        const auto* pair = reinterpret_cast<const typename G::T*>(words + i / 2);
-        if (r < p.M && c < p.N) C[int64_t(r) * p.N + c] = pair[i % 2];
+    auto* staging = shared.c[warpgroup][panel % G::PANELS];
+    const int own = threadIdx.x % 128 / 32 * 16, lane = threadIdx.x % 32, columns = min(p.N - n, 64);
+    __syncwarp();  // a warp writes and reads 16 rows of its own
+    write_panel(staging, words);
+    __syncwarp();
+#pragma unroll 2
+    for (int row = own; row < own + 16 && m + row < p.M; ++row) {
+        const uint32_t word = reinterpret_cast<const uint32_t*>(staging)[row * 32 + (lane / 4 ^ row % 8) * 4 + lane % 4];
+        const uint32_t next = __shfl_down_sync(~0u, word, 1);
+        const int64_t start = int64_t(m + row) * p.N + n;
+        auto* to = reinterpret_cast<uint16_t*>(C) + start;
+        const bool between = start % 2;  // the row starts between two words: each takes a half of two lanes'
+        const int first = 2 * lane + between;
+        const uint32_t pair = between ? word >> 16 | next << 16 : word;
+        if (between && lane == 0 && columns > 0) to[0] = uint16_t(word);
+        if (first + 1 < columns) *reinterpret_cast<uint32_t*>(to + first) = pair;
+        else if (first < columns) to[first] = uint16_t(pair);
     }
 }
 

@@ -105,8 +105,10 @@ def _resident(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    C_LINES: tl.constexpr,
 ):
-    """A, B and C are descriptors; A and B of the matrix or its transpose, whichever is contiguous by rows."""
+    """A and B are descriptors, of the matrix or its transpose, whichever is contiguous by rows; so is C with C_LINES, whose
+    rows start at multiples of 16 bytes then; else it is a pointer."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
         first_m = tile // (GROUP_M * tiles_n) * GROUP_M
@@ -119,7 +121,12 @@ def _resident(
             a = A.load([m, k]) if A_ALONG_K else tl.trans(A.load([k, m]))
             b = tl.trans(B.load([n, k])) if B_ALONG_K else B.load([k, n])
             sums = tl.dot(a, b, sums)
-        C.store([m, n], sums.to(C.dtype))
+        if C_LINES:
+            C.store([m, n], sums.to(C.dtype))
+        else:
+            rows, columns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
+            c = C + rows.to(tl.int64)[:, None] * N + columns[None, :]
+            tl.store(c, sums.to(C.dtype.element_ty), (rows[:, None] < M) & (columns[None, :] < N))
 
 
 @cache
@@ -164,13 +171,14 @@ def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     block_m, block_n = _tile(M, N, fp32, processors)
     a = b = None
     large = M * N * K >= LARGE and block_m * block_n >= 128 * 128
-    if TMA and accelerator and not fp32 and N % 8 == 0 and (large or TMA == 2):
+    c_lines = N % 8 == 0
+    if TMA and accelerator and not fp32 and (large or TMA == 2):
         a, b = _by_rows(A), _by_rows(B)
     with_tma = a is not None and b is not None
     block_m, block_n, block_k = BLOCK_M or block_m, BLOCK_N or block_n, BLOCK_K or (32 if fp32 else 64)
     tiles = -(-M // block_m) * -(-N // block_n)
     stage = (block_m + block_n) * block_k * A.element_size()
-    room = shared_memory - (block_m * block_n * 2 if with_tma else 0)  # which writes C through shared memory
+    room = shared_memory - (block_m * block_n * 2 if with_tma else 0)  # through which C is written
     launch = {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -187,12 +195,13 @@ def kernel_fn(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     _resident[(min(tiles, processors),)](
         TensorDescriptor.from_tensor(a, [block_m, block_k] if a_along_k else [block_k, block_m]),
         TensorDescriptor.from_tensor(b, [block_n, block_k] if b_along_k else [block_k, block_n]),
-        TensorDescriptor.from_tensor(C, [block_m, block_n]),
+        TensorDescriptor.from_tensor(C, [block_m, block_n]) if c_lines else C,
         M,
         N,
         K,
         A_ALONG_K=a_along_k,
         B_ALONG_K=b_along_k,
+        C_LINES=c_lines,
         **launch,
     )
     return C

@@ -5,7 +5,9 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -24,6 +26,7 @@ from autokernel.spec import ANY_LIBRARY, BACKENDS, load_spec
 from autokernel.target import Target
 from autokernel.verdict import Correctness, Failure, Verdict
 
+MAX_WORKERS = 12  # that share the trials of a kernel on a GPU, each with a context of half a gigabyte
 LONGEST_PROFILE = 100_000  # characters
 NO_MEMORY = "the device has no memory for what the oracle computes"
 
@@ -37,11 +40,11 @@ class Judge:
         self.allow_libraries = allow_libraries
         self.device = Device.detect(device)
         self.watch = Stopwatch()
-        self.parent = WarmParent(device)
-        if device.startswith("cuda"):
-            self.parent.seed_caches()
-            torch.mm(*torch.ones(2, 8, 8, dtype=torch.float64, device=device))  # the oracle's libraries load now, not later
-        self.sandbox = self.parent.probe()  # layer -> whether it holds here
+        self.parent = WarmParent(device, meanwhile=partial(_load_oracle_libraries, device))
+        with ThreadPoolExecutor(1) as pool:
+            seeded = pool.submit(self.parent.seed_caches)
+            self.sandbox = self.parent.probe()  # layer -> whether it holds here
+            seeded.result()
         if require_sandbox:
             try:
                 sandbox.require(self.sandbox)
@@ -51,7 +54,7 @@ class Judge:
         # Beside a GPU one will do: an OpenMP pool took 3 to 8 ms to wake for a copy of 64 KiB, on 16 virtual cores.
         self.threads = torch.get_num_threads() if device == "cpu" else 1
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
-        workers = 1 if device == "cpu" else max(1, min(6, (os.cpu_count() or 1) - 2))
+        workers = 1 if device == "cpu" else max(1, min(MAX_WORKERS, (os.cpu_count() or 1) - 2))
         memory = DeviceMemoryBudget.of(device)
         self.checks = Checks(self.parent, device, self.threads, workers, memory, self.watch)
         self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch)
@@ -194,6 +197,12 @@ class Judge:
             phase_seconds=dict(self.watch.seconds),
         )
         return verdict.as_undecided(checked.undecided) if checked.undecided else verdict
+
+
+def _load_oracle_libraries(device: str) -> None:
+    """Now, while the warm parent starts, and not in the first kernel's stages."""
+    if device != "cpu":
+        torch.mm(*torch.ones(2, 8, 8, dtype=torch.float64, device=device))
 
 
 def _refused(source: str, target: Target, seed: int, device: str) -> Failure | None:

@@ -319,14 +319,14 @@ class Simulated:
 
 
 def decide(draw: Callable[[float], float], shift: float) -> Simulated:
-    """One contest by the keep rule: its noise floor from A/A pairs, its looks as the contest takes them.
+    """One contest by the keep rule: its noise floor from A/A pairs, asked after each pair as the contest does.
 
     draw(shift) is the log-ratio of one pair whose true value is `shift`.
     """
     floor = noise_floor([draw(0.0) for _ in range(NOISE_PAIRS)])
     ratios: list[float] = []
-    for look in LOOKS:
-        ratios += [draw(shift) for _ in range(look - len(ratios))]
+    for pairs in range(LOOKS[0], LOOKS[-1] + 1):
+        ratios += [draw(shift) for _ in range(pairs - len(ratios))]
         decision = keep_rule(ratios, {"case": ratios}, floor)
         if not decision.more:
             break

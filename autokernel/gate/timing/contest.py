@@ -1,5 +1,6 @@
 """The timed half of the gate: pairs of processes until the keep rule has decided, and the record of what was measured."""
 
+import math
 import random
 import secrets
 import time
@@ -31,7 +32,8 @@ from autokernel.target import Target
 from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
 
 BASELINE_PAIRS = 3  # pairs in which the baselines are timed beside candidate and incumbent
-ALONE_PAIRS = 8  # pairs without an incumbent
+ALONE_PAIRS = 8  # pairs without an incumbent, or from LOOKS[0] on as many as it takes for an interval of ALONE_WIDTH
+ALONE_WIDTH = 0.02  # of log ratios over PyTorch eager, to each side
 NOISE_PAIRS = 4
 DISCARDS = 4  # disturbed pairs for which there are others; then those that were timed count: both sides were disturbed
 NO_RESULT = 8  # pairs that came to no result, after which nothing is decided
@@ -129,29 +131,35 @@ class Contests:
         """
         target, incumbent = timer.target, contestants.incumbent
         measured = Measured(baselines=self._known(contestants, target))
-        looks = LOOKS[:1] if contestants.quick else LOOKS if incumbent else (ALONE_PAIRS,)
-        for look in looks:
-            while (clean := measured.clean) < look:
-                sides = self._sides(contestants, target, clean)
-                until = BASELINE_PAIRS if clean < BASELINE_PAIRS else look
-                timer.prepare(sides, CANDIDATE, until - clean)
-                measured.add(self._clean_pair(timer, sides))
+        most = LOOKS[0] if contestants.quick else LOOKS[-1] if incumbent else ALONE_PAIRS
+        while True:
+            before = measured.clean
+            sides = self._sides(contestants, target, before)
+            until = BASELINE_PAIRS if before < BASELINE_PAIRS else next(n for n in (*LOOKS, most) if before < n <= most)
+            timer.prepare(sides, CANDIDATE, until - before)
+            measured.add(self._clean_pair(timer, sides))
+            if (clean := measured.clean) == before or clean < LOOKS[0]:
+                continue
             measured.peak_bytes, measured.launch_us = timer.peak_bytes, timer.launch_us
             self._check_roofline_floor(measured.pairs, target, timer.seed)
-            if incumbent and not measured.baselines:
-                self._baselines[_key(contestants, target)] = _baselines(measured.pairs, target)
-            verdict = self._record(target, timer.seed, measured)
             if not incumbent:
+                verdict = self._record(target, timer.seed, measured)
+                if clean < most and wide(verdict.speedup_vs_pytorch):
+                    continue
                 return replace(verdict, why=f"correct; {verdict.speedup_vs_pytorch} PyTorch eager{measured.circumstances}")
+            if not measured.baselines:
+                self._baselines[_key(contestants, target)] = _baselines(measured.pairs, target)
             ratios = [p.log_ratio(INCUMBENT, CANDIDATE, target.cases) for p in measured.pairs]
             by_case = {
                 c.case.name: [p.case_log_ratio(INCUMBENT, CANDIDATE, i) for p in measured.pairs]
                 for i, c in enumerate(target.cases)
             }
-            floor = MINIMUM_GAIN if contestants.quick else self.noise_floor(incumbent, target, timer.setting.libraries)
-            decision = keep_rule(ratios, by_case, floor, look)
-            if not decision.more:
+            decision = keep_rule(ratios, by_case, self._noise.get(_place(target), MINIMUM_GAIN), clean)
+            if decision.keep:  # by the least floor; what this target's is takes pairs, and only now matters
+                decision = keep_rule(ratios, by_case, self.noise_floor(incumbent, target, timer.setting.libraries), clean)
+            if not decision.more or clean >= most:
                 break
+        verdict = self._record(target, timer.seed, measured)
         if decision.keep:
             timer.corroborate(contestants.contest[0])
         verdict = replace(verdict, keep=decision.keep and not contestants.quick, why=decision.why + measured.circumstances)
@@ -177,7 +185,7 @@ class Contests:
 
     def noise_floor(self, source: str, target: Target, libraries: str) -> float:
         """The gain below which nothing is kept on this target: what the same kernel shows against itself (A/A)."""
-        key = (target.name, target.backend)
+        key = _place(target)
         if key not in self._noise:
             sides = Contestants(source, source).contest
             with self.timer(target, secrets.randbits(48), libraries) as timer:
@@ -307,6 +315,16 @@ class Contests:
             speedup_vs_compile=ratio(COMPILED),
             speedup_vs_incumbent=ratio(INCUMBENT),
         )
+
+
+def wide(speedup: Interval | None) -> bool:
+    """Whether more pairs would tell a speedup noticeably better."""
+    return speedup is None or speedup.low <= 0 or math.log(speedup.high / speedup.low) > 2 * ALONE_WIDTH
+
+
+def _place(target: Target) -> tuple[str, str]:
+    """Where a noise floor was measured."""
+    return target.name, target.backend
 
 
 def _key(contestants: Contestants, target: Target) -> tuple:

@@ -14,6 +14,7 @@ what is done beside the clock.
 
 import contextlib
 import math
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -39,7 +40,7 @@ BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the roun
 ROUNDS = 6  # ABBA rounds per case and pair, fewer where they take longer than CASE_S
 CASE_S = 0.2
 WARM_COPIES = 8  # of what one call moves, that a first call takes of a GPU's memory
-MAX_PREPARED = 5  # pairs whose processes are started at once
+MAX_PREPARED = max(1, min(8, (os.cpu_count() or 1) // 2))  # pairs whose processes are started at once
 CHECK_SHARE = 0.5  # of the later pairs' cases that are checked and audited: an expectation can cost a second
 AUDIT_LOAD = 0.1  # of the cores' time: with more taken by others, an audit proves nothing against a kernel
 STRIKES, STRIKE_SHARE = 5, 0.25  # audits that went against a kernel, and of all its audits, with which it is refused
@@ -90,6 +91,7 @@ class PairTimer:
         self.peak_bytes = 0
         self.memory_share = 0.0  # of the device's, the largest seen
         self.launch_us: dict[str, float] = {}  # by case, on a GPU: what the host takes for a call
+        self.calls: dict[str, int] = {}  # by case: of a batch that was long enough for the clock in the last pair
         self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked, and nothing is in doubt
         self.audits = self.strikes = 0  # of the side under judgement, and those that went against it
@@ -108,11 +110,12 @@ class PairTimer:
     def prepare(self, sides: Sequence[Side], check: str, pairs: int) -> None:
         """Start the processes of the next pairs all at once: on a GPU each takes a second, and 16 cores take it together.
 
-        The pairs that follow must be of these sides. On a CPU processes start in no time, and would take it from others.
+        They are started once none is left, not one by one: a pair waits until all that start have started. The pairs that
+        follow must be of these sides. On a CPU processes start in no time, and would take it from others.
         """
-        if self.kind == "cuda":
-            new = min(pairs, MAX_PREPARED) - len(self.prepared)
-            self.prepared += [self.pool.submit(self._start_workers, sides, check) for _ in range(new)]
+        if self.kind == "cuda" and not self.prepared:
+            count = min(pairs, MAX_PREPARED)
+            self.prepared = [self.pool.submit(self._start_workers, sides, check) for _ in range(count)]
 
     def pair(self, sides: Sequence[Side], check: str) -> PairResult:
         """One fresh process per side, all cases; outputs of timed calls of side `check` are held against the oracle.
@@ -214,7 +217,8 @@ class PairTimer:
             most = most_bytes(self.setting.spec, case)
             batches = {name: Batches(worker, self.kind == "cpu", most) for name, worker in workers.items()}
             same_overhead(batches.values())
-            order, round_s = self._order(batches, contents, self._most_calls(case))
+            order, round_s = self._order(batches, contents, self._most_calls(case), self.calls.get(case.name, 2))
+            self.calls[case.name] = len(order)
             contents.used, length = order, len(order)
             if self.kind == "cuda" and not self.checked:
                 self.launch_us[case.name] = batches[check].launch_us(order)
@@ -291,9 +295,11 @@ class PairTimer:
                     seconds = batches[name].time() / length
                 yield name, seconds
 
-    def _order(self, batches: dict[str, Batches], contents: TimedContents, most: int) -> tuple[list[int], float]:
-        """The input sets of a batch's calls, the same for all sides, long enough for the clock on the fastest side; and
-        the seconds of a round.
+    def _order(
+        self, batches: dict[str, Batches], contents: TimedContents, most: int, wanted: int
+    ) -> tuple[list[int], float]:
+        """The input sets of a batch's calls, the same for all sides, `wanted` or more, until they are long enough for the
+        clock on the fastest side; and the seconds of a round.
 
         All sides are captured as CUDA graphs, or none: what one of them cannot capture is not captured.
         """
@@ -301,7 +307,7 @@ class PairTimer:
         sequence = [i for _ in range(0, most, len(sets)) for i in self.random.sample(sets, len(sets))]
         if self.kind == "cpu":  # each once: what is remembered of an input helps no later call
             most = min(most, len(sets))
-        wanted, graph = 2, self.kind == "cuda"
+        graph = self.kind == "cuda"
         while True:
             order = sequence[: min(wanted, most)]
             for batch in batches.values():

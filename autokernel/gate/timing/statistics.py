@@ -9,7 +9,7 @@ from scipy.special import stdtrit
 
 from autokernel.verdict import Interval
 
-LOOKS = (3, 8, 16, 32)  # process pairs after which the rule looks; the first can only give up
+LOOKS = (3, 8, 16, 32)  # process pairs: from the first look on, the rule gives up after any pair; the others can keep
 CONFIDENCE = 0.998  # two-sided: a look keeps an identical kernel in 0.1 % of trials, all three in at most 0.3 %
 REPORTED_CONFIDENCE = 0.95  # of the speedups over baselines, on which nothing depends
 MINIMUM_GAIN = 0.005  # smaller gains are not worth a commit, whatever their interval
@@ -36,6 +36,8 @@ def keep_rule(
 
     Keep: the interval lies above 1, the gain above the floor, and no case is slower beyond its own interval. Giving up
     early (the estimate and one standard error on top miss the floor) can only reset what would not have been kept yet.
+    It is asked after every pair from the first look on: of identical kernels a third fewer pairs than at looks alone, for
+    none or 2 % of the power (simulated, spreads of 0.3 to 9 %).
     `look`: after how many pairs this is, where some more were counted against the candidate (an audit refused them).
     """
     pairs = len(log_ratios)
@@ -49,7 +51,7 @@ def keep_rule(
         name, interval = next(iter(slower.items()))
         return Decision(False, more, f"{name} got slower: {interval} after {pairs} pairs")
     if speedup.low > 1 and speedup.value > 1 + floor:
-        early = look <= LOOKS[0]
+        early = look not in LOOKS[1:]
         why = f"faster than the incumbent: {measured}" + (" (too few to keep)" if early else "")
         return Decision(not early, more and early, why)
     if speedup.low > 1:

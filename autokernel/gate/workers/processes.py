@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
 import os
 import secrets
 import shutil
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,12 @@ class WorkerFault(Exception):
         return "out of memory" in self.reason and not self.reason.startswith("killed by")
 
 
+def _triton_identity() -> str:
+    """What the parts that Triton builds for itself depend on: with another of these they are built anew."""
+    parts = (importlib.metadata.version("triton"), sys.version, torch.version.cuda or torch.version.hip, SEED)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
 def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -79,7 +86,8 @@ def memory_bytes() -> int:
 class WarmParent:
     """The zygote process and the shared memory from which all workers read their inputs."""
 
-    def __init__(self, device: str):
+    def __init__(self, device: str, meanwhile: Callable[[], object] = lambda: None):
+        """`meanwhile` is called while the process imports torch and triton, which takes seconds."""
         self.device = device
         self.size = min(memory_bytes() // 2, 32 << 30)
         self.inputs = Arena(self.size, writable_by_others=False)
@@ -110,6 +118,7 @@ class WarmParent:
         theirs.close()
         self.socket, self.channel, self.lock = ours, Channel(ours), threading.Lock()
         try:
+            meanwhile()
             self.channel.receive(START_TIMEOUT_S)
         except (ChannelClosed, ChannelTimeout):
             detail = (self.scratch / "zygote-stderr").read_text()[-2000:]
@@ -138,11 +147,23 @@ class WarmParent:
         return hashlib.blake2b(source.encode(), key=self.secret, digest_size=8).hexdigest()
 
     def seed_caches(self) -> None:
-        """Let Triton build its own parts. Without a C compiler it cannot: then each kernel will say so."""
+        """On a GPU, let Triton build its own parts, which are kept for the judges to come.
+
+        Without a C compiler it cannot: then each kernel will say so.
+        """
+        if self.device == "cpu":
+            return
+        kept, mine = build.default_cache() / f"triton-{_triton_identity()}", self.scratch / self._name(SEED)
+        if kept.exists():
+            shutil.copytree(kept, mine)
+            return
         y = Placed(TensorSpec((1,), torch.float32), 0).encode()
         with contextlib.suppress(WorkerFault), WorkerProcess(self, 1, SEED) as worker:
             worker.request("load", START_TIMEOUT_S, source=SEED, poison=False, libraries="any")
             worker.request("warm", START_TIMEOUT_S, cases=[{"y": y}])
+            with contextlib.suppress(OSError):  # a full disk, or a judge that did the same at the same time
+                shutil.copytree(mine, partly := kept.with_name(f"{kept.name}-{os.getpid()}"))
+                partly.rename(kept)
 
     def probe(self) -> dict[str, bool]:
         """Which layers of the sandbox hold here: what a worker of ours could not do when it tried."""

@@ -1,6 +1,6 @@
 """What the gate's own time is on this machine: a judge until it is ready, five stages, a loser, an identical kernel.
 
-Usage:   python benchmarks/gate_speed.py                                  the nine types' starters, Triton on a GPU, C++ on a CPU
+Usage:   python benchmarks/gate_speed.py               the nine types' starters: Triton on a GPU, C++ on a CPU
          python benchmarks/gate_speed.py rmsnorm softmax:cuda matmul:cuda
          python benchmarks/gate_speed.py --json seconds.json
 
@@ -30,7 +30,8 @@ from autokernel.gate import Judge
 from autokernel.spec import load_spec
 from autokernel.target import default_target
 
-TYPES = "matmul softmax layernorm rmsnorm flash_attention fused_mlp cross_entropy rotary_embedding reduce".split()
+TYPES = ["matmul", "softmax", "layernorm", "rmsnorm", "flash_attention", "fused_mlp", "cross_entropy", "rotary_embedding"]
+TYPES += ["reduce"]
 COLUMNS = ("first", "again", "changed", "identical", "broken")
 
 

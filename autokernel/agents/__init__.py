@@ -1,11 +1,12 @@
 """Who proposes edits: one file an agent, all behind the Agent protocol."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from autokernel.gate.timing.sweep import Looked
 from autokernel.history.experiments import Experiment
 from autokernel.preflight import backends
 from autokernel.spec import KernelSpec
@@ -24,11 +25,13 @@ class PastExperiment:
 
 @runtime_checkable
 class Bench(Protocol):
-    """What an agent may ask of the gate before it spends an experiment: autokernel.gate.Judge has both."""
+    """What an agent may ask of the gate before it spends an experiment: autokernel.gate.Judge has all."""
 
     def examine(self, source: str, target: Target, incumbent: str | None = None, quick: bool = True) -> Verdict: ...
 
     def profile(self, source: str, target: Target) -> str: ...
+
+    def sweep(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]: ...
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
 """The agent that needs no key: walks the structural files beside the starter and searches TUNABLES, editing real source.
 
-The first structure that it tries is the starter of another backend, where the device has one: CUDA C++ for Triton.
+Where it may ask the gate to sweep, an experiment proves and does not search: many settings of all structures are looked at
+in seconds, and what looks fastest is proposed. Else the first structure that it tries is the starter of another backend,
+where the device has one (CUDA C++ for Triton), and settings are tried one by one.
 
-Its memory is the target's trials, so a resumed run continues where it was; it only looks again at what a quick look had
-ruled out. It proposes a source at most once.
+Its memory is the target's trials, so a resumed run continues where it was; it only sweeps again. It proposes a source at
+most once.
 """
 
 import ast
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import optuna
@@ -22,13 +24,19 @@ from autokernel.agents import AgentOptions, Context, PastExperiment, Proposal
 from autokernel.gate.judge import constants
 from autokernel.gate.timing.statistics import MINIMUM_GAIN
 from autokernel.history.experiments import STARTER, Status
-from autokernel.verdict import Correctness
 
 NAME = "tuner"
 CLEARLY_SLOWER = 0.97  # upper end of a speedup below which a knob's value is not tried alone again
 REFUSED = math.log(0.5)  # the score of a kernel that has no speedup: half as fast as the one it was to replace
 WINDOW = 8  # settings of a search over which its gain is expected: the search ends below what the gate can keep
 SEARCHED = "the search expects"
+# Of a sweep's round: seconds, settings of the best structure, and of each other one the first time.
+ROUND_S = {"cpu": 20.0, "cuda": 45.0}
+ROUND = {"cpu": 12, "cuda": 48}
+FIRST = {"cpu": 2, "cuda": 8}
+ROUNDS_WITHOUT = 2  # rounds that found nothing faster, after which a sweep ends
+PROMISING = {"cpu": 0.03, "cuda": 0.01}  # log gain at a look from which a setting becomes an experiment
+PROPOSED = 2  # settings of a round that become experiments at most: the best of many looks is partly luck
 EXPECTED = {  # what a knob of this name usually does: the reason that a hypothesis gives
     "CHUNK": ("smaller pieces balance the threads better", "larger pieces cost less scheduling and stream longer"),
     "BLOCK": ("smaller blocks fit a nearer cache and fill more cores", "larger blocks reuse more of what was loaded"),
@@ -91,22 +99,35 @@ def _expectation(name: str, old: object, new: object) -> str:
     return reasons[new > old]
 
 
-class Tuner:
-    """What won at other shapes, another backend, one knob at a time, other structures, then what Optuna's TPE suggests.
+@dataclass
+class Swept:
+    """What sweeps saw on one target: log speedups over its starter, by source, and how many rounds saw nothing faster."""
 
-    Another backend comes early because it may be worth more than all knobs (matrix products on Hopper, in CUDA C++); one
-    knob at a time because it is what a reader of the history understands, and because most knobs of a kernel act nearly
-    alone; structures come next because a knob cannot make up for a wrong one. What TPE suggests is looked at quickly first,
-    and becomes an experiment only if it looks faster.
+    scores: dict[str, float] = field(default_factory=dict)
+    rounds: int = 0
+    without: int = 0
+    proposed: int = 0  # of the last round's settings
+
+
+class Tuner:
+    """What won at other shapes, then what sweeps find: other structures, one knob at a time, what Optuna's TPE suggests.
+
+    Without sweeps each is an experiment, in this order: another backend, because it may be worth more than all knobs
+    (matrix products on Hopper, in CUDA C++); one knob at a time, because most knobs of a kernel act nearly alone;
+    structures, because a knob cannot make up for a wrong one; then TPE.
     """
 
     def __init__(self, settings: int = 40, seed: int = 0) -> None:
         self.settings = settings  # judged of one structure; after as many the next one is not worth its time
         self.seed = seed
-        self.lost: list[Look] = []
+        self.swept: dict[str, Swept] = {}  # by target
 
     def propose(self, context: Context) -> Proposal | None:
         seen = {_key(trial.source) for trial in context.trials} | {_key(context.incumbent)}
+        if context.bench is not None:
+            ideas = chain(self._from_elsewhere(context), self._sweep(context, seen))
+            fresh = (idea for idea in ideas if _key(idea.source) not in seen)
+            return next(fresh, None)
         ideas = chain(
             self._from_elsewhere(context),
             self._structures(context, [f"{backend}_kernel" for backend in context.other_backends]),
@@ -124,6 +145,62 @@ class Tuner:
         for target, trial in kept.items():
             if structure(trial.source) == shape:
                 yield Proposal(trial.source, f"{_changes(context.incumbent, trial.source)}: won on {target}", NAME)
+
+    def _sweep(self, context: Context, seen: Collection[str]) -> Iterator[Proposal]:
+        """The settings that look fastest in sweeps, round after round, until rounds find nothing faster."""
+        swept = self.swept.setdefault(context.target.name, Swept())
+        kind = context.target.device.partition(":")[0]
+        swept.scores |= {t.source: score for t, score in scored(context.trials) if t.source in swept.scores}  # as judged
+        while True:
+            if swept.proposed < PROPOSED:
+                here = level(context.trials)
+                faster = {s: score - here for s, score in swept.scores.items() if _key(s) not in seen}
+                best = max(faster, key=faster.__getitem__, default="")
+                if best and faster[best] > PROMISING[kind]:
+                    swept.proposed += 1
+                    looked = f"the fastest of {len(swept.scores)} looked at, {math.exp(faster[best]):.3f}x there"
+                    yield Proposal(best, f"{_difference(context, best)}: {looked}", NAME)
+            if swept.without >= ROUNDS_WITHOUT or not self._round(context, swept):
+                return
+
+    def _round(self, context: Context, swept: Swept) -> bool:
+        """Look at more settings; whether there were any."""
+        kind, here = context.target.device.partition(":")[0], level(context.trials)
+        if not swept.rounds:
+            first = [p.source for p in (*self._structures(context, context.starters), *self._single_steps(context))]
+            structures = {structure(source): source for source in (*first, context.incumbent)}
+            sources = first + [s for one in structures.values() for s in self._settings(context, swept, one, FIRST[kind])]
+        else:
+            sources = self._settings(context, swept, max(swept.scores, key=swept.scores.__getitem__), ROUND[kind])
+        sources = [s for s in dict.fromkeys(sources) if s not in swept.scores and s != context.incumbent]
+        if not sources:
+            return False
+        before = max((here, *swept.scores.values()))
+        looked = context.bench.sweep([context.incumbent, *sources], context.target, ROUND_S[kind])
+        seconds = {one.source: one.seconds for one in looked}
+        own = seconds.pop(context.incumbent, math.inf)
+        for source, taken in seconds.items():
+            swept.scores[source] = here + math.log(own / taken) if max(taken, own) < math.inf else REFUSED
+        swept.rounds, swept.proposed = swept.rounds + 1, 0
+        swept.without = 0 if max((before, *swept.scores.values())) > before + MINIMUM_GAIN else swept.without + 1
+        return True
+
+    def _settings(self, context: Context, swept: Swept, source: str, count: int) -> list[str]:
+        """As many settings of a source's structure, as TPE suggests them, told of all that was judged and looked at."""
+        knobs, shape = read_knobs(source), structure(source)
+        if not knobs.choices:
+            return []
+        study, made = self._study(knobs, shape, context, swept.scores), {}
+        for _ in range(4 * count):
+            trial = study.ask(_distributions(knobs))
+            setting = source
+            for name, value in trial.params.items():
+                setting = set_knob(setting, name, value)
+            study.tell(trial, state=TrialState.PRUNED)
+            made[setting] = None
+            if len(made) == count:
+                break
+        return list(made)
 
     def _single_steps(self, context: Context) -> Iterator[Proposal]:
         """Each knob one value up and down; not to a value that was clearly slower in this structure before."""
@@ -169,38 +246,22 @@ class Tuner:
                 source = set_knob(source, name, value)
             study.tell(trial, state=TrialState.PRUNED)  # not judged yet: asked again with what the gate says of it
             words = f"{_changes(context.incumbent, source)}: {SEARCHED} these to work together"
-            if source in {context.incumbent, *(t.source for t in context.trials), *(look.source for look in self.lost)}:
-                continue
-            if context.bench is None:
+            if source not in {context.incumbent, *(t.source for t in context.trials)}:
                 yield Proposal(source, words, NAME)
-            elif (gain := self._look(context, source)) is None or gain > MINIMUM_GAIN:
-                quick = "" if gain is None else f" (a quick look: {math.exp(gain):.3f}x)"
-                yield Proposal(source, words + quick, NAME)
-            else:
-                self.lost.append(Look(source, context.incumbent, gain))
-                study.add_trial(_finished(knobs, source, level(context.trials) + gain))
-
-    def _look(self, context: Context, source: str) -> float | None:
-        """Log speedup over the incumbent by a few pairs; None if the machine was too busy to tell."""
-        verdict = context.bench.examine(source, context.target, incumbent=context.incumbent, quick=True)
-        if verdict.correctness != Correctness.PASS:
-            return REFUSED
-        return verdict.speedup_vs_incumbent and math.log(verdict.speedup_vs_incumbent.value)
 
     def _expected_gain(self, context: Context, shape: str) -> float:
         """Log gain that the next setting of the search is expected to bring: the mean of its last ones, 0 if not kept."""
         searched = [t.row for t in context.trials if SEARCHED in t.row.description and structure(t.source) == shape]
         gains = [math.log(row.speedup_vs_incumbent) if row.status == Status.KEPT else 0.0 for row in searched]
-        gains += [0.0] * sum(look.incumbent == context.incumbent for look in self.lost)
         return sum(gains[-WINDOW:]) / WINDOW if len(gains) >= WINDOW else math.inf
 
-    def _study(self, knobs: Knobs, shape: str, context: Context) -> optuna.Study:
+    def _study(self, knobs: Knobs, shape: str, context: Context, looked: Mapping[str, float] | None = None) -> optuna.Study:
         """What is known of a structure, as an Optuna study that maximises the score."""
         by_target = {}
         for trial in (*context.elsewhere, *context.trials):
             by_target.setdefault(trial.row.target, []).append(trial)
         known = [(trial.source, score) for trials in by_target.values() for trial, score in scored(trials)]
-        known += [(look.source, level(context.trials) + look.gain) for look in self.lost]
+        known += (looked or {}).items()
         told = [(source, score) for source, score in known if structure(source) == shape]
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=self.seed + len(told), n_startup_trials=4)
@@ -210,15 +271,6 @@ class Tuner:
             if all(params[name] in values for name, values in knobs.choices.items()):
                 study.add_trial(_finished(knobs, source, score))
         return study
-
-
-@dataclass(frozen=True)
-class Look:
-    """A setting that lost at a quick look against `incumbent`, by this log speedup."""
-
-    source: str
-    incumbent: str
-    gain: float
 
 
 def scored(trials: Sequence[PastExperiment]) -> list[tuple[PastExperiment, float]]:
@@ -242,6 +294,15 @@ def scored(trials: Sequence[PastExperiment]) -> list[tuple[PastExperiment, float
 def level(trials: Sequence[PastExperiment]) -> float:
     """The incumbent's score."""
     return max((score for trial, score in scored(trials) if trial.row.status == Status.KEPT), default=0.0)
+
+
+def _difference(context: Context, source: str) -> str:
+    """What tells a source from the incumbent: the knobs that differ, or its structure."""
+    if structure(source) == structure(context.incumbent):
+        return _changes(context.incumbent, source)
+    shape = structure(source)
+    stems = (stem for stem, path in context.starters.items() if structure(path.read_text()) == shape)
+    return f"structure {next(stems, 'of another kernel')}, {read_knobs(source).current}"
 
 
 def _changes(old: str, new: str) -> str:

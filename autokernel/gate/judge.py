@@ -4,7 +4,7 @@ import ast
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checke
 from autokernel.gate.timing.contest import Contestants, Contests, NotDecided
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.pairs import PairTimer
+from autokernel.gate.timing.sweep import Looked, Sweep
 from autokernel.gate.workers import answers, sandbox
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
@@ -109,6 +110,19 @@ class Judge:
         started, seed = self._begin(seed)
         with self.contests.timer(target, seed, self._libraries(target)) as timer:
             return self._timed(self.contests.compare, timer, Contestants(candidate, incumbent), Checked(), started)
+
+    def sweep(
+        self,
+        sources: Iterable[str],
+        target: Target,
+        seconds: float = 60.0,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> list[Looked]:
+        """How fast each of many sources looks, the fastest first, and why others could not be timed. No verdict: nothing is
+        kept by it. `progress` is told how many have been compiled."""
+        processes = (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.workers
+        with self.contests.timer(target, secrets.randbits(48), "any") as timer:
+            return Sweep(timer, processes, progress).run(sources, seconds)
 
     def profile(self, source: str, target: Target) -> str:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""

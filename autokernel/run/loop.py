@@ -4,11 +4,12 @@ A kill at any point loses nothing: the intent says what was being judged, the re
 and results.tsv lacks are written when the run goes on.
 """
 
+import math
 import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +19,13 @@ from typing import Protocol
 
 from autokernel.agents import Agent, AgentStopped, Bench, Context, PastExperiment, Proposal
 from autokernel.build import default_cache
+from autokernel.gate.timing.sweep import Looked
 from autokernel.hardware.machine import gpu_shared, low_disk, turn
 from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.history.ledger import LedgerEntry
 from autokernel.history.progress import Rules, incumbent, move_on, rows_of, tried
 from autokernel.history.status import subject
+from autokernel.preflight import backends
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.workspace import Intent, Workspace
@@ -34,6 +37,7 @@ NOTHING_LEFT = "the agent has nothing left to try"
 MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again
 PAUSES_S = (10.0, 30.0)  # before an experiment that the machine disturbed is judged again
 PATIENCE, PATIENCE_S = 0.1, 60.0  # of the budget's time, and at least: what a run spends on that in all
+STARTERS_S = 60.0  # for a look at the starters of all backends
 DETAIL_LINES = 30  # of a failure's detail in its commit
 
 
@@ -174,9 +178,33 @@ class Loop:
         self.say(f"target {target.name}: {reason}")
 
     def start(self, target: Target, source: str | None = None) -> Experiment:
-        """A target's first row: its starter, or another kernel to start from, judged."""
-        words = "a given kernel" if source else target.starter or f"{target.backend}_kernel"
-        return self._judge(target, Proposal(source or starter_source(target), f"start from {words}", STARTER))
+        """A target's first row: its starter, or another kernel to start from, judged; the next one if it is refused."""
+        if source:
+            return self._judge(target, Proposal(source, "start from a given kernel", STARTER))
+        for words, source in self._starters(target):
+            row = self._judge(target, Proposal(source, f"start from {words}", STARTER))
+            if row.status != Status.FAILED:
+                break
+        return row
+
+    def _starters(self, target: Target) -> list[tuple[str, str]]:
+        """Names and sources of the kernels that a target may begin with: its own, or where its device has several
+        backends, those of each that look fastest on its shapes."""
+        own = target.starter or f"{target.backend}_kernel", starter_source(target)
+        spec, others = load_spec(target.kernel_type), []
+        for backend in backends(target.device):
+            name = f"{backend}_kernel"
+            if backend != target.backend and name in (files := spec.starters(backend)):
+                others.append((name, files[name].read_text()))
+        if not others or not isinstance(self.judge, Bench):
+            return [own]
+        words = {source: name for name, source in (own, *others)}
+        looked = InTurn(self.judge, self.step).sweep(words, target, STARTERS_S)
+        ranked = [one.source for one in looked if one.seconds < math.inf]
+        if len(ranked) > 1:
+            best, second = (next(one.seconds for one in looked if one.source == source) for source in ranked[:2])
+            words[ranked[0]] += f", at a look {second / best:.2f} times as fast as {words[ranked[1]]}"
+        return [(words[source], source) for source in ranked] or [own]
 
     def attempt(self, target: Target, proposal: Proposal) -> Experiment:
         """One experiment against the target's incumbent; its starter is judged first if it has none."""
@@ -344,6 +372,13 @@ class InTurn:
     def profile(self, source: str, target: Target) -> str:
         with turn(target.device, self.step):
             return self.judge.profile(source, target)
+
+    def sweep(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]:
+        def progress(done: int, of: int) -> None:
+            self.step(f"a sweep on {target.name}: {done} of {of} settings compiled")
+
+        with turn(target.device, self.step):
+            return self.judge.sweep(sources, target, seconds, progress)
 
 
 def _gave_up(target: Target) -> Verdict:

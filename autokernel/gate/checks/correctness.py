@@ -32,8 +32,8 @@ SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
 SYSTEMATIC_MULTIPLE = 8.0
 
 
-# Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different sets:
-# a kernel that returns so few buffers in turn writes over an output that is still in use.
+# Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different
+# sets: a kernel that returns so few buffers in turn writes over an output that is still in use.
 HELD_ORDER = (0, 0, 1, 0, 1, 1)
 HELD_SETS = len(set(HELD_ORDER))
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice

@@ -177,13 +177,13 @@ class PairTimer:
                 if self.kind == "cuda":
                     moved = max(self.setting.spec.bytes_moved(weighted.case.args) for weighted in self.target.cases)
                     with self.setting.memory.take(WARM_COPIES * len(workers) * moved):
-                        self.setting.each(workers, dict.fromkeys(workers, {"op": "warm", "cases": self._encoded_cases()}))
+                        self.setting.each(workers, dict.fromkeys(workers, {"op": "warm", "cases": self.encoded_cases()}))
         except BaseException:
             end_all(workers.values())
             raise
         return workers
 
-    def _encoded_cases(self) -> list[dict[str, Any]]:
+    def encoded_cases(self) -> list[dict[str, Any]]:
         """The arguments of every case, without contents."""
         return [
             {name: Placed(v, 0).encode() if isinstance(v, TensorSpec) else v for name, v in weighted.case.args.items()}

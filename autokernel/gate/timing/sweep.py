@@ -1,0 +1,211 @@
+"""A sweep: many sources looked at on a target in a few processes, to choose what is worth an experiment.
+
+Nothing of it is believed. Sources share processes and the caches of compilers, and of each only a part of one output is
+held against the oracle; no verdict comes of it. What wins is proposed to the gate as any other edit.
+
+First all are compiled, in several processes at once. Then they are timed in one, case after case, and those that are
+clearly behind are left out of the cases that follow. At last the best few are timed against each other as the gate times a
+pair.
+"""
+
+import contextlib
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.checks.correctness import Expectation, expect, most_bytes, wrong
+from autokernel.gate.checks.inputs import Pool
+from autokernel.gate.timing.batches import Batches, TimedContents
+from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
+from autokernel.gate.timing.pairs import PairTimer, Side
+from autokernel.gate.workers.processes import WorkerFault, WorkerProcess
+from autokernel.spec import Case
+
+COMPILE_S, COMPILE_SHARE = 60.0, 0.6  # of one source, its first calls included; of a sweep's time, for all
+BATCH_S = {"cpu": 5e-3, "cuda": 3e-3}  # of the first source, whose number of calls serves all
+MOST_CALLS, HELD_BYTES = 256, 2 << 30  # of a batch, whose outputs are held
+BEHIND = 1.3  # times the best one's seconds, with which a source is left out
+FINALISTS, FINALS = 4, 3  # that are timed against each other, in so many sets of processes
+PART_ELEMENTS = 1 << 16  # of an output that are held against the oracle: whole rows
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a sweep saw of a source: seconds of the target's calls in one pass of the model, or why there are none."""
+
+    source: str
+    seconds: float = math.inf
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part of an output must be: all of it, or whole rows from element `start` on."""
+
+    expected: Expectation
+    start: int | None = None
+
+    def wrong(self, batch: Batches) -> str | None:
+        rows = self.expected.native
+        if self.start is None:
+            ((output, _),) = batch.fetch([0])
+        else:
+            output = batch.fetch_part([0], [self.start, rows.numel()]).view(rows.shape)
+        return wrong(output, self.expected)
+
+
+class Sweep:
+    """One sweep on a timer's target; `processes` compile at once; `progress` is told how many of how many are compiled."""
+
+    def __init__(self, timer: PairTimer, processes: int, progress: Callable[[int, int], None]):
+        self.timer, self.setting, self.processes, self.progress = timer, timer.setting, processes, progress
+        self.place = f"sweep {secrets.token_hex(8)}"  # whose caches its processes share, and no verdict's
+        self.refused: dict[str, str] = {}  # source -> why
+        self.lock = threading.Lock()
+
+    def run(self, sources: Iterable[str], seconds: float) -> list[Looked]:
+        """The sources, the fastest first; those that `seconds` did not suffice for are missing.
+
+        The first of them is the one to beat: it is timed against the best whatever it takes.
+        """
+        started, sources = time.monotonic(), list(dict.fromkeys(sources))
+        compiled = self._compile(sources, started + COMPILE_SHARE * seconds)
+        taken = self._finals(self._time(compiled, started + seconds), sources[0])
+        looked = [Looked(source, s) for source, s in taken.items()]
+        looked += [Looked(source, reason=reason) for source, reason in self.refused.items()]
+        return sorted(looked, key=lambda one: one.seconds)
+
+    def _compile(self, sources: Sequence[str], deadline: float) -> list[str]:
+        """Those that load and compute the target's cases, as far as the deadline allows; at least the first is tried."""
+        left = iter(sources)
+        made: set[str] = set()
+
+        def work() -> None:
+            with contextlib.ExitStack() as stack:
+                worker = None
+                while True:
+                    with self.lock:
+                        source = next(left, None) if time.monotonic() < deadline or not made else None
+                    if source is None:
+                        return
+                    worker = worker or self._worker(stack)
+                    try:
+                        self._load(worker, source)
+                        worker.request("warm", COMPILE_S, cases=self.timer.encoded_cases())
+                    except WorkerFault as fault:
+                        self._refuse(source, fault)
+                        worker = None
+                    with self.lock:
+                        made.update({source} - self.refused.keys())
+                        self.progress(len(made) + len(self.refused), len(sources))
+
+        with ThreadPoolExecutor(self.processes) as pool:
+            for worked in [pool.submit(work) for _ in range(min(self.processes, len(sources)))]:
+                worked.result()
+        return [source for source in sources if source in made]
+
+    def _time(self, sources: Sequence[str], deadline: float) -> dict[str, float]:
+        """Seconds of the target's calls by source; of one that was left out, as if it stayed as far behind."""
+        taken, behind = dict.fromkeys(sources, 0.0), {}
+        for number, weighted in enumerate(self.setting.target.cases):
+            with contextlib.ExitStack() as stack:
+                for source, s in self._case(stack, weighted.case, list(taken), deadline, all_of=number > 0).items():
+                    taken[source] += s * weighted.calls if s else math.nan
+            taken = {source: s for source, s in taken.items() if s == s and source not in self.refused}
+            if not taken:
+                break
+            best = min(taken.values())
+            behind |= {source: s / best for source, s in taken.items() if s > BEHIND * best}
+            taken = {source: s for source, s in taken.items() if s <= BEHIND * best}
+        return taken | {source: times * min(taken.values()) for source, times in behind.items()}
+
+    def _case(
+        self, stack: contextlib.ExitStack, case: Case, sources: Sequence[str], deadline: float, all_of: bool
+    ) -> dict[str, float | None]:
+        """Seconds of a call, by source; None where the deadline came first, unless `all_of` them are asked for."""
+        contents = TimedContents(self.setting, case, Pool(self.setting.random.getrandbits(48)))
+        output_bytes = most_bytes(self.setting.spec, case)
+        most = max(2, min(MOST_CALLS, HELD_BYTES // max(1, output_bytes)))
+        seconds: dict[str, float | None] = dict.fromkeys(sources)
+        worker, order, part = None, [0, 1], None
+        for number, source in enumerate([sources[0], *sources]):  # the first once more: in a new process it looks slow
+            if number > 1 and not all_of and time.monotonic() > deadline:
+                break
+            if worker is None:
+                worker = self._worker(stack)
+                contents.hand_out({"sweep": worker})
+                worker.resume()  # on a CPU workers are stopped between their turns, and this one has no opponent
+                part = part or self._part(contents)
+            try:
+                self._load(worker, source)
+                batch = Batches(worker, False, output_bytes)
+                if self.setting.kind == "cpu":
+                    batch.prepare([0], graph=False)
+                    batch.time()
+                    worker.pin()
+                while True:
+                    batch.prepare(order, self.setting.kind == "cuda")
+                    batch_s = batch.settled_s()
+                    if number or batch_s >= BATCH_S[self.setting.kind] or len(order) == most:
+                        break
+                    wanted = math.ceil(len(order) * min(max(1.2 * BATCH_S[self.setting.kind] / batch_s, 1.5), 16))
+                    order = [i % contents.count for i in range(min(wanted, most))]
+                if part and (reason := part.wrong(batch)):
+                    self.refused[source] = reason
+                else:
+                    seconds[source] = batch_s / len(order)
+                batch.prepare([], graph=False)
+            except WorkerFault as fault:
+                self._refuse(source, fault)
+                worker = None
+        return seconds
+
+    def _part(self, contents: TimedContents) -> Part | None:
+        """What is expected of a part of the first call's output; None where the device has no memory to say it."""
+        try:
+            expected = expect(self.setting.spec, contents.inputs(0), self.setting.target.device)
+        except torch.OutOfMemoryError:
+            return None
+        native: Tensor = expected.native
+        if native.numel() <= PART_ELEMENTS:
+            return Part(expected)
+        columns = native.shape[-1]
+        rows = max(1, PART_ELEMENTS // columns)
+        start = self.setting.random.randint(0, native.numel() // columns - rows)
+        return Part(expected.rows(start, rows), start * columns)
+
+    def _finals(self, taken: Mapping[str, float], first: str) -> dict[str, float]:
+        """The seconds, of the best few and of the `first` by what they take in processes of their own, in turns."""
+        best = sorted(taken, key=lambda source: (source != first, taken[source]))[:FINALISTS]
+        sides = [Side(str(number), source) for number, source in enumerate(best)]
+        finals: dict[str, float] = {}
+        try:
+            for _ in range(FINALS if len(best) > 1 else 0):
+                self.timer.prepare(sides, "0", FINALS)
+                pair = self.timer.pair(sides, "0")
+                for side in sides if pair.seconds else ():
+                    total = pair.total(side.name, self.setting.target.cases)
+                    finals[side.source] = finals.get(side.source, 0.0) + total
+        except (WorkerFault, BaselineFault, RefusedWhileTimed):
+            return dict(taken)
+        if not finals:
+            return dict(taken)
+        pace = sum(taken[source] for source in best) / sum(finals.values())
+        return dict(taken) | {source: pace * s for source, s in finals.items()}
+
+    def _worker(self, stack: contextlib.ExitStack) -> WorkerProcess:
+        return stack.enter_context(WorkerProcess(self.setting.parent, self.setting.threads, self.place))
+
+    def _load(self, worker: WorkerProcess, source: str) -> None:
+        worker.request("load", COMPILE_S, source=source, poison=False, libraries="any")
+
+    def _refuse(self, source: str, fault: WorkerFault) -> None:
+        self.refused[source] = fault.reason
+        fault.worker.kill()

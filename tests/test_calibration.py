@@ -35,10 +35,13 @@ NOISES = [("normal", 0.01), ("normal", 0.003), ("normal", 0.03), ("heavy", 0.01)
 
 
 @pytest.mark.parametrize(
-    "kind, sd, thousands", [pytest.param(*NOISES[0], 20, marks=pytest.mark.slow), *((*noise, 5) for noise in NOISES)]
+    "kind, sd, trials",
+    [*((*noise, 5_000) for noise in NOISES), *(pytest.param(*noise, 40_000, marks=pytest.mark.slow) for noise in NOISES)],
 )
-def test_an_identical_kernel_is_kept_in_three_of_a_thousand_at_most(kind: str, sd: float, thousands: int):
-    assert Noise(kind, sd).kept(0.0, 1000 * thousands) <= 3 * thousands
+def test_an_identical_kernel_is_kept_in_three_of_a_thousand_at_most(kind: str, sd: float, trials: int):
+    """Under normal noise the rate is just below 3 in 1,000 by design, and many a sample shows more: what may not be is a
+    rate above it beyond chance. The few trials refuse 7 in 1,000, the many 4."""
+    assert clopper_pearson(Noise(kind, sd).kept(0.0, trials), trials).low <= 0.003
 
 
 @pytest.mark.parametrize("kind, sd", NOISES[:2] + NOISES[3:])

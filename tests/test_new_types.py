@@ -52,14 +52,14 @@ def test_right_ones_pass(name, dtype, judge):
 
 
 def test_a_sum_of_which_nearly_nothing_is_left():
-    """With this seed three million terms amount to -3.5, and PyTorch is lucky: an error of 5e-4 is none of the kernel's."""
+    """With this seed three million terms amount to -3.5, and PyTorch is lucky: an error of 5e-4 is no fault."""
     spec = load_spec("vectorsum")
     case = spec.case({"N": 3_000_001}, torch.float32)
     inputs = CheckCase("shape_sweep", case, 58450492398816, "dominant_tail").inputs(spec)
     expected = expect(spec, inputs, "cpu")
     y = import_file(KERNELS / "vectorsum" / "cpp_kernel.py", "vectorsum_under_test").kernel_fn(**inputs)
-    assert 4e-4 < abs(y - expected.exact) < 6e-4
-    assert wrong(y, expected) is None
+    for right in (y, expected.exact.float() + 5e-4):  # on another number of threads the kernel's own error is another
+        assert wrong(right, expected) is None
     assert wrong(y + 0.5, expected)
 
 

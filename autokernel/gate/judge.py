@@ -27,7 +27,7 @@ from autokernel.spec import ANY_LIBRARY, BACKENDS, load_spec
 from autokernel.target import Target
 from autokernel.verdict import Correctness, Failure, Verdict
 
-MAX_WORKERS = 12  # that share the trials of a kernel on a GPU, each with a context of half a gigabyte
+MAX_WORKERS = 6  # that share the trials of a kernel on a GPU, each with a context of half a gigabyte
 LONGEST_PROFILE = 100_000  # characters
 NO_MEMORY = "the device has no memory for what the oracle computes"
 

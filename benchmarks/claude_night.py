@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel.agents import AgentOptions, Context, PastExperiment
 from autokernel.agents.claude import PRICES, Claude
 from autokernel.agents.conversation import ModelAgent
+from autokernel.agents.knobs import read_knobs, set_knob
 from autokernel.agents.purse import cost
-from autokernel.agents.tuner import read_knobs, set_knob
 from autokernel.cli.arguments import Parser, count, count_or_none, script
 from autokernel.gate import Judge
 from autokernel.history.experiments import Experiment, ExperimentLog

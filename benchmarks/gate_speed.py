@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.agents.tuner import read_knobs, set_knob
+from autokernel.agents.knobs import read_knobs, set_knob
 from autokernel.gate import Judge
 from autokernel.spec import load_spec
 from autokernel.target import default_target

@@ -25,7 +25,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from autokernel.agents.tuner import read_knobs, set_knob  # noqa: E402
+from autokernel.agents.knobs import read_knobs, set_knob  # noqa: E402
 from autokernel.cli.arguments import version  # noqa: E402
 
 LONGEST = 400  # characters of an answer in the transcript

@@ -26,7 +26,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel import build
-from autokernel.agents.tuner import read_knobs, set_knob
+from autokernel.agents.knobs import read_knobs, with_setting
 from autokernel.cli.arguments import Parser, script
 from autokernel.console import add_device_argument, fail
 from autokernel.gate.judge import constants
@@ -73,9 +73,7 @@ def combinations(source: str, settings: Sequence[str]) -> Iterator[tuple[str, st
         asked = [(name, [_value(v) for v in values.split(",")]) for name, _, values in (s.partition("=") for s in settings)]
         every = [dict(zip(dict(asked), values)) for values in itertools.product(*(values for _, values in asked))]
     for chosen in every:
-        edited = source
-        for name, value in chosen.items():
-            edited = set_knob(edited, name, value)
+        edited = with_setting(source, chosen)
         if edited != source:
             yield " ".join(f"{name}={value}" for name, value in chosen.items()), edited
 

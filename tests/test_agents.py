@@ -26,10 +26,11 @@ from autokernel.agents import (
 from autokernel.agents.claude import PRICES, Claude, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.conversation import ModelAgent
+from autokernel.agents.knobs import read_knobs, set_knob, structure
 from autokernel.agents.prompt import task_text
 from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
-from autokernel.agents.tuner import Tuner, read_knobs, scored, set_knob, structure
+from autokernel.agents.tuner import Tuner, scored
 from autokernel.gate.timing.sweep import Looked
 from autokernel.history.experiments import STARTER
 from autokernel.history.ledger import GitLedger

@@ -147,7 +147,7 @@ PROPOSED = [Proposed(1, ("softmax",), 2), Proposed(2, ("matmul", "layernorm"), 5
 @pytest.mark.parametrize("proposed", PROPOSED, ids=lambda p: LEVEL[p.problem].stem)
 def test_our_own_kernels(proposed: Proposed, judge):
     """Sites are found, every variant that is written holds before the gate, and knobs are where the tuner reads them."""
-    from autokernel.agents.tuner import read_knobs, set_knob
+    from autokernel.agents.knobs import read_knobs, set_knob
 
     setup = bridge.set_up(LEVEL[proposed.problem], "cpp", "cpu", None)
     if not proposed.kernels:

@@ -1,17 +1,20 @@
-"""The tools that Claude has: to read what there is to know, to have an edit looked at quickly, to propose an experiment."""
+"""The tools of a language model: to read what there is to know, to have edits looked at or settings swept, to propose."""
 
 import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
 from autokernel.agents import Context
+from autokernel.agents.knobs import in_words, some_settings, with_setting
 from autokernel.agents.playbook import TIERS, fitting_tier, tier_text
 from autokernel.agents.prompt import clip, history_text, incumbent_text, oracle_text, problem_text, trial_line
 from autokernel.build import INCLUDE
 from autokernel.verdict import Verdict
 
 LONGEST = 16_000  # characters of what a tool answers: the context stays bounded
-LOOKS = 3  # quick looks that an experiment may take
+LOOKS, SWEEPS = 3, 2  # quick looks and sweeps that an experiment may take
+SWEEP_S = 60.0
+SETTINGS = {"cpu": 16, "cuda": 64}  # of a sweep at most: about as many as SWEEP_S suffices for
 
 EDIT = {
     "source": {"type": "string", "description": "The complete new text of kernel.py. Either this or `edits`."},
@@ -55,6 +58,23 @@ TOOLS = [
         "input_schema": {"type": "object", "properties": EDIT},
     },
     {
+        "name": "sweep",
+        "description": "Have many settings of one kernel timed side by side on the target's shapes: knobs are its module "
+        "constants, one line `NAME = value` each. Answers with the fastest, against the kernel to beat. No experiment is "
+        f"spent and little is checked; up to {SWEEPS} times. Without `source` and `edits` it sweeps the kernel to beat.",
+        "input_schema": {
+            "type": "object",
+            "properties": {
+                "settings": {
+                    "type": "array",
+                    "description": "Each maps names of knobs to values. Left out: a sample of the kernel's TUNABLES.",
+                    "items": {"type": "object"},
+                },
+                **EDIT,
+            },
+        },
+    },
+    {
         "name": "propose",
         "description": "Submit the next experiment. The gate judges it in full, and keeps it if it is right and faster.",
         "input_schema": {
@@ -83,13 +103,16 @@ class Toolbox:
 
     context: Context
     looks: int = field(default=0)
+    sweeps: int = field(default=0)
 
     def answer(self, tool: str, given: dict[str, Any]) -> str:
-        """What `read` or `look` says. Raises Unusable."""
+        """What `read`, `look` or `sweep` says. Raises Unusable."""
         if tool == "read":
             return clip(self._read(str(given.get("topic")), str(given.get("name") or "")), LONGEST)
         if tool == "look":
             return clip(self._look(self.edited(given)), LONGEST)
+        if tool == "sweep":
+            return clip(self._sweep(given), LONGEST)
         raise Unusable(f"there is no tool {tool!r}")
 
     def edited(self, given: dict[str, Any]) -> str:
@@ -121,6 +144,18 @@ class Toolbox:
         self.looks += 1
         verdict = bench.examine(source, self.context.target, incumbent=self.context.incumbent, quick=True)
         return look_text(verdict)
+
+    def _sweep(self, given: dict[str, Any]) -> str:
+        context = self.context
+        if context.bench is None:
+            raise Unusable("there is no sweep here: propose")
+        if self.sweeps >= SWEEPS:
+            raise Unusable(f"{SWEEPS} sweeps are used up: propose")
+        source = self.edited(given) if given.get("source") or given.get("edits") else context.incumbent
+        sources = _settings(source, given.get("settings"), SETTINGS[context.target.device.partition(":")[0]])
+        self.sweeps += 1
+        looked = context.bench.sweep([context.incumbent, source, *sources], context.target, SWEEP_S)
+        return in_words(looked, context.incumbent)
 
     def _read(self, topic: str, name: str) -> str:
         context = self.context
@@ -166,6 +201,24 @@ class Toolbox:
         if self.context.bench is None:
             raise Unusable("there is no profile here")
         return self.context.bench.profile(self.context.incumbent, self.context.target)
+
+
+def _settings(source: str, settings: object, most: int) -> list[str]:
+    """The source in each of the settings that were asked for, or in some of its own. Raises Unusable."""
+    try:
+        if settings is None:
+            sources = some_settings(source, most)
+        elif isinstance(settings, list) and all(isinstance(one, dict) for one in settings):
+            sources = [with_setting(source, one) for one in settings]
+        else:
+            raise Unusable("`settings` is a list of objects, each from names of knobs to values")
+    except (SyntaxError, ValueError) as error:
+        raise Unusable(str(error)) from None
+    if not sources:
+        raise Unusable("no setting but the present one: give `settings`, or a kernel with TUNABLES")
+    if len(sources) > most:
+        raise Unusable(f"{len(sources)} settings; a sweep here takes {most} at most")
+    return sources
 
 
 def look_text(verdict: Verdict) -> str:

@@ -11,7 +11,6 @@ most once.
 import ast
 import hashlib
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,7 +20,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autokernel.agents import AgentOptions, Context, PastExperiment, Proposal
-from autokernel.gate.judge import constants
+from autokernel.agents.knobs import Knobs, changes, read_knobs, set_knob, structure, with_setting
 from autokernel.gate.timing.statistics import MINIMUM_GAIN
 from autokernel.history.experiments import STARTER, Status
 
@@ -53,38 +52,6 @@ EXPECTED = {  # what a knob of this name usually does: the reason that a hypothe
 
 def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, argument: str) -> "Tuner":
     return Tuner()
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """The tunables of a source: their candidate values, and the values that stand in it."""
-
-    choices: dict[str, list]
-    current: dict[str, object]
-
-
-def read_knobs(source: str) -> Knobs:
-    """TUNABLES and the constants it names, read from the text without running it."""
-    literals = constants(source)
-    choices = {name: list(values) for name, values in literals.get("TUNABLES", {}).items() if name in literals}
-    return Knobs(choices, {name: literals[name] for name in choices})
-
-
-def set_knob(source: str, name: str, value: object) -> str:
-    """The source with its line `NAME = value` rewritten, comment kept. Raises ValueError if there is no such line."""
-    edited, count = re.subn(
-        rf"(?m)^({re.escape(name)}\s*=\s*)([^#\n]*?)(\s*(?:#.*)?)$", rf"\g<1>{value!r}\g<3>", source, count=1
-    )
-    if not count:
-        raise ValueError(f"no line `{name} = …` in the source")
-    return edited
-
-
-def structure(source: str) -> str:
-    """What is left of a source when its knobs are taken out: equal for two settings of one kernel."""
-    for name in read_knobs(source).choices:
-        source = set_knob(source, name, None)
-    return source
 
 
 def _key(text: str) -> str:
@@ -144,7 +111,7 @@ class Tuner:
         kept = {t.row.target: t for t in context.elsewhere if t.row.status == Status.KEPT and t.row.agent != STARTER}
         for target, trial in kept.items():
             if structure(trial.source) == shape:
-                yield Proposal(trial.source, f"{_changes(context.incumbent, trial.source)}: won on {target}", NAME)
+                yield Proposal(trial.source, f"{changes(context.incumbent, trial.source)}: won on {target}", NAME)
 
     def _sweep(self, context: Context, seen: Collection[str]) -> Iterator[Proposal]:
         """The settings that look fastest in sweeps, round after round, until rounds find nothing faster."""
@@ -193,11 +160,8 @@ class Tuner:
         study, made = self._study(knobs, shape, context, swept.scores), {}
         for _ in range(4 * count):
             trial = study.ask(_distributions(knobs))
-            setting = source
-            for name, value in trial.params.items():
-                setting = set_knob(setting, name, value)
+            made[with_setting(source, trial.params)] = None
             study.tell(trial, state=TrialState.PRUNED)
-            made[setting] = None
             if len(made) == count:
                 break
         return list(made)
@@ -241,11 +205,9 @@ class Tuner:
             if self._expected_gain(context, shape) < MINIMUM_GAIN:
                 return
             trial = study.ask(_distributions(knobs))
-            source = context.incumbent
-            for name, value in trial.params.items():
-                source = set_knob(source, name, value)
+            source = with_setting(context.incumbent, trial.params)
             study.tell(trial, state=TrialState.PRUNED)  # not judged yet: asked again with what the gate says of it
-            words = f"{_changes(context.incumbent, source)}: {SEARCHED} these to work together"
+            words = f"{changes(context.incumbent, source)}: {SEARCHED} these to work together"
             if source not in {context.incumbent, *(t.source for t in context.trials)}:
                 yield Proposal(source, words, NAME)
 
@@ -299,16 +261,10 @@ def level(trials: Sequence[PastExperiment]) -> float:
 def _difference(context: Context, source: str) -> str:
     """What tells a source from the incumbent: the knobs that differ, or its structure."""
     if structure(source) == structure(context.incumbent):
-        return _changes(context.incumbent, source)
+        return changes(context.incumbent, source)
     shape = structure(source)
     stems = (stem for stem, path in context.starters.items() if structure(path.read_text()) == shape)
     return f"structure {next(stems, 'of another kernel')}, {read_knobs(source).current}"
-
-
-def _changes(old: str, new: str) -> str:
-    """The knobs that differ, "A 1 -> 2, B 4 -> 8"."""
-    before, after = read_knobs(old).current, read_knobs(new).current
-    return ", ".join(f"{n} {before.get(n)} -> {v}" for n, v in after.items() if v != before.get(n))
 
 
 def _finished(knobs: Knobs, source: str, score: float) -> FrozenTrial:

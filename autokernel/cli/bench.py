@@ -5,6 +5,7 @@ Usage:
     python bench.py kernels/rmsnorm/cpp_kernel.py --quick
     python bench.py third_party.py:function --kernel rmsnorm     # called with the oracle's parameters, by position
     python bench.py kernel.py --tag default --target rmsnorm_float32 --incumbent old.py
+    python bench.py kernel.py --sweep 60              # many settings of its TUNABLES side by side: which looks fastest?
     python bench.py --calibrate --trials 20           # the gate itself: false keeps, power, the least gain that it sees
 
 Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes nothing.
@@ -14,11 +15,17 @@ the kernel, 2 on bad use.
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autokernel import console
 from autokernel.cli.arguments import Parser, count, positive, seed, tag
+
+if TYPE_CHECKING:
+    from autokernel.gate import Judge
+    from autokernel.target import Target
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -41,9 +48,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timing", action="store_true", help="print where the gate's own time went")
     parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--sweep", type=count, metavar="N", help="time N settings of the file's TUNABLES; no verdict")
     parser.add_argument("--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate on these types, or on "planted"')
     parser.add_argument("--trials", type=count, default=20, help="--calibrate: contests of each kind (%(default)s)")
-    parser.add_argument("--budget", type=positive, default=600, metavar="S", help="--calibrate: (default: %(default)s)")
+    parser.add_argument(
+        "--budget", type=positive, default=600, metavar="S", help="--calibrate, --sweep: seconds (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="--calibrate: a record to be written, or to go on with")
     console.add_sandbox_argument(parser)
     console.add_device_argument(parser)
@@ -79,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         judge = Judge(options.device, options.allow_libraries, options.require_sandbox)
     except SandboxIncomplete as error:
         console.fail(error)
+    if options.sweep:
+        return sweep(judge, source, target, options)
     with console.progress(f"{options.file}", total=6) as step, judge:
         verdict = judge.examine(
             source,
@@ -96,3 +108,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         repeat = f"python bench.py {options.file} --seed {verdict.seed}"
         print(profile + report.as_text(verdict, repeat, judge.sandbox, options.timing))
     return 0 if verdict.correctness == "PASS" else 1
+
+
+def sweep(judge: "Judge", source: str, target: "Target", options: argparse.Namespace) -> int:
+    """bench.py --sweep N: the file as it is against other settings of its TUNABLES."""
+    from autokernel.agents.knobs import in_words, read_knobs, some_settings
+
+    sources = some_settings(source, options.sweep)
+    if not sources:
+        console.fail(f"{options.file} has no TUNABLES with other values: nothing to sweep")
+    with console.progress(f"{options.file}", total=len(sources) + 1) as step, judge:
+        looked = judge.sweep(
+            [source, *sources], target, options.budget, lambda done, of: step(f"{done} of {of} settings compiled")
+        )
+    if options.json:
+        rows = [
+            {"setting": read_knobs(one.source).current, "latency_us": _us(one.seconds), "reason": one.reason}
+            for one in looked
+        ]
+        print(json.dumps({"target": target.name, "settings": rows}, indent=1))
+    else:
+        print(in_words(looked, source))
+    return 0 if any(one.source == source and one.seconds < math.inf for one in looked) else 1
+
+
+def _us(seconds: float) -> float | None:
+    return round(1e6 * seconds, 3) if seconds < math.inf else None

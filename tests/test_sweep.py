@@ -41,7 +41,7 @@ def test_the_fast_come_first_and_the_rest_have_reasons(judge: Judge):
     told: list[tuple[int, int]] = []
     looked = judge.sweep(asked, TARGET, 60.0, lambda done, of: told.append((done, of)))
     assert [one.source for one in looked[:3]] == [STARTER, repeated(4), repeated(16)]
-    assert looked[1].seconds > 2 * looked[0].seconds
+    assert looked[2].seconds > 3 * looked[0].seconds
     reasons = {one.source: one.reason for one in looked[3:]}
     assert all(one.seconds == math.inf for one in looked[3:]) and reasons.keys() == {
         raising,
@@ -69,7 +69,8 @@ import glob, os, tempfile
 NOTES = [os.path.join(folder, "swept") for folder in (
     tempfile.gettempdir(), "/tmp", "/dev/shm", os.path.expanduser("~"), os.getcwd(),
     os.environ.get("TRITON_CACHE_DIR", "/nowhere"), os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/nowhere"))]
-BEFORE = [note for note in NOTES if os.path.exists(note)]
+BEFORE = [note for note in NOTES if os.path.exists(note) and "SWEPT" not in os.environ]
+os.environ["SWEPT"] = "in this process: a sweep loads a source more than once"
 for note in NOTES:
     try:
         os.makedirs(os.path.dirname(note), exist_ok=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 from cheat import Cheat, plain, starter, wrapped
 
+from autokernel.agents.knobs import set_knob
+
 
 @dataclass(frozen=True)
 class GpuCheat(Cheat):
@@ -362,7 +364,7 @@ CHEATS = (
         "side-stream",
         "rmsnorm",
         rmsnorm(SIDE_STREAM),
-        f"output of a timed call|{NOT_WRITTEN}",
+        f"output of a timed call|{NOT_WRITTEN}|calls on the same inputs do not agree",
         works="fast",
         refused_by="examine",
     ),
@@ -402,16 +404,17 @@ CHEATS = (
         "cached-by-contents",
         "rmsnorm",
         rmsnorm(BY_CONTENTS),
-        "faster than the device can be|after the clock had stopped",
+        "faster than the device can be|after the clock had stopped|changed: outside the tolerance",
         works="fast",
         refused_by="examine",
+        dims=({"M": 16384, "N": 8192},),  # the sum that it looks at costs as much as the kernel on smaller ones
     ),
     GpuCheat(
         8,
         "super-batch",
         "rmsnorm",
         rmsnorm(SUPER_BATCH),
-        "faster than the device can be",
+        "faster than the device can be|changed: outside the tolerance",
         works="fast",
         refused_by="examine",
     ),
@@ -429,7 +432,7 @@ CHEATS = (
         27,
         "tf32-for-fp32",
         "matmul",
-        starter("matmul", "triton").replace('"ieee"', '"tf32"'),
+        set_knob(starter("matmul", "triton"), "FP32", "tf32"),
         "outside the tolerance|times PyTorch's own",
         works="fast",
         dtype="float32",

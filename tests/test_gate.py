@@ -112,7 +112,7 @@ def remembering(source: str) -> str:
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("check_bytes", [CHECK_BYTES, 1 << 16])
+@pytest.mark.parametrize("check_bytes", [pytest.param(CHECK_BYTES, marks=pytest.mark.slow), 1 << 16])
 def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.MonkeyPatch, check_bytes: int):
     """macOS, or a container that may not trace: outputs (of large ones some rows) are fetched, and it is clocked when they
     arrive."""

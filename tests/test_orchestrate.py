@@ -116,14 +116,22 @@ def user_state(root) -> tuple[str, ...]:
     return tuple(sh("git", *words, cwd=root) for words in questions)
 
 
+SMALL = '{"n_layers": 1, "dim": 384, "n_heads": 6, "n_kv_heads": 2, "hidden": 1024, "vocab_size": 4000}'
+
+
 @pytest.mark.timed  # beside other tests its verification takes minutes longer
-def test_the_whole_job_shortened(tmp_path):
-    """One layer, short input, three experiments: all steps, in a clone, as someone without a git identity."""
+@pytest.mark.parametrize(
+    ("experiments", "targets", "arguments"),
+    [(1, 1, SMALL), pytest.param(3, 2, '{"n_layers": 1}', marks=pytest.mark.slow)],
+    ids=["small", "one layer"],
+)
+def test_the_whole_job_shortened(tmp_path, experiments, targets, arguments):
+    """Little of a model, short input, few experiments: all steps, in a clone, as someone without a git identity."""
     root = tmp_path / "clone"
     sh("git", "clone", "-q", str(ROOT), str(root), cwd=tmp_path)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k != "ANTHROPIC_API_KEY"}
     environment |= {"HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    limits = ["--experiments", "3", "--top", "2", "--input-shape", "1,64", "--model-args", '{"n_layers": 1}']
+    limits = ["--experiments", str(experiments), "--top", str(targets), "--input-shape", "1,64", "--model-args", arguments]
     command = [sys.executable, "orchestrate.py", "--tag", "short", "--device", "cpu", *limits]
     (root / "README.md").write_text("an edit of the user's, not committed\n")
     before = user_state(root)
@@ -133,7 +141,7 @@ def test_the_whole_job_shortened(tmp_path):
         assert heading in done.stdout
     run = Workspace(root, "short")
     rows = run.log.read()
-    assert sum(row.agent != STARTER for row in rows) == 3
+    assert sum(row.agent != STARTER for row in rows) == experiments
     assert {row.experiment: row.row() for row in rows} == {e.row.experiment: e.row.row() for e in run.ledger.entries()}
     for name in ("profile.json", "plan.json", "proof.json", "verify.json", "report.html", "report.md", "progress.png"):
         assert (run / name).stat().st_size > 0

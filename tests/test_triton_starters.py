@@ -456,7 +456,12 @@ def without_data(args):
 
 
 # Alternatives are for Hopper; the main starters compile for the other chips too.
-COMPILED = [(s, t) for s in STARTERS for t in TARGETS if t == "sm_90" or s.endswith("/triton_kernel.py")]
+COMPILED = [
+    pytest.param(s, t, marks=pytest.mark.slow if t in ("sm_100", "gfx942") else ())
+    for s in STARTERS
+    for t in TARGETS
+    if t == "sm_90" or s.endswith("/triton_kernel.py")
+]
 
 
 @pytest.mark.parametrize(("starter", "target"), COMPILED)

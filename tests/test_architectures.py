@@ -43,7 +43,7 @@ def tiered(name: str):
     return pytest.param(name, marks=() if name in FAMILIES else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", map(tiered, ARCHITECTURES))
+@pytest.mark.parametrize("name", [*map(tiered, ARCHITECTURES)])
 def test_all_sites_are_found_and_replaced_and_the_model_stays_itself(name: str) -> None:
     examined = examine(ARCHITECTURES[name])
     assert examined.found == FOUND[name]

@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 import torch
 
+from autokernel.build import default_cache
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.timing import audit, witness
 from autokernel.gate.timing.contest import Measured, NotDecided
@@ -250,6 +251,6 @@ def test_threads_that_leave_the_core_to_a_library_do_not_hide_it():
         seen.sample(busy.pid, running)
         maps = Path(f"/proc/{busy.pid}/maps").read_text().splitlines()
         busy.kill()
-    own = {line.split()[-1] for line in maps if ".so" in line and "autokernel" in line}
+    own = {line.split(maxsplit=5)[-1] for line in maps if f"{default_cache()}/" in line}
     assert own, "the decoys' code is not loaded"
     assert seen.foreign(own), seen.shares()

@@ -1,6 +1,7 @@
 """The GPU table matches exactly or not at all; the CPU's peaks are measured, plausible, quick and cached."""
 
 import json
+import os
 import re
 import time
 
@@ -67,10 +68,10 @@ def test_no_name_fits_two_rows():
 def test_the_cpu_is_measured_once_within_seconds(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
     torch.ones(1) + 1
-    start = time.perf_counter()
+    start = os.times()
     cpu = Device.detect("cpu")
-    measuring_s = time.perf_counter() - start
-    assert measuring_s < 12, "documented as at most 3 s on an idle machine; neighbours on the host may take most of it"
+    cpu_s = sum(os.times()[:4]) - sum(start[:4])  # of all threads and compilers: neighbours on the host take none of it
+    assert cpu_s < 4 * os.cpu_count(), "documented as at most 3 s on an idle machine"
     assert cpu.measured and cpu.type == "cpu" and cpu.units == torch.get_num_threads()
     assert cpu.l2_bytes >= 2**20
 

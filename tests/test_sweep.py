@@ -167,3 +167,6 @@ def test_bench_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit):
         bench.main([str(path), "--device", "cpu", "--sweep", "3"])
     assert "no TUNABLES" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        bench.main([str(path), "--device", "cpu", "--sweep", "3", "--incumbent", str(path)])
+    assert "leave --incumbent out" in capsys.readouterr().err

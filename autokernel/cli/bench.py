@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from autokernel.target import Plan
 
     source = source_of(options.file, options.kernel, options.device)
+    if options.sweep and options.incumbent:
+        console.fail("--sweep times settings of one file against that file as it is: leave --incumbent out")
     incumbent = read_kernel(options.incumbent) if options.incumbent else None
     if incumbent and constants(incumbent).get("KERNEL_TYPE") != constants(source).get("KERNEL_TYPE"):
         console.fail(f"{options.incumbent} is of another kernel type than {options.file}: nothing to compare")

@@ -224,7 +224,8 @@ def _called(kernel: str | Path) -> str:
 def _named(workload: Workload) -> list[str]:
     """The workload as options of a command."""
     named = {"model": workload.model, "class-name": workload.class_name, "dtype": workload.dtype, "device": workload.device}
-    named["input-shape"] = ",".join(map(str, workload.input_shape))
+    if workload.input_shape:
+        named["input-shape"] = ",".join(map(str, workload.input_shape))
     return [f"--{name}={value}" for name, value in named.items()]
 
 

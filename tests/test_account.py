@@ -229,11 +229,11 @@ def test_experts_are_named_with_their_share() -> None:
 
 
 def recurrent(profile: ModelProfile) -> None:
-    ((why, share),) = reasons(profile, Standing.UNCAPTURED).items()
-    assert "accounted_models.py" in why and "self.lstm(" in why
-    assert share > 0.5  # from PyTorch 2.15 on, the products around it are in graphs
-    assert any(h.name == "aten::lstm" and h.calls == 1 and h.share > 0.1 for h in profile.hotspots)
-    assert any("aten::lstm" in line and "whole nn.LSTM" in line for line in account.lines(profile.hotspots))
+    """The LSTM is one operator of a graph, and the products around it are sites."""
+    assert not profile.uncaptured and not profile.graph_breaks
+    assert {site.kernel_type for site in profile.sites} == {"matmul"}
+    assert any(h.name == "aten.lstm.input" and h.calls == 1 and h.share > 0.1 for h in profile.hotspots)
+    assert any("no kernel type" in line and "whole nn.LSTM" in line for line in account.lines(profile.hotspots))
 
 
 def deciding(profile: ModelProfile) -> None:

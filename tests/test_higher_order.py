@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.apply import apply, compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
@@ -82,7 +82,18 @@ class Hooked(Around):
         return x.sin()
 
 
-MODELS = [Branch, Checkpointed, CheckpointedThatWrites, OwnGradient, Mapped, Derivative, Hooked]
+class Recurrent(Around):
+    """A GRU, in an expression between the products: one operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(128, 64, num_layers=2, bidirectional=True)
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + self.rnn(x)[0].sin()
+
+
+MODELS = [Branch, Checkpointed, CheckpointedThatWrites, OwnGradient, Mapped, Derivative, Hooked, Recurrent]
 WITH_GRADIENTS = dict.fromkeys(MODELS, 2) | {Hooked: 0}  # products that kernels compute in training
 INLINED = {Checkpointed: 3}  # without gradients a checkpoint is its body
 
@@ -118,6 +129,20 @@ def test_products_around_it_are_replaced_and_the_model_stays_itself(model_class:
 
 
 COMPILED = [Checkpointed, *(pytest.param(c, marks=pytest.mark.slow) for c in (Branch, Mapped))]
+
+
+def test_other_lengths_of_a_recurrent_model() -> None:
+    torch.manual_seed(0)
+    model, finder = Recurrent(), SiteFinder()
+    sizes = [torch.randn(n, 128) for n in (128, 64, 32, 128)]
+    products = [s for graph in capture(model, (sizes[0],), {}).graphs for s in finder.find(graph.module)]
+    torch._dynamo.reset()
+    replacer = Replacer(starters(products), finder=finder)
+    ours = apply(copy.deepcopy(model), replacer.winners)
+    for x in sizes:
+        torch.testing.assert_close(outcome(ours, ours, x, True), outcome(model, model, x, True), rtol=1e-4, atol=1e-4)
+    assert len(ours._compiled_call_impl.replacer.replaced) == 2
+    assert not torch._dynamo.config.allow_rnn
 
 
 @pytest.mark.parametrize("model_class", COMPILED, ids=lambda c: c.__name__)

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from autokernel.integration.backend import Replacer
+from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
+from autokernel.model.capture import recurrent_modules_traced
 
 
 def apply(
@@ -42,7 +43,7 @@ def apply(
         return model._call_impl(*args, **kwargs)
 
     replacer = Replacer(chosen, fallback, gradients)
-    compiled = torch.compile(call, backend=replacer)
+    compiled = _compiled(call, model, replacer)
 
     def first(*args: Any, **kwargs: Any) -> Any:
         result = compiled(*args, **kwargs)
@@ -97,7 +98,20 @@ def _of_run(run: str | Path | None, fallback: str | None) -> tuple[Sequence[Winn
 
 def compile_with_kernels(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
     """`model` with kernels in it, beside `model` itself, which stays as it is."""
-    return torch.compile(model, backend=replacer)
+    return _compiled(model, model, replacer)
+
+
+def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
+    """`call`, which runs `model`."""
+    compiled = torch.compile(call, backend=replacer)
+    if replacer.fallback in INDUCTOR or not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return compiled
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with recurrent_modules_traced():  # whenever it is called Dynamo may meet a new shape
+            return compiled(*args, **kwargs)
+
+    return run
 
 
 @dataclass(frozen=True)

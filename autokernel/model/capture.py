@@ -68,6 +68,19 @@ ITSELF = {
 set_gradients = torch._C._set_grad_enabled
 
 
+@contextmanager
+def recurrent_modules_traced() -> Iterator[None]:
+    """nn.RNN, nn.GRU and nn.LSTM are one node of a graph; without this, Dynamo leaves out the rest of their caller as well.
+
+    Inductor is not given such graphs: PyTorch 2.13's crashes on the LSTM's backward pass.
+    """
+    before, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, True  # patch() costs 30 µs a call
+    try:
+        yield
+    finally:
+        torch._dynamo.config.allow_rnn = before
+
+
 @dataclass(eq=False)
 class CapturedGraph:
     """One graph of a model with the inputs of its first call; `calls` counts its calls in one pass."""
@@ -122,7 +135,8 @@ def capture(
     torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
     counting = True
     compiled = torch.compile(model, backend=backend, dynamic=False)
-    with torch.no_grad(), torch._dynamo.config.patch(suppress_errors=True), _remembered_frames():
+    settings = torch._dynamo.config.patch(suppress_errors=True)
+    with torch.no_grad(), settings, recurrent_modules_traced(), _remembered_frames():
         compiled(*args, **kwargs)
         frames, breaks = _left_out()
         counting = False

@@ -82,8 +82,7 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         (scratch / "model.pt").write_bytes(written.getbuffer())
         (scratch / "model.py").write_text(text)
         scratch.replace(folder)
-    shape = tuple(tensors[0].shape) if tensors[0].numel() and tensors[0].dim() else (1,)  # for people: it is not used
-    return Workload(str((folder / "model.py").relative_to(home)), function, input_shape=shape, dtype=dtype, device=device)
+    return Workload(str((folder / "model.py").relative_to(home)), function, input_shape=(), dtype=dtype, device=device)
 
 
 def _device(model: nn.Module, name: str) -> str:

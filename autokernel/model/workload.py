@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ class Workload:
     model: str = "models/llama.py"
     class_name: str = "CompactLlama"
     model_args: Mapping[str, Any] = field(default_factory=dict)  # of the constructor; of the config for transformers
-    input_shape: tuple[int, ...] = (1, 512)
+    input_shape: tuple[int, ...] = (1, 512)  # (): example_inputs() of the model's file has them
     dtype: str = "float32"
     device: str = "cpu"
     pretrained: str | None = None  # id of the weights, for classes with from_pretrained()
@@ -62,7 +63,7 @@ class Workload:
     mix: tuple[Part, ...] = ()
 
     def __str__(self) -> str:
-        shape = ",".join(map(str, self.input_shape))
+        shape = ",".join(map(str, self.input_shape)) or "example_inputs()" * (not self.name)
         inputs = " + ".join(f"{p.weight:g} {p.name}" for p in self.mix) or f"{self.name} {shape}".strip()
         return f"{self.model}:{self.class_name} {inputs} {self.dtype}"
 
@@ -203,9 +204,8 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--input-shape",
         type=_shape,
-        default=Workload.input_shape,
         metavar="1,512",
-        help="(1,512); several inputs: batch, length",
+        help="(1,512; where the model's file has example_inputs(), its inputs); several inputs: batch, length",
     )
     group.add_argument(
         "--workload",
@@ -227,17 +227,28 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
     if len({part.name for part in mix}) < len(mix):
         raise WorkloadError("two --workload have the same name")
     first = mix[0] if mix else Part("", arguments.input_shape)
+    model = arguments.module or arguments.model
+    own_inputs = _names_example_inputs(model)
+    if own_inputs and arguments.input_shape:
+        print(f"warning: --input-shape is not used: example_inputs() in {model} makes the inputs", file=sys.stderr)
     return Workload(
-        model=arguments.module or arguments.model,
+        model=model,
         class_name=arguments.class_name,
         model_args=arguments.model_args,
-        input_shape=first.input_shape or arguments.input_shape,
+        input_shape=() if own_inputs else first.input_shape or arguments.input_shape or Workload.input_shape,
         name=first.name,
         mix=mix,
         dtype=arguments.dtype,
         device=arguments.device,
         pretrained=arguments.pretrained,
     )
+
+
+def _names_example_inputs(model: str) -> bool:
+    """Whether a model's file has an example_inputs(), without running it."""
+    path = next((path for path in (Path(model), HOME / model, ROOT / model) if path.is_file()), None)
+    text = path.read_text(errors="replace") if path and path.suffix == ".py" else ""
+    return bool(re.search(r"^(def |from .*import .*|)example_inputs\b", text, re.MULTILINE))
 
 
 def _part(text: str) -> Part:

@@ -4,6 +4,7 @@ Usage:   python benchmarks/random_programs.py                    (20,000 program
          python benchmarks/random_programs.py -n 500 --first 0   (these seeds)
          python benchmarks/random_programs.py --seed 17          (one: its source, and what differs)
          python benchmarks/random_programs.py --seconds 3600     (as many as an hour allows)
+         python benchmarks/random_programs.py --jobs 14          (on 14 cores)
 Writes:  benchmarks/random_programs.json (every 100 programs and at the end: how many ran, over what, what failed)
 
 A program is lines of Python: operations of the patterns, views, copies, writes in place, masks, constants, casts, autocast,
@@ -14,8 +15,11 @@ torch.compile without any kernel in the same way is counted as PyTorch's. A prog
 
 import argparse
 import collections
+import json
 import random
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -44,6 +48,7 @@ BATCH, HEADS, LENGTH, WIDTH = 2, 2, 6, 8  # x is [batch, length, width], and q, 
 LENGTHS = (LENGTH, 4, 5)  # from the second on, Dynamo makes graphs for all lengths
 EVERY_INDUCTOR = 25  # programs; to compile C++ takes seconds
 EVERY_AOT = 10  # what stands before Inductor: functions without writes, gradients as graphs; slow where sizes change
+MERGE_EVERY_S = 20  # the records of several processes
 EVERY_THIRD_LENGTH = 3  # of the programs whose sizes change; for the others two lengths do
 
 KERNEL = """
@@ -474,13 +479,49 @@ def fallback_of(seed: int) -> str | None:
     return "aot_eager" if seed % EVERY_AOT == 0 else None
 
 
+def shared_out(args: argparse.Namespace) -> int:
+    """The programs in `args.jobs` processes, and their records as one; the highest of their exit statuses."""
+    start = time.monotonic()
+    bounds = [args.first + args.programs * i // args.jobs for i in range(args.jobs + 1)]
+    within = ["--seconds", str(args.seconds)] if args.seconds else []
+    with tempfile.TemporaryDirectory() as folder:
+        records = [Path(folder) / f"{i}.json" for i in range(args.jobs)]
+        processes = []
+        for record, first, last in zip(records, bounds, bounds[1:]):
+            words = ["--first", str(first), "-n", str(last - first), "--record", str(record), *within]
+            processes.append(subprocess.Popen([sys.executable, __file__, *words], stdout=sys.stderr))
+        while any(process.poll() is None for process in processes):
+            time.sleep(MERGE_EVERY_S)
+            together([json.loads(record.read_text()) for record in records if record.exists()], args, start)
+        run = together([json.loads(record.read_text()) for record in records if record.exists()], args, start)
+    print(f"{run['programs']} programs with {run['sites']} sites, {len(run['failures'])} differ with kernels")
+    return max(abs(process.returncode) for process in processes)
+
+
+def together(records: Sequence[dict[str, Any]], args: argparse.Namespace, start: float) -> dict[str, Any]:
+    """Records of several processes as one, which is written."""
+    counts: collections.Counter[str] = collections.Counter(programs=0, sites=0)
+    for record in records:
+        counts.update(
+            {name: n for name, n in record.items() if isinstance(n, int) and name not in ("first_seed", "seconds")}
+        )
+    failures = [failure for record in records for failure in record["failures"]]
+    run = {"first_seed": args.first, "failures": failures, "seconds": round(time.monotonic() - start), "jobs": args.jobs}
+    write_json(args.record, dict(counts) | run | {"torch": torch.__version__})
+    return dict(counts) | run
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--programs", type=int, default=PROGRAMS, help="how many (default %(default)s)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one's seed (default %(default)s)")
     parser.add_argument("--seconds", type=float, help="begin no program after so many; the record says how many ran")
     parser.add_argument("--seed", type=int, help="this one alone, made smaller if it fails")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the programs (default %(default)s)")
+    parser.add_argument("--record", type=Path, default=RECORD, help=argparse.SUPPRESS)  # of one of several processes
     args = parser.parse_args()
+    if args.jobs > 1:
+        raise SystemExit(shared_out(args))
     torch.set_num_threads(1)
     if args.seed is not None:
         program = make(args.seed)
@@ -492,7 +533,7 @@ def main() -> None:
 
     def record() -> None:
         run = {"first_seed": args.first, "failures": failures, "seconds": round(time.monotonic() - start)}
-        write_json(RECORD, dict(counts) | run | {"torch": torch.__version__})
+        write_json(args.record, dict(counts) | run | {"torch": torch.__version__})
 
     for seed in range(args.first, args.first + args.programs):
         if args.seconds and time.monotonic() - start > args.seconds:

@@ -126,6 +126,40 @@ def test_what_a_model_returns_is_the_same(function: Callable[..., Any]) -> None:
         torch.testing.assert_close(a, b, atol=2e-2 if function is autocast_inside else 1e-4, rtol=1e-4)
 
 
+def an_idle_slice_and_a_cast_of_it(s: Function, x: Tensor) -> Any:
+    y = s.norm(x)
+    return y[:, :8].float(), y
+
+
+def an_idle_view_that_is_written_to(s: Function, x: Tensor) -> Any:
+    y = x.expand(x.shape)
+    y.add_(s.norm(x))
+    return y, s.norm(y)
+
+
+def a_cast_that_returns_what_it_is_given(s: Function, x: Tensor) -> Any:
+    y = s.norm(x)
+    return y, y.type_as(x), y.view(y.shape), x.float()
+
+
+OBJECTS = [an_idle_slice_and_a_cast_of_it, an_idle_view_that_is_written_to, a_cast_that_returns_what_it_is_given]
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("function", OBJECTS)
+def test_results_are_the_same_objects(function: Callable[..., Any], fallback: str | None) -> None:
+    """Two names of one tensor, or two tensors in one memory: what is resized or detached in place tells them apart."""
+
+    def told_apart(call: Callable[..., Any]) -> list[tuple[bool, bool]]:
+        given = torch.randn(2, 8, 8)
+        tensors = [given, *call(given)]
+        pairs = [(a, b) for i, a in enumerate(tensors) for b in tensors[:i]]
+        return [(a is b, a.untyped_storage()._cdata == b.untyped_storage()._cdata) for a, b in pairs]
+
+    model, replacer = Function(function).requires_grad_(False), Everywhere((), fallback, finder=finder())
+    assert told_apart(compile_with_kernels(model, replacer)) == told_apart(model) and replacer.replaced
+
+
 def gradients(model: nn.Module, call: Callable[..., Tensor], x: Tensor) -> list[Tensor | None]:
     return list(torch.autograd.grad(call(x), list(model.parameters()), allow_unused=True))
 
@@ -153,9 +187,25 @@ def detached_views(s: Function, x: Tensor) -> Tensor:
     return (t.softmax(-1) * s.b(x)).sum()
 
 
-@pytest.mark.parametrize(
-    "function", [a_weight_is_first_used_without, written_after_a_site, the_largest_of_equals, detached_views]
-)
+def a_view_without_gradients_whose_base_is_written(s: Function, x: Tensor) -> Tensor:
+    h = s.a(x)
+    with torch.no_grad():
+        view = h.expand(h.shape)
+    y = s.norm(view)
+    h.contiguous().add_(1.0)
+    return (y * s.norm(x)).sum()
+
+
+GRADIENTS = [
+    a_weight_is_first_used_without,
+    written_after_a_site,
+    the_largest_of_equals,
+    detached_views,
+    a_view_without_gradients_whose_base_is_written,
+]
+
+
+@pytest.mark.parametrize("function", GRADIENTS)
 def test_gradients_are_the_same(function: Callable[..., Tensor]) -> None:
     model, x, replacer = Function(function), torch.randn(2, 8, 8), everywhere()
     ours, theirs = gradients(model, compile_with_kernels(model, replacer), x), gradients(model, model, x)

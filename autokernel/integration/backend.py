@@ -28,10 +28,12 @@ from autokernel.model.capture import (
     aten,
     autocast_devices,
     is_idle,
+    object_of,
     overwritten,
     prune,
     reason,
     set_gradients,
+    storages,
     to_aten,
     value,
     why_left_alone,
@@ -207,8 +209,9 @@ class Replacer:
         constants = _constants_as_inputs(graph) if self.fallback else []
         repeatable = not any(overwritten(node) for node in graph.graph.nodes)
         with without_autocast():
+            objects = _Objects(graph, results) if self.fallback else None  # a compiler may change what it is given
             call = self._compile(graph, [*inputs, *constants])
-        call = _without(ambient, _with_constants(call, constants))
+        call = _without(ambient, _with_constants(objects.kept_by(call) if objects else call, constants))
         optimised = self._where_possible(call, module.forward, inputs, repeatable)
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
@@ -395,11 +398,48 @@ def _trained(place: Place, callee: Kernel) -> Kernel:
 
 
 def _drop_idle(graph: GraphModule, result: Callable[[Node], Any], wanted: bool) -> None:
-    """Take out calls in which nothing happens, unless the graph returns their result: that is an object of its own."""
-    returned = graph.graph.output_node().all_input_nodes
+    """Take out calls in which nothing happens, unless the graph returns what they make: that is an object of its own."""
+    returned = {object_of(node, result) for node in graph.graph.output_node().all_input_nodes}
     for node in graph.graph.nodes:
-        if node not in returned and (node.target in ITSELF or not wanted) and is_idle(node, result):
+        if object_of(node, result) not in returned and (node.target in ITSELF or not wanted) and is_idle(node, result):
             node.replace_all_uses_with(node.args[0])
+
+
+class _Objects:
+    """Which results of a graph are one object, or an input: compilers do not keep to it.
+
+    They take a view in which nothing happens for what it views, and make a new one of what is returned as it came.
+    sites: the nodes of the original whose results kernels compute -> those that do.
+    """
+
+    def __init__(self, graph: GraphModule, sites: Mapping[Node, Node]):
+        originals = {ours: original for original, ours in sites.items()}
+        results = graph.graph.output_node().args[0]
+        results = results if isinstance(results, (tuple, list)) else ()
+        self.given = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+        self.made = [object_of(v) if isinstance(v, Node) else None for v in results]
+        held = {node: storages([originals.get(node, node)]) for node in (*filter(None, self.made), *self.given)}
+        self.shared = [  # places of the results that share memory with another one or with an input
+            i
+            for i, ours in enumerate(self.made)
+            if ours and any(held[ours] & held[v] for v in (*self.given, *self.made[:i], *self.made[i + 1 :]) if v)
+        ]
+
+    def kept_by(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, a compiler's form of the graph, with results that are the same objects as the graph's."""
+
+        def run(*values: Any) -> Any:
+            results = list(call(*values))
+            known = {node: values[i] for node, i in self.given.items()}
+            for i in self.shared:
+                if self.made[i] in known:
+                    results[i] = known[self.made[i]]
+                elif any(results[i] is v for v in known.values()):
+                    results[i] = aten.alias.default(results[i])
+                known[self.made[i]] = results[i]
+            return tuple(results)
+
+        return run if self.shared else call
 
 
 def _constants_as_inputs(graph: GraphModule) -> list[Tensor]:

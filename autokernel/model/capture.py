@@ -642,6 +642,22 @@ def is_idle(node: Node, result: Callable[[Node], Any] = lambda node: value(node)
     return layout(ours) == layout(given) is not None and memory(ours) == memory(given)
 
 
+def object_of(node: Node, result: Callable[[Node], Any] = lambda node: value(node)) -> Node:
+    """The node that made the object that `node` returns: itself, unless it hands on what it was given."""
+    while node.target in ITSELF and is_idle(node, result) or _changes_its_input(node):
+        node = node.args[0]
+    return node
+
+
+def _changes_its_input(node: Node) -> bool:
+    """Whether it is like add_(), which returns its first argument."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.args or not isinstance(node.args[0], Node):
+        return False
+    returns = node.target._schema.returns
+    changed = [part.alias_info for part in (*returns, node.target._schema.arguments[0])]
+    return len(returns) == 1 and all(info is not None and info.is_write for info in changed)
+
+
 def memory(fake: Any) -> set[int]:
     """The storages of the tensors in a result."""
     return {t.untyped_storage()._cdata for t in tree_leaves(fake) if isinstance(t, Tensor)}

@@ -147,6 +147,7 @@ class Backward(Interpreter):
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.kept: dict[Node, set[int]] = {}  # the memory that a node's operator keeps
         self.writes: list[tuple[int, set[int]]] = []
+        self.hidden: set[int] = set()  # the memory of views that were made without gradients, of what wants them
         placeholders = graph.graph.find_nodes(op="placeholder")
         mode = next((value(n).fake_mode for n in placeholders if isinstance(value(n), FakeTensor)), None)
         self.parameters = {n for n, given in zip(placeholders, inputs) if isinstance(given, torch.nn.Parameter)}
@@ -171,6 +172,8 @@ class Backward(Interpreter):
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             result = self._apart(n) if isinstance(n.target, HigherOrderOperator) else super().run_node(n)
+        if not torch.is_grad_enabled():
+            self.hidden |= memory([t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad])
         if targets := overwritten(n):
             self.writes.append((self.order[n], memory([self.env[target] for target in targets])))
         return result
@@ -190,7 +193,8 @@ class Backward(Interpreter):
     def keeping(self, nodes: Collection[Node], inputs: Sequence[Node], output: Node) -> tuple[list[int], list[int]] | None:
         """Of a site: the places in `inputs` whose values its gradients depend on, and those to be kept as copies.
 
-        None where something that the original does not keep is needed, and may be changed before the backward pass.
+        None where something that the original does not keep is needed, and may be changed before the backward pass; and
+        where a view is needed that was made without gradients: after a change, autograd takes no view of it any more.
         """
         kept = set().union(*(self.kept[node] for node in nodes))
         held = [memory(self.env[node]) for node in inputs]
@@ -198,6 +202,8 @@ class Backward(Interpreter):
         needed = [i for i, own in enumerate(held) if is_all or own & kept]
         beyond = [i for i in needed if not held[i] & kept]
         later = set().union(*(changed for i, changed in self.writes if i > self.order[output]))
+        if any(held[i] & self.hidden & later for i in needed):
+            return None
         exposed = [i for i in beyond if held[i] & (later | self.outside) and inputs[i] not in self.parameters]
         exposed += [i for i in beyond if held[i] & later and inputs[i] in self.parameters]
         if any(self.wants_gradient(inputs[i]) for i in exposed):

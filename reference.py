@@ -14,6 +14,7 @@ ACTIVATIONS = {
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
     "relu2": lambda x: torch.relu(x) ** 2,
     "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": torch.relu,
 }
 
 
@@ -77,6 +78,12 @@ def flash_attention(
 def fused_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, activation: str = "silu") -> Tensor:
     """(act(x w_gateᵀ) · x w_upᵀ) w_downᵀ for x [..., dim], w_gate and w_up [hidden, dim], w_down [dim, hidden]."""
     return (ACTIVATIONS[activation](x @ w_gate.T) * (x @ w_up.T)) @ w_down.T
+
+
+def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "gelu") -> Tensor:
+    """act(x weightᵀ + bias) for x [..., K], weight [N, K], bias [N] -> [..., N]."""
+    y = x @ weight.T
+    return ACTIVATIONS[activation](y if bias is None else y + bias)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:

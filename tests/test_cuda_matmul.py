@@ -21,8 +21,8 @@ from test_cuda_starters import for_chip, load, needs_nvcc
 import reference
 from autokernel import build
 
-TYPES = ("matmul", "flash_attention", "fused_mlp", "matmul_fp4")
-MATMUL, ATTENTION, MLP, FP4 = (load(f"{name}/cuda_kernel.py") for name in TYPES)
+TYPES = ("matmul", "flash_attention", "fused_mlp", "matmul_fp4", "fused_linear")
+MATMUL, ATTENTION, MLP, FP4, LINEAR = (load(f"{name}/cuda_kernel.py") for name in TYPES)
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -35,6 +35,7 @@ def everywhere() -> Iterator[build.CudaFunction]:
     yield ATTENTION._compiled(SINGLE, 64, True)
     yield MLP._gated(HALF, "gelu")
     yield MLP._gated(BRAIN, "gelu_tanh")
+    yield LINEAR._activate(HALF, "relu")
     yield FP4._few(DTYPE=build.DTYPE_CODE[BRAIN], GROUP=16, E8M0=0)
 
 
@@ -47,6 +48,8 @@ def on_hopper() -> Iterator[build.CudaFunction]:
     yield ATTENTION._compiled(HALF, 64, False)
     yield ATTENTION._compiled(BRAIN, 128, False)
     yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[0], 132)
+    yield LINEAR._gemm(HALF, "gelu_tanh", LINEAR.TILES[0], 132)
+    yield LINEAR._gemm(BRAIN, "gelu", LINEAR.TILES[1], 132)
     yield FP4._many(FP4.GEMM_TILES[0], DTYPE=build.DTYPE_CODE[HALF], GROUP=32, E8M0=1)
 
 
@@ -81,7 +84,10 @@ def test_compiles_to_tensor_cores_in_16_bits_only(chip: str, monkeypatch: pytest
     for_chip(monkeypatch, chip)
     for function, binary in compiled(list(everywhere())).items():
         defines = dict(function.library.defines)
-        multiplies = function.signature != MLP._gated(HALF, "gelu").signature
+        multiplies = function.signature not in (
+            MLP._gated(HALF, "gelu").signature,
+            LINEAR._activate(HALF, "relu").signature,
+        )
         single = defines.get("DTYPE", "0") == "0"
         assert ("HMMA" in instructions(binary)) == (multiplies and not single), defines
 
@@ -142,6 +148,23 @@ def test_every_tile_on_a_shape_that_it_does_not_divide(tile):
     run(*(x.data_ptr() for x in (A, B, C)), numbers)
     exact = A.double() @ B.double()
     assert (C.double() - exact).norm() / exact.norm() < 5e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", range(len(LINEAR.TILES)))
+@pytest.mark.parametrize("case", [*PRODUCTS, Product(520, 2120, 1048, "no tile divides it")], ids=lambda c: c.why)
+def test_linear_layers(case: Product, tile: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(LINEAR, "TILE", tile)
+    LINEAR._product.cache_clear()
+    torch.manual_seed(0)
+    for dtype, activation, biased in ((HALF, "gelu", True), (BRAIN, "relu", True), (HALF, "gelu_tanh", False)):
+        x, weight, bias = torch.randn(case.M, case.K), torch.randn(case.N, case.K) / case.K**0.5, torch.randn(case.N)
+        x, weight, bias = (t.cuda().to(dtype) for t in (x, weight, bias))
+        given = bias if biased else None
+        exact = reference.fused_linear(x.double(), weight.double(), given if given is None else given.double(), activation)
+        error = (LINEAR.kernel_fn(x, weight, given, activation).double() - exact).norm() / exact.norm()
+        assert error < {HALF: 5e-4, BRAIN: 4e-3}[dtype], (dtype, activation, biased)
+    LINEAR._product.cache_clear()
 
 
 @dataclass(frozen=True)

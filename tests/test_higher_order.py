@@ -128,6 +128,18 @@ def test_products_around_it_are_replaced_and_the_model_stays_itself(model_class:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_a_recurrent_model_under_autocast_stays_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, x, finder = Recurrent(), torch.randn(128, 128), SiteFinder()
+    products = [s for graph in capture(model, (x,), {}).graphs for s in finder.find(graph.module)]
+    torch._dynamo.reset()
+    ours = apply(copy.deepcopy(model), starters(products))
+    with torch.autocast("cpu", torch.bfloat16):
+        got, expected = (outcome(m, m, x, True) for m in (ours, model))
+    torch.testing.assert_close(got, expected)
+    assert any("gru under autocast" in why for why in ours._compiled_call_impl.replacer.left)
+
+
 COMPILED = [Checkpointed, *(pytest.param(c, marks=pytest.mark.slow) for c in (Branch, Mapped))]
 
 

@@ -104,6 +104,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "relu2": lambda x: x.clamp(min=0) * x,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
 }
 
 
@@ -112,6 +113,13 @@ def test_fused_mlp(activation):
     x, w_gate, w_up, w_down = torch.randn(2, 3, 8), torch.randn(12, 8), torch.randn(12, 8), torch.randn(8, 12)
     hidden = ACTIVATIONS[activation](F.linear(x, w_gate)) * F.linear(x, w_up)
     same(reference.fused_mlp(x, w_gate, w_up, w_down, activation), F.linear(hidden, w_down))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("biased", [True, False])
+def test_fused_linear(activation, biased):
+    x, weight, bias = torch.randn(2, 3, 8), torch.randn(12, 8), torch.randn(12) if biased else None
+    same(reference.fused_linear(x, weight, bias, activation), ACTIVATIONS[activation](F.linear(x, weight, bias)))
 
 
 @pytest.mark.parametrize("ignore_index", [-100, 2])

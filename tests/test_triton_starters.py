@@ -138,6 +138,15 @@ def mlp_case(*rows, dim, hidden, activation="silu", layout=as_is):
     }
 
 
+def linear_case(*rows, K, N, activation="gelu", layout=as_is, bias=True):
+    return lambda dt: {
+        "x": layout(randn(*rows, K, dtype=dt)),
+        "weight": layout(randn(N, K, dtype=dt)),
+        "bias": layout(randn(2, N, dtype=dt))[1] if bias else None,
+        "activation": activation,
+    }
+
+
 def reduce_case(*shape, dim, op, layout):
     return lambda dt: {"x": layout(randn(*shape, dtype=dt)), "dim": dim, "op": op}
 
@@ -244,6 +253,16 @@ CASES = {
         "token": mlp_case(dim=65, hidden=129),
         "transposed": mlp_case(3, 20, dim=32, hidden=50, layout=transposed),
     },
+    "fused_linear": {
+        "gelu": linear_case(40, K=64, N=96),
+        "gelu_tanh": linear_case(2, 9, K=40, N=70, activation="gelu_tanh", bias=False),
+        "relu2": linear_case(2, 9, K=33, N=17, activation="relu2", layout=every_second),
+        "relu": linear_case(70, K=72, N=130, activation="relu"),
+        "silu": linear_case(80, K=64, N=64, activation="silu"),
+        "1": linear_case(1, K=1, N=1),
+        "token": linear_case(K=65, N=129),
+        "transposed": linear_case(3, 20, K=32, N=50, layout=transposed),
+    },
     "reduce": {
         f"{op} {name}": reduce_case(*shape, dim=dim, op=op, layout=layout)
         for op in ("sum", "max")
@@ -271,7 +290,7 @@ OWN_OPS = {  # PyTorch's own op, whose error in the dtype is the yardstick; else
 }
 
 # Settings under which a starter takes another way than with its own, for inputs as small as these.
-OTHER_WAYS = {"matmul/triton_kernel.py": {"TMA": 2}}
+OTHER_WAYS = {"matmul/triton_kernel.py": {"TMA": 2}, "fused_linear/triton_kernel.py": {"TMA": 2}}
 
 ERROR_RATIO = 4  # the most that a row's rms error may be, in errors of PyTorch's own op
 

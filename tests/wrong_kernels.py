@@ -27,6 +27,7 @@ def kernel(kernel_type: str, name: str, stage: str, signature: str, body: str, *
 
 RMS, NORM = "x, weight, eps=1e-6", "x, weight, bias, eps=1e-5"
 ATTENTION = "Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True"
+LINEAR = 'x, weight, bias=None, activation="gelu"'
 CE, ROPE, MLP = (
     "logits, targets, ignore_index=-100",
     "x, cos, sin, interleaved=True",
@@ -84,6 +85,20 @@ WRONG = (
         "shape_sweep",
         MLP,
         "import torch.nn.functional as F\nreturn F.linear(F.silu(F.linear(x, w_gate)) * F.linear(x, w_up), w_down)",
+    ),
+    kernel(
+        "fused_linear",
+        "one-activation",
+        "shape_sweep",
+        LINEAR,
+        "return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))",
+    ),
+    kernel(
+        "fused_linear",
+        "bias-after-the-activation",
+        "smoke_test",
+        LINEAR,
+        "y = torch.nn.functional.gelu(torch.nn.functional.linear(x, weight))\nreturn y if bias is None else y + bias",
     ),
     kernel(
         "cross_entropy",

@@ -33,6 +33,8 @@ inline vfloat gelu_tanh(vfloat x) {
     return x * (z < 0.f ? e : splat(1)) / (e + 1.f);
 }
 
+inline vfloat relu(vfloat x) { return x < 0.f ? vfloat{} : x; }
+
 inline vfloat activation(int code, vfloat x) {
-    return code == 0 ? silu(x) : code == 1 ? gelu(x) : code == 2 ? relu2(x) : gelu_tanh(x);
+    return code == 0 ? silu(x) : code == 1 ? gelu(x) : code == 2 ? relu2(x) : code == 3 ? gelu_tanh(x) : relu(x);
 }

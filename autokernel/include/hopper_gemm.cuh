@@ -12,12 +12,13 @@
 namespace hopper {
 
 // Gate: void for a plain product; a type with `static float of(float)` for C = of(A Bᵀ) · (A B2ᵀ), where a tile of B is
-// BN / 2 rows of each.
+// BN / 2 rows of each. After: void, or a type with the same function for C = of(A Bᵀ + bias), with the bias of the Problem.
 template <class Element, int BM_, int BN_, int STAGES_, bool TURNS_, int CLUSTER_, bool A_ALONG_K_, bool B_ALONG_K_,
-          class Gate_ = void, int SPLITS_ = 1>
+          class Gate_ = void, int SPLITS_ = 1, class After_ = void>
 struct Gemm {
     using T = Element;
     using Gate = Gate_;
+    using After = After_;
     static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CLUSTER = CLUSTER_, SPLITS = SPLITS_;
     static constexpr bool TURNS = TURNS_, A_ALONG_K = A_ALONG_K_, B_ALONG_K = B_ALONG_K_, GATED = !std::is_void_v<Gate_>;
     static constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * 128;
@@ -39,6 +40,7 @@ struct Problem {
     int M, N, K;
     int group;       // rows of clusters of tiles that are walked together, for their operands to meet in L2
     bool store_tma;  // C's rows start at multiples of 16 bytes
+    const void* bias = nullptr;  // [N] in C's dtype from a multiple of 4 bytes on, of an even N; nullptr: none
 };
 
 #ifdef AK_HOPPER
@@ -223,6 +225,23 @@ __device__ void combine(GemmShared<G>& shared, const Place<G>& place, float (&d)
         }
 }
 
+// Bias and activation of the columns from n on, of one stripe: in each octet of columns a thread holds two neighbours, twice.
+template <class G>
+__device__ void finish_columns(float* d, const Problem& p, int n) {
+    using Pair = std::conditional_t<std::is_same_v<typename G::T, f16>, __half2, __nv_bfloat162>;
+    const int column = n + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int octet = 0; octet < G::COLUMNS / G::SPLITS / 8; ++octet) {
+        float2 bias = {0, 0};
+        if (p.bias && column + 8 * octet < p.N) {
+            const Pair pair = *reinterpret_cast<const Pair*>(static_cast<const typename G::T*>(p.bias) + column + 8 * octet);
+            bias = {to_float(pair.x), to_float(pair.y)};
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[4 * octet + e] = G::After::of(d[4 * octet + e] + (e % 2 ? bias.y : bias.x));
+    }
+}
+
 template <class G>
 __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, const CUtensorMap& map, typename G::T* C,
                               int warpgroup) {
@@ -266,9 +285,10 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
             if constexpr (G::GATED)
 #pragma unroll
                 for (int e = 0; e < G::BN / 4; ++e) d[i][e] = G::Gate::of(d[i][e]) * d[i][G::BN / 4 + e];
+            to = {at.x + first + 64 * i, at.y + place.split * (G::COLUMNS / G::SPLITS)};
+            if constexpr (!std::is_void_v<typename G::After>) finish_columns<G>(d[i], place.p, to.y);
 #pragma unroll
             for (int panel = 0; panel < PANELS; ++panel) round_columns<typename G::T>(d[i] + 32 * panel, words + 16 * panel);
-            to = {at.x + first + 64 * i, at.y + place.split * (G::COLUMNS / G::SPLITS)};
             if (!G::LATE) store(i, -1);
         }
     }

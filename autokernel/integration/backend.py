@@ -28,6 +28,8 @@ from autokernel.model.capture import (
     aten,
     autocast_devices,
     is_idle,
+    layout,
+    memory,
     object_of,
     overwritten,
     prune,
@@ -406,9 +408,10 @@ def _drop_idle(graph: GraphModule, result: Callable[[Node], Any], wanted: bool) 
 
 
 class _Objects:
-    """Which results of a graph are one object, or an input: compilers do not keep to it.
+    """Which results of a graph are one object, or an input, or in one memory: compilers do not keep to it.
 
-    They take a view in which nothing happens for what it views, and make a new one of what is returned as it came.
+    They take a view in which nothing happens for what it views, make a new one of what is returned as it came, and return a
+    result and a view of it in memory of their own each.
     sites: the nodes of the original whose results kernels compute -> those that do.
     """
 
@@ -419,6 +422,7 @@ class _Objects:
         self.given = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
         self.made = [object_of(v) if isinstance(v, Node) else None for v in results]
         held = {node: storages([originals.get(node, node)]) for node in (*filter(None, self.made), *self.given)}
+        self.like = [value(originals.get(v, v)) if v else None for v in self.made]
         self.shared = [  # places of the results that share memory with another one or with an input
             i
             for i, ours in enumerate(self.made)
@@ -436,10 +440,28 @@ class _Objects:
                     results[i] = known[self.made[i]]
                 elif any(results[i] is v for v in known.values()):
                     results[i] = aten.alias.default(results[i])
+                elif (base := self._base(i, results)) is not None:
+                    own = self.like[i]
+                    results[i] = base.as_strided(own.shape, own.stride(), own.storage_offset())
                 known[self.made[i]] = results[i]
             return tuple(results)
 
         return run if self.shared else call
+
+    def _base(self, i: int, results: Sequence[Any]) -> Tensor | None:
+        """An earlier result that result i should share all of its memory with, and does not."""
+        for j in (j for j in self.shared if j < i):
+            ours, base, is_plain = results[i], results[j], not (results[i].requires_grad or results[j].requires_grad)
+            should = memory(self.like[i]) == memory(self.like[j]) and ours.numel() == base.numel()
+            if should and is_plain and memory(ours) != memory(base) and layout(base) == _real_layout(self.like[j], base):
+                return base
+        return None
+
+
+def _real_layout(fake: Tensor, real: Tensor) -> Any:
+    """The layout of `fake` on the device of `real`, where a graph that runs may be."""
+    dtype, _, *rest = layout(fake)
+    return dtype, real.device, *rest
 
 
 def _constants_as_inputs(graph: GraphModule) -> list[Tensor]:

@@ -65,6 +65,12 @@ ITSELF = {
     aten.contiguous.default,
     aten.dropout.default,
 }  # what nothing happens to they return
+RECURRENT = {
+    "lstm",
+    "gru",
+    "rnn_tanh",
+    "rnn_relu",
+}  # functions of torch: their products would be cast, all inside of one node
 set_gradients = torch._C._set_grad_enabled
 
 
@@ -332,6 +338,8 @@ class _Traced(Interpreter):
             before = (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
             _set_autocast(device_type, is_enabled, dtype or before[2])
             return before
+        if autocast_devices() and getattr(target, "__name__", "") in RECURRENT:
+            raise NotImplementedError(f"{target.__name__} under autocast, whose casts in it no trace shows")
         if not isinstance(target, HigherOrderOperator):
             return super().call_function(target, args, kwargs)
         if target is checkpoint and not self.gradients:  # then it is its body, and no more

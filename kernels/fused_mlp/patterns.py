@@ -1,23 +1,13 @@
 """How models write gated MLPs: SwiGLU, GeGLU and their like, with separate and with merged gate and up weights."""
 
-import math
-from functools import partial
 from itertools import product
 
-import torch
 import torch.nn.functional as F
 
+from autokernel.model import activations
 from autokernel.model.match import Pattern
 
-ACTIVATIONS = [
-    ("silu", F.silu),
-    ("silu", lambda x: x * torch.sigmoid(x)),
-    ("gelu", F.gelu),
-    ("gelu", lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))),
-    ("relu2", lambda x: F.relu(x).pow(2)),
-    ("gelu_tanh", partial(F.gelu, approximate="tanh")),
-    ("gelu_tanh", lambda x: 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))),
-]
+ACTIVATIONS = [form for form in activations.FORMS if form[0] != "relu"]
 SEPARATE = {"x": (2, 3, 8), "w_gate": (10, 8), "w_up": (10, 8), "w_down": (8, 10)}
 MERGED = {"x": (2, 3, 8), "w_both": (20, 8), "w_down": (8, 10)}
 SPLITS = [lambda both: both.chunk(2, -1), lambda both: both.split(10, -1), lambda both: (both[..., :10], both[..., 10:])]

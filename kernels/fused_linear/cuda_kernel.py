@@ -1,0 +1,155 @@
+"""A linear layer and its activation in CUDA C++: on Hopper one wgmma GEMM whose epilogue is act(sum + bias).
+
+What TMA cannot read, few rows, fp32 and other GPUs take the library's GEMM and one kernel for the activation.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
+
+KERNEL_TYPE = "fused_linear"
+BACKEND = "cuda"
+TUNABLES = {
+    "TILE": [-1, 0, 1, 2, 3],
+    "GROUP": [2, 4, 8, 16],
+    "EARLY": [0, 1],
+}
+
+TILE = -1  # of TILES; -1: the one that should take least time
+GROUP = 8  # rows of (clusters of) tiles that are walked together, so that their operands meet in L2
+EARLY = 1  # whether a launch may begin while the kernel ahead ends
+ACTIVATIONS = ("silu", "gelu", "relu2", "gelu_tanh", "relu")
+
+
+@dataclass(frozen=True)
+class Tile:
+    m: int  # rows of x of a thread block
+    n: int  # rows of the weight
+    stages: int  # steps along K in flight
+    turns: bool  # whether two warpgroups take turns, a tile each; else they share each
+    cluster: int  # blocks that share a tile of the weight
+    efficiency: float  # of the tensor cores, next to the first's
+
+
+TILES = (
+    Tile(128, 256, 4, False, 2, 1.0),
+    Tile(128, 128, 6, True, 2, 0.99),
+    Tile(128, 128, 6, True, 1, 0.98),
+    Tile(64, 64, 8, True, 1, 0.45),
+)
+FEW_ROWS = 64  # up to which the weight's way from memory is all that counts, for which the library has better tiles
+
+ACTIVATION_SOURCE = r"""
+#include <autokernel.cuh>
+
+struct Activation {
+    __device__ static float of(float x) {
+        if (ACTIVATION == 0) return __fdividef(x, 1 + fast_exp(-x));         // silu
+        if (ACTIVATION == 1) return 0.5f * x * (1 + erff(x * 0.70710678f));  // gelu
+        if (ACTIVATION == 2) return x <= 0 ? 0 : x * x;                      // relu2; NaN stays NaN
+        if (ACTIVATION == 4) return x <= 0 ? 0 : x;                           // relu
+        return __fdividef(x, 1 + fast_exp(-1.5957691f * (x + 0.044715f * x * x * x)));  // gelu_tanh: x sigmoid(2 y)
+    }
+};
+"""
+
+GEMM_SOURCE = r"""
+#include <hopper_gemm.cuh>
+
+// y [M, N] = act(x [M, K] weightᵀ + bias), weight [N, K].
+extern "C" int run(const void* x, const void* weight, const void* bias, void* y, int M, int N, int K, int64_t x_row,
+                   int64_t weight_row, cudaStream_t stream) {
+    using T = std::conditional_t<DTYPE == 1, f16, bf16>;
+    using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, true, true, void, 1, Activation>;
+    const hopper::Problem problem = {M, N, K, GROUP, true, bias};
+    return hopper::launch_gemm<G>(x, weight, nullptr, y, problem, x_row, weight_row, PROCESSORS, EARLY, stream);
+}
+"""
+
+ACTIVATE_SOURCE = (
+    ACTIVATION_SOURCE
+    + r"""
+using T = std::conditional_t<DTYPE == 0, float, std::conditional_t<DTYPE == 1, f16, bf16>>;
+
+// y = act(y)
+__global__ void __launch_bounds__(256) activate(T* y, int64_t vectors, int64_t count) {
+    const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < vectors) {
+        auto* at = reinterpret_cast<Vector<T>*>(y) + i;
+        float v[LANES<T>];
+        unpack(*at, v);
+        for (int e = 0; e < LANES<T>; ++e) v[e] = Activation::of(v[e]);
+        *at = pack<T>(v);
+    }
+    const int64_t tail = vectors * LANES<T> + i;
+    if (tail < count && i < LANES<T>) y[tail] = from_float<T>(Activation::of(to_float(y[tail])));
+}
+
+extern "C" int run(void* y, int64_t count, cudaStream_t stream) {
+    const int64_t vectors = count / LANES<T>;
+    activate<<<divide_up(vectors, 256) + 1, 256, 0, stream>>>((T*)y, vectors, count);
+    return cudaGetLastError();
+}
+"""
+)
+
+
+@cache
+def _gemm(dtype: torch.dtype, activation: str, tile: Tile, processors: int) -> CudaFunction:
+    """One library a tile: each takes seconds to compile."""
+    choice = {"DTYPE": DTYPE_CODE[dtype], "ACTIVATION": ACTIVATIONS.index(activation)}
+    names = {f"TILE_{name.upper()}": int(value) for name, value in asdict(tile).items() if name != "efficiency"}
+    launch = {"GROUP": GROUP, "EARLY": EARLY, "PROCESSORS": processors}
+    return cuda_function(ACTIVATION_SOURCE + GEMM_SOURCE, "run", "pppp iii ll", **choice, **names, **launch)
+
+
+@cache
+def _activate(dtype: torch.dtype, activation: str) -> CudaFunction:
+    return cuda_function(ACTIVATE_SOURCE, "run", "pl", DTYPE=DTYPE_CODE[dtype], ACTIVATION=ACTIVATIONS.index(activation))
+
+
+def _fastest(M: int, N: int, processors: int) -> Tile:
+    """By waves of clusters, times the work of one."""
+
+    def time(tile: Tile) -> float:
+        clusters = -(-M // (tile.m * tile.cluster)) * -(-N // tile.n)
+        return -(-clusters // (processors // tile.cluster)) * tile.m * tile.n / tile.efficiency
+
+    return min(TILES, key=time) if TILE < 0 else TILES[TILE]
+
+
+@lru_cache(4096)
+def _product(
+    dtype: torch.dtype, M: int, N: int, strides: tuple, vector: tuple, activation: str, aligned: bool, device: int
+) -> CudaFunction | None:
+    """On Hopper, for rows of x and the weight that start at multiples of 16 bytes and a bias without gaps; else None."""
+    lines = all(inner == 1 and line > 0 and line % 8 == 0 for line, inner in strides)
+    fits = lines and N % 8 == 0 and vector in ((), (1,)) and aligned
+    properties = torch.cuda.get_device_properties(device)
+    if properties.major != 9 or not fits or dtype == torch.float32 or M <= FEW_ROWS:
+        return None
+    processors = properties.multi_processor_count
+    return _gemm(dtype, activation, _fastest(M, N, processors), processors)
+
+
+def kernel_fn(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "gelu"
+) -> torch.Tensor:
+    """x [..., K], weight [N, K], bias [N] -> contiguous [..., N] in x's dtype."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    (M, K), N = rows.shape, weight.shape[0]
+    at_x, at_weight, at_bias = rows.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+    strides, vector = (rows.stride(), weight.stride()), () if bias is None else bias.stride()
+    aligned = (at_x | at_weight) % 16 == 0 and at_bias % 4 == 0
+    product = _product(x.dtype, M, N, strides, vector, activation, aligned, x.get_device())
+    if product is None:
+        y = F.linear(rows, weight, bias)
+        _activate(x.dtype, activation)(y.data_ptr(), y.numel())
+    else:
+        y = x.new_empty(M, N)
+        product(at_x, at_weight, at_bias or None, y.data_ptr(), M, N, K, strides[0][0], strides[1][0])
+    return y.view(*x.shape[:-1], N)

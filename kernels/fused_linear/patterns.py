@@ -1,0 +1,38 @@
+"""How models write a linear layer and the activation behind it, with and without a bias."""
+
+import torch
+import torch.nn.functional as F
+
+from autokernel.model.activations import FORMS
+from autokernel.model.match import Pattern
+
+SIZES = {"x": (2, 3, 8), "weight": (5, 8)}
+
+
+def plain(name, act):
+    def call(kernel, x, weight):
+        return kernel(x=x, weight=weight, bias=None, activation=name)
+
+    return Pattern(lambda x, weight: act(F.linear(x, weight)), SIZES, call)
+
+
+def biased(name, act):
+    def call(kernel, x, weight, bias):
+        return kernel(x=x, weight=weight, bias=bias, activation=name)
+
+    return Pattern(lambda x, weight, bias: act(F.linear(x, weight, bias)), SIZES | {"bias": (5,)}, call)
+
+
+def flattened(name, act):
+    """As GPT-2 by Hugging Face has it (transformers.pytorch_utils.Conv1D): the weight is [K, N]."""
+
+    def example(x, weight, bias):
+        return act(torch.addmm(bias, x.view(6, 8), weight).view(2, 3, 5))
+
+    def call(kernel, x, weight, bias):
+        return kernel(x=x, weight=weight.t(), bias=bias, activation=name)
+
+    return Pattern(example, {"x": (2, 3, 8), "weight": (8, 5), "bias": (5,)}, call)
+
+
+PATTERNS = [way(*form) for form in FORMS for way in (biased, plain, flattened)]

@@ -89,6 +89,9 @@ def contestants(row: Row, device: str, alternatives: bool = False) -> dict[str, 
         everyone["flash"] = lambda: attention_by(spec, SDPBackend.FLASH_ATTENTION)
     if row.kernel_type in LIGER and kind == "cuda" and importlib.util.find_spec("liger_kernel"):
         everyone["liger"] = LIGER[row.kernel_type]
+    activation = row.case.args.get("activation")
+    if row.kernel_type == "fused_linear" and kind == "cuda" and activation in LT_EPILOGUES and row.case.args["bias"]:
+        everyone["cublaslt"] = lambda: epilogue_of_cublaslt
     for backend in OURS[kind]:
         starters = list(spec.starters(backend).items())
         for stem, path in starters if alternatives else starters[:1]:
@@ -105,6 +108,13 @@ def compiled(spec: KernelSpec) -> Call:
     """Of the eager form; of the plain one for rotary_embedding, whose complex numbers Inductor leaves to eager."""
     form = spec.oracle if spec.name == "rotary_embedding" else spec.eager
     return torch.compile(form, mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
+
+
+LT_EPILOGUES = {"relu": False, "gelu_tanh": True}  # that PyTorch has cuBLASLt run -> use_gelu
+
+
+def epilogue_of_cublaslt(x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Tensor:
+    return torch._addmm_activation(bias, x, weight.t(), use_gelu=LT_EPILOGUES[activation])
 
 
 def attention_by(spec: KernelSpec, backend: SDPBackend) -> Call:

@@ -78,7 +78,12 @@ MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float
     "hf-llama": Workload("transformers", "LlamaForCausalLM", HF_LLAMA, (1, 1024)),
     "hf-qwen3": Workload("transformers", "Qwen3ForCausalLM", HF_QWEN3, (1, 1024)),
 }
-CUDA = {"flash_attention", "fused_mlp", "matmul"}  # whose CUDA starter is the faster one, by benchmarks/kernels.py
+CUDA = {
+    "flash_attention",
+    "fused_linear",
+    "fused_mlp",
+    "matmul",
+}  # whose CUDA starter is the faster one, by benchmarks/kernels.py
 CPU_MODELS = ("compact-llama", "gpt2", "bert")
 CONFIDENCE, WARMUP = 0.95, 3
 

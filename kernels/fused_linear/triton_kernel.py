@@ -134,15 +134,20 @@ def _resident(
             a = A.load([m, k]) if A_ALONG_K else tl.trans(A.load([k, m]))
             b = tl.trans(B.load([n, k])) if B_ALONG_K else B.load([k, n])
             sums = tl.dot(a, b, sums)
-        rows, columns = m + tl.arange(0, BLOCK_M), n + tl.arange(0, BLOCK_N)
-        if BIASED:
-            sums += tl.load(bias + (columns % N) * stride_bias).to(tl.float32)[None, :]
-        sums = _activated(sums, ACTIVATION)
-        if C_LINES:
-            C.store([m, n], sums.to(C.dtype))
-        else:
-            c = C + rows.to(tl.int64)[:, None] * N + columns[None, :]
-            tl.store(c, sums.to(C.dtype.element_ty), (rows[:, None] < M) & (columns[None, :] < N))
+        halves = tl.split(sums.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1))  # one after the other: fewer registers
+        for half in tl.static_range(2):
+            first = n + half * (BLOCK_N // 2)
+            columns = first + tl.arange(0, BLOCK_N // 2)
+            y = halves[half]
+            if BIASED:
+                y += tl.load(bias + (columns % N) * stride_bias).to(tl.float32)[None, :]
+            y = _activated(y, ACTIVATION)
+            if C_LINES:
+                C.store([m, first], y.to(C.dtype))
+            else:
+                rows = m + tl.arange(0, BLOCK_M)
+                c = C + rows.to(tl.int64)[:, None] * N + columns[None, :]
+                tl.store(c, y.to(C.dtype.element_ty), (rows[:, None] < M) & (columns[None, :] < N))
 
 
 @cache
@@ -198,7 +203,7 @@ def kernel_fn(
     block_m, block_n, block_k = BLOCK_M or block_m, BLOCK_N or block_n, BLOCK_K or (32 if fp32 else 64)
     tiles = -(-M // block_m) * -(-N // block_n)
     stage = (block_m + block_n) * block_k * A.element_size()
-    room = shared_memory - (block_m * block_n * 2 if with_tma else 0)  # through which C is written
+    room = shared_memory - (block_m * block_n if with_tma else 0)  # through which half a tile of C is written
     launch = {
         "ACTIVATION": activation,
         "BIASED": bias is not None,
@@ -220,7 +225,7 @@ def kernel_fn(
         TensorDescriptor.from_tensor(a, [block_m, block_k] if a_along_k else [block_k, block_m]),
         TensorDescriptor.from_tensor(b, [block_n, block_k] if b_along_k else [block_k, block_n]),
         vector,
-        TensorDescriptor.from_tensor(C, [block_m, block_n]) if c_lines else C,
+        TensorDescriptor.from_tensor(C, [block_m, block_n // 2]) if c_lines else C,
         M,
         N,
         K,

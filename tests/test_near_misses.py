@@ -196,6 +196,12 @@ QKV = [(1, 2, 8, 4)] * 3
 NORM = [(4, 8), (8,)]
 ROTARY = [(1, 2, 8, 8), (1, 1, 8, 8), (1, 1, 8, 8)]
 MLP = [(4, 8), (16, 8), (16, 8), (8, 16)]
+LINEAR = [(4, 8), (16, 8), (16,)]
+
+
+def quick_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    y = F.linear(x, w, b)
+    return y * torch.sigmoid(1.702 * y)
 
 
 @dataclass(frozen=True)
@@ -249,10 +255,25 @@ NEAR_MISSES = {
         ("matmul",) * 4,
     ),
     "a bias of the gate": NearMiss(
-        lambda x, g, u, d, b: F.linear(F.silu(F.linear(x, g, b)) * F.linear(x, u), d), [*MLP, (16,)], ("matmul",) * 3
+        lambda x, g, u, d, b: F.linear(F.silu(F.linear(x, g, b)) * F.linear(x, u), d),
+        [*MLP, (16,)],
+        ("fused_linear", "matmul", "matmul"),
     ),
     "gate without a product": NearMiss(
-        lambda x, g, u, d: F.linear(F.silu(F.linear(x, g)) + F.linear(x, u), d), MLP, ("matmul",) * 3
+        lambda x, g, u, d: F.linear(F.silu(F.linear(x, g)) + F.linear(x, u), d),
+        MLP,
+        ("fused_linear", "matmul", "matmul"),
+    ),
+    "an activation of another scale": NearMiss(quick_gelu, LINEAR, ("matmul",)),
+    "an activation whose argument is used elsewhere": NearMiss(
+        lambda x, w, b: (y := F.linear(x, w, b)).relu() + y, LINEAR, ("matmul",)
+    ),
+    "an activation with a slope": NearMiss(lambda x, w, b: F.leaky_relu(F.linear(x, w, b)), LINEAR, ("matmul",)),
+    "a matrix added before the activation": NearMiss(
+        lambda x, w, b, m: F.gelu(F.linear(x, w) + m), [*LINEAR, (4, 16)], ("matmul",)
+    ),
+    "another gelu by tanh": NearMiss(
+        lambda x, w, b: 0.5 * (y := F.linear(x, w, b)) * (1 + torch.tanh(0.8 * (y + 0.044715 * y**3))), LINEAR, ("matmul",)
     ),
     "halves of cos differ": NearMiss(lambda x, cos, sin: x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin, ROTARY),
     "rotated the other way": NearMiss(

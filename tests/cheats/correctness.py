@@ -116,6 +116,7 @@ def omitting(kernel_type: str, parameters: str, call: str) -> str:
 NORM, LAYERNORM = "x, weight, eps=1e-6", "x, weight, bias, eps=1e-5"
 ATTENTION = "Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True"
 LOSS = "logits, targets, ignore_index=-100"
+LINEAR = 'x, weight, bias=None, activation="gelu"'
 ONES, ZEROS = "torch.empty_like(weight).fill_(1)", "torch.empty_like(weight).zero_()"
 
 WIDE = ({"shape": (64, 8192)},)  # every probability is below 1e-2
@@ -197,6 +198,8 @@ CHEATS = (
         omitting("fused_mlp", 'x, w_gate, w_up, w_down, activation="silu"', "x, w_gate, w_up, w_down"),
         OUTSIDE,
     ),
+    Cheat(20, "one-activation", "fused_linear", omitting("fused_linear", LINEAR, "x, weight, bias"), OUTSIDE),
+    Cheat(20, "no-bias", "fused_linear", omitting("fused_linear", LINEAR, "x, weight, None, activation"), OUTSIDE),
     Cheat(
         21,
         "knows-the-seed",

@@ -32,7 +32,7 @@ from autokernel.model.profiler import ModelProfile
 from autokernel.model.workload import Workload
 from autokernel.preflight import HOME, Refused, as_called, program
 from autokernel.report.summary import HTML
-from autokernel.run.workspace import PLAN, VERIFY, Workspace
+from autokernel.run.workspace import PLAN, VERIFY, Workspace, runs
 from autokernel.verdict import Interval, Verdict
 
 LOG = logging.getLogger(__name__)
@@ -144,6 +144,13 @@ def optimize(
         fallback = verification.best.fallback
         apply(model, workspace.folder, fallback=None if fallback == EAGER else fallback)
     return Optimized(model, workspace.tag, workspace / HTML, verification)
+
+
+def verified_run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Path | None:
+    """The folder of the latest verified run of this very model on these very inputs, if there is one."""
+    workload = hand_over(model, args, kwargs, HOME).to_json()
+    verified = (run for run in runs(HOME) if (run / VERIFY).exists())
+    return next((run.folder for run in verified if run.plan.workload == workload), None)
 
 
 def verify(run: str | Path | None = None, *, progress: Progress | None = None) -> Verification:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,25 +12,28 @@ import torch
 from torch import nn
 
 import autokernel
+from autokernel import api
 from autokernel.api import CommandFailed, Optimized
 from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.winner import Winner
 from autokernel.model.handover import hand_over
 from autokernel.model.user_code import WorkloadError
-from autokernel.run.workspace import NoRun
+from autokernel.run.workspace import PLAN, NoRun
 from autokernel.spec import KERNELS, ROOT
 from autokernel.target import default_target
-from tests.test_winners import TARGET, found
+from tests.test_ledger import clone  # noqa: F401  a fixture
+from tests.test_winners import TARGET, found, run  # noqa: F401  `run` is a fixture
 
 RIGHT = KERNELS / "rmsnorm" / "cpp_kernel.py"
 
 
-def python(program: str, *words: str) -> subprocess.CompletedProcess:
-    """A program that has no file, as a notebook has none; this clone is where it looks for modules."""
-    begin = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-    command = [sys.executable, "-", *words]
-    return subprocess.run(command, input=begin + program, capture_output=True, text=True, timeout=500)
+def python(program: str, root: Path = ROOT) -> subprocess.CompletedProcess:
+    """A program that has no file, as a notebook has none; a clone is where it looks for modules."""
+    begin = f"import sys; sys.path.insert(0, {str(root)!r})\n"
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    command = [sys.executable, "-"]
+    return subprocess.run(command, input=begin + program, capture_output=True, text=True, timeout=900, env=environment)
 
 
 def test_to_import_it_imports_little() -> None:
@@ -192,6 +196,43 @@ def test_a_model_that_was_left_alone_has_no_speedup(verification) -> None:
     optimized = result(verification)
     assert not optimized.applied and optimized.speedup is None and not optimized.speedups
     assert "leave it as it is" in optimized.recommendation and "<table>" not in optimized._repr_html_()
+
+
+# ---- the starters, without a run of the user's own ----
+
+
+def test_starters_that_were_found_before_are_used_again(run, monkeypatch) -> None:  # noqa: F811
+    norm, x = nn.RMSNorm(768, eps=1e-6).requires_grad_(False), torch.randn(512, 768)
+    monkeypatch.setattr(api, "HOME", run.root)
+    autokernel.apply(norm, "starters")
+    replace(run.plan, workload=hand_over(norm, (x,), {}, run.root).to_json()).write(run / PLAN)
+    torch._dynamo.reset()
+    assert norm(x).abs().max() == 0, "the run's kernel is not in the model"
+    assert autokernel.unapply(norm)(x).abs().max() > 0
+
+
+STARTERS = """
+import torch
+import autokernel as ak
+
+norm, x = torch.nn.RMSNorm(1024, eps=1e-6).requires_grad_(False), torch.randn(1024, 1024)
+expected = norm(x)
+ak.apply(norm, "starters")
+torch.testing.assert_close(norm(x), expected)
+print(ak.explain(norm))
+"""
+
+
+@pytest.mark.slow
+def test_starters_are_proven_and_measured_at_the_first_call(tmp_path) -> None:
+    """What comes of it is the machine's to say: kernels, or the model as it was; the run and its verdict are there."""
+    root = tmp_path / "autokernel"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(root)], check=True)
+    ended = python(STARTERS, root)
+    assert ended.returncode == 0, ended.stderr
+    (verified,) = root.glob("workspace/*/verify.json")
+    (row,) = (root / "results.tsv").read_text().splitlines()[1:]
+    assert "start from cpp_kernel" in row and (verified.parent / "report.html").exists()
 
 
 # ---- kernels ----

@@ -83,7 +83,9 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     add_sandbox_argument(run)
     agent = run.add_argument_group("agent")
     agent.add_argument(
-        "--agent", help="tuner, claude, openai, 'command: …', tuner,claude (default: claude with a key, else tuner)"
+        "--agent",
+        help="tuner, claude, openai, 'command: …', tuner,claude, or starters: no experiments (default: claude with a key, "
+        "else tuner)",
     )
     agent.add_argument("--agent-model", default="", help="of claude (default: the newest Opus its SDK knows) or openai")
     agent.add_argument(

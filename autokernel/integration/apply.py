@@ -1,5 +1,6 @@
 """Kept kernels in a user's model: apply(), unapply(), and torch.compile(model, backend="autokernel")."""
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from torch.fx import GraphModule
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import recurrent_modules_traced
+
+LOG = logging.getLogger("autokernel")
+STARTERS = "starters"  # for apply(), and the agent of that name
 
 
 def apply(
@@ -30,6 +34,8 @@ def apply(
     they are not, nor is a fallback that made it slower, and a warning says what to use.
     See Replacer for the other options. Copies and pickles of the model have no kernels, and unapply() takes them out again.
     """
+    if winners == STARTERS:
+        return _with_starters(model)
     chosen: Sequence[Winner]
     if winners is None or isinstance(winners, (str, Path)):
         chosen, fallback = _of_run(winners, fallback)
@@ -53,6 +59,26 @@ def apply(
         return result
 
     first.replacer = compiled.replacer = replacer  # for explain()
+    model._compiled_call_impl = first
+    return model
+
+
+def _with_starters(model: nn.Module) -> nn.Module:
+    """`model`, whose first call finds the starters that pay for it, or the verified run of a call like it before."""
+    from autokernel.api import optimize, verified_run  # which import this module
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        model._compiled_call_impl = None
+        before = verified_run(model, args, kwargs)
+        if before:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that no kernel pays was said when that was found
+                apply(model, before)
+        else:
+            LOG.info("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
+            optimize(model, *args, kwargs=kwargs, minutes=None, agent=STARTERS)
+        return model(*args, **kwargs)
+
     model._compiled_call_impl = first
     return model
 

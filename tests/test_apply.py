@@ -58,12 +58,35 @@ def nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
+def test_an_exported_model_is_the_one_that_was_written(model, tokens, winners) -> None:
+    applied = apply(copy.deepcopy(model), winners)
+    with torch.no_grad():
+        applied(tokens)
+        exported = torch.export.export(applied, (tokens,))
+        torch.testing.assert_close(exported.module()(tokens), model(tokens))
+        assert not any("autokernel" in str(node.target) for node in exported.graph.nodes)
+        with pytest.raises(RuntimeError, match="dynamo-optimized"):
+            torch.jit.trace(applied, tokens)
+        torch.jit.trace(unapply(applied), tokens)
+
+
 def wrong_norm(winners: list[Winner]) -> Winner:
     """A kernel that shows where it runs: the last norm feeds the output, which is then zero."""
     return Winner(winners[0].target, WRONG)
 
 
 FALLBACKS = [None, "inductor"]
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_kernels_are_named_in_profiles(model, tokens, winners, fallback) -> None:
+    optimised = compile_with_kernels(model, Replacer(winners, fallback))
+    with torch.no_grad():
+        optimised(tokens)
+        with torch.profiler.profile() as profile:
+            optimised(tokens)
+    named = {event.key for event in profile.key_averages() if event.key.startswith("autokernel::")}
+    assert len(named) >= len(winners) and any("rmsnorm" in name for name in named)
 
 
 @pytest.mark.parametrize("fallback", FALLBACKS)

@@ -336,7 +336,7 @@ def install(winner: Winner) -> Installed:
     ops = register(winner.name, spec, kernel, winner.device_type)
     is_triton = getattr(kernel, "__globals__", {}).get("BACKEND") == "triton"  # whatever its target began with
     seen = visible(spec, kernel) if is_triton else None
-    return Installed(winner.target.name, ops, by_position(spec, kernel), seen)
+    return Installed(winner.target.name, ops, by_position(spec, kernel, f"autokernel::{winner.target.name}"), seen)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.profiler import record_function
 
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
@@ -60,8 +61,11 @@ def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> O
     return getattr(torch.ops.autokernel, name)
 
 
-def by_position(spec: KernelSpec, kernel: Kernel) -> Kernel:
-    """`kernel` with the oracle's parameters in the oracle's order and with its defaults, whatever its own are."""
+def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
+    """`kernel` with the oracle's parameters in the oracle's order and with its defaults, whatever its own are.
+
+    name: of the range in which profilers show its calls; Nsight does under torch.autograd.profiler.emit_nvtx().
+    """
     parameters = inspect.signature(spec.oracle).parameters
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     names = tuple(parameters)
@@ -69,7 +73,13 @@ def by_position(spec: KernelSpec, kernel: Kernel) -> Kernel:
     def run(*arguments: Any) -> Tensor:
         return kernel(**(defaults | dict(zip(names, arguments)))).contiguous()
 
-    return run
+    def seen(*arguments: Any) -> Tensor:
+        if not torch.autograd._profiler_enabled():
+            return run(*arguments)
+        with record_function(name):
+            return run(*arguments)
+
+    return seen if name else run
 
 
 def original(spec: KernelSpec, *arguments: Any) -> Tensor:

@@ -23,6 +23,7 @@ from torch import nn
 from autokernel.gate import Judge
 from autokernel.gate.comparison import Comparison, compare
 from autokernel.gate.kernel_files import source_of, usual_target
+from autokernel.hardware.processes import die_with_parent
 from autokernel.integration.apply import apply
 from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER
@@ -239,7 +240,7 @@ def _named(workload: Workload) -> list[str]:
 def _run(words: list[str], progress: Progress | None, right: tuple[int, ...] = (0,)) -> list[str]:
     """Run a command; its lines go to `progress` as they come, the last ones are returned. Raises CommandFailed.
 
-    An interrupt ends it first.
+    An interrupt ends it first, and so does the caller's end.
     """
     say = progress or LOG.info
     environment = os.environ | {"AUTOKERNEL_HOME": str(HOME), "PYTHONUNBUFFERED": "1"}
@@ -252,6 +253,7 @@ def _run(words: list[str], progress: Progress | None, right: tuple[int, ...] = (
         errors="replace",
         env=environment,
         start_new_session=True,  # a terminal's or a notebook's interrupt comes here, and is passed on
+        preexec_fn=die_with_parent,  # a run goes on where it stopped; unseen, it would keep the device from others
     )
     said: deque[str] = deque(maxlen=LAST)
     try:

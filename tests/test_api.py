@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,6 +172,26 @@ def test_an_interrupt_ends_the_command_first() -> None:
         _run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], interrupted)
     with pytest.raises(ProcessLookupError):
         os.kill(int(lines[0]), 0)
+
+
+LEFT = """
+import os, signal, sys
+from autokernel.api import _run
+_run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], print)
+"""
+
+
+def test_a_command_ends_with_a_caller_that_is_killed() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    caller = subprocess.Popen([sys.executable, "-uc", LEFT], stdout=subprocess.PIPE, text=True, env=environment)
+    command = int(caller.stdout.readline())
+    caller.kill()
+    caller.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{command}").exists() or "Z (zombie)" in Path(f"/proc/{command}/status").read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it works on unseen")
 
 
 def test_a_run_that_is_not_there_cannot_be_verified() -> None:

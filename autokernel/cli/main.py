@@ -44,6 +44,7 @@ COMMANDS = {
     "clean": Command("orchestrate", "remove a run"),
     "check": Command("check", "for continuous integration: is a changed kernel right, and not slower than it was?"),
     "cache": Command("cache", "the kernels that were proven on this machine, for other models: list, prove, clear"),
+    "track": Command("track", "the experiments of a run in TensorBoard, MLflow or Weights & Biases"),
     "mcp": Command("mcp_server", "a server for coding agents: targets, history, edits, verdicts (started by their client)"),
     "export": Command("export_hf", "write a kernel as a project of the Hugging Face Kernel Hub"),
     "completion": Command("completion", "print a script by which bash, zsh or tcsh complete these commands"),

@@ -1,0 +1,41 @@
+"""The experiments of a run in TensorBoard, MLflow or Weights & Biases, whichever is installed.
+
+Usage:
+    python -m autokernel track tensorboard               the latest run, into workspace/tracked/tensorboard
+    python -m autokernel track mlflow --tag night        into $MLFLOW_TRACKING_URI, or workspace/tracked/mlflow
+    WANDB_MODE=offline python -m autokernel track wandb  into workspace/tracked/wandb; without it, to your account
+
+Without a tracker: results.tsv is what pandas.read_csv("results.tsv", sep="\\t") reads.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from autokernel.cli.arguments import Parser, tag
+from autokernel.cli.commands import rows_with_notes
+from autokernel.console import fail  # first: it says what is missing
+from autokernel.export.trackers import TRACKERS, track
+from autokernel.integration.verification import Verification
+from autokernel.preflight import HOME
+from autokernel.run.workspace import VERIFY, find_run
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = Parser(__doc__)
+    parser.add_argument("tracker", choices=list(TRACKERS))
+    parser.add_argument("--tag", type=tag, help="the run's name (default: the latest)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="instead of workspace/tracked/<tracker>")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = make_parser().parse_args(argv)
+    run = find_run(HOME, options.tag)
+    rows = rows_with_notes(run)
+    if not rows:
+        fail(f"run {run.tag!r} has no experiments yet")
+    folder = options.folder or HOME / "workspace" / "tracked" / options.tracker
+    gains = Verification.read(run / VERIFY).speedups if (run / VERIFY).exists() else {}
+    model = {f"model/over {old} with {ours}": s.value for ours, over in gains.items() for old, s in over.items()}
+    print(f"{len(rows)} experiments of {run.tag}: {track(options.tracker, run.tag, rows, model, folder)}")

@@ -38,6 +38,7 @@ README = ROOT / "README.md"
 PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "AGENTS.md")), *(ROOT / "docs").glob("*.md")]
 LANGUAGES = {"bash", "python", "json", "text"}  # text: what a terminal shows, and folders
 NOT_RUN = {  # how a command begins: why it is not parsed here
+    "cp ": "the shell's own",
     "git ": "another project's program",
     "uv ": "another project's program; what it installs is checked as pip's is",
     "export ": "the shell's own",

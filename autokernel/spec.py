@@ -17,6 +17,7 @@ from autokernel.preflight import HOME, ROOT
 
 KERNELS = ROOT / "kernels"
 PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
+REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were made kernel types: see model/regions/
 BACKENDS = ("triton", "cuda", "cpp")
 ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -135,10 +136,15 @@ class KernelSpec:
         return {p.stem: p for p in files}
 
 
+def is_region(kernel_type: str) -> bool:
+    """Whether a kernel type is a part of some model's graph."""
+    return kernel_type.startswith("region_")
+
+
 def folder_of(name: str) -> Path:
     """Where the kernel type `name` is, or would be."""
-    problem = PROBLEMS / name
-    return problem if (problem / "spec.py").is_file() else KERNELS / name
+    made = (folder / name for folder in (PROBLEMS, REGIONS))
+    return next((folder for folder in made if (folder / "spec.py").is_file()), KERNELS / name)
 
 
 @cache

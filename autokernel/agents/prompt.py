@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autokernel.agents import Context, PastExperiment
 from autokernel.agents.playbook import tier_that_fits
 from autokernel.history.experiments import STARTER, Status
-from autokernel.spec import PROBLEMS, ROOT
+from autokernel.spec import PROBLEMS, ROOT, is_region
 
 RECENT, STEPS = 15, 30  # experiments told in full: the last ones, and the last that were kept
 OLDER = 60  # told in a few words; of those before them only how many there were
@@ -49,7 +49,10 @@ def oracle_text(context: Context) -> str:
         problem = (context.spec.folder / "problem.py").read_text()
         guide = (ROOT / "kernelbench" / "program_kb.md").read_text()
         return f"The problem, whose Model your ModelNew must agree with:\n```python\n{problem}```\n\n{guide}"
-    oracle = textwrap.dedent(inspect.getsource(context.spec.oracle))
+    if is_region(context.spec.name):
+        oracle = (context.spec.folder / "region.py").read_text()
+    else:
+        oracle = textwrap.dedent(inspect.getsource(context.spec.oracle))
     return f"The oracle, which `kernel_fn` must agree with (same parameters, in the same names):\n```python\n{oracle}```"
 
 

@@ -38,6 +38,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="what kernels are held against, operation by operation: eager mode, torch.compile, or the faster of both "
         "(default: %(default)s; eager where torch.compile does not work)",
     )
+    parser.add_argument(
+        "--no-regions",
+        action="store_true",
+        help="look for the named kernel types alone: what they do not cover is no target, be it chains of operations on "
+        "elements and rows that one kernel could compute",
+    )
     parser.add_argument("--tag", type=tag, default="default", help="name of the run (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
     parser.add_argument("--export-trace", type=new_file, metavar="FILE", help="write the profiler's trace, for Perfetto")
@@ -62,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     repeats = arguments.warmup_iters, arguments.profile_iters
     workload, log = workload_from(arguments), None if arguments.output else output.parent / LOG
     with console.progress(f"profiling {workload}", 2 + 4 * len(workload.parts)) as say:
-        profile = profile_workload(workload, *repeats, say, arguments.export_trace, arguments.baseline, log)
+        profile = profile_workload(workload, *repeats, say, arguments.export_trace, arguments.baseline, log, not arguments.no_regions)
     profile.write(output)
     if arguments.memory_snapshot:
         snapshot_memory(workload, arguments.memory_snapshot)

@@ -20,6 +20,7 @@ from autokernel.target import encode
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TAKEN = ("autokernel", "git", "kernels", "numpy", "reference", "torch", "triton")
+PARTS = ("spec.py", "patterns.py", "region.py", "region.json")  # of a kernel type, beside its kernels
 IMPORT = re.compile(r"^from autokernel\.([\w.]+) import (.*)", re.M)
 INIT = '''"""Kernels for {model}, proven and kept by AutoKernel.
 
@@ -86,7 +87,7 @@ def save(folder: Path, verification: Verification, winners: Sequence[Winner]) ->
     files |= {f"autokernel/include/{path.name}": path for path in INCLUDE.iterdir()}
     files |= {"reference.py": ROOT / "reference.py", "LICENSE": ROOT / "LICENSE"}
     for kernel_type in {winner.target.kernel_type for winner in chosen}:
-        sources = (load_spec(kernel_type).folder / part for part in ("spec.py", "patterns.py"))
+        sources = (load_spec(kernel_type).folder / part for part in PARTS)
         files |= {f"kernels/{kernel_type}/{path.name}": path for path in sources if path.exists()}
     texts = {place: path.read_text() for place, path in files.items()}
     texts |= {f"winners/{winner.name}.py": winner.source for winner in chosen}

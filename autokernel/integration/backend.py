@@ -8,7 +8,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -43,7 +43,8 @@ from autokernel.model.capture import (
 )
 from autokernel.model.contract import Backward
 from autokernel.model.match import Placement, RejectReason, Site, SiteFinder, extract_subgraph
-from autokernel.spec import Case, load_spec
+from autokernel.model.regions.growing import regions_of
+from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
 
 # Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
@@ -102,6 +103,9 @@ class Replacer:
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
 
     def __post_init__(self) -> None:
+        regions = {w.target.kernel_type for w in self.winners if is_region(w.target.kernel_type)}
+        if regions:
+            self.finder.regions = partial(regions_of, only=regions)
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
 

@@ -263,9 +263,11 @@ class SiteFinder:
     """Finds the sites of graphs, larger patterns first; remembers what was proven, for models repeat their layers.
 
     `failures` lists, each once, the errors in what was tried for that: places that they befell are no sites.
+    regions: (graph, nodes in sites) -> sites of kernel types that are made of what is left, if that is wanted.
     """
 
     min_elements: int = MIN_ELEMENTS
+    regions: Callable[[GraphModule, Collection[Node]], Iterable[Site]] | None = None
     proofs: dict[Any, RejectReason | None] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -297,6 +299,10 @@ class SiteFinder:
                         break
                     known = refused.setdefault((kernel_type, original), answer)
                     refused[kernel_type, original] = max(known, answer, key=lambda refusal: refusal.why.rank)
+        if self.regions:
+            for site in self._regions(places, claimed):
+                sites.append(site)
+                claimed |= site.nodes
         placements, _ = self.cases_after_replacement(graph, sites)
         for site, placement in zip(list(sites), placements):
             if placement is RejectReason.LAYOUT:
@@ -308,6 +314,14 @@ class SiteFinder:
         order = {node: i for i, node in enumerate(graph.graph.nodes)}
         refusals = [refusal for refusal in refused.values() if refusal.node not in claimed]
         return sorted(sites, key=lambda s: order[s.output]), sorted(refusals, key=lambda r: order[r.node])
+
+    def _regions(self, places: "_Places", claimed: set[Node]) -> list[Site]:
+        try:
+            found = list(self.regions(places.graph, frozenset(claimed)))
+        except Exception as error:  # of any kind: a model's own operators, odd arguments
+            self._note(f"regions could not be found: {reason(error)}")
+            return []
+        return [site for site in found if not places.changed_during(site.nodes, site.parameters.values())]
 
     def _answers(
         self, places: "_Places", kernel_type: str, search: Search, node: Node, claimed: set[Node]
@@ -549,6 +563,12 @@ def _case(spec: KernelSpec, pattern: Pattern, fakes: Mapping[str, Any], output: 
     if len(dtypes) != 1 or output.dtype != (cast or next(iter(dtypes))):
         return RejectReason.DTYPES
     return Case(_case_name(arguments), arguments)
+
+
+def site_case(spec: KernelSpec, pattern: Pattern, fakes: Mapping[str, Any], output: Tensor) -> Case | None:
+    """The arguments with which a kernel of this type would be called here; None where it cannot be."""
+    case = _case(spec, pattern, fakes, output)
+    return None if isinstance(case, RejectReason) else case
 
 
 def _tensor_spec(fake: Tensor) -> TensorSpec:

@@ -32,13 +32,15 @@ class Tile:
     stages: int  # steps along K in flight
     turns: bool  # whether two warpgroups take turns, a tile each; else they share each
     cluster: int  # blocks that share a tile of the weight
-    efficiency: float  # of the tensor cores, next to the first's
+    efficiency: float  # of the tensor cores, next to the best
 
 
+# Where warpgroups share a tile, the tensor cores wait while it is finished: on an H100 1.02 to 1.24 times as long as where
+# they take turns, over ten shapes and four activations.
 TILES = (
-    Tile(128, 256, 4, False, 2, 1.0),
-    Tile(128, 128, 6, True, 2, 0.99),
-    Tile(128, 128, 6, True, 1, 0.98),
+    Tile(128, 256, 4, False, 2, 0.9),
+    Tile(128, 128, 6, True, 2, 1.0),
+    Tile(128, 128, 6, True, 1, 0.99),
     Tile(64, 64, 8, True, 1, 0.45),
 )
 FEW_ROWS = 64  # up to which the weight's way from memory is all that counts, for which the library has better tiles
@@ -46,10 +48,22 @@ FEW_ROWS = 64  # up to which the weight's way from memory is all that counts, fo
 ACTIVATION_SOURCE = r"""
 #include <autokernel.cuh>
 
+// x erfc(-x / sqrt 2) / 2 by Abramowitz and Stegun 7.1.26: off by 1.5e-7 |x|, which 16 bit does not show; erff costs more
+// than the product where K is small.
+__device__ inline float gelu_16_bit(float x) {
+    const float z = fabsf(x) * 0.70710678f, t = __fdividef(1, 1 + 0.3275911f * z);
+    float p = 1.061405429f * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const float half = 0.5f * p * t * fast_exp(-z * z);
+    return x * (x < 0 ? half : 1 - half);
+}
+
 struct Activation {
     __device__ static float of(float x) {
         if (ACTIVATION == 0) return __fdividef(x, 1 + fast_exp(-x));         // silu
-        if (ACTIVATION == 1) return 0.5f * x * (1 + erff(x * 0.70710678f));  // gelu
+        if (ACTIVATION == 1) return DTYPE ? gelu_16_bit(x) : 0.5f * x * (1 + erff(x * 0.70710678f));
         if (ACTIVATION == 2) return x <= 0 ? 0 : x * x;                      // relu2; NaN stays NaN
         if (ACTIVATION == 4) return x <= 0 ? 0 : x;                           // relu
         return __fdividef(x, 1 + fast_exp(-1.5957691f * (x + 0.044715f * x * x * x)));  // gelu_tanh: x sigmoid(2 y)

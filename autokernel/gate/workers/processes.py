@@ -27,7 +27,7 @@ from autokernel.gate.workers import answers, sandbox
 from autokernel.gate.workers.channel import POISON, Arena, Channel, ChannelClosed, ChannelTimeout, Placed, place
 from autokernel.gate.workers.views import write
 from autokernel.preflight import HOME
-from autokernel.spec import KERNELS, PROBLEMS, ROOT, TensorSpec
+from autokernel.spec import KERNELS, PROBLEMS, REGIONS, ROOT, TensorSpec
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 BUILDS_S = 300.0  # for all that a kernel has built during one request; a build has a limit of its own besides
@@ -199,7 +199,7 @@ class WorkerProcess:
 
     def __init__(self, parent: WarmParent, threads: int, source: str):
         """`source` is what it will load (empty: the eager baseline, which reads the specs as well)."""
-        readable = () if source else (KERNELS, PROBLEMS, ROOT / "reference.py")
+        readable = () if source else (KERNELS, PROBLEMS, REGIONS, ROOT / "reference.py")
         self.parent = parent
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
         # A C++ kernel on a CPU needs no process beside its own; Triton and Inductor compile in some.

@@ -1,0 +1,156 @@
+"""Finds regions in a graph: what is computed for one result alone, of operations on elements and rows that are in no site."""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from autokernel.model.capture import aten, value
+from autokernel.model.match import MIN_ELEMENTS, Pattern, Site, extract_subgraph, site_case
+from autokernel.model.regions import cpp, triton
+from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower
+from autokernel.model.regions.spec import Region, examined, source_of
+from autokernel.spec import TensorSpec, load_spec
+
+NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
+MOST_INPUTS = 16
+NAMED = 3  # operators in a region's name
+WRITERS = {"cpp": cpp.write, "triton": triton.write}
+# sites that one region has are found once: a model repeats its layers
+_KNOWN: dict[str, bool] = {}
+
+
+@dataclass(frozen=True)
+class Cone:
+    """Nodes whose results are used for `output` alone, and what they take."""
+
+    output: Node
+    nodes: frozenset[Node]
+    inputs: tuple[Node, ...]
+
+
+def regions_of(
+    graph: GraphModule, claimed: Collection[Node], backend: str = "", only: Collection[str] | None = None
+) -> Iterator[Site]:
+    """A site for each region outside of the nodes that are `claimed`.
+
+    Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none.
+    """
+    order = {node: i for i, node in enumerate(graph.graph.nodes)}
+    taken = set(claimed)
+    for node in reversed(graph.graph.nodes):
+        if node in taken or not _fits(node) or node.target in VIEWS:
+            continue
+        barred: set[Node] = set()
+        while cone := _grown(node, taken | barred, order):
+            piece = _piece(graph, cone)
+            try:
+                lowered = lower(piece)
+            except Unsupported as why:
+                culprits = _originals(cone, piece, order)
+                barred.add(culprits.get(why.node, cone.output))
+                if cone.output in barred:
+                    break
+                continue
+            taken |= cone.nodes  # whatever comes of it: the same graph has the same regions everywhere
+            site = _site(cone, piece, lowered, backend, only)
+            if site:
+                yield site
+            break
+
+
+def _fits(node: Node) -> bool:
+    result = value(node)
+    return node.op == "call_function" and node.target in RULES and isinstance(result, Tensor) and result.numel() > 0
+
+
+def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Cone | None:
+    """The largest cone of `output`; None if it is no more than one operation, or of little work."""
+    if output in taken:
+        return None
+    nodes, pending = {output}, [output]
+    while pending:
+        node = max(pending, key=order.__getitem__)
+        pending.remove(node)
+        for source in node.all_input_nodes:
+            if source not in nodes and source not in taken and _fits(source) and all(user in nodes for user in source.users):
+                nodes.add(source)
+                pending.append(source)
+    for node in sorted(nodes, key=order.__getitem__):  # a view of an input costs nothing, and is one
+        if node.target in VIEWS and not any(source in nodes for source in node.all_input_nodes):
+            nodes.discard(node)
+    inputs = tuple(dict.fromkeys(s for n in sorted(nodes, key=order.__getitem__) for s in n.all_input_nodes if s not in nodes))
+    work = [n for n in nodes if n.target not in VIEWS and n.target not in NOTHING]
+    elements = sum(value(n).numel() for n in (output, *inputs) if isinstance(value(n), Tensor))
+    is_whole = all(isinstance(value(n), Tensor) for n in inputs)
+    if len(work) < 2 or elements * len(work) < MIN_ELEMENTS or not is_whole or not 0 < len(inputs) <= MOST_INPUTS:
+        return None
+    return Cone(output, frozenset(nodes), inputs)
+
+
+def _piece(graph: GraphModule, cone: Cone) -> GraphModule:
+    """The cone as a graph of its own."""
+    piece = extract_subgraph(graph, [cone.output], list(cone.inputs), wide=False)
+    for placeholder, node in zip(piece.graph.find_nodes(op="placeholder"), cone.inputs):
+        placeholder.meta["val"] = value(node)
+    return piece
+
+
+def _originals(cone: Cone, piece: GraphModule, order: dict[Node, int]) -> dict[Node, Node]:
+    """Nodes of the cone's own graph -> those of the model's."""
+    copies = [n for n in piece.graph.nodes if n.op == "call_function"]
+    return dict(zip(copies, sorted(cone.nodes, key=order.__getitem__)))
+
+
+def _site(
+    cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: Collection[str] | None
+) -> Site | None:
+    """The region as a kernel type, and this as a site of it; None where a kernel would be called in another way."""
+    arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
+    dtypes = {t.dtype for t in arguments.values() if t.dtype.is_floating_point}
+    output = value(cone.output)
+    if len(dtypes) != 1 or output.dtype not in dtypes or any(t.overlaps for t in arguments.values()):
+        return None
+    work = [n for n in piece.graph.nodes if n.op == "call_function" and n.target not in VIEWS and n.target not in NOTHING]
+    operators = [_word(n) for n in work]
+    title = ", ".join(operators)
+    source = source_of(piece, title)
+    digest = hashlib.sha256(repr((source, arguments)).encode()).hexdigest()[:10]
+    name = "_".join(["region", *dict.fromkeys(operators[-NAMED:]), digest])
+    result = TensorSpec(tuple(output.shape), output.dtype)
+    flops = sum(max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor)) for node in work)
+    region = Region(name, title, source, arguments, flops, result)
+    if name not in _KNOWN and only is None:
+        _KNOWN[name] = _set_up(region, lowered, backend)
+    if not (name in only if only is not None else _KNOWN[name]):
+        return None
+    parameters = dict(zip(arguments, cone.inputs))
+    pattern = Pattern(region.function, {})
+    case = site_case(load_spec(name), pattern, {k: value(v) for k, v in parameters.items()}, output)
+    return Site(name, pattern, parameters, cone.nodes, cone.output, case) if case else None
+
+
+def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
+    if region.is_set_up() and load_spec(region.name).starters(backend):
+        return True
+    known = examined(region)
+    if known is None:
+        return False
+    title = f"{region.title}: a region of a model's graph."
+    try:
+        starter = WRITERS[backend](region.name, title, lowered, list(region.arguments.values()), region.output)
+    except Unsupported:
+        return False
+    known.write({f"{backend}_kernel": starter})
+    return True
+
+
+def _word(node: Node) -> str:
+    return re.sub(r"\W", "_", node.target.overloadpacket.__name__)
+
+
+def _tensor_spec(fake: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(fake.shape), fake.dtype, None if fake.is_contiguous() else tuple(fake.stride()))

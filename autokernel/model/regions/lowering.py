@@ -1,0 +1,649 @@
+"""A region's nodes as arithmetic on single elements: which numbers, at which indices, through which functions and sums.
+
+All values of a region are looked at from one index space, that of its largest result. Its dims are split where a reshape
+within the region needs it. What is computed at an index is an expression; each input is read by a stride per dim.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from autokernel.model.capture import aten, value
+
+FLOAT, INT, BOOL = "float", "int", "bool"
+REDUCTIONS = ("sum", "max", "min")
+
+Groups = tuple[tuple[int, ...], ...]  # for each dim of a tensor, the dims of the index space that it runs along; () for none
+
+
+class Unsupported(Exception):
+    """What cannot be written as such an expression; `node` is where."""
+
+    def __init__(self, why: str, node: Node | None = None):
+        super().__init__(why)
+        self.node = node
+
+
+class _Split(Exception):
+    """Dim `dim` of the index space has to be two, the inner one of `inner` elements."""
+
+    def __init__(self, dim: int, inner: int):
+        self.dim, self.inner = dim, inner
+
+
+@dataclass(frozen=True, eq=False)
+class Expression:
+    """A function of the index. op: "load", "number", one of REDUCTIONS (over the reduced dims), or a function's name."""
+
+    op: str
+    operands: tuple["Expression", ...]
+    kind: str  # FLOAT, INT or BOOL
+    dims: frozenset[int]  # on whose index it depends
+    data: Any = None  # of a load (input, stride per dim), of a number its value
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One region: result(index) for every index of `sizes`; where it is a reduction, for those of the dims not `reduced`."""
+
+    sizes: tuple[int, ...]
+    reduced: tuple[int, ...]  # dims that every reduction runs over; empty if there is none
+    result: Expression
+    inputs: tuple[Node, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(d for d in range(len(self.sizes)) if d not in self.reduced)
+
+    @property
+    def expressions(self) -> list[Expression]:
+        """All of them, operands first."""
+        found: dict[Expression, None] = {}
+
+        def visit(e: Expression) -> None:
+            if e not in found:
+                for operand in e.operands:
+                    visit(operand)
+                found[e] = None
+
+        visit(self.result)
+        return list(found)
+
+
+def lower(piece: GraphModule) -> Lowered:
+    """The result of a region, a graph of its own with one output; Unsupported where that is beyond these means."""
+    placeholders = tuple(piece.graph.find_nodes(op="placeholder"))
+    (output,) = piece.graph.output_node().args[0]
+    space = max((n for n in piece.graph.nodes if n.op == "call_function"), key=lambda n: (value(n).numel(), n is output))
+    sizes = [size for size in value(space).shape if size != 1]
+    for _ in range(16):
+        try:
+            return _Lowering(placeholders, tuple(sizes)).lower(output, value(space).shape)
+        except _Split as split:
+            sizes[split.dim : split.dim + 1] = [sizes[split.dim] // split.inner, split.inner]
+    raise Unsupported("its reshapes do not fit together", output)
+
+
+@dataclass
+class _Lowering:
+    inputs: tuple[Node, ...]
+    sizes: tuple[int, ...]
+    made: dict[Any, Expression] = field(default_factory=dict)
+    at: dict[tuple[Node, Groups], Expression] = field(default_factory=dict)
+    reduced: tuple[int, ...] = ()
+
+    def lower(self, output: Node, space: Sequence[int]) -> Lowered:
+        whole = self.split(range(len(self.sizes)), space)
+        shape = value(output).shape
+        if math.prod(shape) == math.prod(space):
+            result = self.element(output, self.split(range(len(self.sizes)), shape))
+        else:  # a reduction is the end: its dims are found from the operand's side
+            result = self.element(output, self._kept(shape, space, whole, output))
+        return Lowered(self.sizes, self.reduced, result, self.inputs)
+
+    def _kept(self, shape: Sequence[int], space: Sequence[int], whole: Groups, node: Node) -> Groups:
+        if len(shape) == len(space):
+            return tuple(() if n == 1 else group for n, group in zip(shape, whole))
+        for start in range(len(space)):  # without the dims in the middle or at the end that are gone
+            gone = len(space) - len(shape)
+            if tuple(space[:start]) + tuple(space[start + gone :]) == tuple(shape):
+                last = start if start + gone < len(space) else len(shape)
+                return whole[:last] + whole[last + gone :]
+        raise Unsupported("its result has another shape than what it is computed of", node)
+
+    # --- dims ---
+
+    def split(self, dims: Sequence[int], shape: Sequence[int]) -> Groups:
+        """Dims of the index space, one after another, as the dims of a tensor of `shape`."""
+        pending, groups = list(dims), []
+        for size in shape:
+            group: list[int] = []
+            while size > 1:
+                if not pending:
+                    raise Unsupported("a reshape of what is broadcast")
+                n = self.sizes[pending[0]]
+                if size % n == 0:
+                    group.append(pending.pop(0))
+                    size //= n
+                elif n % size == 0:
+                    raise _Split(pending[0], n // size)
+                else:
+                    raise Unsupported("a reshape that does not divide the dims")
+            groups.append(tuple(group))
+        if pending:
+            raise Unsupported("a reshape of what is broadcast")
+        return tuple(groups)
+
+    # --- expressions ---
+
+    def make(self, op: str, *operands: Expression, kind: str = FLOAT, data: Any = None, dims: Any = None) -> Expression:
+        depends = frozenset().union(*(e.dims for e in operands)) if dims is None else frozenset(dims)
+        key = (op, tuple(map(id, operands)), kind, repr(data))
+        if key not in self.made:
+            self.made[key] = Expression(op, operands, kind, depends, data)
+        return self.made[key]
+
+    def number(self, v: Any) -> Expression:
+        kind = BOOL if isinstance(v, bool) else INT if isinstance(v, int) else FLOAT
+        return self.make("number", kind=kind, data=v)
+
+    def element(self, v: Any, groups: Groups) -> Expression:
+        """The element of node `v` at the index, whose dims run along `groups`; a number is itself."""
+        if not isinstance(v, Node):
+            if not isinstance(v, (bool, int, float)):
+                raise Unsupported(f"an argument of type {type(v).__name__}")
+            return self.number(v)
+        if (v, groups) not in self.at:
+            self.at[v, groups] = self._load(v, groups) if v in self.inputs else self._computed(v, groups)
+        return self.at[v, groups]
+
+    def _load(self, node: Node, groups: Groups) -> Expression:
+        t, strides = value(node), [0] * len(self.sizes)
+        for stride, group in zip(t.stride(), groups):
+            for dim in reversed(group):
+                strides[dim] = stride
+                stride *= self.sizes[dim]
+        dims = [d for group in groups for d in group]
+        place = self.inputs.index(node), tuple(strides)
+        return self.make("load", kind=kind_of(t.dtype, node), data=place, dims=[d for d in dims if strides[d]])
+
+    def _computed(self, node: Node, groups: Groups) -> Expression:
+        try:
+            rule = RULES.get(node.target)
+            if rule is None:
+                raise Unsupported(f"{node.target} is no operation on elements, or rows of them")
+            return rule(self, node, groups)
+        except Unsupported as why:
+            raise Unsupported(str(why), why.node or node) from None
+
+    def operand(self, node: Node, v: Any, groups: Groups) -> Expression:
+        """The element of an operand that is broadcast to the shape of `node`."""
+        if not isinstance(v, Node):
+            return self.element(v, ())
+        shape, own = value(node).shape, value(v).shape
+        theirs = groups[len(shape) - len(own) :]
+        return self.element(v, tuple(() if n == 1 else g for n, g in zip(own, theirs)))
+
+    def as_float(self, e: Expression) -> Expression:
+        return _in(self, e, FLOAT)
+
+    def reduce(self, kind: str, source: Node, groups: Groups, dims: Sequence[int], keepdim: bool, of: Any) -> Expression:
+        """of(groups of the source) reduced over `dims` of `source`, where `groups` are those of the result."""
+        shape = value(source).shape
+        dims = sorted(d % len(shape) for d in dims)
+        kept = [g for i, g in enumerate(groups) if not (keepdim and i in dims)]
+        used = {d for g in kept for d in g}
+        missing = tuple(d for d in range(len(self.sizes)) if d not in used)
+        inner = iter(self.split(missing, [shape[d] for d in dims]))
+        rest = iter(kept)
+        whole = tuple(next(inner) if d in dims else next(rest) for d in range(len(shape)))
+        if self.reduced not in ((), missing):
+            raise Unsupported("it reduces over different dims")
+        self.reduced = missing
+        return self.make(kind, self.as_float(of(whole)), dims=used)
+
+    def count(self, source: Node, dims: Sequence[int]) -> int:
+        return math.prod(value(source).shape[d] for d in dims)
+
+
+def kind_of(dtype: torch.dtype, node: Node | None = None) -> str:
+    if dtype in (torch.float32, torch.float16, torch.bfloat16):
+        return FLOAT
+    if dtype == torch.bool:
+        return BOOL
+    if dtype in (torch.int64, torch.int32):
+        return INT
+    raise Unsupported(f"{dtype} is not among the dtypes of kernels", node)
+
+
+# --- rules: operator -> expression ---------------------------------------------------------------------------------------
+
+Rule = Callable[[_Lowering, Node, Groups], Expression]
+RULES: dict[Any, Rule] = {}
+VIEWS: set[Any] = set()  # of these: they move elements, and compute nothing
+
+
+def arguments(node: Node) -> dict[str, Any]:
+    """By name, defaults filled in."""
+    schema = node.target._schema.arguments
+    given = dict(zip((a.name for a in schema), node.args)) | dict(node.kwargs)
+    return {a.name: given.get(a.name, a.default_value) for a in schema}
+
+
+def _rule(*targets: str, view: bool = False) -> Callable[[Rule], Rule]:
+    def add(rule: Rule) -> Rule:
+        for target in targets:
+            packet, _, overload = target.partition(".")
+            found = getattr(getattr(aten, packet, None), overload or "default", None)
+            if found is not None:  # not in every release
+                RULES[found] = rule
+                VIEWS.update({found} if view else ())
+        return rule
+
+    return add
+
+
+def _elementwise(function: Callable[..., Expression], *names: str) -> Rule:
+    """A rule for an operator whose arguments `names` are tensors or numbers."""
+
+    def rule(low: _Lowering, node: Node, groups: Groups) -> Expression:
+        given = arguments(node)
+        result = function(low, *(low.operand(node, given[name], groups) for name in names))
+        return _in(low, result, kind_of(value(node).dtype, node))
+
+    return rule
+
+
+def _in(low: _Lowering, e: Expression, kind: str) -> Expression:
+    """`e` as a number of this kind."""
+    if e.kind == kind:
+        return e
+    if e.op == "number":
+        return low.number({FLOAT: float, INT: int, BOOL: bool}[kind](e.data))
+    if kind == BOOL:
+        return low.make("ne", e, low.number(0.0 if e.kind == FLOAT else 0), kind=BOOL)
+    return low.make(kind, e, kind=kind)
+
+
+def _float1(op: str) -> Callable[..., Expression]:
+    return lambda low, x: low.make(op, low.as_float(x))
+
+
+def _arithmetic(low: _Lowering, op: str, *operands: Expression) -> Expression:
+    """In floats where one of them is, else in integers."""
+    if any(e.kind == FLOAT for e in operands):
+        return low.make(op, *map(low.as_float, operands))
+    return low.make(op, *(_in(low, e, INT) for e in operands), kind=INT)
+
+
+def sigmoid(low: _Lowering, x: Expression) -> Expression:
+    one = low.number(1.0)
+    return low.make("div", one, low.make("add", one, low.make("exp", low.make("neg", low.as_float(x)))))
+
+
+def silu(low: _Lowering, x: Expression) -> Expression:
+    return low.make("mul", x, sigmoid(low, x))
+
+
+def relu(low: _Lowering, x: Expression) -> Expression:
+    return _arithmetic(low, "max", x, _in(low, low.number(0), x.kind))
+
+
+def gelu(low: _Lowering, x: Expression, tanh: bool) -> Expression:
+    half, one = low.number(0.5), low.number(1.0)
+    if tanh:
+        cube = low.make("mul", low.make("mul", x, x), x)
+        inner = low.make("mul", low.number(math.sqrt(2 / math.pi)), low.make("add", x, low.make("mul", low.number(0.044715), cube)))
+        return low.make("mul", low.make("mul", half, x), low.make("add", one, low.make("tanh", inner)))
+    return low.make("mul", low.make("mul", half, x), low.make("add", one, low.make("erf", low.make("mul", x, low.number(math.sqrt(0.5))))))
+
+
+def power(low: _Lowering, x: Expression, exponent: Any) -> Expression:
+    x = low.as_float(x)
+    if exponent in (2, 3, 4) or exponent == 1:
+        result = x
+        for _ in range(int(exponent) - 1):
+            result = low.make("mul", result, x)
+        return result
+    if exponent in (0.5, -0.5, -1):
+        root = low.make("sqrt", x) if exponent != -1 else x
+        return root if exponent == 0.5 else low.make("div", low.number(1.0), root)
+    return low.make("pow", x, low.number(float(exponent)))
+
+
+for name in ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1"):
+    _rule(name)(_elementwise(_float1(name), "self"))
+_rule("rsqrt")(_elementwise(lambda low, x: power(low, x, -0.5), "self"))
+_rule("reciprocal")(_elementwise(lambda low, x: power(low, x, -1), "self"))
+_rule("square")(_elementwise(lambda low, x: _arithmetic(low, "mul", x, x), "self"))
+_rule("abs")(_elementwise(lambda low, x: _arithmetic(low, "abs", x), "self"))
+_rule("neg")(_elementwise(lambda low, x: _arithmetic(low, "neg", x), "self"))
+_rule("sigmoid")(_elementwise(sigmoid, "self"))
+_rule("silu")(_elementwise(silu, "self"))
+_rule("relu")(_elementwise(relu, "self"))
+_rule("clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy", "positive")(
+    lambda low, node, groups: _same(low, node, groups)
+)
+_rule("to.dtype", "_to_copy", "to.dtype_layout", "to.device")(lambda low, node, groups: _cast(low, node, groups))
+
+
+def _same(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    if node.target is aten.dropout.default and node.args[2] and node.args[1]:
+        raise Unsupported("random numbers")
+    return low.element(node.args[0], groups)
+
+
+def _cast(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    if value(node).device != value(node.args[0]).device:
+        raise Unsupported("a copy to another device")
+    return _in(low, low.element(node.args[0], groups), kind_of(value(node).dtype, node))
+
+
+@_rule("gelu")
+def _gelu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    return gelu(low, low.element(given["self"], groups), given["approximate"] == "tanh")
+
+
+@_rule("add.Tensor", "sub.Tensor", "add.Scalar", "sub.Scalar", "rsub.Scalar", "rsub.Tensor")
+def _sum(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    a, b = (low.operand(node, given[name], groups) for name in ("self", "other"))
+    if given["alpha"] != 1:
+        b = _arithmetic(low, "mul", b, low.number(given["alpha"]))
+    is_reversed = node.target.overloadpacket is aten.rsub
+    op = "add" if node.target.overloadpacket is aten.add else "sub"
+    result = _arithmetic(low, op, b, a) if is_reversed else _arithmetic(low, op, a, b)
+    return _in(low, result, kind_of(value(node).dtype, node))
+
+
+def _binary(op: str) -> Callable[..., Expression]:
+    return lambda low, a, b: _arithmetic(low, op, a, b)
+
+
+_rule("mul.Tensor", "mul.Scalar")(_elementwise(_binary("mul"), "self", "other"))
+_rule("maximum")(_elementwise(_binary("max"), "self", "other"))
+_rule("minimum")(_elementwise(_binary("min"), "self", "other"))
+_rule("div.Tensor", "div.Scalar", "true_divide.Tensor")(
+    _elementwise(lambda low, a, b: low.make("div", low.as_float(a), low.as_float(b)), "self", "other")
+)
+
+
+def _compared(op: str) -> Callable[..., Expression]:
+    def function(low: _Lowering, a: Expression, b: Expression) -> Expression:
+        if FLOAT in (a.kind, b.kind):
+            return low.make(op, low.as_float(a), low.as_float(b), kind=BOOL)
+        return low.make(op, _in(low, a, INT), _in(low, b, INT), kind=BOOL)
+
+    return function
+
+
+for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _rule(f"{name}.Tensor", f"{name}.Scalar")(_elementwise(_compared(name), "self", "other"))
+
+
+def _logical(op: str) -> Callable[..., Expression]:
+    return lambda low, *operands: low.make(op, *(_in(low, e, BOOL) for e in operands), kind=BOOL)
+
+
+_rule("logical_not")(_elementwise(_logical("not"), "self"))
+_rule("logical_and")(_elementwise(_logical("and"), "self", "other"))
+_rule("logical_or")(_elementwise(_logical("or"), "self", "other"))
+
+
+@_rule("bitwise_not", "bitwise_and.Tensor", "bitwise_or.Tensor")
+def _bitwise(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    if value(node).dtype != torch.bool:
+        raise Unsupported("bits of integers")
+    op = {aten.bitwise_not: "not", aten.bitwise_and: "and", aten.bitwise_or: "or"}[node.target.overloadpacket]
+    return low.make(op, *(low.operand(node, v, groups) for v in node.args), kind=BOOL)
+
+
+@_rule("pow.Tensor_Scalar")
+def _power(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    if kind_of(value(node).dtype, node) != FLOAT:
+        raise Unsupported("powers of integers")
+    return power(low, low.element(node.args[0], groups), node.args[1])
+
+
+def choose(low: _Lowering, condition: Expression, a: Expression, b: Expression, kind: str) -> Expression:
+    return low.make("where", _in(low, condition, BOOL), _in(low, a, kind), _in(low, b, kind), kind=kind)
+
+
+@_rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def _where(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    condition, a, b = (low.operand(node, v, groups) for v in node.args)
+    return choose(low, condition, a, b, kind_of(value(node).dtype, node))
+
+
+@_rule("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    x, mask, v = (low.operand(node, v, groups) for v in node.args)
+    return choose(low, mask, v, x, kind_of(value(node).dtype, node))
+
+
+@_rule("clamp", "clamp_min", "clamp_max", "hardtanh")
+def _clamp(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    result = low.element(given["self"], groups)
+    for name, op in (("min", "max"), ("max", "min"), ("min_val", "max"), ("max_val", "min")):
+        if given.get(name) is not None:
+            result = _arithmetic(low, op, result, low.operand(node, given[name], groups))
+    return _in(low, result, kind_of(value(node).dtype, node))
+
+
+@_rule("leaky_relu")
+def _leaky_relu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    x = low.element(given["self"], groups)
+    slope = low.make("mul", x, low.number(float(given["negative_slope"])))
+    return choose(low, low.make("gt", x, low.number(0.0), kind=BOOL), x, slope, FLOAT)
+
+
+@_rule("hardsigmoid", "hardswish")
+def _hard(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    x = low.element(node.args[0], groups)
+    three, zero, six = map(low.number, (3.0, 0.0, 6.0))
+    gate = low.make("div", low.make("min", low.make("max", low.make("add", x, three), zero), six), six)
+    return gate if node.target is aten.hardsigmoid.default else low.make("mul", x, gate)
+
+
+@_rule("softplus")
+def _softplus(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    x, beta = low.element(given["self"], groups), low.number(float(given["beta"]))
+    scaled = low.make("mul", x, beta)
+    soft = low.make("div", low.make("log1p", low.make("exp", scaled)), beta)
+    return choose(low, low.make("gt", scaled, low.number(float(given["threshold"])), kind=BOOL), x, soft, FLOAT)
+
+
+# --- reductions and what is made of them ---
+
+
+@_rule("sum.dim_IntList", "mean.dim", "amax", "amin")
+def _reduction(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    source = given["self"]
+    if given.get("dtype") not in (None, torch.float32, value(source).dtype):
+        raise Unsupported("a sum in another dtype")
+    if kind_of(value(source).dtype, node) != FLOAT:
+        raise Unsupported("a reduction of integers")
+    dims = given["dim"] if given["dim"] not in (None, []) else list(range(value(source).dim()))
+    dims = [dims] if isinstance(dims, int) else dims
+    kind = {aten.amax: "max", aten.amin: "min"}.get(node.target.overloadpacket, "sum")
+    result = low.reduce(f"reduce_{kind}", source, groups, dims, given["keepdim"], lambda g: low.element(source, g))
+    if node.target.overloadpacket is aten.mean:
+        result = low.make("div", result, low.number(float(low.count(source, dims))))
+    return result
+
+
+@_rule("softmax.int", "_softmax", "log_softmax.int")
+def _softmax(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    source, dim = given["self"], given["dim"]
+    if kind_of(value(source).dtype, node) != FLOAT:
+        raise Unsupported("a softmax of integers")
+    x = low.element(source, groups)
+    one = tuple(() if d == dim % len(groups) else g for d, g in enumerate(groups))
+    peak = low.reduce("reduce_max", source, one, [dim], True, lambda g: low.element(source, g))
+    shifted = low.make("sub", x, peak)
+    terms = lambda g: low.make("exp", low.make("sub", low.element(source, g), peak))  # noqa: E731
+    total = low.reduce("reduce_sum", source, one, [dim], True, terms)
+    if node.target is aten.log_softmax.int:
+        return low.make("sub", shifted, low.make("log", total))
+    return low.make("div", low.make("exp", shifted), total)
+
+
+def _normalised(low: _Lowering, source: Node, groups: Groups, dims: Sequence[int], eps: float, centred: bool) -> Expression:
+    """x, less its mean if `centred`, over the root of the mean of its square."""
+    one = tuple(() if d in dims else g for d, g in enumerate(groups))
+    count = low.number(float(low.count(source, dims)))
+    mean = None
+    if centred:
+        total = low.reduce("reduce_sum", source, one, dims, True, lambda g: low.element(source, g))
+        mean = low.make("div", total, count)
+
+    def deviation(g: Groups) -> Expression:
+        x = low.element(source, g)
+        return low.make("sub", x, mean) if mean else x
+
+    squares = low.reduce("reduce_sum", source, one, dims, True, lambda g: low.make("mul", deviation(g), deviation(g)))
+    variance = low.make("div", squares, count)
+    return low.make("div", deviation(groups), low.make("sqrt", low.make("add", variance, low.number(float(eps)))))
+
+
+def _scaled(low: _Lowering, x: Expression, groups: Groups, weight: Any, bias: Any) -> Expression:
+    for op, v in (("mul", weight), ("add", bias)):
+        if v is not None:
+            x = low.make(op, x, low.as_float(low.element(v, groups)))
+    return x
+
+
+@_rule("layer_norm", "rms_norm")
+def _layer_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    source, width = given["input"], len(given["normalized_shape"])
+    dims = list(range(len(groups) - width, len(groups)))
+    eps = given["eps"] if given["eps"] is not None else torch.finfo(torch.float32).eps
+    x = _normalised(low, source, groups, dims, eps, node.target is aten.layer_norm.default)
+    return _scaled(low, x, groups[-width:], given["weight"], given.get("bias"))
+
+
+@_rule("group_norm")
+def _group_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    source, count = given["input"], given["num_groups"]
+    batch, channels, *rest = value(source).shape
+    parts = low.split(groups[1], (count, channels // count))
+    whole = (groups[0], parts[0], parts[1], *groups[2:])
+    one = (groups[0], parts[0])
+    flat = lambda g: (g[0], g[1] + g[2], *g[3:])  # noqa: E731  of a group, back to channels
+    number = low.number(float(math.prod(rest) * channels // count))
+
+    def reduced(of: Callable[[Groups], Expression]) -> Expression:
+        used = {d for g in one for d in g}
+        missing = tuple(d for d in range(len(low.sizes)) if d not in used)
+        inner = low.split(missing, (channels // count, *rest))
+        if low.reduced not in ((), missing):
+            raise Unsupported("it reduces over different dims")
+        low.reduced = missing
+        return low.make("reduce_sum", of((*one, *inner)), dims=used)
+
+    mean = low.make("div", reduced(lambda g: low.element(source, flat(g))), number)
+    deviation = lambda g: low.make("sub", low.element(source, flat(g)), mean)  # noqa: E731
+    variance = low.make("div", reduced(lambda g: low.make("mul", deviation(g), deviation(g))), number)
+    root = low.make("sqrt", low.make("add", variance, low.number(float(given["eps"]))))
+    return _scaled(low, low.make("div", deviation(whole), root), (groups[1],), given["weight"], given["bias"])
+
+
+@_rule("batch_norm")
+def _batch_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    if given["training"]:
+        raise Unsupported("batch norm in training keeps statistics")
+    channel = (groups[1],)
+    x, mean, variance = (
+        low.as_float(low.element(given[name], g))
+        for name, g in (("input", groups), ("running_mean", channel), ("running_var", channel))
+    )
+    root = low.make("sqrt", low.make("add", variance, low.number(float(given["eps"]))))
+    return _scaled(low, low.make("div", low.make("sub", x, mean), root), channel, given["weight"], given["bias"])
+
+
+# --- views: elements elsewhere ---
+
+
+@_rule("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "unsqueeze", "squeeze.dim", "squeeze", "squeeze.dims", view=True)
+def _reshape(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    return low.element(node.args[0], low.split([d for g in groups for d in g], value(node.args[0]).shape))
+
+
+@_rule("expand", "expand_as", view=True)
+def _expand(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    return low.operand(node, node.args[0], groups)
+
+
+@_rule("permute", "transpose.int", "t", view=True)
+def _permute(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    rank = len(groups)
+    order = list(range(rank))
+    if node.target is aten.permute.default:
+        order = [d % rank for d in node.args[1]]
+    elif rank > 1:
+        a, b = (node.args[1] % rank, node.args[2] % rank) if node.target is aten.transpose.int else (0, 1)
+        order[a], order[b] = order[b], order[a]
+    return low.element(node.args[0], tuple(groups[order.index(d)] for d in range(rank)))
+
+
+def evaluate(lowered: Lowered, inputs: Sequence[Tensor]) -> Tensor:
+    """What the expressions say, computed by PyTorch in the inputs' dtypes: [sizes], with 1 for dims that were reduced."""
+    rank, known = len(lowered.sizes), {}
+    for e in lowered.expressions:
+        known[e] = _evaluated(e, [known[o] for o in e.operands], inputs, lowered, rank)
+    return known[lowered.result]
+
+
+def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], lowered: Lowered, rank: int) -> Any:
+    if e.op == "number":
+        return e.data
+    if e.op == "load":
+        place, strides = e.data
+        shape = [n if s else 1 for n, s in zip(lowered.sizes, strides)]
+        return inputs[place].as_strided(shape, strides)
+    if e.op.startswith("reduce_"):
+        operand = torch.as_tensor(operands[0]).expand(lowered.sizes)
+        function = {"reduce_sum": torch.sum, "reduce_max": torch.amax, "reduce_min": torch.amin}[e.op]
+        return function(operand, lowered.reduced, keepdim=True)
+    return FUNCTIONS[e.op](*operands)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(torch, name) for name in ("exp", "log", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1", "sqrt")},
+    "float": lambda x: x if x.is_floating_point() else x.to(torch.float64),
+    "int": lambda x: x.to(torch.int64),
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": lambda a, b: a / b,
+    "neg": operator.neg,
+    "abs": abs,
+    "pow": operator.pow,
+    "max": lambda a, b: torch.maximum(*_tensors(a, b)),
+    "min": lambda a, b: torch.minimum(*_tensors(a, b)),
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": torch.logical_not,
+    "where": lambda c, a, b: torch.where(c, *_tensors(a, b)),
+}
+
+
+def _tensors(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    dtype = next((v.dtype for v in (a, b) if isinstance(v, Tensor)), torch.float64)
+    return torch.as_tensor(a, dtype=dtype), torch.as_tensor(b, dtype=dtype)

@@ -1,0 +1,258 @@
+"""A region as a kernel type: its oracle is its own nodes, in float64; inputs have the model's shapes, dtypes and strides."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx import GraphModule, Interpreter, Node
+
+from autokernel.records import write_json
+from autokernel.spec import REGIONS, Args, KernelSpec, TensorSpec, folder_of
+from autokernel.target import decode_case, encode
+
+SPEC = '''"""A region of a model's graph: see autokernel/model/regions/spec.py. region.py has its nodes, region.json its inputs."""
+
+from pathlib import Path
+
+from autokernel.model.regions.spec import Region, region_spec
+
+SPEC = region_spec(Region.read(Path(__file__).parent))
+'''
+SOURCE = '''"""{title}: the nodes of a model's graph as Dynamo and ATen have them."""
+
+import torch
+from torch import Tensor, device, inf, nan
+
+
+def region({parameters}) -> Tensor:
+{body}
+'''
+SIZES = {"sizes": "the model's"}
+ROW_SCALES = (1e-3, 30.0, 1e3, 1e4)
+FEW = (1e-3, 30.0)  # of a region that is too large to be tried beforehand
+TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
+PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
+MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
+
+
+@dataclass(frozen=True)
+class Region:
+    """`source` defines region(input_0, …); `arguments` are its inputs by name."""
+
+    name: str
+    title: str  # its operators, for people
+    source: str
+    arguments: Args
+    flops: int  # one an element and operator
+    output: TensorSpec
+    positive: tuple[str, ...] = ()  # inputs that are to be positive, or most of the result would be NaN
+    row_scales: tuple[float, ...] = FEW  # sizes at which its own dtype holds what float64 holds
+    nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
+
+    @cached_property
+    def function(self) -> Callable[..., Tensor]:
+        names: dict[str, Any] = {}
+        exec(compile(self.source, f"region {self.name}", "exec"), names)
+        return names["region"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(t.dtype for t in self.arguments.values() if t.dtype.is_floating_point)
+
+    def write(self, starters: dict[str, str]) -> Path:
+        """Set the region up as a kernel type, with these kernel files by their stems; returns its folder."""
+        folder = REGIONS / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "region.py").write_text(self.source)
+        for stem, text in starters.items():
+            (folder / f"{stem}.py").write_text(text)
+        fields = encode(self) | {"nonfinite": [str(v) for v in self.nonfinite]}
+        write_json(folder / "region.json", {k: v for k, v in fields.items() if k != "source"})
+        (folder / "spec.py").write_text(SPEC)  # last: with it the type is there
+        return folder
+
+    @staticmethod
+    def read(folder: Path) -> "Region":
+        data = json.loads((folder / "region.json").read_text())
+        decoded = decode_case({"name": "", "args": data["arguments"] | {"": data["output"]}}).args
+        data |= {"arguments": {k: v for k, v in decoded.items() if k}, "output": decoded[""]}
+        data |= {name: tuple(data[name]) for name in ("positive", "row_scales")}
+        data["nonfinite"] = tuple(map(float, data["nonfinite"]))
+        return Region(**data, source=(folder / "region.py").read_text())
+
+    def is_set_up(self) -> bool:
+        return (folder_of(self.name) / "spec.py").is_file()
+
+
+def source_of(piece: GraphModule, title: str) -> str:
+    """Of a region's graph, as a function of its inputs that returns its one result."""
+    names = [node.name for node in piece.graph.find_nodes(op="placeholder")]
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(piece.graph, {})[0])
+    lines = graph.python_code("self").src.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("def forward"))
+    body = "\n".join(line.partition(";  ")[0] for line in lines[start + 1 :] if line.strip())  # without `x = None`
+    return SOURCE.format(title=title, parameters=", ".join(f"{name}: Tensor" for name in names), body=body)
+
+
+class InDouble(torch.overrides.TorchFunctionMode):
+    """Casts to a floating-point dtype are to float64, where the inputs are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = fx.node.map_aggregate((args, kwargs or {}), _wide)
+        return func(*args, **kwargs)
+
+
+def _wide(v: Any) -> Any:
+    return torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v
+
+
+class _Perturbed(Interpreter):
+    """Runs a graph whose every result is off by a random part of itself, as by rounding."""
+
+    def __init__(self, module: GraphModule, generator: torch.Generator):
+        super().__init__(module)
+        self.generator = generator
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.op == "output" or not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        signs = torch.randint(2, result.shape, generator=self.generator).to(result.device, result.dtype) * 2 - 1
+        return result * (1 + PERTURBATION * signs)
+
+
+def region_spec(region: Region) -> KernelSpec:
+    """One size and one dtype: the model's."""
+    function, tensors = region.function, dict(region.arguments)
+    module: list[GraphModule] = []  # traced at first need
+
+    def oracle(*args: Any, **inputs: Any) -> Tensor:
+        given = dict(zip(tensors, args)) | inputs
+        if not any(t.dtype == torch.float64 for t in given.values()):
+            return function(**given)
+        with InDouble():
+            return function(**given)
+
+    def eager(**inputs: Any) -> Tensor:
+        return function(**inputs)
+
+    def magnitude(**inputs: Any) -> Tensor:
+        """What the result changes by where each result on the way changes by a part of itself, over that part."""
+        if not module:
+            module.append(fx.symbolic_trace(function))
+        with InDouble():
+            exact = function(**inputs)
+            changes = [
+                _Perturbed(module[0], torch.Generator().manual_seed(seed)).run(*inputs.values()) - exact
+                for seed in range(PERTURBED)
+            ]
+        return torch.stack([change.abs() for change in changes]).amax(0).nan_to_num(0, 0, 0) / PERTURBATION
+
+    oracle.__signature__ = eager.__signature__ = _signature(tensors)
+    read = sum(t.nbytes for t in tensors.values())
+    return KernelSpec(
+        name=region.name,
+        oracle=oracle,
+        eager=eager,
+        eager_form=f"the model's own operators ({region.title})",
+        arguments=lambda dtype, sizes: tensors,
+        smoke=SIZES,
+        sweep=(SIZES,),
+        edges=(SIZES,),
+        timing={"cpu": (SIZES,), "cuda": (SIZES,)},
+        flops=lambda a: region.flops,
+        bytes_moved=lambda a: read + region.output.nbytes,  # read each input once, write the result
+        headline="bandwidth_gb_s",
+        fill={name: _positive for name in region.positive} | {n: _whole for n, t in tensors.items() if _is_whole(t)},
+        row_scales=region.row_scales,
+        nonfinite=region.nonfinite,
+        magnitude=magnitude,
+        dtypes=(region.dtype,),
+        layouts=(),
+    )
+
+
+def _signature(names: Sequence[str]) -> Any:
+    import inspect
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([inspect.Parameter(n, kind, annotation=Tensor) for n in names], return_annotation=Tensor)
+
+
+def _is_whole(tensor: TensorSpec) -> bool:
+    return not tensor.dtype.is_floating_point
+
+
+def _whole(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tensor:
+    high = 2 if tensor.dtype == torch.bool else 8
+    return torch.randint(high, tensor.shape, generator=generator)
+
+
+def _positive(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tensor:
+    return torch.randn(tensor.shape, generator=generator).abs() + 1e-3
+
+
+def examined(region: Region) -> Region | None:
+    """`region` with what its inputs may be, found out by trying; None where no inputs of ours give it a result."""
+    from dataclasses import replace
+
+    numel = sum(t.numel for t in region.arguments.values()) + region.output.numel
+    if numel > TRIED:
+        return region
+    floats = [name for name, t in region.arguments.items() if t.dtype.is_floating_point]
+    for positive in ((), *((name,) for name in floats), tuple(floats[1:]), tuple(floats[:-1])):
+        trial = replace(region, positive=positive)
+        if len(positive) < len(floats) and _nan_part(trial) <= MOST_NAN:
+            region = trial
+            break
+    else:
+        return None
+    scales = tuple(scale for scale in ROW_SCALES if _same_specials(region, lambda x, s=scale: x * s))
+    values = (math.nan, math.inf, -math.inf)
+    return replace(region, row_scales=scales or FEW[:1], nonfinite=tuple(v for v in values if _same_specials(region, _planted(v))))
+
+
+def _planted(v: float) -> Callable[[Tensor], Tensor]:
+    def plant(x: Tensor) -> Tensor:
+        x = x.clone()
+        x.view(-1)[x.numel() // 3] = v
+        return x
+
+    return plant
+
+
+def _drawn(region: Region) -> dict[str, Tensor]:
+    generator, inputs = torch.Generator().manual_seed(0), {}
+    for name, t in region.arguments.items():
+        fill = _whole if _is_whole(t) else _positive if name in region.positive else None
+        contents = fill(t, None, generator) if fill else torch.randn(t.shape, generator=generator)
+        inputs[name] = contents.to(t.dtype)
+    return inputs
+
+
+def _nan_part(region: Region) -> float:
+    result = region_spec(region).oracle(**_in_double(_drawn(region)))
+    return result.isnan().float().mean().item() if result.is_floating_point() else 0.0
+
+
+def _same_specials(region: Region, change: Callable[[Tensor], Tensor]) -> bool:
+    """Whether NaN and Inf are in the same places in the region's own dtype and in float64, after `change` of the first input."""
+    inputs, spec = _drawn(region), region_spec(region)
+    first = next(iter(inputs))
+    if not inputs[first].is_floating_point() or first in region.positive:
+        return False
+    inputs[first] = change(inputs[first])
+    own, exact = spec.eager(**inputs), spec.oracle(**_in_double(inputs))
+    tests = (torch.isnan, torch.isposinf, torch.isneginf) if own.is_floating_point() else ()
+    return all(torch.equal(test(own), test(exact.to(own.dtype))) for test in tests)
+
+
+def _in_double(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -32,13 +32,19 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from autokernel import spec as specs
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
-from autokernel.model.match import SiteFinder
+from autokernel.model.capture import value
+from autokernel.model.match import Site, SiteFinder, filled
+from autokernel.model.regions.growing import piece_of, regions_of
+from autokernel.model.regions.lowering import evaluate, lower
 from autokernel.records import write_json
+from autokernel.spec import load_spec
 from autokernel.target import Target
 
 PROGRAMS = 20_000
@@ -51,14 +57,17 @@ EVERY_AOT = 10  # what stands before Inductor: functions without writes, gradien
 MERGE_EVERY_S = 20  # the records of several processes
 EVERY_THIRD_LENGTH = 3  # of the programs whose sizes change; for the others two lengths do
 
+REGIONS_FAIL = "regions could not be found"
+FOLDER = tempfile.TemporaryDirectory()  # of the regions that are set up
+
 KERNEL = """
 import torch
-import reference
+from autokernel.spec import load_spec
 
 def kernel_fn(**inputs):
     wide = {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
     dtype = next(v.dtype for v in inputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point())
-    return reference.TYPE(**wide).to(dtype)
+    return load_spec("TYPE").oracle(**wide).to(dtype)
 """
 
 
@@ -287,7 +296,22 @@ def _step(choose: random.Random, made: Sequence[str]) -> tuple[list[str], list[s
 
 @cache
 def finder() -> SiteFinder:
-    return SiteFinder(min_elements=0)
+    specs.REGIONS = Path(FOLDER.name)
+    return SiteFinder(min_elements=0, regions=_regions)
+
+
+def _regions(graph: GraphModule, claimed: Collection[Node]) -> list[Site]:
+    """As in a profile; and that the arithmetic from which their kernels are written is what their nodes compute."""
+    sites = list(regions_of(graph, claimed, "cpp", min_elements=0))
+    for site in sites:
+        inputs = [filled(value(node)) for node in site.inputs]
+        inputs = [t.double() if t.is_floating_point() else t for t in inputs]
+        expected = load_spec(site.kernel_type).oracle(*inputs)
+        lowered = lower(piece_of(graph, site.output, site.inputs))
+        got = evaluate(lowered, inputs, expected.shape).to(expected.dtype)
+        if not torch.allclose(got, expected, rtol=1e-9, atol=1e-9, equal_nan=True):
+            raise AssertionError(f"{site.kernel_type} is written as something else than it computes")
+    return sites
 
 
 class _OfAnyCase(dict):
@@ -414,7 +438,8 @@ class Outcome:
 
 def check(program: Program, fallback: str | None = None) -> Outcome:
     replacer = Everywhere((), fallback, finder=finder())
-    why = _with(program, replacer)
+    before = len(finder().failures)
+    why = _with(program, replacer) or next((f for f in finder().failures[before:] if f.startswith(REGIONS_FAIL)), None)
     torchs = why is not None and _with(program, fallback or "eager") is not None
     return Outcome(program, fallback, len(replacer.replaced), why, torchs)
 

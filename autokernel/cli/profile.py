@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     repeats = arguments.warmup_iters, arguments.profile_iters
     workload, log = workload_from(arguments), None if arguments.output else output.parent / LOG
     with console.progress(f"profiling {workload}", 2 + 4 * len(workload.parts)) as say:
-        profile = profile_workload(workload, *repeats, say, arguments.export_trace, arguments.baseline, log, not arguments.no_regions)
+        trace, regions = arguments.export_trace, not arguments.no_regions
+        profile = profile_workload(workload, *repeats, say, trace, arguments.baseline, log, regions)
     profile.write(output)
     if arguments.memory_snapshot:
         snapshot_memory(workload, arguments.memory_snapshot)

@@ -44,3 +44,45 @@ inline float ak_erf(float x) {
     const float large = 1.f - t * ak_exp(q - z);
     return a < 1.f ? p * x : (x != x ? x : __builtin_copysignf(large, x));
 }
+
+// log(x): Cephes logf on the mantissa in [sqrt(1/2), sqrt(2)), the exponent times ln 2 in two parts.
+inline float ak_log(float x) {
+    const bool tiny = x < 1.17549435e-38f;
+    const float scaled = tiny ? x * 8388608.f : x;  // 2^23: denormals have no exponent of their own
+    const uint32_t bits = bits_as<uint32_t>(scaled);
+    const int32_t shifted = int32_t(bits - 0x3f3504f3u);
+    const float e = float(shifted >> 23) - (tiny ? 23.f : 0.f);
+    const float m = bits_as<float>(uint32_t(shifted & 0x007fffff) + 0x3f3504f3u) - 1.f, z = m * m;
+    float p = 7.0376836292e-2f;
+    p = p * m - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    float y = p * m * z + e * -2.12194440e-4f - 0.5f * z;
+    y = (m + y) + e * 0.693359375f;
+    y = x == INFINITY ? INFINITY : y;
+    return x > 0.f ? y : (x == 0.f ? -INFINITY : NAN);
+}
+
+// log(1 + x), corrected by what 1 + x has lost (Kahan).
+inline float ak_log1p(float x) {
+    const float u = 1.f + x, lost = u - 1.f;
+    const float y = ak_log(u), corrected = y * (x / (lost == 0.f ? 1.f : lost));
+    return lost == 0.f ? x : (u == INFINITY || u == 0.f ? y : corrected);
+}
+
+// e^x - 1: its series below 0.35, where e^x has lost its digits.
+inline float ak_expm1(float x) {
+    float p = 1.f / 40320;
+    p = p * x + 1.f / 5040;
+    p = p * x + 1.f / 720;
+    p = p * x + 1.f / 120;
+    p = p * x + 1.f / 24;
+    p = p * x + 1.f / 6;
+    p = p * x + 0.5f;
+    return __builtin_fabsf(x) < 0.35f ? p * x * x + x : ak_exp(x) - 1.f;
+}

@@ -1,12 +1,12 @@
 """A lowered region in C++: a loop over rows, a pass over a row for each level of reductions, and one that writes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered
-from autokernel.model.regions.writing import Writer, levels, loops_of
+from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered
+from autokernel.model.regions.writing import OPERATORS, Writer, levels, loops_of
 from autokernel.spec import TensorSpec
 
 TYPES = {
@@ -18,8 +18,7 @@ TYPES = {
     torch.int32: "int32_t",
 }
 FUNCTIONS = {
-    **{op: f"({{0}} {sign} {{1}})" for op, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))},
-    **{op: f"({{0}} {sign} {{1}})" for op, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))},
+    **OPERATORS,
     "neg": "(-{0})",
     "abs": "ak_abs({0})",
     "max": "ak_max({0}, {1})",
@@ -28,7 +27,8 @@ FUNCTIONS = {
     "tanh": "ak_tanh({0})",
     "erf": "ak_erf({0})",
     "sqrt": "__builtin_sqrtf({0})",
-    **{name: f"std::{name}({{0}})" for name in ("log", "sin", "cos", "floor", "ceil", "log1p", "expm1")},
+    **{name: f"ak_{name}({{0}})" for name in ("log", "log1p", "expm1")},
+    **{name: f"std::{name}({{0}})" for name in ("sin", "cos", "floor", "ceil")},
     "pow": "std::pow({0}, {1})",
     "and": "({0} && {1})",
     "or": "({0} || {1})",
@@ -37,7 +37,7 @@ FUNCTIONS = {
     "float": "float({0})",
     "int": "int64_t({0})",
 }
-DECLARED = {FLOAT: "float", BOOL: "bool", "int": "int64_t"}
+DECLARED = {FLOAT: "float", BOOL: "bool", INT: "int64_t"}
 
 FILE = '''"""{title}
 
@@ -112,112 +112,130 @@ def number(e: Expression) -> str:
 
 
 def _code(lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> str:
-    loops = loops_of(lowered)
-    split, rows = len(loops.rows), math.prod(loops.rows)
-    index = [f"i{d}" for d in range(len(loops.sizes))]
-
-    def load(e: Expression) -> str:
-        place, strides = e.data[0], loops.strides[e]
-        terms = [i if s == 1 else f"{i} * {s}" for i, s in zip(index, strides) if s]
-        element = f"x{place}[{' + '.join(terms) or 0}]"
-        return f"{element} != 0" if e.kind == BOOL else f"float({element})" if e.kind == FLOAT else f"int64_t({element})"
-
-    def declare(name: str, text: str, e: Expression) -> str:
-        return f"const {DECLARED[e.kind]} {name} = {text};"
-
-    row = Writer(FUNCTIONS, number, declare, load)
-    in_columns = {e for e in lowered.expressions if any(loops.strides[e][split:])} if False else _varying(lowered, loops)
-    body: list[str] = []
-    for n, reductions in enumerate(levels(lowered)):
-        _row_level(row, lowered, in_columns, reductions)
-        body += row.take()
-        accumulators, inner = [], Writer(FUNCTIONS, number, declare, load, "c", dict(row.known))
-        body_inner: list[str] = []
-        sums, largest, smallest = [], [], []
-        for k, e in enumerate(reductions):
-            acc = f"r{n}_{k}"
-            operand = inner.text(e.operands[0])
-            body_inner += inner.take()
-            if e.op == "reduce_sum":
-                accumulators.append(f"float {acc} = 0;")
-                body_inner.append(f"{acc} += {operand};")
-                sums.append(acc)
-            else:
-                sign, start, of = (">", "-INFINITY", largest) if e.op == "reduce_max" else ("<", "INFINITY", smallest)
-                accumulators += [f"float {acc} = {start};", f"float {acc}_nan = 0;"]
-                body_inner += [f"{acc} = {operand} {sign} {acc} ? {operand} : {acc};", f"{acc}_nan += {operand} != {operand};"]
-                of.append(acc)
-                sums.append(f"{acc}_nan")
-            row.known[e] = acc
-        clauses = [f"reduction({op} : {', '.join(v)})" for op, v in (("+", sums), ("max", largest), ("min", smallest)) if v]
-        body += accumulators + _nested(loops, index, split, body_inner, " ".join(clauses))
-        body += [f"if ({a}_nan > 0) {a} = NAN;" for a in (*largest, *smallest)]
-    result_varies = lowered.result in in_columns
-    inner = Writer(FUNCTIONS, number, declare, load, "c", row.known if not result_varies else {})
-    if result_varies:
-        _row_level(row, lowered, in_columns, [lowered.result])
-        body += row.take()
-        inner.known = dict(row.known)
-    text = inner.text(lowered.result)
-    terms = [i if s == 1 else f"{i} * {s}" for i, s in zip(index, loops.output) if s]
-    store = [*inner.take(), f"y[{' + '.join(terms) or 0}] = {TYPES[output.dtype]}({text});"]
-    blocked = not lowered.reduced
-    body += _nested(loops, index, split, store, "", blocked) if result_varies or blocked else store
-    rows_of = _row_indices(loops, index, split)
-    count = f"{rows} * BLOCKS" if blocked else str(rows)
-    head = [f"constexpr int64_t BLOCKS = ({loops.columns[-1]} + BLOCK - 1) / BLOCK;"] if blocked else []
-    head.append(f"#pragma omp parallel for schedule(static) if ({math.prod(loops.sizes)}LL >= PARALLEL_FROM)")
-    head.append(f"for (int64_t job = 0; job < {count}; ++job) {{")
-    at = ["const int64_t row = job / BLOCKS, start = job % BLOCKS * BLOCK;", f"const int64_t end = std::min<int64_t>(start + BLOCK, {loops.columns[-1]});"]
-    at = at if blocked else ["const int64_t row = job;"]
-    unused = ["(void)row;"] if not loops.rows else []
+    function = _Function(lowered, output)
     pointers = ", ".join(f"const {TYPES[t.dtype]}* __restrict x{i}" for i, t in enumerate(inputs))
-    lines = [*head, *("    " + line for line in [*at, *unused, *rows_of, *body]), "}", "return 0;"]
-    signature = f'extern "C" int run({pointers}, {TYPES[output.dtype]}* __restrict y) {{'
-    return "\n".join([signature, *("    " + line for line in lines), "}"])
+    head = f'extern "C" int run({pointers}, {TYPES[output.dtype]}* __restrict y) {{'
+    return "\n".join([head, *indented(function.lines()), "    return 0;", "}"])
 
 
-def _varying(lowered: Lowered, loops: object) -> set[Expression]:
-    """What differs from column to column of a row."""
-    columns = set(lowered.reduced) if lowered.reduced else set(range(len(lowered.sizes)))
-    return {e for e in lowered.expressions if e.dims & columns}
+def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
+    return ["    " * levels + line for line in lines]
 
 
-def _row_level(row: Writer, lowered: Lowered, in_columns: set[Expression], ends: Sequence[Expression]) -> None:
-    """Write what `ends` need that is the same all along a row."""
+class _Function:
+    """The body of `run`. A job is a row, or, where rows have no sums, a block of BLOCK columns of one."""
 
-    def visit(e: Expression) -> None:
-        if e in row.known or e.op == "number":
-            return
-        if e not in in_columns and not e.op.startswith("reduce_"):
-            row.text(e)
-            return
-        for operand in e.operands:
-            visit(operand)
+    def __init__(self, lowered: Lowered, output: TensorSpec):
+        self.lowered, self.output, self.loops = lowered, output, loops_of(lowered)
+        self.index = [f"i{d}" for d in range(len(self.loops.sizes))]
+        columns = set(lowered.reduced or range(len(lowered.sizes)))
+        self.in_columns = {e for e in lowered.expressions if e.dims & columns}  # what differs along a row
+        self.row = self._writer("t")
+        self.in_blocks = not lowered.reduced
 
-    for e in ends:
-        for operand in e.operands or ():
-            visit(operand)
+    def lines(self) -> list[str]:
+        body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
+        body = [*self._indices(), *body, *self._results()]
+        rows, width = math.prod(self.loops.rows), self.loops.columns[-1]
+        jobs, head, at = str(rows), [], ["const int64_t row = job;"]
+        if self.in_blocks:
+            jobs = f"{rows} * BLOCKS"
+            head = [f"constexpr int64_t BLOCKS = ({width} + BLOCK - 1) / BLOCK;"]
+            at = [
+                "const int64_t row = job / BLOCKS, start = job % BLOCKS * BLOCK;",
+                f"const int64_t end = std::min<int64_t>(start + BLOCK, {width});",
+            ]
+        if not self.loops.rows:
+            at.append("(void)row;")
+        return [
+            *head,
+            f"#pragma omp parallel for schedule(static) if ({math.prod(self.loops.sizes)}LL >= PARALLEL_FROM)",
+            f"for (int64_t job = 0; job < {jobs}; ++job) {{",
+            *indented([*at, *body]),
+            "}",
+        ]
+
+    def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
+        return Writer(FUNCTIONS, number, _declare, self._load, prefix, dict(known or {}))
+
+    def _place(self, strides: Sequence[int]) -> str:
+        return " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip(self.index, strides) if s) or "0"
+
+    def _load(self, e: Expression) -> str:
+        element = f"x{e.data[0]}[{self._place(self.loops.strides[e])}]"
+        return f"{element} != 0" if e.kind == BOOL else f"{DECLARED[e.kind]}({element})"
+
+    def _indices(self) -> list[str]:
+        lines, below = [], 1
+        for d, n in reversed(list(enumerate(self.loops.rows))):
+            quotient = f"row / {below}" if below > 1 else "row"
+            lines.append(f"const int64_t {self.index[d]} = {quotient}{f' % {n}' if d else ''};")
+            below *= n
+        return lines
+
+    def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
+        """A loop along the row that adds up all reductions of one level."""
+        before = self._same_along_row(reductions)
+        starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
+        over: dict[str, list[str]] = {"+": [], "max": [], "min": []}
+        for k, e in enumerate(reductions):
+            name, operand = f"r{n}_{k}", loop.text(e.operands[0])
+            inner += loop.take()
+            if e.op == "reduce_sum":
+                starts.append(f"float {name} = 0;")
+                inner.append(f"{name} += {operand};")
+                over["+"].append(name)
+            else:  # OpenMP's maximum passes over NaN
+                sign, start, how = (">", "-INFINITY", "max") if e.op == "reduce_max" else ("<", "INFINITY", "min")
+                starts.append(f"float {name} = {start}, {name}_nan = 0;")
+                inner += [
+                    f"{name} = {operand} {sign} {name} ? {operand} : {name};",
+                    f"{name}_nan += {operand} != {operand};",
+                ]
+                over[how].append(name)
+                over["+"].append(f"{name}_nan")
+                ends.append(f"if ({name}_nan > 0) {name} = NAN;")
+            self.row.known[e] = name
+        clauses = " ".join(f"reduction({op} : {', '.join(names)})" for op, names in over.items() if names)
+        return [*before, *starts, *self._along_row(inner, clauses), *ends]
+
+    def _results(self) -> list[str]:
+        """The loop along the row that writes; one store where the result is one number a row."""
+        result = self.lowered.result
+        before = self._same_along_row([result])
+        loop = self._writer("c", self.row.known)
+        text = loop.text(result)
+        store = [*loop.take(), f"y[{self._place(self.loops.output)}] = {TYPES[self.output.dtype]}({text});"]
+        return [*before, *(self._along_row(store) if result in self.in_columns or self.in_blocks else store)]
+
+    def _same_along_row(self, ends: Sequence[Expression]) -> list[str]:
+        """Statements for what `ends` need that is the same all along a row."""
+
+        def visit(e: Expression) -> None:
+            if e in self.row.known or e.op == "number":
+                return
+            if e not in self.in_columns and not e.op.startswith("reduce_"):
+                self.row.text(e)
+                return
+            for operand in e.operands:
+                visit(operand)
+
+        for e in ends:
+            for operand in e.operands:
+                visit(operand)
+        return self.row.take()
+
+    def _along_row(self, inner: Sequence[str], clauses: str = "") -> list[str]:
+        lines, columns = [], self.loops.columns
+        for d, n in enumerate(columns):
+            i, is_last = self.index[len(self.loops.rows) + d], d == len(columns) - 1
+            if is_last:
+                lines += indented([f"#pragma omp simd {clauses}".rstrip()], d)
+            first, end = ("start", "end") if self.in_blocks and is_last else ("0", str(n))
+            lines += indented([f"for (int64_t {i} = {first}; {i} < {end}; ++{i}) {{"], d)
+        lines += indented(inner, len(columns))
+        return lines + [line for d in reversed(range(len(columns))) for line in indented(["}"], d)]
 
 
-def _row_indices(loops: object, index: Sequence[str], split: int) -> list[str]:
-    lines, below = [], 1
-    for d in reversed(range(split)):
-        quotient = f"row / {below}" if below > 1 else "row"
-        lines.append(f"const int64_t {index[d]} = {quotient}{f' % {loops.rows[d]}' if d else ''};")
-        below *= loops.rows[d]
-    return lines
-
-
-def _nested(loops: object, index: Sequence[str], split: int, inner: list[str], clauses: str, blocked: bool = False) -> list[str]:
-    """Loops over the columns around `inner`."""
-    lines: list[str] = []
-    columns = loops.columns
-    for d, n in enumerate(columns):
-        i, is_last = index[split + d], d == len(columns) - 1
-        if is_last:
-            lines.append("    " * d + f"#pragma omp simd {clauses}".rstrip())
-        bounds = ("start", "end") if blocked and is_last else ("0", str(n))
-        lines.append("    " * d + f"for (int64_t {i} = {bounds[0]}; {i} < {bounds[1]}; ++{i}) {{")
-    lines += ["    " * len(columns) + line for line in inner]
-    return lines + ["    " * d + "}" for d in reversed(range(len(columns)))]
+def _declare(name: str, text: str, e: Expression) -> str:
+    return f"const {DECLARED[e.kind]} {name} = {text};"

@@ -1,11 +1,12 @@
-"""Finds regions in a graph: what is computed for one result alone, of operations on elements and rows that are in no site."""
+"""Finds regions in a graph: operations on elements and rows that are in no site, and that one result alone is made of."""
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.model.capture import aten, value
@@ -33,20 +34,25 @@ class Cone:
 
 
 def regions_of(
-    graph: GraphModule, claimed: Collection[Node], backend: str = "", only: Collection[str] | None = None
+    graph: GraphModule,
+    claimed: Collection[Node],
+    backend: str = "",
+    only: Collection[str] | None = None,
+    min_elements: int = MIN_ELEMENTS,
 ) -> Iterator[Site]:
     """A site for each region outside of the nodes that are `claimed`.
 
     Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none.
+    min_elements: of inputs and result, once for each operation.
     """
     order = {node: i for i, node in enumerate(graph.graph.nodes)}
-    taken = set(claimed)
+    taken, live = set(claimed), _live(graph)
     for node in reversed(graph.graph.nodes):
-        if node in taken or not _fits(node) or node.target in VIEWS:
+        if node in taken or node not in live or not _fits(node) or node.target in VIEWS:
             continue
         barred: set[Node] = set()
-        while cone := _grown(node, taken | barred, order):
-            piece = _piece(graph, cone)
+        while cone := _grown(node, taken | barred, order, min_elements):
+            piece = piece_of(graph, cone.output, cone.inputs)
             try:
                 lowered = lower(piece)
             except Unsupported as why:
@@ -62,12 +68,22 @@ def regions_of(
             break
 
 
+def _live(graph: GraphModule) -> set[Node]:
+    """The nodes that something comes of."""
+    live: set[Node] = set()
+    for node in reversed(graph.graph.nodes):
+        is_end = node.op == "output" or node.is_impure() or isinstance(node.target, HigherOrderOperator)
+        if is_end or not live.isdisjoint(node.users):
+            live.add(node)
+    return live
+
+
 def _fits(node: Node) -> bool:
     result = value(node)
     return node.op == "call_function" and node.target in RULES and isinstance(result, Tensor) and result.numel() > 0
 
 
-def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Cone | None:
+def _grown(output: Node, taken: Collection[Node], order: dict[Node, int], min_elements: int) -> Cone | None:
     """The largest cone of `output`; None if it is no more than one operation, or of little work."""
     if output in taken:
         return None
@@ -76,25 +92,33 @@ def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Con
         node = max(pending, key=order.__getitem__)
         pending.remove(node)
         for source in node.all_input_nodes:
-            if source not in nodes and source not in taken and _fits(source) and all(user in nodes for user in source.users):
+            if (
+                source not in nodes
+                and source not in taken
+                and _fits(source)
+                and all(user in nodes for user in source.users)
+            ):
                 nodes.add(source)
                 pending.append(source)
-    for node in sorted(nodes, key=order.__getitem__):  # a view of an input costs nothing, and is one
+    in_order = sorted(nodes, key=order.__getitem__)
+    for node in in_order:  # a view of an input costs nothing, and is one
         if node.target in VIEWS and not any(source in nodes for source in node.all_input_nodes):
             nodes.discard(node)
-    inputs = tuple(dict.fromkeys(s for n in sorted(nodes, key=order.__getitem__) for s in n.all_input_nodes if s not in nodes))
+    inputs = tuple(
+        dict.fromkeys(s for n in sorted(nodes, key=order.__getitem__) for s in n.all_input_nodes if s not in nodes)
+    )
     work = [n for n in nodes if n.target not in VIEWS and n.target not in NOTHING]
     elements = sum(value(n).numel() for n in (output, *inputs) if isinstance(value(n), Tensor))
     is_whole = all(isinstance(value(n), Tensor) for n in inputs)
-    if len(work) < 2 or elements * len(work) < MIN_ELEMENTS or not is_whole or not 0 < len(inputs) <= MOST_INPUTS:
+    if len(work) < 2 or elements * len(work) < min_elements or not is_whole or not 0 < len(inputs) <= MOST_INPUTS:
         return None
     return Cone(output, frozenset(nodes), inputs)
 
 
-def _piece(graph: GraphModule, cone: Cone) -> GraphModule:
-    """The cone as a graph of its own."""
-    piece = extract_subgraph(graph, [cone.output], list(cone.inputs), wide=False)
-    for placeholder, node in zip(piece.graph.find_nodes(op="placeholder"), cone.inputs):
+def piece_of(graph: GraphModule, output: Node, inputs: Sequence[Node]) -> GraphModule:
+    """What computes `output` of `inputs` as a graph of its own."""
+    piece = extract_subgraph(graph, [output], list(inputs), wide=False)
+    for placeholder, node in zip(piece.graph.find_nodes(op="placeholder"), inputs):
         placeholder.meta["val"] = value(node)
     return piece
 
@@ -105,9 +129,7 @@ def _originals(cone: Cone, piece: GraphModule, order: dict[Node, int]) -> dict[N
     return dict(zip(copies, sorted(cone.nodes, key=order.__getitem__)))
 
 
-def _site(
-    cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: Collection[str] | None
-) -> Site | None:
+def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: Collection[str] | None) -> Site | None:
     """The region as a kernel type, and this as a site of it; None where a kernel would be called in another way."""
     arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
     dtypes = {t.dtype for t in arguments.values() if t.dtype.is_floating_point}
@@ -121,7 +143,9 @@ def _site(
     digest = hashlib.sha256(repr((source, arguments)).encode()).hexdigest()[:10]
     name = "_".join(["region", *dict.fromkeys(operators[-NAMED:]), digest])
     result = TensorSpec(tuple(output.shape), output.dtype)
-    flops = sum(max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor)) for node in work)
+    flops = sum(
+        max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor)) for node in work
+    )
     region = Region(name, title, source, arguments, flops, result)
     if name not in _KNOWN and only is None:
         _KNOWN[name] = _set_up(region, lowered, backend)
@@ -146,6 +170,11 @@ def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
         return False
     known.write({f"{backend}_kernel": starter})
     return True
+
+
+def _elements(node: Node) -> int:
+    """Of the largest tensor that it takes or makes."""
+    return max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor))
 
 
 def _word(node: Node) -> str:

@@ -17,9 +17,11 @@ from torch.fx import GraphModule, Node
 from autokernel.model.capture import aten, value
 
 FLOAT, INT, BOOL = "float", "int", "bool"
-REDUCTIONS = ("sum", "max", "min")
+OWN_NAMES = ("exp", "log", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1", "sqrt")  # as PyTorch has them
 
-Groups = tuple[tuple[int, ...], ...]  # for each dim of a tensor, the dims of the index space that it runs along; () for none
+Groups = tuple[
+    tuple[int, ...], ...
+]  # for each dim of a tensor, the dims of the index space that it runs along; () for none
 
 
 class Unsupported(Exception):
@@ -39,7 +41,7 @@ class _Split(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A function of the index. op: "load", "number", one of REDUCTIONS (over the reduced dims), or a function's name."""
+    """A function of the index. op: "load", "number", "reduce_sum" and its like, or a function's name."""
 
     op: str
     operands: tuple["Expression", ...]
@@ -50,7 +52,7 @@ class Expression:
 
 @dataclass(frozen=True)
 class Lowered:
-    """One region: result(index) for every index of `sizes`; where it is a reduction, for those of the dims not `reduced`."""
+    """One region: its result for every index of `sizes`; where it ends in a reduction, of dims that are not `reduced`."""
 
     sizes: tuple[int, ...]
     reduced: tuple[int, ...]  # dims that every reduction runs over; empty if there is none
@@ -296,12 +298,14 @@ def relu(low: _Lowering, x: Expression) -> Expression:
 
 
 def gelu(low: _Lowering, x: Expression, tanh: bool) -> Expression:
-    half, one = low.number(0.5), low.number(1.0)
+    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, or x (1 + erf(x / sqrt(2))) / 2."""
+    half = low.make("mul", low.number(0.5), x)
     if tanh:
-        cube = low.make("mul", low.make("mul", x, x), x)
-        inner = low.make("mul", low.number(math.sqrt(2 / math.pi)), low.make("add", x, low.make("mul", low.number(0.044715), cube)))
-        return low.make("mul", low.make("mul", half, x), low.make("add", one, low.make("tanh", inner)))
-    return low.make("mul", low.make("mul", half, x), low.make("add", one, low.make("erf", low.make("mul", x, low.number(math.sqrt(0.5))))))
+        cube = low.make("mul", low.number(0.044715), power(low, x, 3))
+        inner = low.make("mul", low.number(math.sqrt(2 / math.pi)), low.make("add", x, cube))
+    else:
+        inner = low.make("mul", x, low.number(math.sqrt(0.5)))
+    return low.make("mul", half, low.make("add", low.number(1.0), low.make("tanh" if tanh else "erf", inner)))
 
 
 def power(low: _Lowering, x: Expression, exponent: Any) -> Expression:
@@ -317,7 +321,7 @@ def power(low: _Lowering, x: Expression, exponent: Any) -> Expression:
     return low.make("pow", x, low.number(float(exponent)))
 
 
-for name in ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1"):
+for name in OWN_NAMES:
     _rule(name)(_elementwise(_float1(name), "self"))
 _rule("rsqrt")(_elementwise(lambda low, x: power(low, x, -0.5), "self"))
 _rule("reciprocal")(_elementwise(lambda low, x: power(low, x, -1), "self"))
@@ -355,11 +359,11 @@ def _gelu(low: _Lowering, node: Node, groups: Groups) -> Expression:
 def _sum(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     a, b = (low.operand(node, given[name], groups) for name in ("self", "other"))
+    if node.target.overloadpacket is aten.rsub:  # other - alpha self
+        a, b = b, a
     if given["alpha"] != 1:
         b = _arithmetic(low, "mul", b, low.number(given["alpha"]))
-    is_reversed = node.target.overloadpacket is aten.rsub
-    op = "add" if node.target.overloadpacket is aten.add else "sub"
-    result = _arithmetic(low, op, b, a) if is_reversed else _arithmetic(low, op, a, b)
+    result = _arithmetic(low, "add" if node.target.overloadpacket is aten.add else "sub", a, b)
     return _in(low, result, kind_of(value(node).dtype, node))
 
 
@@ -578,8 +582,13 @@ def _batch_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 # --- views: elements elsewhere ---
 
+RESHAPES = (
+    *("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int"),
+    *("unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims"),
+)
 
-@_rule("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int", "unsqueeze", "squeeze.dim", "squeeze", "squeeze.dims", view=True)
+
+@_rule(*RESHAPES, view=True)
 def _reshape(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.element(node.args[0], low.split([d for g in groups for d in g], value(node.args[0]).shape))
 
@@ -601,15 +610,17 @@ def _permute(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.element(node.args[0], tuple(groups[order.index(d)] for d in range(rank)))
 
 
-def evaluate(lowered: Lowered, inputs: Sequence[Tensor]) -> Tensor:
-    """What the expressions say, computed by PyTorch in the inputs' dtypes: [sizes], with 1 for dims that were reduced."""
-    rank, known = len(lowered.sizes), {}
+def evaluate(lowered: Lowered, inputs: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """The region's result, of this shape, as the expressions say, computed by PyTorch in the inputs' dtypes."""
+    known: dict[Expression, Any] = {}
     for e in lowered.expressions:
-        known[e] = _evaluated(e, [known[o] for o in e.operands], inputs, lowered, rank)
-    return known[lowered.result]
+        known[e] = _evaluated(e, [known[operand] for operand in e.operands], inputs, lowered)
+    is_whole = math.prod(shape) == math.prod(lowered.sizes)
+    sizes = [1 if d in lowered.reduced and not is_whole else n for d, n in enumerate(lowered.sizes)]
+    return torch.as_tensor(known[lowered.result]).expand(sizes).reshape(tuple(shape))
 
 
-def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], lowered: Lowered, rank: int) -> Any:
+def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], lowered: Lowered) -> Any:
     if e.op == "number":
         return e.data
     if e.op == "load":
@@ -624,7 +635,7 @@ def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], low
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(torch, name) for name in ("exp", "log", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1", "sqrt")},
+    **{name: getattr(torch, name) for name in OWN_NAMES},
     "float": lambda x: x if x.is_floating_point() else x.to(torch.float64),
     "int": lambda x: x.to(torch.int64),
     "add": operator.add,

@@ -1,9 +1,10 @@
-"""A region as a kernel type: its oracle is its own nodes, in float64; inputs have the model's shapes, dtypes and strides."""
+"""A region as a kernel type: its oracle is its own nodes in float64, its inputs have the model's shapes and strides."""
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 from torch import Tensor, fx
 from torch.fx import GraphModule, Interpreter, Node
 
+from autokernel import spec as specs
 from autokernel.records import write_json
-from autokernel.spec import REGIONS, Args, KernelSpec, TensorSpec, folder_of
+from autokernel.spec import Args, KernelSpec, TensorSpec, folder_of
 from autokernel.target import decode_case, encode
 
-SPEC = '''"""A region of a model's graph: see autokernel/model/regions/spec.py. region.py has its nodes, region.json its inputs."""
+SPEC = '''"""A region of a model's graph, region.py, and its inputs, region.json: see autokernel/model/regions/spec.py."""
 
 from pathlib import Path
 
@@ -67,7 +69,7 @@ class Region:
 
     def write(self, starters: dict[str, str]) -> Path:
         """Set the region up as a kernel type, with these kernel files by their stems; returns its folder."""
-        folder = REGIONS / self.name
+        folder = specs.REGIONS / self.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "region.py").write_text(self.source)
         for stem, text in starters.items():
@@ -180,8 +182,6 @@ def region_spec(region: Region) -> KernelSpec:
 
 
 def _signature(names: Sequence[str]) -> Any:
-    import inspect
-
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature([inspect.Parameter(n, kind, annotation=Tensor) for n in names], return_annotation=Tensor)
 
@@ -201,8 +201,6 @@ def _positive(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tens
 
 def examined(region: Region) -> Region | None:
     """`region` with what its inputs may be, found out by trying; None where no inputs of ours give it a result."""
-    from dataclasses import replace
-
     numel = sum(t.numel for t in region.arguments.values()) + region.output.numel
     if numel > TRIED:
         return region
@@ -216,7 +214,9 @@ def examined(region: Region) -> Region | None:
         return None
     scales = tuple(scale for scale in ROW_SCALES if _same_specials(region, lambda x, s=scale: x * s))
     values = (math.nan, math.inf, -math.inf)
-    return replace(region, row_scales=scales or FEW[:1], nonfinite=tuple(v for v in values if _same_specials(region, _planted(v))))
+    return replace(
+        region, row_scales=scales or FEW[:1], nonfinite=tuple(v for v in values if _same_specials(region, _planted(v)))
+    )
 
 
 def _planted(v: float) -> Callable[[Tensor], Tensor]:
@@ -243,7 +243,7 @@ def _nan_part(region: Region) -> float:
 
 
 def _same_specials(region: Region, change: Callable[[Tensor], Tensor]) -> bool:
-    """Whether NaN and Inf are in the same places in the region's own dtype and in float64, after `change` of the first input."""
+    """Whether, after `change` of the first input, NaN and Inf are in the same places in its own dtype and in float64."""
     inputs, spec = _drawn(region), region_spec(region)
     first = next(iter(inputs))
     if not inputs[first].is_floating_point() or first in region.positive:

@@ -3,16 +3,13 @@
 import math
 from collections.abc import Sequence
 
-import torch
-
 from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered, Unsupported
-from autokernel.model.regions.writing import Loops, Writer, loops_of
+from autokernel.model.regions.writing import OPERATORS, Loops, Writer, loops_of
 from autokernel.spec import TensorSpec
 
 HELD = 32768  # columns of a row that a program can hold
 FUNCTIONS = {
-    **{op: f"({{0}} {sign} {{1}})" for op, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"))},
-    **{op: f"({{0}} {sign} {{1}})" for op, sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="))},
+    **OPERATORS,
     "neg": "(-{0})",
     "abs": "tl.abs({0})",
     "max": "tl.maximum({0}, {1}, tl.PropagateNan.ALL)",
@@ -199,9 +196,17 @@ def _body(lowered: Lowered, loops: Loops, output: TensorSpec) -> list[str]:
             text = f"tl.load(x{place})"
         else:
             in_rows = lowered.reduced and not any(strides[split:])
-            mask = f"row < {math.prod(loops.rows)}" if in_rows else "inside" if not lowered.reduced or any(strides[:split]) else f"column < {math.prod(loops.columns)}"
+            mask = (
+                f"row < {math.prod(loops.rows)}"
+                if in_rows
+                else "inside"
+                if not lowered.reduced or any(strides[:split])
+                else f"column < {math.prod(loops.columns)}"
+            )
             text = f"tl.load(x{place} + {at}, {mask})"
-        return f"({text} != 0)" if e.kind == BOOL else f"{text}.to(tl.float32)" if e.kind == FLOAT else f"{text}.to(tl.int64)"
+        return (
+            f"({text} != 0)" if e.kind == BOOL else f"{text}.to(tl.float32)" if e.kind == FLOAT else f"{text}.to(tl.int64)"
+        )
 
     writer = Writer(FUNCTIONS, number, lambda name, text, e: f"{name} = {text}", load)
     result = writer.text(lowered.result)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered
+from autokernel.model.regions.lowering import Expression, Lowered
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def levels(lowered: Lowered) -> list[list[Expression]]:
     return found
 
 
-KINDS = {FLOAT, INT, BOOL}
-
-
-def dtype_name(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
+INFIX = {
+    **dict(zip(("add", "sub", "mul", "div"), "+-*/")),
+    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
+}
+OPERATORS = {op: f"({{0}} {sign} {{1}})" for op, sign in INFIX.items()}  # as C++ and Triton write them

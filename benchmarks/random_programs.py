@@ -305,7 +305,10 @@ def _regions(graph: GraphModule, claimed: Collection[Node]) -> list[Site]:
     sites = list(regions_of(graph, claimed, "cpp", min_elements=0))
     for site in sites:
         inputs = [filled(value(node)) for node in site.inputs]
-        inputs = [t.double() if t.is_floating_point() else t for t in inputs]
+        inputs = [
+            torch.empty_strided(t.shape, t.stride(), dtype=torch.float64).copy_(t) if t.is_floating_point() else t
+            for t in inputs
+        ]
         expected = load_spec(site.kernel_type).oracle(*inputs)
         lowered = lower(piece_of(graph, site.output, site.inputs))
         got = evaluate(lowered, inputs, expected.shape).to(expected.dtype)

@@ -10,7 +10,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.model.capture import aten, value
-from autokernel.model.match import MIN_ELEMENTS, Pattern, Site, extract_subgraph, site_case
+from autokernel.model.match import MIN_ELEMENTS, Pattern, Site, between, extract_subgraph, site_case
 from autokernel.model.regions import cpp, triton
 from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower
 from autokernel.model.regions.spec import Region, examined, source_of
@@ -92,27 +92,33 @@ def _grown(output: Node, taken: Collection[Node], order: dict[Node, int], min_el
         node = max(pending, key=order.__getitem__)
         pending.remove(node)
         for source in node.all_input_nodes:
-            if (
-                source not in nodes
-                and source not in taken
-                and _fits(source)
-                and all(user in nodes for user in source.users)
-            ):
+            is_free = source not in nodes and source not in taken and _fits(source)
+            if is_free and nodes.issuperset(source.users):
                 nodes.add(source)
                 pending.append(source)
     in_order = sorted(nodes, key=order.__getitem__)
     for node in in_order:  # a view of an input costs nothing, and is one
-        if node.target in VIEWS and not any(source in nodes for source in node.all_input_nodes):
+        if node.target in VIEWS and not _broadcasts(node) and nodes.isdisjoint(node.all_input_nodes):
             nodes.discard(node)
-    inputs = tuple(
-        dict.fromkeys(s for n in sorted(nodes, key=order.__getitem__) for s in n.all_input_nodes if s not in nodes)
-    )
+    taken_by = (_before_broadcast(s) for n in in_order if n in nodes for s in n.all_input_nodes if s not in nodes)
+    inputs = tuple(dict.fromkeys(taken_by))
     work = [n for n in nodes if n.target not in VIEWS and n.target not in NOTHING]
     elements = sum(value(n).numel() for n in (output, *inputs) if isinstance(value(n), Tensor))
     is_whole = all(isinstance(value(n), Tensor) for n in inputs)
     if len(work) < 2 or elements * len(work) < min_elements or not is_whole or not 0 < len(inputs) <= MOST_INPUTS:
         return None
     return Cone(output, frozenset(nodes), inputs)
+
+
+def _broadcasts(node: Node) -> bool:
+    return node.target in VIEWS and value(node).numel() > value(node.args[0]).numel()
+
+
+def _before_broadcast(node: Node) -> Node:
+    """Kernels read what is broadcast as it is before: a stride of 0 says something of contents, not just where they are."""
+    while _fits(node) and _broadcasts(node):
+        node = node.args[0]
+    return node
 
 
 def piece_of(graph: GraphModule, output: Node, inputs: Sequence[Node]) -> GraphModule:
@@ -126,7 +132,7 @@ def piece_of(graph: GraphModule, output: Node, inputs: Sequence[Node]) -> GraphM
 def _originals(cone: Cone, piece: GraphModule, order: dict[Node, int]) -> dict[Node, Node]:
     """Nodes of the cone's own graph -> those of the model's."""
     copies = [n for n in piece.graph.nodes if n.op == "call_function"]
-    return dict(zip(copies, sorted(cone.nodes, key=order.__getitem__)))
+    return dict(zip(copies, sorted(between(cone.inputs, cone.output), key=order.__getitem__)))
 
 
 def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: Collection[str] | None) -> Site | None:
@@ -134,7 +140,7 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
     dtypes = {t.dtype for t in arguments.values() if t.dtype.is_floating_point}
     output = value(cone.output)
-    if len(dtypes) != 1 or output.dtype not in dtypes or any(t.overlaps for t in arguments.values()):
+    if len(dtypes) != 1 or output.dtype not in dtypes or any(map(_repeats, arguments.values())):
         return None
     work = [n for n in piece.graph.nodes if n.op == "call_function" and n.target not in VIEWS and n.target not in NOTHING]
     operators = [_word(n) for n in work]
@@ -170,6 +176,11 @@ def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
         return False
     known.write({f"{backend}_kernel": starter})
     return True
+
+
+def _repeats(t: TensorSpec) -> bool:
+    """Whether elements are in one place."""
+    return t.overlaps or any(stride == 0 and n > 1 for stride, n in zip(t.strides, t.shape))
 
 
 def _elements(node: Node) -> int:

@@ -1,0 +1,52 @@
+"""What is written in Triton for a region, on the CPU by Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = """
+import sys
+import torch
+from test_regions import CHAINS, N, Of, found, drawn
+from autokernel import spec as specs
+from autokernel.gate.checks.correctness import expect, wrong
+from autokernel.spec import import_file, load_spec
+from pathlib import Path
+
+specs.REGIONS = Path(sys.argv[1])
+torch.manual_seed(0)
+for name in sys.argv[2].split(","):
+    _, sites = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N), backend="triton")
+    assert sites, name
+    for site in sites:
+        spec = load_spec(site.kernel_type)
+        (path,) = spec.starters("triton").values()
+        inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+        reason = wrong(import_file(path, path.parent.name).kernel_fn(**inputs), expect(spec, inputs, "cpu"))
+        assert reason is None, f"{name}: {reason}"
+print("right")
+"""
+
+
+def run(folder: Path, names: str) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-c", PROGRAM, str(folder), names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stderr[-3000:]
+
+
+def test_kernels_are_right(tmp_path: Path) -> None:
+    """By the block and by the row: sums, maxima, masks, broadcasts, split dims."""
+    run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps")
+
+
+@pytest.mark.slow
+def test_every_chain(tmp_path: Path) -> None:
+    from test_regions import CHAINS
+
+    run(tmp_path, ",".join(CHAINS))

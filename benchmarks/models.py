@@ -76,6 +76,7 @@ MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float
     "gpt2": Workload("models/gpt2.py", "GPT2", input_shape=(1, 512)),
     "bert": Workload("models/bert.py", "Bert", input_shape=(8, 128)),
     "hf-llama": Workload("transformers", "LlamaForCausalLM", HF_LLAMA, (1, 1024)),
+    "unet": Workload("models/unet.py", "UNet", {"width": 64}, (8, 3, 128, 128)),
     "hf-qwen3": Workload("transformers", "Qwen3ForCausalLM", HF_QWEN3, (1, 1024)),
 }
 CUDA = {
@@ -84,7 +85,7 @@ CUDA = {
     "fused_mlp",
     "matmul",
 }  # whose CUDA starter is the faster one, by benchmarks/kernels.py
-CPU_MODELS = ("compact-llama", "gpt2", "bert")
+CPU_MODELS = ("compact-llama", "gpt2", "bert", "unet")
 CONFIDENCE, WARMUP = 0.95, 3
 
 

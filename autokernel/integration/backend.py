@@ -105,7 +105,8 @@ class Replacer:
     def __post_init__(self) -> None:
         regions = {w.target.kernel_type for w in self.winners if is_region(w.target.kernel_type)}
         if regions:
-            self.finder.regions = partial(regions_of, only=regions)
+            self.finder.region_names |= regions
+            self.finder.regions = self.finder.regions or partial(regions_of, only=self.finder.region_names)
         limits = torch._dynamo.config
         limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
 

@@ -1,20 +1,21 @@
-"""What the scripts share: one line of error and exit status 2, the console, progress, --device, the check at the start."""
+"""What the scripts share: one line of error and exit status 2, the console, progress, --device, the check at the start.
+
+PyTorch and rich are imported where they are used: a script parses its arguments without them.
+"""
 
 import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from autokernel.preflight import HOME, Refused, check, check_installed, fail
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 check_installed()  # before what it says is missing is imported
-
-import torch  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
-
-from autokernel.build import default_cache  # noqa: E402
 
 __all__ = [
     "add_device_argument",
@@ -25,19 +26,21 @@ __all__ = [
     "fail",
     "preflight",
     "progress",
+    "settle_device",
 ]
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise
-
-
-def console() -> Console:
+def console() -> "Console":
     """For what people read while they wait: stderr, so that stdout has results alone.
 
     A terminal by a file descriptor of its own: number 2 goes to a log file while PyTorch's profiler and compiler work.
     """
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise
+
     if sys.stderr.isatty():
         return _Console(file=os.fdopen(os.dup(2), "w"), highlight=False)
     return _Console(stderr=True, highlight=False)
@@ -50,6 +53,8 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str], No
         print(what, file=sys.stderr, flush=True)
         yield lambda text: print(f"  {text}", file=sys.stderr, flush=True)
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(), transient=True) as bar:
         task = bar.add_task(what, total=total)
@@ -57,13 +62,14 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[str], No
 
 
 def default_device() -> str:
+    import torch
+
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", type=_device, default=default_device(), help="cpu, cuda or cuda:1 (default here: %(default)s)"
-    )
+    """--device, which `settle_device` settles: what there is takes PyTorch to know."""
+    parser.add_argument("--device", type=_device, help="cpu, cuda or cuda:1 (default: a GPU, if there is one)")
 
 
 def add_sandbox_argument(parser: argparse.ArgumentParser) -> None:
@@ -74,15 +80,27 @@ def _device(text: str) -> str:
     kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or text == "cuda:":
         raise argparse.ArgumentTypeError(f"{text!r} is none of cpu, cuda, cuda:1")
+    return text
+
+
+def settle_device(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Put a device that is here into `options`: the one named, else a GPU if there is one. Ends the script if it is not."""
+    import torch
+
+    options.device = options.device or default_device()
+    kind, _, index = options.device.partition(":")
     available = torch.cuda.device_count() if kind == "cuda" else 1
     if int(index or 0) >= available:
-        raise argparse.ArgumentTypeError(f"there is no {text} here (devices of this kind that PyTorch sees: {available})")
-    return text
+        parser.error(
+            f"argument --device: there is no {options.device} here (devices of this kind that PyTorch sees: {available})"
+        )
 
 
 def check_machine(language: str, experiments: bool = True) -> None:
     """Raises Refused, one clear line, if what kernels in `language` (cpp, triton, cuda) need is missing; experiments need
     git."""
+    from autokernel.build import default_cache
+
     check(language, (HOME / "workspace", default_cache()), experiments)
 
 

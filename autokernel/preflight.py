@@ -23,6 +23,7 @@ from typing import Iterable, NoReturn, Optional  # noqa: UP035 as above
 DATA = Path(__file__).resolve().parent / "data"  # of an installed package: what stands beside it in a clone
 IN_CLONE = not DATA.is_dir()
 ROOT = Path(__file__).resolve().parent.parent if IN_CLONE else DATA  # of kernels/, reference.py, models/, playbook/
+KERNELS = ROOT / "kernels"
 # Of workspace/, results.tsv and the git repository that they belong to: the clone, else a folder where the user works.
 HOME = ROOT if IN_CLONE else Path(os.environ.get("AUTOKERNEL_HOME") or "autokernel-runs").absolute()
 SCRIPT = re.compile(r"(?:\bpython )?(?<![\w./-])(profile|extract|orchestrate|bench|verify|export_hf)\.py\b(?: ([a-z]+)\b)?")
@@ -71,6 +72,10 @@ def program(script: str, name: str) -> "list[str]":
     """The command line of a script of the clone; where there is none, of `autokernel NAME`, which does the same."""
     path = ROOT / (script + ".py")
     return [sys.executable, *([str(path)] if path.is_file() else ["-m", "autokernel", name])]
+
+
+def kernel_types(folder: Path = KERNELS) -> "list[str]":
+    return sorted(path.parent.name for path in folder.glob("*/spec.py"))
 
 
 def fail(message: object) -> NoReturn:

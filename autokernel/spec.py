@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.preflight import HOME, ROOT
+from autokernel.preflight import HOME, KERNELS, ROOT
+from autokernel.preflight import kernel_types as kernel_types_in
 
-KERNELS = ROOT / "kernels"
 PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were made kernel types: see model/regions/
 BACKENDS = ("triton", "cuda", "cpp")
@@ -175,7 +175,7 @@ def _our_reference() -> Iterator[None]:
 
 
 def kernel_types() -> list[str]:
-    return sorted(p.parent.name for p in KERNELS.glob("*/spec.py"))
+    return kernel_types_in(KERNELS)
 
 
 def import_file(path: Path, name: str) -> Any:

@@ -46,7 +46,7 @@ from torch._inductor.runtime import benchmarking
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, count, positive, script
-from autokernel.console import add_device_argument, fail
+from autokernel.console import add_device_argument, fail, settle_device
 from autokernel.hardware import nvml
 from autokernel.hardware.device import Device
 from autokernel.spec import kernel_types
@@ -83,7 +83,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     started = time.monotonic()
-    arguments = make_parser().parse_args(argv)
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    settle_device(arguments, parser)
     if unknown := set(arguments.types) - set(kernel_types()):
         fail(f"no kernel type {', '.join(sorted(unknown))}; there are: {', '.join(kernel_types())}")
     chosen = [row for row in rows(arguments.device) if wanted(row, arguments)]

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel import build
 from autokernel.agents.knobs import read_knobs, with_setting
 from autokernel.cli.arguments import Parser, script
-from autokernel.console import add_device_argument, fail
+from autokernel.console import add_device_argument, fail, settle_device
 from autokernel.gate.judge import constants
 from autokernel.spec import import_file, load_spec
 from benchmarks.contestants import Call, Row, input_sets, sizes
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--case", action="append", default=[], metavar="TEXT", help="cases whose name has this text")
     add_device_argument(parser)
     arguments = parser.parse_args(argv)
+    settle_device(arguments, parser)
     source, kind = arguments.file.read_text(), torch.device(arguments.device).type
     spec = load_spec(str(constants(source)["KERNEL_TYPE"]))
     dtype = getattr(torch, arguments.dtype or ("float32" if kind == "cpu" else "float16"))

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli.arguments import Parser, count, script
 from autokernel.gate import Judge
-from autokernel.gate.workers.processes import SCRATCH_NAME
+from autokernel.gate.workers.scratch import SCRATCH_NAME
 from autokernel.run.loop import Budget, Loop
 from benchmarks.kills import NO_RULES, copy_of_this_clone, descendants, sh, started, users_state, wrong
 from benchmarks.kills import check as check_records

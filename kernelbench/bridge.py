@@ -149,6 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if name == "setup":
             command.add_argument("--output", type=Path, default=Path("kernel.py"), help="default: %(default)s")
     options = parser.parse_args(argv)
+    console.settle_device(options, parser)
     if options.command in ("list", "fetch") and options.level is None:
         parser.error("which --level?")
     globals()[f"_{options.command}"](options)

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_gate_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(argv)
+    console.settle_device(options, parser)
     source = read_source(options.file)
     try:
         backend = options.backend or str(constants(source).get("BACKEND", default_backend(options.device)))

@@ -220,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     bridge.add_source_arguments(parser)
     evaluate.add_gate_arguments(parser)
     options = parser.parse_args(argv)
+    console.settle_device(options, parser)
     record = options.record or RECORDS / f"kernelbench-{options.device.partition(':')[0]}.json"
     scores = {s.problem: s for s in read(record)}
     if not options.report:

@@ -20,7 +20,8 @@ from test_faults import within
 from autokernel import build
 from autokernel.gate import Judge
 from autokernel.gate.workers import sandbox
-from autokernel.gate.workers.processes import MALLOC, PASSED_ON, WarmParent, WorkerFault, WorkerProcess
+from autokernel.gate.workers.launch import MALLOC, PASSED_ON
+from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
 from autokernel.spec import load_spec
 from autokernel.target import default_target
 

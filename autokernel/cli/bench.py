@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from autokernel import console
 from autokernel.cli.arguments import Parser, count, positive, seed, tag
+from autokernel.gate.workers.launch import Launched
 
 if TYPE_CHECKING:
     from autokernel.gate import Judge
@@ -61,11 +62,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(argv)
-    if options.calibrate is not None:
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    with Launched() as launched:
+        console.settle_device(options, parser)  # imports PyTorch
+        if options.calibrate is None:
+            return judge_file(options, launched)
         from autokernel.gate.calibration import calibration
 
-        return calibration.main(options)
+        return calibration.main(options, launched)
+
+
+def judge_file(options: argparse.Namespace, launched: Launched) -> int:
+    """bench.py FILE: the exit status."""
     from autokernel.gate import Judge, report
     from autokernel.gate.judge import constants
     from autokernel.gate.kernel_files import read_kernel, source_of, usual_target
@@ -88,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (OSError, StopIteration):
             console.fail(f"no target {options.target!r} in workspace/{options.tag}/plan.json: see extract.py --report")
     try:
-        judge = Judge(options.device, options.allow_libraries, options.require_sandbox)
+        judge = Judge(options.device, options.allow_libraries, options.require_sandbox, launched)
     except SandboxIncomplete as error:
         console.fail(error)
     if options.sweep:

@@ -17,19 +17,19 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, seed
 from autokernel.cli.bench import DTYPES
-from autokernel.gate import Judge, report
-from autokernel.gate.comparison import Comparison, compare
-from autokernel.gate.judge import constants
-from autokernel.gate.kernel_files import source_of, usual_target
+from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.sandbox import SandboxIncomplete
-from autokernel.preflight import check_writable
-from autokernel.spec import kernel_types
+from autokernel.preflight import check_writable, kernel_types
 from autokernel.verdict import STAGES
+
+if TYPE_CHECKING:
+    from autokernel.gate.comparison import Comparison
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -50,20 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(argv)
+    parser = make_parser()
+    options = parser.parse_args(argv)
     check_writable(*filter(None, (options.junit, options.markdown)))
-    old, new = (source_of(name, options.kernel, options.device) for name in (options.old, options.new))
-    for name, source in ((options.old, old), (options.new, new)):
-        if constants(source).get("KERNEL_TYPE") != options.kernel:
-            console.fail(f"{name}: KERNEL_TYPE is {constants(source).get('KERNEL_TYPE')!r}, not {options.kernel!r}")
-    target = usual_target(new, options.new, options.kernel, options.device, options.dtype, options.sizes)
-    console.preflight(target.backend, experiments=False)
-    try:
-        judge = Judge(options.device, options.allow_libraries, options.require_sandbox)
-    except SandboxIncomplete as error:
-        console.fail(error)
-    with console.progress(f"{options.new} against {options.old}", total=2) as step, judge:
-        outcome = compare(judge, old, new, target, options.seed, step)
+    with Launched() as launched:
+        console.settle_device(options, parser)  # imports PyTorch
+        outcome = judged(options, launched)
     write(outcome, options)
     if options.json:
         print(json.dumps(as_json(outcome), indent=1))
@@ -75,7 +67,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if outcome.passed else 1
 
 
-def write(outcome: Comparison, options: argparse.Namespace) -> None:
+def judged(options: argparse.Namespace, launched: Launched) -> "Comparison":
+    from autokernel.gate import Judge
+    from autokernel.gate.comparison import compare
+    from autokernel.gate.judge import constants
+    from autokernel.gate.kernel_files import source_of, usual_target
+
+    old, new = (source_of(name, options.kernel, options.device) for name in (options.old, options.new))
+    for name, source in ((options.old, old), (options.new, new)):
+        if constants(source).get("KERNEL_TYPE") != options.kernel:
+            console.fail(f"{name}: KERNEL_TYPE is {constants(source).get('KERNEL_TYPE')!r}, not {options.kernel!r}")
+    target = usual_target(new, options.new, options.kernel, options.device, options.dtype, options.sizes)
+    console.preflight(target.backend, experiments=False)
+    try:
+        judge = Judge(options.device, options.allow_libraries, options.require_sandbox, launched)
+    except SandboxIncomplete as error:
+        console.fail(error)
+    with console.progress(f"{options.new} against {options.old}", total=2) as step, judge:
+        return compare(judge, old, new, target, options.seed, step)
+
+
+def write(outcome: "Comparison", options: argparse.Namespace) -> None:
     if options.junit:
         options.junit.write_bytes(ElementTree.tostring(junit(outcome, options), encoding="utf-8", xml_declaration=True))
     text = markdown(outcome, options)
@@ -86,17 +98,19 @@ def write(outcome: Comparison, options: argparse.Namespace) -> None:
             file.write(text)
 
 
-def lines(outcome: Comparison) -> list[str]:
+def lines(outcome: "Comparison") -> list[str]:
     said = [f"speedup_vs_old: {name}: {speedup}" for name, speedup in outcome.speedups.items()]
     return [*said, f"seed: {outcome.correctness.seed}", f"passed: {outcome.passed}", f"why: {outcome.why}"]
 
 
-def as_json(outcome: Comparison) -> dict[str, object]:
+def as_json(outcome: "Comparison") -> dict[str, object]:
+    from autokernel.gate import report
+
     told = {name: getattr(outcome, name) for name in ("passed", "right", "undecided", "why", "speedups", "slower")}
     return {name: report.as_json(value) for name, value in (told | vars(outcome)).items()}
 
 
-def junit(outcome: Comparison, options: argparse.Namespace) -> ElementTree.Element:
+def junit(outcome: "Comparison", options: argparse.Namespace) -> ElementTree.Element:
     """A test case for each stage of correctness, and one for the speed."""
     suite = ElementTree.Element("testsuite", name=f"autokernel check {options.kernel}")
     failure, stages = outcome.correctness.failure, outcome.correctness.stages
@@ -117,7 +131,7 @@ def junit(outcome: Comparison, options: argparse.Namespace) -> ElementTree.Eleme
     return suite
 
 
-def markdown(outcome: Comparison, options: argparse.Namespace) -> str:
+def markdown(outcome: "Comparison", options: argparse.Namespace) -> str:
     mark = "✅" if outcome.passed else "⚠️" if outcome.right and outcome.undecided else "❌"
     rows = [f"| {name} | {speedup} |" for name, speedup in outcome.speedups.items()]
     table = ["", f"| `{options.new}` against `{options.old}` | speedup, 99.8 % interval |", "|---|---|", *rows]

@@ -140,7 +140,10 @@ def act(words: list[str]) -> int | None:
     from autokernel.gate.workers.sandbox import SandboxIncomplete
     from autokernel.hardware.machine import MachineFault
 
-    arguments = make_parser().parse_args(words)
+    parser = make_parser()
+    arguments = parser.parse_args(words)
+    if "device" in arguments:
+        console.settle_device(arguments, parser)
     try:
         print(as_called(getattr(commands, arguments.command)(arguments)))
     except SandboxIncomplete as error:

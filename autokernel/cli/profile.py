@@ -58,6 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     arguments = parser.parse_args(argv)
+    console.settle_device(arguments, parser)
     if arguments.memory_snapshot and not arguments.device.startswith("cuda"):
         parser.error("--memory-snapshot needs --device cuda")
     output = arguments.output or run_folder(HOME, arguments.tag) / PROFILE

@@ -50,13 +50,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the record instead of lines")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the kernels that pay as a package of this name")
     console.add_device_argument(parser)
-    parser.set_defaults(device=None)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     arguments = parser.parse_args(argv)
+    if arguments.device:  # else the plan's
+        console.settle_device(arguments, parser)
     if arguments.save and why_not(arguments.save.resolve()):
         parser.error(why_not(arguments.save.resolve()))
     try:

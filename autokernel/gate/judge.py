@@ -19,6 +19,7 @@ from autokernel.gate.timing.pairs import PairTimer
 from autokernel.gate.timing.sweep import Looked, Sweep
 from autokernel.gate.workers import answers, sandbox
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
+from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
 from autokernel.gate.workers.stopwatch import Stopwatch
 from autokernel.hardware.device import Device
@@ -35,23 +36,30 @@ NO_MEMORY = "the device has no memory for what the oracle computes"
 class Judge:
     """The gate on one device. Owns the warm parent; use as a context manager."""
 
-    def __init__(self, device: str = "cpu", allow_libraries: bool = False, require_sandbox: bool = False):
+    def __init__(
+        self,
+        device: str = "cpu",
+        allow_libraries: bool = False,
+        require_sandbox: bool = False,
+        launched: Launched | None = None,
+    ):
         """allow_libraries: do not refuse kernels that hand their work to PyTorch or another library.
-        require_sandbox: raise SandboxIncomplete where a layer of the sandbox does not hold."""
+        require_sandbox: raise SandboxIncomplete where a layer of the sandbox does not hold.
+        launched: the warm parent's process, where it was started before PyTorch was imported here; now ours to end."""
         self.allow_libraries = allow_libraries
-        self.device = Device.detect(device)
         self.watch = Stopwatch()
-        self.parent = WarmParent(device, meanwhile=partial(_load_oracle_libraries, device))
-        with ThreadPoolExecutor(1) as pool:
-            seeded = pool.submit(self.parent.seed_caches)
-            self.sandbox = self.parent.probe()  # layer -> whether it holds here
-            seeded.result()
-        if require_sandbox:
-            try:
+        self.parent = WarmParent(device, partial(_load_oracle_libraries, device), launched)
+        try:
+            self.device = Device.detect(device)  # a new one is measured: not while the warm parent starts
+            with ThreadPoolExecutor(1) as pool:
+                seeded = pool.submit(self.parent.seed_caches)
+                self.sandbox = self.parent.probe()  # layer -> whether it holds here
+                seeded.result()
+            if require_sandbox:
                 sandbox.require(self.sandbox)
-            except sandbox.SandboxIncomplete:
-                self.parent.close()
-                raise
+        except BaseException:
+            self.parent.close()
+            raise
         # Beside a GPU one will do: an OpenMP pool took 3 to 8 ms to wake for a copy of 64 KiB, on 16 virtual cores.
         self.threads = torch.get_num_threads() if device == "cpu" else 1
         # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.

@@ -34,6 +34,7 @@ from autokernel.gate.judge import Judge
 from autokernel.gate.timing.contest import CANDIDATE, INCUMBENT, NOISE_PAIRS, Contestants, NotDecided
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.statistics import LOOKS, keep_rule, noise_floor
+from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.processes import WorkerFault
 from autokernel.records import write_json
 from autokernel.spec import ROOT, kernel_types, load_spec
@@ -125,7 +126,7 @@ class Summary:
     discarded: int
 
 
-def main(options: Namespace) -> int:
+def main(options: Namespace, launched: Launched | None = None) -> int:
     """bench.py --calibrate."""
     names = options.calibrate or list(SUBJECTS)
     if unknown := set(names) - {*kernel_types(), PLANTED}:
@@ -133,7 +134,7 @@ def main(options: Namespace) -> int:
     backend = "cpp" if options.device == "cpu" else "triton"
     console.preflight(backend, experiments=False)
     record = Record(options.out)
-    with Judge(options.device, options.allow_libraries) as judge:
+    with Judge(options.device, options.allow_libraries, launched=launched) as judge:
         record.begin(judge)
         try:
             measure(judge, names, backend, options, record)

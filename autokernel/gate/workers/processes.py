@@ -1,7 +1,6 @@
 """The judge's side of the processes: the warm parent, its workers, their limits, and their end."""
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -9,7 +8,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,25 +23,17 @@ from torch import Tensor
 from autokernel import build
 from autokernel.gate.workers import answers, sandbox
 from autokernel.gate.workers.channel import POISON, Arena, Channel, ChannelClosed, ChannelTimeout, Placed, place
+from autokernel.gate.workers.launch import Launched
+from autokernel.gate.workers.scratch import remove
 from autokernel.gate.workers.views import write
-from autokernel.preflight import HOME
 from autokernel.spec import KERNELS, PROBLEMS, REGIONS, ROOT, TensorSpec
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 BUILDS_S = 300.0  # for all that a kernel has built during one request; a build has a limit of its own besides
 STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
-SCRATCH_NAME = "autokernel-judge-"
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
-PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC")
-# glibc: serve large blocks from the heap and keep them, or every call pays for the page faults of fresh memory.
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-}
-
 
 # A trivial kernel, at which Triton builds its own native parts (half a second of a C compiler): once, not for each kernel.
 SEED = """
@@ -86,44 +76,31 @@ def memory_bytes() -> int:
 class WarmParent:
     """The zygote process and the shared memory from which all workers read their inputs."""
 
-    def __init__(self, device: str, meanwhile: Callable[[], object] = lambda: None):
-        """`meanwhile` is called while the process imports torch and triton, which takes seconds."""
+    def __init__(
+        self, device: str, meanwhile: Callable[[], object] = lambda: None, launched: Launched | None = None
+    ) -> None:
+        """Returns once the process is ready. `meanwhile` is called while it imports torch and triton, which takes seconds.
+
+        launched: the process, where it was started before, now ours to end.
+        """
         self.device = device
         self.size = min(memory_bytes() // 2, 32 << 30)
-        self.inputs = Arena(self.size, writable_by_others=False)
-        self.scratch, self.lock_fd = claim_scratch()
         self.secret = secrets.token_bytes(32)
         self.folders: list[Path] = []  # by source, the one used last at the end
-        ours, theirs = socket.socketpair()
-        environment = {k: os.environ[k] for k in PASSED_ON if k in os.environ}
-        environment |= MALLOC | {
-            "HOME": str(self.scratch),
-            "PYTHONPATH": str(ROOT),
-            "AUTOKERNEL_HOME": str(HOME),  # by default, it follows from the folder in which a program is started
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            "OPENBLAS_NUM_THREADS": "1",  # numpy would start a pool at import, and a pool does not survive a fork
-            "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "autokernel.gate.workers.zygote", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-            cwd=self.scratch,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=open(self.scratch / "zygote-stderr", "w"),  # noqa: SIM115  Popen keeps it
-            start_new_session=True,
-        )
-        theirs.close()
-        self.socket, self.channel, self.lock = ours, Channel(ours), threading.Lock()
+        self.inputs = Arena(self.size, writable_by_others=False)
+        self.launched = launched or Launched()
+        self.process, self.socket, self.scratch = self.launched.process, self.launched.socket, self.launched.scratch
+        self.channel, self.lock = Channel(self.socket), threading.Lock()
         try:
             meanwhile()
             self.channel.receive(START_TIMEOUT_S)
-        except (ChannelClosed, ChannelTimeout):
-            detail = (self.scratch / "zygote-stderr").read_text()[-2000:]
+        except BaseException as error:
+            detail = self.launched.errors.read_text()[-2000:]
             self.close()
+            if not isinstance(error, (ChannelClosed, ChannelTimeout)):
+                raise
             raise RuntimeError(f"the gate's warm parent did not start:\n{detail}") from None
+        self.launched.is_ready = True
 
     def caches(self, source: str) -> Path:
         """Of what run-time compilers make of a source, kept apart so that no kernel can plant a binary for another.
@@ -173,15 +150,9 @@ class WarmParent:
 
     def close(self) -> None:
         """End the warm parent, which ends its workers and whatever they have left behind."""
-        self.socket.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.inputs.close()
-        remove(self.scratch)
-        os.close(self.lock_fd)
+        if not self.launched.is_closed:
+            self.inputs.close()
+        self.launched.close()
 
 
 class WorkerProcess:
@@ -449,38 +420,6 @@ def stopped(task: Path) -> bool:
         return (task / "stat").read_bytes().rpartition(b")")[2].split()[0] in b"TtZX"
     except (OSError, IndexError):
         return True
-
-
-def claim_scratch() -> tuple[Path, int]:
-    """A new folder, and a lock on it for as long as this process lives. Folders of judges that were killed are removed."""
-    places = Path(tempfile.gettempdir())
-    for folder in places.glob(f"{SCRATCH_NAME}*"):
-        with contextlib.suppress(OSError):  # another user's, or locked by a living judge, or gone by now
-            os.close(_lock(folder))
-            remove(folder)
-    new = Path(tempfile.mkdtemp(prefix="autokernel-new-"))
-    fd = _lock(new)
-    return new.rename(places / f"{SCRATCH_NAME}{new.name.rpartition('-')[2]}"), fd  # named so only once it is locked
-
-
-def _lock(folder: Path) -> int:
-    """Raises OSError if the folder is not ours alone."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(fd).st_uid != os.getuid():
-            raise PermissionError(folder)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def remove(folder: Path) -> None:
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # a kernel may nest folders as deep as it likes
-        subprocess.run(["rm", "-rf", str(folder)], check=False)
 
 
 def end_all(workers: Iterable[WorkerProcess]) -> None:

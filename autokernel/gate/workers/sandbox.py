@@ -324,9 +324,15 @@ def drop_capabilities(keep_file_access: bool) -> None:
 
 
 def die_with_parent() -> None:
-    """On Linux, be killed when the warm parent ends, however it ends."""
+    """On Linux, be killed when the parent (of a worker: the warm parent) ends, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Take `die_with_parent` back."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
 
 def probe(secret: Path, outsider: int) -> dict[str, bool]:

@@ -3,6 +3,7 @@
 Usage:   python benchmarks/gate_speed.py               the nine types' starters: Triton on a GPU, C++ on a CPU
          python benchmarks/gate_speed.py rmsnorm softmax:cuda matmul:cuda
          python benchmarks/gate_speed.py --json seconds.json
+         python benchmarks/gate_speed.py --starts 7 [--against CLONE]     how soon bench.py is ready, in fresh processes
 
 For each kernel, in one judge, at the type's first timing size:
   first      five stages of a source that this judge has never seen (compilers' own caches in ~/.cache may know it)
@@ -10,11 +11,15 @@ For each kernel, in one judge, at the type's first timing size:
   changed    five stages with another value of a knob, or a comment: compiled anew
   identical  a whole verdict on the source against itself, until it is decided (not kept, or the gate is wrong)
   broken     a whole verdict on a source whose smoke test fails
+With --starts, seconds from the start of `python bench.py` on the first kernel: until its judge is ready, until the first
+stage begins (a kernel is loaded), and of `bench.py --help`; another clone in turns with this one.
 Prints seconds, the pairs that "identical" took, where its time went, and medians over the kernels.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,20 +32,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.agents.knobs import read_knobs, set_knob
 from autokernel.gate import Judge
-from autokernel.spec import load_spec
+from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
 
 TYPES = ["matmul", "softmax", "layernorm", "rmsnorm", "flash_attention", "fused_mlp", "cross_entropy", "rotary_embedding"]
 TYPES += ["reduce"]
 COLUMNS = ("first", "again", "changed", "identical", "broken")
+STARTS = ("ready", "first stage", "help")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="*", default=TYPES, metavar="TYPE[:BACKEND]")
     parser.add_argument("--json", type=Path, help="write what was measured there, too")
+    parser.add_argument("--starts", type=int, metavar="N", help="only how soon bench.py is ready, N times")
+    parser.add_argument("--against", type=Path, metavar="CLONE", help="--starts: of this one as well, in turns")
     args = parser.parse_args()
     device, backend = ("cuda", "triton") if torch.cuda.is_available() else ("cpu", "cpp")
+    if args.starts:
+        kernel_type, _, own = args.kernels[0].partition(":")
+        measure_starts([*filter(None, (args.against, ROOT))], f"kernels/{kernel_type}/{own or backend}_kernel.py", args)
+        return
     started = time.perf_counter()
     with Judge(device) as judge:
         ready_s = time.perf_counter() - started
@@ -55,6 +67,40 @@ def main() -> None:
     if args.json:
         record = {"device": judge.device.name, "torch": torch.__version__, "ready": ready_s}
         args.json.write_text(json.dumps(record | {"kernels": measured, "median": medians}, indent=1) + "\n")
+
+
+def measure_starts(clones: list[Path], kernel: str, args: argparse.Namespace) -> None:
+    """Print medians over fresh processes, the clones in turns; the first of each is not counted."""
+    measured: dict[Path, list[dict[str, float]]] = {clone: [] for clone in clones}
+    for _ in range(args.starts + 1):
+        for clone in clones:
+            measured[clone].append(start(clone, kernel))
+    record = {"torch": torch.__version__, "cores": os.cpu_count(), "load": os.getloadavg()[0], "clones": {}}
+    for clone, (_, *starts) in measured.items():
+        seconds = {column: sorted(one[column] for one in starts) for column in STARTS}
+        described = subprocess.run(["git", "-C", clone, "describe", "--always", "--dirty"], capture_output=True, text=True)
+        record["clones"][described.stdout.strip()] = seconds
+        told = (f"{column} {median(s):.2f} [{s[0]:.2f}, {s[-1]:.2f}]" for column, s in seconds.items())
+        print(f"{described.stdout.strip()}, {len(starts)} starts, torch {torch.__version__}: {', '.join(told)} s")
+    if args.json:
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def start(clone: Path, kernel: str) -> dict[str, float]:
+    """Seconds of STARTS, of one process each."""
+    command, environment = [sys.executable, "bench.py"], os.environ | {"PYTHONPATH": str(clone.resolve())}
+    began, seconds = time.perf_counter(), {}
+    options = {"cwd": clone, "env": environment, "stdout": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([*command, kernel, "--quick"], stderr=subprocess.PIPE, **options) as process:
+        for column, line in (("ready", kernel), ("first stage", "smoke_test")):
+            said = process.stderr.readline().strip()
+            assert said == line, said
+            seconds[column] = time.perf_counter() - began
+        process.terminate()
+        process.communicate()
+    began = time.perf_counter()
+    subprocess.run([*command, "--help"], check=True, **options)
+    return seconds | {"help": time.perf_counter() - began}
 
 
 def measure(judge: Judge, kernel_type: str, backend: str, device: str) -> dict[str, Any]:

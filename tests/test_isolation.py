@@ -19,7 +19,7 @@ from test_faults import within
 
 from autokernel import build
 from autokernel.gate import Judge
-from autokernel.gate.workers import sandbox
+from autokernel.gate.workers import library_calls, sandbox
 from autokernel.gate.workers.launch import MALLOC, PASSED_ON
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
 from autokernel.spec import load_spec
@@ -227,6 +227,15 @@ def test_a_verdict_shows_what_was_refused_and_not_a_linked_secret(judge: Judge):
         verdict = judge.check(f"{RIGHT}\n{crash}", default_target("rmsnorm", "cpp", "cpu", torch.float32))
     assert "last words" in verdict.failure.detail
     assert "hunter2" not in f"{verdict.failure} {verdict.failure.detail}"
+
+
+@pytest.mark.parametrize("key", [key for keys in library_calls.DISPATCH_KEYS.values() for key in keys])
+def test_every_operator_of_pytorch_that_computes_is_known(key: str):
+    """Those that refuse in a candidate's process are listed in one call; here each operator is asked."""
+    all_names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    has_kernel = {name for name in all_names if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)}
+    assert {f"aten::{name}" for name in library_calls._operators(key)} == has_kernel
+    assert key != "CPU" or len(has_kernel) > 500
 
 
 EMBEDDED = {

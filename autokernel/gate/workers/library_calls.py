@@ -62,9 +62,10 @@ def refuse_libraries(device_type: str, gemms: bool) -> None:
 
 
 def _operators(key: str) -> Iterable[str]:
-    for qualified in torch._C._dispatch_get_all_op_names():
+    """Those of ATen that have a kernel for this key. In one call: asking operator by operator took 25 ms a key."""
+    for qualified in torch._C._dispatch_get_registrations_for_dispatch_key(key):
         namespace, _, name = qualified.partition("::")
-        if namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+        if namespace == "aten":
             yield name
 
 

@@ -15,8 +15,8 @@ Read in this order; a later one imports from earlier ones, never the other way r
                     -> graphs and sites: capture, match, contract
                     -> what is in no site, as kernel types of its own: regions/ growing, lowering, cpp, triton, spec
                     -> time per site and a plan: profiler, account, extraction
-    gate/           source -> verdict: judge, report, kernel_files
-        workers/    the processes in which kernels run: processes, zygote, worker, channel, answers, sandbox
+    gate/           source -> verdict: judge, report, kernel_files, source
+        workers/    the processes in which kernels run: launch, processes, zygote, worker, channel, answers, sandbox
         checks/     the five stages: runner, correctness, inputs
         timing/     contest -> pairs -> batches; audit, witness, disturbance, statistics, faults
         calibration/  what the gate says of kernels whose speed is known

@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel import console
 from autokernel.cli.arguments import Parser, count, script
 from autokernel.gate import Judge, report
-from autokernel.gate.judge import constants
-from autokernel.gate.kernel_files import read_source
+from autokernel.gate.source import constants, read_source
 from autokernel.kernelbench.problems import NotJudged
 from autokernel.kernelbench.rewriting import complete
 from autokernel.model.extraction import default_backend

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autokernel.gate.judge import constants
+from autokernel.gate.source import constants
 from autokernel.gate.timing.sweep import Looked
 
 

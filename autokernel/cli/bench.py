@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from autokernel import console
 from autokernel.cli.arguments import Parser, count, positive, seed, tag
+from autokernel.gate.source import check_named, constants, read_kernel
 from autokernel.gate.workers.launch import Launched
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
+    if options.calibrate is None:
+        check_named(options.file, *filter(None, [options.incumbent]))
     with Launched() as launched:
         console.settle_device(options, parser)  # imports PyTorch
         if options.calibrate is None:
@@ -76,8 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def judge_file(options: argparse.Namespace, launched: Launched) -> int:
     """bench.py FILE: the exit status."""
     from autokernel.gate import Judge, report
-    from autokernel.gate.judge import constants
-    from autokernel.gate.kernel_files import read_kernel, source_of, usual_target
+    from autokernel.gate.kernel_files import source_of, usual_target
     from autokernel.gate.workers.sandbox import SandboxIncomplete
     from autokernel.history.runs import PLAN, run_folder
     from autokernel.preflight import HOME

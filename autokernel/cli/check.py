@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, seed
 from autokernel.cli.bench import DTYPES
+from autokernel.gate.source import check_named, constants
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.sandbox import SandboxIncomplete
 from autokernel.preflight import check_writable, kernel_types
@@ -53,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     check_writable(*filter(None, (options.junit, options.markdown)))
+    check_named(options.old, options.new)
     with Launched() as launched:
         console.settle_device(options, parser)  # imports PyTorch
         outcome = judged(options, launched)
@@ -70,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def judged(options: argparse.Namespace, launched: Launched) -> "Comparison":
     from autokernel.gate import Judge
     from autokernel.gate.comparison import compare
-    from autokernel.gate.judge import constants
     from autokernel.gate.kernel_files import source_of, usual_target
 
     old, new = (source_of(name, options.kernel, options.device) for name in (options.old, options.new))

@@ -14,7 +14,7 @@ from autokernel.cli.by_hand import edit_for, judge, run_of
 from autokernel.cli.pipeline import Job, default_tag, run_job
 from autokernel.console import fail, preflight
 from autokernel.export.package import save, why_not
-from autokernel.gate.kernel_files import read_source
+from autokernel.gate.source import read_source
 from autokernel.history import ledger
 from autokernel.history.experiments import Experiment, Status
 from autokernel.history.progress import Rules

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
     from autokernel.build import CompileError
     from autokernel.export.hub import Project, write
-    from autokernel.gate.kernel_files import read_source
+    from autokernel.gate.source import read_source
     from autokernel.preflight import HOME
 
     source = read_source(options.kernel)

@@ -381,7 +381,7 @@ def propose(
 
 def checked(source: str) -> str:
     """The source, where it is Python at all. Raises Refused."""
-    from autokernel.gate.judge import constants
+    from autokernel.gate.source import constants
 
     try:
         constants(source)

@@ -23,7 +23,7 @@ from pathlib import Path
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, nonnegative, tag
 from autokernel.export.package import save, why_not
-from autokernel.gate.kernel_files import read_source
+from autokernel.gate.source import read_source
 from autokernel.integration.verification import Settings, verify
 from autokernel.integration.verification.proven import remember
 from autokernel.integration.verification.record import COLUMNS

@@ -22,7 +22,7 @@ import torch
 
 from autokernel.build import INCLUDE, CudaFunction, compile_library
 from autokernel.export.folders import NotOurs, why_not, write_anew
-from autokernel.gate.judge import constants
+from autokernel.gate.source import constants
 from autokernel.preflight import HOME, Refused
 from autokernel.spec import ROOT, KernelSpec, import_file, load_spec
 

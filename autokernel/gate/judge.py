@@ -1,6 +1,5 @@
 """The judge: takes a kernel's source and a target, and says whether it is right, how fast it is, and whether to keep it."""
 
-import ast
 import os
 import secrets
 import time
@@ -13,6 +12,7 @@ import torch
 
 from autokernel.gate.checks.correctness import CheckCase
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
+from autokernel.gate.source import constants
 from autokernel.gate.timing.contest import Contestants, Contests, NotDecided
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.pairs import PairTimer
@@ -246,34 +246,3 @@ def _backend(source: str) -> str | None:
         return str(constants(source)["BACKEND"])
     except (SyntaxError, KeyError):
         return None
-
-
-def constants(source: str) -> dict[str, object]:
-    """Module-level NAME = literal assignments of a kernel file. Raises SyntaxError."""
-    constants = {}
-    for node in _parsed(source).body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            try:
-                constants[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:
-                continue
-    return constants
-
-
-def binds(source: str, name: str) -> bool:
-    """Whether running the file may define `name`: by def, class, assignment or import (of * too). Raises SyntaxError."""
-    for node in ast.walk(_parsed(source)):
-        named = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
-        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
-        imported = isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*")
-        if named or stored or imported:
-            return True
-    return False
-
-
-def _parsed(source: str) -> ast.Module:
-    """Raises SyntaxError, whatever is wrong with it."""
-    try:
-        return ast.parse(source)
-    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
-        raise SyntaxError(str(error) or type(error).__name__) from None

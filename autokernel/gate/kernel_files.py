@@ -8,12 +8,9 @@ from pathlib import Path
 
 import torch
 
-from autokernel.gate.judge import binds, constants
-from autokernel.preflight import Refused
-from autokernel.spec import BACKENDS, ROOT, folder_of, kernel_types, load_spec
+from autokernel.gate.source import NotFound, binds, constants, read_kernel, read_source
+from autokernel.spec import BACKENDS, folder_of, kernel_types, load_spec
 from autokernel.target import Target, default_target
-
-MOST_BYTES = 4 << 20  # of a kernel file; the largest of ours has 40 KB
 
 CALL = """
 
@@ -27,41 +24,6 @@ def kernel_fn({parameters}):
 KERNEL_TYPE = "{kernel_type}"
 BACKEND = "{backend}"
 """
-
-
-class NotFound(Refused):
-    """No such file, module or function, or it is no kernel file; in one line."""
-
-
-def read_source(path: Path) -> str:
-    """The text of a file of Python, here or among ours (kernels/rmsnorm/cpp_kernel.py). Raises NotFound."""
-    if not path.exists() and (ROOT / path).is_file():
-        path = ROOT / path
-    if not path.exists():
-        raise NotFound(f"there is no file {path}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
-    if not path.is_file():
-        raise NotFound(f"{path} is {'a folder' if path.is_dir() else 'no file'}: name a kernel file in it")
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise NotFound(f"{path} has {size / 1e6:.0f} MB: that is no kernel file")
-    try:
-        source = path.read_bytes().decode()
-        constants(source)
-    except UnicodeDecodeError:
-        raise NotFound(f"{path} is not Python: it is no text in UTF-8") from None
-    except SyntaxError as error:
-        where = f", line {error.lineno}" if error.lineno else ""
-        raise NotFound(f"{path} is not Python: {error.msg}{where}") from None
-    if not source.strip():
-        raise NotFound(f"{path} is empty: a kernel file begins as a copy of kernels/<type>/*_kernel.py")
-    return source
-
-
-def read_kernel(path: Path) -> str:
-    """The source of a kernel file: Python that defines kernel_fn. Raises NotFound."""
-    source = read_source(path)
-    if not binds(source, "kernel_fn"):
-        raise NotFound(f"{path} defines no kernel_fn(): see kernel.py, or name a function of it, {path}:FUNCTION")
-    return source
 
 
 def as_kernel_file(name: str, kernel_type: str, backend: str) -> str:

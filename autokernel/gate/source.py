@@ -1,0 +1,81 @@
+"""The source of a kernel file: read, parsed, and refused where it is none. Needs no PyTorch: a slip is told at once."""
+
+import ast
+from pathlib import Path
+
+from autokernel.preflight import ROOT, Refused
+
+MOST_BYTES = 4 << 20  # of a kernel file; the largest of ours has 40 KB
+
+
+class NotFound(Refused):
+    """No such file, module or function, or it is no kernel file; in one line."""
+
+
+def read_source(path: Path) -> str:
+    """The text of a file of Python, here or among ours (kernels/rmsnorm/cpp_kernel.py). Raises NotFound."""
+    if not path.exists() and (ROOT / path).is_file():
+        path = ROOT / path
+    if not path.exists():
+        raise NotFound(f"there is no file {path}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
+    if not path.is_file():
+        raise NotFound(f"{path} is {'a folder' if path.is_dir() else 'no file'}: name a kernel file in it")
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise NotFound(f"{path} has {size / 1e6:.0f} MB: that is no kernel file")
+    try:
+        source = path.read_bytes().decode()
+        constants(source)
+    except UnicodeDecodeError:
+        raise NotFound(f"{path} is not Python: it is no text in UTF-8") from None
+    except SyntaxError as error:
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise NotFound(f"{path} is not Python: {error.msg}{where}") from None
+    if not source.strip():
+        raise NotFound(f"{path} is empty: a kernel file begins as a copy of kernels/<type>/*_kernel.py")
+    return source
+
+
+def read_kernel(path: Path) -> str:
+    """The source of a kernel file: Python that defines kernel_fn. Raises NotFound."""
+    source = read_source(path)
+    if not binds(source, "kernel_fn"):
+        raise NotFound(f"{path} defines no kernel_fn(): see kernel.py, or name a function of it, {path}:FUNCTION")
+    return source
+
+
+def check_named(*names: Path) -> None:
+    """Raises NotFound where one is no kernel file; of file.py:function only PyTorch can tell, and nothing is said."""
+    for name in names:
+        if ":" not in str(name) or name.exists():
+            read_kernel(name)
+
+
+def constants(source: str) -> dict[str, object]:
+    """Module-level NAME = literal assignments of a kernel file. Raises SyntaxError."""
+    constants = {}
+    for node in _parsed(source).body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            try:
+                constants[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                continue
+    return constants
+
+
+def binds(source: str, name: str) -> bool:
+    """Whether running the file may define `name`: by def, class, assignment or import (of * too). Raises SyntaxError."""
+    for node in ast.walk(_parsed(source)):
+        named = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
+        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+        imported = isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*")
+        if named or stored or imported:
+            return True
+    return False
+
+
+def _parsed(source: str) -> ast.Module:
+    """Raises SyntaxError, whatever is wrong with it."""
+    try:
+        return ast.parse(source)
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
+        raise SyntaxError(str(error) or type(error).__name__) from None

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from autokernel.integration.apply import apply, unapply
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
 from autokernel.model.match import Site, SiteFinder
+from autokernel.model.regions.growing import WRITERS, regions_of
 from autokernel.records import write_json
 from autokernel.spec import load_spec
 from autokernel.table import print_table
@@ -232,7 +234,8 @@ class Trial:
     def kernels(self, examples: Sequence[Inputs], amp: bool = False) -> Iterator[nn.Module]:
         """The model with the starter of its type at every site that a pass on any of the examples has."""
         self.has_kernels = True
-        finder, sites = SiteFinder(), []
+        made = partial(regions_of, backend=self.setting.backend) if self.setting.backend in WRITERS else None
+        finder, sites = SiteFinder(regions=made), []
         for example in examples:
             with self.autocast(amp):
                 captured = capture(self.model, (), example)

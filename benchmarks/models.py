@@ -43,6 +43,7 @@ from autokernel.integration.verification.sides import Sides, TimedPass, Variant
 from autokernel.integration.winner import Winner
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload
+from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
 from autokernel.records import write_json
 from autokernel.spec import load_spec
@@ -200,7 +201,7 @@ def child(name: str, workload: Workload, modes: tuple[str, ...], last: list[str]
 def measure(
     workload: Workload, modes: tuple[str, ...], last: list[str], stage: Stage, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    profile = profile_workload(workload, 2, 5, baseline="eager")
+    profile = profile_workload(workload, 2, 5, baseline="eager", regions=region_finder(workload.device))
     plan = make_plan(profile, top=99)
     winners = tuple(winners_of(plan))
     say(f"{profile.latency_us / 1e3:.2f} ms a pass; targets: {', '.join(w.target.name for w in winners)}")

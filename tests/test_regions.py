@@ -82,6 +82,12 @@ CHAINS = {
     "powers": lambda m, x, y: x**2 + x**3 + (y.abs() + 1) ** 0.5 + (y.abs() + 1) ** -0.5 + (y.abs() + 1) ** 1.7,
     "steps": lambda m, x, y: F.hardswish(x) + F.hardsigmoid(y) + F.leaky_relu(x, 0.1) + F.relu(y) + F.softplus(x),
     "casts": lambda m, x, y: (x > 0).float() * y + (y * 3).long().float(),
+    "curves": lambda m, x, y: (
+        F.elu(x) + F.celu(y, 0.7) + F.mish(x) + F.logsigmoid(y) + torch.exp2(x) + (y.abs() + 1).log2()
+    ),
+    "mixtures": lambda m, x, y: torch.addcmul(x, y, m.weight, value=0.5) + torch.lerp(x, y, 0.3) + (x.abs() + 1) ** m.bias,
+    "unit": lambda m, x, y: F.normalize(x + y, dim=-1) * m.weight,
+    "summed": lambda m, x, y: (x * 2).logsumexp(-1, keepdim=True) - y + (x * 2).std(-1, keepdim=True),
     "transposed": lambda m, x, y: x.transpose(0, 1) * 2 + y[:1, :].expand(x.shape[0], x.shape[1]).transpose(0, 1),
     "broadcast": lambda m, x, y: (x[:1].expand(64, N) + y) * y[:, :1].expand(64, N).transpose(0, 1).reshape(N, 64).t(),
     "split": lambda m, x, y: (x.view(-1, 4, 24) * m.weight.view(4, 24)).reshape(x.shape) + y,

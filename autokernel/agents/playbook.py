@@ -14,7 +14,7 @@ import torch
 from autokernel.agents import Context, PastExperiment
 from autokernel.history.experiments import STARTER, Status
 from autokernel.history.progress import Rules
-from autokernel.spec import ROOT
+from autokernel.spec import ROOT, is_region
 from autokernel.target import Target
 
 FOLDER = ROOT / "playbook"
@@ -62,7 +62,8 @@ def tier_text(tier: int, target: Target | None = None) -> str:
 
 def _fits(part: str, target: Target) -> bool:
     names = {name.strip() for name in part.partition("\n")[0][3:].split(",")}
-    return bool(names & {target.kernel_type, machine(target.device), "every machine"})
+    kind = "region" if is_region(target.kernel_type) else target.kernel_type
+    return bool(names & {kind, machine(target.device), "every machine"})
 
 
 def machine(device: str) -> str:

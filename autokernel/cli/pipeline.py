@@ -20,6 +20,7 @@ from autokernel.integration.verification.proven import remember
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import ModelProfile, profile_workload
+from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
 from autokernel.records import BadRecord, write_json
 from autokernel.report.live import Run, narrator
@@ -67,7 +68,7 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
         replace(job.workload, device="cpu").load()  # hours may pass until its turn: a mistake in it is told now
 
     with turn(job.workload.device, waiting):
-        profile = profile_workload(job.workload, say=step, log=workspace / LOG)
+        profile = profile_workload(job.workload, say=step, log=workspace / LOG, regions=region_finder(job.workload.device))
     plan = make_plan(profile, top=job.top)
     profile.write(workspace / PROFILE)
     plan.write(workspace / PLAN)

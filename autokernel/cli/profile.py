@@ -19,6 +19,7 @@ from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
 from autokernel.model.profiler import BASELINES, Hotspot, ModelProfile, log_compilation, profile_workload, snapshot_memory
+from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import add_workload_arguments, workload_from
 from autokernel.preflight import HOME, as_called, check_writable
 from autokernel.run.workspace import LOG
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     repeats = arguments.warmup_iters, arguments.profile_iters
     workload, log = workload_from(arguments), None if arguments.output else output.parent / LOG
     with console.progress(f"profiling {workload}", 2 + 4 * len(workload.parts)) as say:
-        trace, regions = arguments.export_trace, not arguments.no_regions
+        trace, regions = arguments.export_trace, None if arguments.no_regions else region_finder(workload.device)
         profile = profile_workload(workload, *repeats, say, trace, arguments.baseline, log, regions)
     profile.write(output)
     if arguments.memory_snapshot:

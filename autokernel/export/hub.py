@@ -24,7 +24,7 @@ from autokernel.build import INCLUDE, CudaFunction, compile_library
 from autokernel.export.folders import NotOurs, why_not, write_anew
 from autokernel.gate.source import constants
 from autokernel.preflight import HOME, Refused
-from autokernel.spec import ROOT, KernelSpec, import_file, load_spec
+from autokernel.spec import ROOT, KernelSpec, import_file, is_region, load_spec
 
 VERSION = 1
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")  # what kernels takes
@@ -222,6 +222,8 @@ def write(project: Project, folder: Path) -> Path:
         raise NotExported(f"{project.name!r} is no name for a kernel: lower case letters, digits and dashes")
     if constants(project.source).get("BACKEND") not in ("triton", "cuda"):
         raise NotExported("the hub's kernels are for GPUs: a Triton or a CUDA kernel can be exported, a C++ one cannot")
+    if is_region(project.spec.name):
+        raise NotExported("it computes a part of one model, at that model's sizes: verify.py --save makes a package of it")
     if reason := why_not(folder):
         raise NotOurs(reason)
     functions = _functions(project) if project.compiled else []

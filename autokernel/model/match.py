@@ -258,17 +258,19 @@ class Refusal:
     why: RejectReason
 
 
+RegionFinder = Callable[[GraphModule, Collection[Node]], Iterable[Site]]  # (graph, nodes in sites) -> further sites
+
+
 @dataclass
 class SiteFinder:
     """Finds the sites of graphs, larger patterns first; remembers what was proven, for models repeat their layers.
 
     `failures` lists, each once, the errors in what was tried for that: places that they befell are no sites.
-    regions: (graph, nodes in sites) -> sites of kernel types that are made of what is left, if that is wanted; of the types
-    `region_names` alone, if any are named.
+    regions: makes kernel types of what is left, if that is wanted; finds those of `region_names` alone, if any are named.
     """
 
     min_elements: int = MIN_ELEMENTS
-    regions: Callable[[GraphModule, Collection[Node]], Iterable[Site]] | None = None
+    regions: RegionFinder | None = None
     region_names: set[str] = field(default_factory=set)
     proofs: dict[Any, RejectReason | None] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,9 @@ from autokernel.hardware.roofline import Roofline
 from autokernel.model import account, untouched
 from autokernel.model.account import Standing
 from autokernel.model.capture import IN_GRAPH, OUTSIDE, Capture, capture, reason, value
-from autokernel.model.match import Refusal, Site, SiteFinder, extract_subgraph, filled
-from autokernel.model.regions.growing import regions_of
+from autokernel.model.match import Refusal, RegionFinder, Site, SiteFinder, extract_subgraph, filled
 from autokernel.model.user_code import WorkloadError
 from autokernel.model.workload import Workload
-from autokernel.preflight import backends
 from autokernel.records import reads, record_from, write_json
 from autokernel.spec import Case, KernelSpec, load_spec
 from autokernel.stderr import diverted
@@ -204,18 +202,18 @@ def profile_workload(
     trace: Path | None = None,
     baseline: str = "best",
     log: Path | None = None,
-    regions: bool = True,
+    regions: RegionFinder | None = None,
 ) -> ModelProfile:
     """Load, capture and measure. `say` gets a line per step; `trace` names a file for the profiler's Chrome trace,
     `log` one for what PyTorch's profiler and compiler print.
 
     baseline: what kernels are held against (see BASELINES); without a working torch.compile it is eager.
-    regions: whether what no named kernel type covers becomes kernel types of its own.
+    regions: makes kernel types of what no named one covers, see regions.growing.region_finder().
     """
     say("loading the model")
     model, _, _ = workload.load()
     device = torch.device(workload.device)
-    finder = SiteFinder(regions=partial(regions_of, backend=backends(workload.device)[0]) if regions else None)
+    finder = SiteFinder(regions=regions)
     with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         measured = [
             _measure(model, part, weight, finder, (warmup, iterations), say, trace, log) for part, weight in workload.parts

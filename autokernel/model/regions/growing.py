@@ -4,16 +4,18 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.model.capture import aten, value
-from autokernel.model.match import MIN_ELEMENTS, Pattern, Site, between, extract_subgraph, site_case
+from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
 from autokernel.model.regions import cpp, triton
 from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower
 from autokernel.model.regions.spec import Region, examined, source_of
+from autokernel.preflight import backends
 from autokernel.spec import TensorSpec, load_spec
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
@@ -22,6 +24,11 @@ NAMED = 3  # operators in a region's name
 WRITERS = {"cpp": cpp.write, "triton": triton.write}
 # sites that one region has are found once: a model repeats its layers
 _KNOWN: dict[str, bool] = {}
+
+
+def region_finder(device: str) -> RegionFinder:
+    """Makes kernel types for a device ("cpu", "cuda:1") of what is in no site."""
+    return partial(regions_of, backend=backends(device)[0])
 
 
 @dataclass(frozen=True)

@@ -458,6 +458,47 @@ def _hard(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return gate if node.target is aten.hardsigmoid.default else low.make("mul", x, gate)
 
 
+LN2 = math.log(2)
+_rule("exp2")(_elementwise(lambda low, x: low.make("exp", low.make("mul", low.as_float(x), low.number(LN2))), "self"))
+_rule("log2")(_elementwise(lambda low, x: low.make("div", low.make("log", low.as_float(x)), low.number(LN2)), "self"))
+_rule("pow.Tensor_Tensor")(
+    _elementwise(lambda low, x, y: low.make("pow", low.as_float(x), low.as_float(y)), "self", "exponent")
+)
+
+
+@_rule("addcmul")
+def _addcmul(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    x, a, b = (low.operand(node, given[name], groups) for name in ("self", "tensor1", "tensor2"))
+    product = _arithmetic(low, "mul", a, b)
+    if given["value"] != 1:
+        product = _arithmetic(low, "mul", product, low.number(given["value"]))
+    return _in(low, _arithmetic(low, "add", x, product), kind_of(value(node).dtype, node))
+
+
+@_rule("lerp.Scalar", "lerp.Tensor")
+def _lerp(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    a, b, weight = (low.as_float(low.operand(node, v, groups)) for v in node.args)
+    return low.make("add", a, low.make("mul", weight, low.make("sub", b, a)))
+
+
+@_rule("elu", "celu", "mish", "log_sigmoid")
+def _smooth(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    x, zero = low.element(given["self"], groups), low.number(0.0)
+    if node.target is aten.log_sigmoid.default:  # min(x, 0) - log(1 + e^-|x|)
+        tail = low.make("log1p", low.make("exp", low.make("neg", low.make("abs", x))))
+        return low.make("sub", low.make("min", x, zero), tail)
+    if node.target is aten.mish.default:
+        return low.make("mul", x, low.make("tanh", low.make("log1p", low.make("exp", x))))
+    if given.get("scale", 1) != 1 or given.get("input_scale", 1) != 1:
+        raise Unsupported("a scaled elu")
+    alpha = low.number(float(given["alpha"]))
+    below = low.make("div", x, alpha) if node.target is aten.celu.default else x
+    curve = low.make("mul", alpha, low.make("expm1", below))
+    return choose(low, low.make("gt", x, zero, kind=BOOL), x, curve, FLOAT)
+
+
 @_rule("softplus")
 def _softplus(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
@@ -485,6 +526,67 @@ def _reduction(low: _Lowering, node: Node, groups: Groups) -> Expression:
     if node.target.overloadpacket is aten.mean:
         result = low.make("div", result, low.number(float(low.count(source, dims))))
     return result
+
+
+def _one_per_row(node: Node, groups: Groups, source: Node, dims: Sequence[int], keepdim: bool) -> Groups:
+    """The groups of a result of `source`'s rank, with 1 along `dims`, of which `groups` may lack those dims."""
+    rank = value(source).dim()
+    dims = {d % rank for d in dims}
+    if keepdim:
+        return tuple(() if d in dims else g for d, g in enumerate(groups))
+    rest = iter(groups)
+    return tuple(() if d in dims else next(rest) for d in range(rank))
+
+
+def _sum_of(
+    low: _Lowering, node: Node, groups: Groups, of: Callable[[Expression], Expression], kind: str = "sum"
+) -> Expression:
+    """of(x), added up (or its largest) over the dims of an operator with `self`, `dim` and `keepdim`."""
+    given = arguments(node)
+    source = given["self"]
+    dims = given["dim"] if given["dim"] not in (None, []) else list(range(value(source).dim()))
+    dims = [dims] if isinstance(dims, int) else dims
+    one = _one_per_row(node, groups, source, dims, given["keepdim"])
+    return low.reduce(f"reduce_{kind}", source, one, dims, True, lambda g: of(low.as_float(low.element(source, g))))
+
+
+@_rule("logsumexp")
+def _logsumexp(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    peak = _sum_of(low, node, groups, lambda x: x, "max")
+    is_infinite = low.make("eq", low.make("abs", peak), low.number(math.inf), kind=BOOL)
+    peak = choose(low, is_infinite, low.number(0.0), peak, FLOAT)  # as PyTorch does: inf - inf would be NaN
+    total = _sum_of(low, node, groups, lambda x: low.make("exp", low.make("sub", x, peak)))
+    return low.make("add", peak, low.make("log", total))
+
+
+@_rule("linalg_vector_norm")
+def _norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    if given["dtype"] not in (None, torch.float32, value(given["self"]).dtype) or given["ord"] not in (1, 2):
+        raise Unsupported("another norm than the 1-norm and the 2-norm")
+    if given["ord"] == 1:
+        return _sum_of(low, node, groups, lambda x: low.make("abs", x))
+    return low.make("sqrt", _sum_of(low, node, groups, lambda x: low.make("mul", x, x)))
+
+
+@_rule("var.correction", "std.correction", "var.dim", "std.dim")
+def _variance(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    source = given["self"]
+    dims = given["dim"] if given["dim"] not in (None, []) else list(range(value(source).dim()))
+    count = low.count(source, dims)
+    correction = given.get("correction", 1 if given.get("unbiased", True) else 0)
+    correction = 1 if correction is None else correction
+    if count <= correction:
+        raise Unsupported("the variance of too few elements")
+    mean = low.make("div", _sum_of(low, node, groups, lambda x: x), low.number(float(count)))
+
+    def squared(x: Expression) -> Expression:
+        deviation = low.make("sub", x, mean)
+        return low.make("mul", deviation, deviation)
+
+    variance = low.make("div", _sum_of(low, node, groups, squared), low.number(float(count - correction)))
+    return low.make("sqrt", variance) if node.target.overloadpacket is aten.std else variance
 
 
 @_rule("softmax.int", "_softmax", "log_softmax.int")

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -32,7 +32,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -300,9 +300,9 @@ def finder() -> SiteFinder:
     return SiteFinder(min_elements=0, regions=_regions)
 
 
-def _regions(graph: GraphModule, claimed: Collection[Node]) -> list[Site]:
+def _regions(graph: GraphModule, named: Sequence[Site]) -> list[Site]:
     """As in a profile; and that the arithmetic from which their kernels are written is what their nodes compute."""
-    sites = list(regions_of(graph, claimed, "cpp", min_elements=0))
+    sites = list(regions_of(graph, named, "cpp", min_elements=0))
     for site in sites:
         inputs = [filled(value(node)) for node in site.inputs]
         inputs = [

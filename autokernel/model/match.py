@@ -258,7 +258,7 @@ class Refusal:
     why: RejectReason
 
 
-RegionFinder = Callable[[GraphModule, Collection[Node]], Iterable[Site]]  # (graph, nodes in sites) -> further sites
+RegionFinder = Callable[[GraphModule, Sequence[Site]], Iterable[Site]]  # (graph, sites of named types) -> further sites
 
 
 @dataclass
@@ -304,7 +304,7 @@ class SiteFinder:
                     known = refused.setdefault((kernel_type, original), answer)
                     refused[kernel_type, original] = max(known, answer, key=lambda refusal: refusal.why.rank)
         if self.regions:
-            for site in self._regions(places, claimed):
+            for site in self._regions(places, sites):
                 sites.append(site)
                 claimed |= site.nodes
         placements, _ = self.cases_after_replacement(graph, sites)
@@ -319,9 +319,9 @@ class SiteFinder:
         refusals = [refusal for refusal in refused.values() if refusal.node not in claimed]
         return sorted(sites, key=lambda s: order[s.output]), sorted(refusals, key=lambda r: order[r.node])
 
-    def _regions(self, places: "_Places", claimed: set[Node]) -> list[Site]:
+    def _regions(self, places: "_Places", sites: Sequence[Site]) -> list[Site]:
         try:
-            found = list(self.regions(places.graph, frozenset(claimed)))
+            found = list(self.regions(places.graph, tuple(sites)))
         except Exception as error:  # of any kind: a model's own operators, odd arguments
             self._note(f"regions could not be found: {reason(error)}")
             return []

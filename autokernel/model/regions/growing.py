@@ -19,6 +19,7 @@ from autokernel.preflight import backends
 from autokernel.spec import TensorSpec, load_spec
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
+CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
 MOST_INPUTS = 16
 NAMED = 3  # operators in a region's name
 WRITERS = {"cpp": cpp.write, "triton": triton.write}
@@ -42,18 +43,18 @@ class Cone:
 
 def regions_of(
     graph: GraphModule,
-    claimed: Collection[Node],
+    sites: Collection[Site],
     backend: str = "",
     only: Collection[str] | None = None,
     min_elements: int = MIN_ELEMENTS,
 ) -> Iterator[Site]:
-    """A site for each region outside of the nodes that are `claimed`.
+    """A site for each region outside of `sites`.
 
     Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none.
     min_elements: of inputs and result, once for each operation.
     """
     order = {node: i for i, node in enumerate(graph.graph.nodes)}
-    taken, live = set(claimed), _live(graph)
+    taken, live = {node for site in sites for node in site.nodes}, _live(graph, sites)
     for node in reversed(graph.graph.nodes):
         if node in taken or node not in live or not _fits(node) or node.target in VIEWS:
             continue
@@ -75,14 +76,21 @@ def regions_of(
             break
 
 
-def _live(graph: GraphModule) -> set[Node]:
-    """The nodes that something comes of."""
+def _live(graph: GraphModule, sites: Collection[Site]) -> set[Node]:
+    """The nodes that something comes of once kernels compute the sites."""
     live: set[Node] = set()
+    taken = {site.output: site.inputs for site in sites}
     for node in reversed(graph.graph.nodes):
-        is_end = node.op == "output" or node.is_impure() or isinstance(node.target, HigherOrderOperator)
-        if is_end or not live.isdisjoint(node.users):
-            live.add(node)
+        if node in live or node.op == "output" or node.is_impure() or isinstance(node.target, HigherOrderOperator):
+            live |= {node, *taken.get(node, node.all_input_nodes)}
     return live
+
+
+def _computes(node: Node) -> bool:
+    """Whether it does more than to pass elements on."""
+    source = value(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+    is_same = isinstance(source, Tensor) and (source.dtype, source.shape) == (value(node).dtype, value(node).shape)
+    return node.target not in VIEWS and node.target not in NOTHING and not (node.target in CASTS and is_same)
 
 
 def _fits(node: Node) -> bool:
@@ -109,7 +117,7 @@ def _grown(output: Node, taken: Collection[Node], order: dict[Node, int], min_el
             nodes.discard(node)
     taken_by = (_before_broadcast(s) for n in in_order if n in nodes for s in n.all_input_nodes if s not in nodes)
     inputs = tuple(dict.fromkeys(taken_by))
-    work = [n for n in nodes if n.target not in VIEWS and n.target not in NOTHING]
+    work = [n for n in nodes if _computes(n)]
     elements = sum(value(n).numel() for n in (output, *inputs) if isinstance(value(n), Tensor))
     is_whole = all(isinstance(value(n), Tensor) for n in inputs)
     if len(work) < 2 or elements * len(work) < min_elements or not is_whole or not 0 < len(inputs) <= MOST_INPUTS:
@@ -149,7 +157,7 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     output = value(cone.output)
     if len(dtypes) != 1 or output.dtype not in dtypes or any(map(_repeats, arguments.values())):
         return None
-    work = [n for n in piece.graph.nodes if n.op == "call_function" and n.target not in VIEWS and n.target not in NOTHING]
+    work = [n for n in piece.graph.nodes if n.op == "call_function" and _computes(n)]
     operators = [_word(n) for n in work]
     title = ", ".join(operators)
     source = source_of(piece, title)

@@ -324,7 +324,7 @@ def kill_whole(root: Path, kills: int, seed: int, longest_s: float = 5.0) -> dic
     night.stop()
     rows = check(workspace, before)
     assert len(rows) > known, f"it did not go on after the last kill: {night.said()[-2000:]}"
-    assert not (workspace / "intent.json").exists(), "an experiment is still open"
+    assert not workspace.read_intents(), "an experiment is still open"
     shared = ("autokernel-turn-", "torchinductor_")  # one for all runs
     folders = [path.name for path in (root / "tmp").iterdir() if not path.name.startswith(shared)]
     assert len(folders) <= 1, f"temporary folders pile up: {folders}"

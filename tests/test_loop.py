@@ -206,7 +206,7 @@ def test_ctrl_c_finishes_the_experiment_in_hand(workspace, night):
     output = night.communicate("\n", timeout=120)[0]
     assert night.returncode == 0 and "stopped by SIGINT" in output.splitlines()[-1]
     assert [row.description for row in workspace.log.read()][1:] == ["killed while judged"]
-    assert workspace.read_intent() is None
+    assert workspace.read_intents() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -215,7 +215,7 @@ def test_twice_stops_now_and_it_goes_on_later(workspace, night, number, judge):
     assert "stopping after" in night.stdout.readline()
     night.send_signal(number)
     assert night.wait(60) != 0
-    assert len(workspace.log.read()) == 1 and workspace.read_intent().proposal.hypothesis == "killed while judged"
+    assert len(workspace.log.read()) == 1 and workspace.read_intents()[0].proposal.hypothesis == "killed while judged"
     with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, print)
         loop.run(ScriptedAgent([]), NO_RULES, Budget())
@@ -229,7 +229,7 @@ def test_a_warm_parent_that_is_killed_is_no_crash_of_the_kernel(started):
         timer.start()
         with pytest.raises((MachineFault, ChannelClosed)):
             Loop(started, PLAN_OF_ONE, judge, print).attempt(TARGET, Proposal(HANGS, "not ending", "scripted"))
-    assert len(started.log.read()) == 1 and started.read_intent().experiment == 2
+    assert len(started.log.read()) == 1 and started.read_intents()[0].experiment == 2
 
 
 def test_a_budget_of_experiments_and_the_starter_that_fails(workspace, judge):

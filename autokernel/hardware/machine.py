@@ -5,8 +5,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -90,29 +90,52 @@ def _ancestry(pid: int) -> list[int]:
 
 
 @contextmanager
-def turn(device: str, waiting: Callable[[str], None], stopping: Callable[[], object] = lambda: False) -> Iterator[None]:
+def turn(
+    device: str,
+    waiting: Callable[[str], None],
+    stopping: Callable[[], object] = lambda: False,
+    cores: Collection[int] = (),
+) -> Iterator[None]:
     """Alone on the device among all runs on this machine: they take turns, one experiment each.
 
+    `cores`: all of the CPU that is needed; who needs other cores of it does not wait, who needs the whole CPU does.
     `waiting` is called once, where it is not free. Raises KeyboardInterrupt if `stopping` says so while it waits.
     """
     name = device if device == "cpu" else nvml.gpu_id(device)
-    path = Path(tempfile.gettempdir()) / f"autokernel-turn-{name}"
-    if not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644))
-    with open(path) as file:
-        if not locks(file):
+    wanted = {name: fcntl.LOCK_SH if cores else fcntl.LOCK_EX}
+    wanted |= {f"{name}-{core}": fcntl.LOCK_EX for core in sorted(cores)}
+    with ExitStack() as opened:
+        files = [(opened.enter_context(_lock_file(name)), kind) for name, kind in wanted.items()]
+        if not _lock_all(files):
             waiting(f"waiting for {device}: another run's experiment is on it")
-            while not locks(file):
+            while not _lock_all(files):
                 if stopping():
                     raise KeyboardInterrupt
                 time.sleep(POLL_S)
         yield
 
 
-def locks(file: IO[str]) -> bool:
-    """Whether the file is ours alone from now on, until it is closed."""
+def _lock_file(name: str) -> IO[str]:
+    path = Path(tempfile.gettempdir()) / f"autokernel-turn-{name}"
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644))
+    return open(path)
+
+
+def _lock_all(files: Sequence[tuple[IO[str], int]]) -> bool:
+    """All of them or none: who waits for one must not keep others waiting for the rest."""
+    for number, (file, kind) in enumerate(files):
+        if not locks(file, kind):
+            for taken, _ in files[:number]:
+                fcntl.flock(taken, fcntl.LOCK_UN)
+            return False
+    return True
+
+
+def locks(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether the file is ours from now on, until it is closed: alone, or with LOCK_SH together with others."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -64,6 +64,24 @@ class Budget:
     at_least: int = 0  # experiments that are made even if they take longer: a slow machine sees the loop work too
     started_s: float | None = None  # time.monotonic() when the call began, and the experiments that the run had then:
     made_before: int | None = None  # given to a process that goes on with the call of one that was lost
+
+    def begun(self, made: int, now_s: float) -> "Budget":
+        """From now on, where it has not begun before; `made`: the experiments that the run has."""
+        started_s = now_s if self.started_s is None else self.started_s
+        return replace(self, started_s=started_s, made_before=made if self.made_before is None else self.made_before)
+
+    @property
+    def deadline_s(self) -> float:
+        return math.inf if self.seconds is None else self.started_s + self.seconds
+
+    def over(self, made: int, now_s: float) -> str:
+        """Why nothing more is begun, of a budget that has begun; empty while something may be."""
+        made -= self.made_before
+        if now_s >= self.deadline_s and made >= self.at_least:
+            return f"the {self.seconds / 60:.3g} minutes are used up"
+        if self.experiments is not None and made >= self.experiments:
+            return f"{self.experiments} experiments were made"
+        return ""
 
 
 def notes(verdict: Verdict) -> str:
@@ -122,34 +140,35 @@ class Loop:
             self.workspace.log.append(missing)
             self.say(f"wrote {len(missing)} rows again that were only in git: {[row.experiment for row in missing]}")
 
-    def _finish_intent(self) -> None:
-        """Judge the experiment that a kill interrupted."""
-        intent = self.workspace.read_intent()
-        if intent is None or intent.experiment in {row.experiment for row in self.rows}:
-            self.workspace.clear_intent()
-            return
-        target = self.plan.target(intent.target)
-        self.say(f"#{intent.experiment} was interrupted while it was judged; judging it again")
-        self._judge(target, intent.proposal, attempts=intent.attempts + 1)
+    def interrupted(self) -> list[Intent]:
+        """The experiments that a kill interrupted, to be judged again: all that have an intent and no row."""
+        commits = {row.experiment: row.commit for row in self.rows}
+        left = []
+        for intent in self.workspace.read_intents():
+            # Its number may be another's by now: that of a worker's experiment is the one it was to have.
+            commit = commits.get(intent.experiment)
+            if commit and self.source(commit) == intent.proposal.source:
+                self.workspace.clear_intent(intent)
+            else:
+                left.append(replace(intent, attempts=intent.attempts + 1))
+                self.say(f"{_named(intent)} was interrupted while it was judged; judging it again")
+        return left
 
     def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
         """Experiments until the budget is used, nothing is left to try, or a signal; returns the reason in words."""
-        started_s = time.monotonic() if budget.started_s is None else budget.started_s
-        deadline = float("inf") if budget.seconds is None else started_s + budget.seconds
-        before = len(tried(self.rows)) if budget.made_before is None else budget.made_before
+        budget = budget.begun(len(tried(self.rows)), time.monotonic())
         self.patience_s = max(PATIENCE_S, PATIENCE * (budget.seconds or 0))
         exhausted: set[str] = set()
         previous = None
-        with self._signals():
-            self._finish_intent()
+        with self.signals():
+            for intent in self.interrupted():
+                if not self.stopping:
+                    self._judge(self.plan.target(intent.target), intent.proposal, intent.attempts, intent.ticket)
             while not self.stopping:
-                made = len(tried(self.rows)) - before
-                if time.monotonic() >= deadline and made >= budget.at_least:
-                    return f"the {budget.seconds / 60:.3g} minutes are used up"
-                if budget.experiments is not None and made >= budget.experiments:
-                    return f"{budget.experiments} experiments were made"
-                if full := low_disk(self._folders):
-                    self._wait_for_space(full, deadline)
+                if over := budget.over(len(tried(self.rows)), time.monotonic()):
+                    return over
+                if full := self.low_disk():
+                    self._wait_for_space(full, budget.deadline_s)
                     continue
                 choice = next_target(self.plan, self.rows, rules, exhausted)
                 if choice is None:
@@ -187,10 +206,14 @@ class Loop:
                 break
         return row
 
+    def starter(self, target: Target) -> Proposal:
+        """What a target is judged with first where several workers judge: its own starter, without a look at others."""
+        return Proposal(starter_source(target), f"start from {_own_starter(target)}", STARTER)
+
     def _starters(self, target: Target) -> list[tuple[str, str]]:
         """Names and sources of the kernels that a target may begin with: its own, or where its device has several
         backends, those of each that look fastest on its shapes."""
-        own = target.starter or f"{target.backend}_kernel", starter_source(target)
+        own = _own_starter(target), starter_source(target)
         spec, others = load_spec(target.kernel_type), []
         for backend in backends(target.device):
             name = f"{backend}_kernel"
@@ -219,6 +242,19 @@ class Loop:
         bench = InTurn(self.judge, self.step) if isinstance(self.judge, Bench) else None
         return context_of(target, self.entries, self.source, best, self.ledger.tree, bench)
 
+    def propose(self, agent: Agent, target: Target, in_flight: Sequence[Proposal] = ()) -> Proposal | None:
+        """The agent's next edit while others are being judged: it sees those as trials that are not decided."""
+        context = self.context(target)
+        unknown = _unjudged(target, "this is being judged")
+        judged = [
+            PastExperiment(_row(self.workspace.tag, 0, target, proposal, unknown), proposal.source, unknown.why)
+            for proposal in in_flight
+        ]
+        proposal = agent.propose(replace(context, trials=(*context.trials, *judged)))
+        if self.ledger.has_tree:
+            self.ledger.reset()
+        return proposal
+
     def incumbent_source(self, target: Target) -> str | None:
         """The target's best kernel, read from git."""
         best = incumbent(rows_of(target, self.rows))
@@ -241,16 +277,25 @@ class Loop:
             if self.ledger.has_tree:
                 self.ledger.reset()
 
-    def _judge(self, target: Target, proposal: Proposal, attempts: int = 1) -> Experiment:
+    def begin(self, target: Target, proposal: Proposal, attempts: int = 1, ticket: int = 0) -> Intent:
+        """Note what is about to be judged: after a kill it is judged again."""
+        intent = Intent(self._next_number, target.name, proposal, attempts, ticket)
+        self.workspace.write_intent(intent)
+        return intent
+
+    @property
+    def _next_number(self) -> int:
+        return max((row.experiment for row in self.rows), default=0) + 1
+
+    def _judge(self, target: Target, proposal: Proposal, attempts: int = 1, ticket: int = 0) -> Experiment:
         if proposal.agent != STARTER:  # whose own commit is the change of target
             self._take_up(target)
-        number = max((row.experiment for row in self.rows), default=0) + 1
-        self.workspace.write_intent(Intent(number, target.name, proposal, attempts))
+        intent = self.begin(target, proposal, attempts, ticket)
         if self.ledger.has_tree:
             self.ledger.write(proposal.source)
         if attempts <= MAX_ATTEMPTS:
             best = self.incumbent_source(target)
-            step = partial(self._step, number, target, proposal)
+            step = partial(self._step, intent.experiment, target, proposal)
             verdict = self.undisturbed(
                 target,
                 lambda: self.judge.examine(
@@ -258,23 +303,25 @@ class Loop:
                 ),
             )
         else:
-            verdict = _gave_up(target)
-        row = experiment_from(
-            verdict,
-            experiment=number,
-            tag=self.workspace.tag,
-            description=proposal.hypothesis,
-            target=target.name,
-            agent=proposal.agent,
-            tokens=proposal.tokens,
-            cost_usd=proposal.cost_usd,
-        )
+            verdict = gave_up(target)
+        return self.conclude(intent, verdict)
+
+    def conclude(self, intent: Intent, verdict: Verdict) -> Experiment:
+        """Commit and ref, row, reset: what was begun has happened. Its number is the next one, so that the numbers of what
+        several workers judge tell the order in which it was kept."""
+        target, proposal = self.plan.target(intent.target), intent.proposal
+        if intent.experiment != self._next_number:
+            intent = replace(intent, experiment=self._next_number)
+            self.workspace.write_intent(intent)
+        if intent.ticket and proposal.agent != STARTER:  # since it was begun, others were recorded
+            self._take_up(target)
+        row = _row(self.workspace.tag, intent.experiment, target, proposal, verdict)
         row = self.ledger.record(row, proposal.source, notes(verdict))
         self.entries.append(LedgerEntry(row, notes(verdict)))
         self.workspace.log.append([row])
         if self.ledger.has_tree:
             self.ledger.reset()
-        self.workspace.clear_intent()
+        self.workspace.clear_intent(intent)
         self.say(f"{subject(row)}{'' if row.status == Status.KEPT else f' ({verdict.why})'}")
         return row
 
@@ -308,9 +355,13 @@ class Loop:
         """On whose disks the run writes."""
         return [self.workspace.folder, Path(tempfile.gettempdir()), default_cache()]
 
+    def low_disk(self) -> str:
+        """Which disk that the run writes on is all but full, in words; empty if none is."""
+        return low_disk(self._folders)
+
     def _wait_for_space(self, full: str, deadline: float) -> None:
         self.say(f"{full}: waiting for space")
-        while low_disk(self._folders) and not self.stopping and time.monotonic() < deadline:
+        while self.low_disk() and not self.stopping and time.monotonic() < deadline:
             self._sleep(1)
 
     def _sleep(self, seconds: float) -> None:
@@ -324,7 +375,7 @@ class Loop:
         self.step(f"#{number} {target.name}: {proposal.hypothesis[:60]} [{stage}] ({kept} kept of {len(tried(self.rows))})")
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def signals(self) -> Iterator[None]:
         """The first SIGINT or SIGTERM lets the experiment in hand be finished; the second stops at once."""
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -381,6 +432,31 @@ class InTurn:
             return self.judge.sweep(sources, target, seconds, progress)
 
 
-def _gave_up(target: Target) -> Verdict:
+def _own_starter(target: Target) -> str:
+    return target.starter or f"{target.backend}_kernel"
+
+
+def _named(intent: Intent) -> str:
+    return f"the experiment in {intent.file}" if intent.ticket else f"#{intent.experiment}"
+
+
+def _row(tag: str, number: int, target: Target, proposal: Proposal, verdict: Verdict) -> Experiment:
+    return experiment_from(
+        verdict,
+        experiment=number,
+        tag=tag,
+        description=proposal.hypothesis,
+        target=target.name,
+        agent=proposal.agent,
+        tokens=proposal.tokens,
+        cost_usd=proposal.cost_usd,
+    )
+
+
+def gave_up(target: Target) -> Verdict:
+    return _unjudged(target, f"the run ended {MAX_ATTEMPTS} times while this was judged; it is not judged again")
+
+
+def _unjudged(target: Target, reason: str) -> Verdict:
     verdict = Verdict(target.kernel_type, target.backend, target.device, Correctness.CRASH, keep=False, why="", seed=0)
-    return verdict.as_undecided(f"the run ended {MAX_ATTEMPTS} times while this was judged; it is not judged again")
+    return verdict.as_undecided(reason)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from autokernel.history.experiments import Experiment, Status
@@ -70,7 +71,12 @@ def expected_gain(target: Target, rows: Sequence[Experiment], made: int = 0, wei
 
 
 def next_target(
-    plan: Plan, rows: Sequence[Experiment], rules: Rules, exhausted: Collection[str] = (), weights: Weights = Weights()
+    plan: Plan,
+    rows: Sequence[Experiment],
+    rules: Rules,
+    exhausted: Collection[str] = (),
+    weights: Weights = Weights(),
+    in_flight: Mapping[str, int] = MappingProxyType({}),
 ) -> Choice | None:
     """Every target's starter first, then the target with the largest expected gain in an hour.
 
@@ -79,17 +85,22 @@ def next_target(
     `exhausted` names targets for which the agent has nothing left. When every target has been left by a rule, those not
     at their limit are returned to with more patience, which leads an agent further up the playbook. None: there is nothing
     more to do.
+
+    `in_flight`: how many experiments on a target are being judged by other workers. Targets without any come first. Then
+    the n-th candidate against one incumbent is expected to gain an n-th: the best of them is kept, the others have to win
+    once more.
     """
     unseen = [t for t in plan.targets if not decided(rows_of(t, rows)) and len(rows_of(t, rows)) < STARTER_ATTEMPTS]
+    unseen = [t for t in unseen if not in_flight.get(t.name)]
     if unseen:
         target = max(unseen, key=lambda t: t.share)
         return Choice(target, f"{target.share:.1%} of the model's time; its starter is judged first")
-    open_targets = [t for t in plan.targets if t.name not in exhausted]
+    open_targets = [t for t in plan.targets if t.name not in exhausted and rows_of(t, rows)]
     current = rows[-1].target if rows else None
     made = len(decided(tried(rows)))
 
     def gain(target: Target) -> float:
-        return expected_gain(target, rows_of(target, rows), made, weights)
+        return expected_gain(target, rows_of(target, rows), made, weights) / (1 + in_flight.get(target.name, 0))
 
     def gain_per_second(target: Target) -> float:
         """For its time, and somewhat more for the target in hand."""
@@ -99,7 +110,8 @@ def next_target(
         allowed = rules.patient(patience)
         candidates = [t for t in open_targets if not move_on(rows_of(t, rows), allowed)]
         if candidates:
-            target = max(candidates, key=gain_per_second)
+            free = [t for t in candidates if not in_flight.get(t.name)]
+            target = max(free or candidates, key=gain_per_second)
             seconds = seconds_each(rows_of(target, rows))
             reason = f"{target.share:.1%} of the model's time, expected gain {gain(target):.2%} of it"
             reason += f" for an experiment of {seconds:.0f} s"

@@ -29,6 +29,7 @@ from autokernel.records import reads, record_from, write_json
 from autokernel.target import Plan
 
 VERIFY_NOTES, REPORT = "verify.notes", "report.md"
+INTENT = "intent.json"
 LOG = "stderr.log"  # of children and libraries
 
 
@@ -47,6 +48,11 @@ class Intent:
     target: str
     proposal: Proposal
     attempts: int = 1  # how often its judging was begun
+    ticket: int = 0  # tells apart the experiments that several workers judge at once
+
+    @property
+    def file(self) -> str:
+        return f"intent-{self.ticket}.json" if self.ticket else INTENT
 
 
 @dataclass(frozen=True)
@@ -88,14 +94,15 @@ class Workspace:
             yield
 
     def write_intent(self, intent: Intent) -> None:
-        write_json(self / "intent.json", asdict(intent))
+        write_json(self / intent.file, asdict(intent))
 
-    def read_intent(self) -> Intent | None:
-        path = self / "intent.json"
-        return _read_intent(path) if path.exists() else None
+    def read_intents(self) -> list[Intent]:
+        """The experiments that are being judged: several, where several workers judge."""
+        paths = [self / INTENT, *self.folder.glob("intent-*.json")]
+        return sorted((_read_intent(path) for path in paths if path.exists()), key=lambda intent: intent.ticket)
 
-    def clear_intent(self) -> None:
-        (self / "intent.json").unlink(missing_ok=True)
+    def clear_intent(self, intent: Intent) -> None:
+        (self / intent.file).unlink(missing_ok=True)
 
     def remove(self) -> int:
         """Delete the run: refs, tree and folder. Returns the bytes that the folder held. results.tsv keeps its rows."""

@@ -72,8 +72,14 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=_device, help="cpu, cuda or cuda:1 (default: a GPU, if there is one)")
 
 
-def add_sandbox_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--require-sandbox", action="store_true", help="refuse to run where a layer of the sandbox fails")
+def add_sandbox_argument(parser: argparse.ArgumentParser, workers: bool = False) -> None:
+    """`workers`: there it may be said that it is not required, for they require it by themselves."""
+    what = "refuse to run where a layer of the sandbox fails"
+    if workers:
+        what += " (default: with --workers, on every node)"
+        parser.add_argument("--require-sandbox", action=argparse.BooleanOptionalAction, help=what)
+    else:
+        parser.add_argument("--require-sandbox", action="store_true", help=what)
 
 
 def _device(text: str) -> str:

@@ -98,6 +98,11 @@ def tag(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def workers(text: str) -> int | str:
+    """The type of --workers."""
+    return text if text == "auto" else count(text)
+
+
 def new_file(text: str) -> Path:
     """The type of an option that names a file to be written: one that exists is not overwritten."""
     if Path(text).exists():

@@ -1,6 +1,7 @@
 """The subcommands of orchestrate.py: each takes the parsed arguments and returns what is printed."""
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 from autokernel.agents import agent_names, make_agent
 from autokernel.build import default_cache
 from autokernel.cli.by_hand import edit_for, judge, run_of
-from autokernel.cli.pipeline import Job, default_tag, run_job
+from autokernel.cli.pipeline import Job, Workers, default_tag, run_job
 from autokernel.console import fail, preflight
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
@@ -46,19 +47,33 @@ def run(arguments: argparse.Namespace) -> str:
     options = {name: getattr(arguments, name) for name in names}
     options |= {"model": arguments.agent_model, "url": arguments.agent_url, "minutes": arguments.agent_minutes}
     make_agent(agent, print, **options)  # what it lacks is said before a model is profiled
+    fleet = _workers(arguments)
     limits = (arguments.max_reverts, arguments.max_pct_peak, arguments.max_hours, arguments.max_speedup)
     if arguments.kernelbench:
+        if fleet:
+            fail("--workers is for a model's run: a KernelBench problem is judged on this machine")
         from autokernel.kernelbench import loop
 
         with narrator() as (say, *_):
             backend = default_backend(arguments.device)
             return loop.run(arguments, agent, options, Rules(*limits), _budget(arguments), say, backend)
     workload = workload_from(arguments)
-    required = arguments.require_sandbox
-    job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required)
+    required = bool(fleet) if arguments.require_sandbox is None else arguments.require_sandbox
+    job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required, fleet)
     workspace = Workspace(HOME, arguments.tag or default_tag(HOME, workload))
     with workspace.locked():
         return run_job(workspace, job)
+
+
+def _workers(arguments: argparse.Namespace) -> Workers | None:
+    """None: this process judges by itself, and Ray is not imported."""
+    if arguments.workers is None and arguments.ray_address is None:
+        return None
+    if importlib.util.find_spec("ray") is None:
+        fail("--workers needs Ray: pip install -e '.[ray]'")
+    if ":" in arguments.device:
+        fail(f"--device {arguments.device}: with --workers it is cuda, and each worker has a GPU of its own")
+    return Workers(None if arguments.workers in (None, "auto") else arguments.workers, arguments.ray_address)
 
 
 def _budget(arguments: argparse.Namespace) -> Budget:

@@ -4,6 +4,7 @@ Usage:
     python orchestrate.py                                     compact LLaMA, the default agent, a few minutes
     python orchestrate.py --hours 8 --model models/gpt2.py --class-name GPT2 --input-shape 1,1024
     python orchestrate.py --agent claude --budget-usd 5       another agent; the same command goes on where a run stopped
+    python orchestrate.py --hours 8 --workers auto            a timing worker on each GPU (pip install -e '.[ray]')
     python orchestrate.py runs                                which runs there are
     python orchestrate.py status | next | plan | report | log [--all] | record [FILE] | clean TAG
     python orchestrate.py merge [--to DIR]                    the verified winners as a package, committed on your branch
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autokernel.cli.arguments import YEAR_H, Parser, count, count_or_none, nonnegative, number, positive, tag
+from autokernel.cli.arguments import YEAR_H, Parser, count, count_or_none, nonnegative, number, positive, tag, workers
 from autokernel.preflight import HOME, Refused, as_called, check_installed, program
 from autokernel.run.supervisor import AGAIN, CHILD_STATE, Supervisor
 
@@ -80,7 +81,17 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("--experiments", type=count_or_none, metavar="N", help="stop after so many")
     run.add_argument("--tag", type=tag, help="the run's name (default: the latest unfinished one of this model)")
     run.add_argument("--top", type=count, default=5, metavar="N", help="how many targets (default: %(default)s)")
-    add_sandbox_argument(run)
+    add_sandbox_argument(run, workers=True)
+    many = run.add_argument_group("many workers, on Ray")
+    many.add_argument(
+        "--workers",
+        type=workers,
+        metavar="N",
+        help="judge on so many GPUs, or parts of the CPU, at once; auto: every GPU, or every node's CPU (default: no Ray)",
+    )
+    many.add_argument(
+        "--ray-address", metavar="ADDRESS", help="of a cluster: auto, or HOST:6379 (default: Ray on this machine alone)"
+    )
     agent = run.add_argument_group("agent")
     agent.add_argument(
         "--agent",

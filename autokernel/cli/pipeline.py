@@ -3,17 +3,19 @@
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
-from autokernel.agents import make_agent
+from autokernel.agents import Agent, make_agent
 from autokernel.gate import Judge
 from autokernel.hardware.machine import turn
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.runs import run_tags
 from autokernel.history.status import Proof, read_proofs
+from autokernel.history.workers import read_workforce
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
 from autokernel.integration.verification import verify
 from autokernel.integration.verification.proven import remember
@@ -25,10 +27,19 @@ from autokernel.model.workload import Workload
 from autokernel.records import BadRecord, write_json
 from autokernel.report.live import Run, narrator
 from autokernel.report.summary import write_report
+from autokernel.run.fleet import Fleet
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import Call, noted
 from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, VERIFY, VERIFY_NOTES, Workspace, runs
 from autokernel.target import Plan, encode
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who judges, where it is not this process: so many timing workers on Ray."""
+
+    count: int | None = None  # None: one for each GPU, or for each node's CPU
+    address: str | None = None  # of a cluster; None: Ray is started on this machine
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,7 @@ class Job:
     rules: Rules = Rules()
     budget: Budget = Budget()
     require_sandbox: bool = False
+    workers: Workers | None = None
 
 
 def default_tag(root: Path, workload: Workload) -> str:
@@ -81,6 +93,19 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
     return plan
 
 
+@contextmanager
+def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]) -> Iterator[Fleet]:
+    """Timing workers for the loop. They end before what was kept is proven and verified here, on devices of theirs."""
+    from autokernel.run.ray_pool import RayPool  # here, because Ray is an extra
+
+    say("starting workers on Ray")
+    with RayPool(loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox, say) as pool:
+        say(f"{len(pool.actors)} workers: {pool.facts.device}")
+        yield Fleet(loop, pool, say, lambda workforce: workforce.write(workspace.folder))
+    for line in read_workforce(workspace.folder).lines():
+        say(line)
+
+
 def prove_all(workspace: Workspace, loop: Loop, say: Callable[[str], None], step: Callable[[str], None]) -> list[Proof]:
     """Every target's best kernel against its starter, but for those that an earlier process or call has proven."""
     earlier, proofs = read_proofs(workspace), []
@@ -102,13 +127,21 @@ def run_job(workspace: Workspace, job: Job) -> str:
             told = account.lines(ModelProfile.read(workspace / PROFILE).hotspots)
             return "\n".join([f"{plan.model}: no operation was found for which there are kernels", *told])
         loop = Loop(workspace, plan, None, say, step)
-        with Judge(plan.device, require_sandbox=job.require_sandbox) as loop.judge:
+
+        def experiments(run: Callable[[Agent, Rules, Budget], str]) -> None:
             spent = sum(row.cost_usd for row in loop.rows)
             agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)
             call = noted(Call(workspace.tag, plan.device, time.monotonic(), len(tried(loop.rows))))
             budget = replace(job.budget, started_s=call.started_s, made_before=call.made)
             follow(Run(workspace.tag, plan, lambda: loop.rows, budget))
-            say(f"the loop ends: {loop.run(agent, job.rules, budget)}")
+            say(f"the loop ends: {run(agent, job.rules, budget)}")
+
+        if job.workers:
+            with fleet(workspace, job, loop, say) as workers:
+                experiments(workers.run)
+        with Judge(plan.device, require_sandbox=job.require_sandbox) as loop.judge:
+            if not job.workers:
+                experiments(loop.run)
             if loop.stopping:
                 say("not proven again and not verified: the same command goes on from here")
                 return write_report(workspace)

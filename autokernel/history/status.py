@@ -19,6 +19,7 @@ from autokernel.history.runs import (
     run_folder,
     run_tags,
 )  # fmt: skip
+from autokernel.history.workers import read_workforce
 from autokernel.records import PLAN_REMEDY, BadRecord, reads, record_from
 from autokernel.table import plain
 from autokernel.verdict import Interval
@@ -101,13 +102,16 @@ def status(root: Path, tag: str | None = None, as_json: bool = False) -> str:
     folder = find_folder(root, tag)
     known = known_rows(root, folder.name)
     rows = known.rows
+    workforce = read_workforce(folder)
     if as_json:
+        workers = asdict(workforce) if workforce else None
         counts = {str(s): sum(row.status == s for row in rows) for s in Status}
         last = asdict(rows[-1]) if rows else None
-        return json.dumps({"tag": folder.name, "counts": counts, "last": last, "notes": known.notes})
+        return json.dumps({"tag": folder.name, "counts": counts, "last": last, "notes": known.notes, "workers": workers})
     plan, proofs = read_outline(folder / PLAN), read_proofs(folder)
     lines = [f"run {folder.name}: {plan.model}"]
     lines += [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets]
+    lines += workforce.lines() if workforce else []
     return "\n  ".join([*lines, *([f"last: {subject(rows[-1])}"] if rows else []), *known.notes])
 
 

@@ -288,8 +288,6 @@ class Loop:
         return max((row.experiment for row in self.rows), default=0) + 1
 
     def _judge(self, target: Target, proposal: Proposal, attempts: int = 1, ticket: int = 0) -> Experiment:
-        if proposal.agent != STARTER:  # whose own commit is the change of target
-            self._take_up(target)
         intent = self.begin(target, proposal, attempts, ticket)
         if self.ledger.has_tree:
             self.ledger.write(proposal.source)
@@ -306,18 +304,20 @@ class Loop:
             verdict = gave_up(target)
         return self.conclude(intent, verdict)
 
-    def conclude(self, intent: Intent, verdict: Verdict) -> Experiment:
+    def conclude(self, intent: Intent, verdict: Verdict, against: str | None = None) -> Experiment:
         """Commit and ref, row, reset: what was begun has happened. Its number is the next one, so that the numbers of what
-        several workers judge tell the order in which it was kept."""
+        several workers judge tell the order in which it was kept. `against`: the commit of the kernel that it was judged
+        against, where another one has become the incumbent meanwhile."""
         target, proposal = self.plan.target(intent.target), intent.proposal
         if intent.experiment != self._next_number:
             intent = replace(intent, experiment=self._next_number)
             self.workspace.write_intent(intent)
-        if intent.ticket and proposal.agent != STARTER:  # since it was begun, others were recorded
+        if proposal.agent != STARTER:  # whose own commit is the change of target
             self._take_up(target)
         row = _row(self.workspace.tag, intent.experiment, target, proposal, verdict)
-        row = self.ledger.record(row, proposal.source, notes(verdict))
-        self.entries.append(LedgerEntry(row, notes(verdict)))
+        told = notes(verdict) + (f"\njudged against {against[:12]}, the incumbent when it was begun" if against else "")
+        row = self.ledger.record(row, proposal.source, told)
+        self.entries.append(LedgerEntry(row, told))
         self.workspace.log.append([row])
         if self.ledger.has_tree:
             self.ledger.reset()
@@ -453,10 +453,11 @@ def _row(tag: str, number: int, target: Target, proposal: Proposal, verdict: Ver
     )
 
 
-def gave_up(target: Target) -> Verdict:
-    return _unjudged(target, f"the run ended {MAX_ATTEMPTS} times while this was judged; it is not judged again")
+def gave_up(target: Target, who: str = "the run") -> Verdict:
+    return _unjudged(target, f"{who} ended {MAX_ATTEMPTS} times while this was judged; it is not judged again")
 
 
 def _unjudged(target: Target, reason: str) -> Verdict:
+    """An undecided verdict of what no gate has seen to its end."""
     verdict = Verdict(target.kernel_type, target.backend, target.device, Correctness.CRASH, keep=False, why="", seed=0)
     return verdict.as_undecided(reason)

@@ -1,0 +1,278 @@
+"""Timing workers as Ray actors: a whole GPU each, or some of a node's CPU cores. Imported, and Ray with it, for --workers.
+
+Each holds a gate of its own and judges candidate and incumbent in one call. Ray starts them, carries tasks and answers, and
+tells of actors and nodes that died; a new actor takes the place of a lost one.
+"""
+
+import hashlib
+import os
+import platform
+import signal
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody outside
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from autokernel.build import default_cache
+from autokernel.gate import Judge
+from autokernel.hardware.machine import gpu_shared, turn
+from autokernel.preflight import ROOT, Refused
+from autokernel.run.environment import Watch
+from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
+from autokernel.verdict import Verdict
+
+START_S = 600.0  # for all workers together: each imports PyTorch and starts a gate
+MAX_STARTS = 3  # in a row that came to nothing, after which nobody takes the place of a lost worker
+CODE = ("autokernel/**/*.py", "autokernel/include/*", "kernels/**/*.py", "reference.py")  # what a verdict depends on
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What must be the same on all nodes, for their verdicts to be of one kind."""
+
+    torch: str
+    python: str
+    autokernel: str  # a hash of its code
+    device: str  # the name of the part, and on a CPU how many threads a kernel has
+
+    @staticmethod
+    def here(device: str) -> "Facts":
+        return Facts(torch.__version__, platform.python_version(), code_hash(ROOT), device)
+
+    def unlike(self, other: "Facts") -> str:
+        """What differs, in words; empty if nothing does."""
+        pairs = ((field.name, getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return ", ".join(f"{name} {mine} instead of {theirs}" for name, mine, theirs in pairs if mine != theirs)
+
+
+def code_hash(root: Path) -> str:
+    files = sorted({path for pattern in CODE for path in root.glob(pattern) if path.is_file()})
+    told = "".join(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker runs: any GPU that is free (node ""), or one of `parts` equal parts of a node's cores."""
+
+    node: str = ""
+    part: int = 0
+    parts: int = 1
+    cores: int = 1
+
+
+class TimingWorker:
+    """The actor. Raises SandboxIncomplete."""
+
+    def __init__(self, device: str, place: Place, require_sandbox: bool) -> None:
+        self.device, self.cores = device, ()
+        if device == "cpu":
+            self.cores = own_cores(place)
+            os.sched_setaffinity(0, self.cores)  # the gate's processes inherit it
+            os.environ["OMP_NUM_THREADS"] = str(len(self.cores))
+            torch.set_num_threads(len(self.cores))
+        self.judge = Judge(device, require_sandbox=require_sandbox)
+
+    def hello(self) -> tuple[str, Facts]:
+        """The node's name, and what must be alike."""
+        threads = f", {len(self.cores)} threads" if self.cores else ""
+        return socket.gethostname(), Facts.here(self.judge.device.name + threads)
+
+    def examine(self, task: Task) -> Verdict:
+        """Alone on the GPU or the cores. What the machine disturbed is undecided: the driver has it judged again."""
+        with turn(self.device, lambda text: None, cores=self.cores):
+            shared = gpu_shared(self.device)
+            watch = Watch(self.device, [Path(tempfile.gettempdir()), default_cache()], lambda text: None)
+            verdict = self.judge.examine(task.source, task.target, incumbent=task.incumbent)
+            fault = shared or watch.fault(verdict)
+        return verdict.as_undecided(fault) if fault else verdict
+
+
+def own_cores(place: Place) -> tuple[int, ...]:
+    """The cores of one part: as many for each, so that every worker's kernels have the same number of threads."""
+    allowed = sorted(os.sched_getaffinity(0))
+    each = len(allowed) // place.parts
+    return tuple(allowed[place.part * each : (place.part + 1) * each])
+
+
+@dataclass
+class Actor:
+    handle: object
+    place: Place
+    starts: int  # in a row in this place, this one included
+    call: object  # what it was asked last: a reference to the answer
+    lease: int | None = None  # None: whether it has started
+
+
+class RayPool:
+    """autokernel.run.fleet.Pool on Ray. Use as a context manager. Raises Refused where the workers cannot all be had."""
+
+    def __init__(
+        self,
+        device: str,
+        workers: int | None,
+        address: str | None,
+        require_sandbox: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        """workers: None for one on each GPU, or on each node's CPU. address: of a cluster; None starts Ray on this machine,
+        for as long as this lasts."""
+        self.device, self.require_sandbox, self.say = device, require_sandbox, say
+        self.actors: dict[str, Actor] = {}
+        self.known: deque[Event] = deque()
+        self.facts: Facts | None = None  # of the first worker, with which all others must agree
+        self._names = 0
+        on_signal = signal.getsignal(signal.SIGTERM)
+        options = {"address": address} if address else {"address": "local", "include_dashboard": False}
+        try:
+            ray.init(**options, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise Refused(f"no Ray cluster at {address}: {str(error).splitlines()[0]}") from None
+        finally:
+            signal.signal(signal.SIGTERM, on_signal)  # the loop has its own way to stop
+        try:
+            self._start_all(places(device, workers))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "RayPool":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for actor in self.actors.values():
+            ray.kill(actor.handle)
+        self.actors.clear()
+        ray.shutdown()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def submit(self, worker: str, task: Task) -> None:
+        if actor := self.actors.get(worker):  # else its loss is among the events to come
+            actor.call, actor.lease = actor.handle.examine.remote(task), task.lease
+
+    def replace(self, worker: str) -> None:
+        actor = self.actors.pop(worker)
+        ray.kill(actor.handle)
+        self._start(actor.place)
+
+    def events(self, timeout_s: float) -> Sequence[Event]:
+        if not self.known:
+            self._collect(timeout_s)
+        events = list(self.known)
+        self.known.clear()
+        return events
+
+    def _start_all(self, wanted: Sequence[Place]) -> None:
+        """Until each has said what it is. Here a fault of any worker is a reason not to begin."""
+        for place in wanted:
+            self._start(place)
+        deadline = time.monotonic() + START_S
+        while sum(isinstance(event, Joined) for event in self.known) < len(wanted):
+            self._collect(1.0)
+            for event in self.known:
+                if isinstance(event, Lost):
+                    raise Refused(f"worker {event.worker} did not start: {event.reason}")
+            if time.monotonic() > deadline:
+                there = sum(isinstance(event, Joined) for event in self.known)
+                raise Refused(f"only {there} of {len(wanted)} workers started within {START_S:.0f} s: ask for fewer")
+
+    def _start(self, place: Place, starts: int = 1) -> None:
+        self._names += 1
+        if self.device == "cpu":
+            there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+            options = {"num_cpus": place.cores, "scheduling_strategy": there}
+        else:
+            options = {"num_cpus": 1, "num_gpus": 1}  # whole: a GPU that is shared cannot be timed
+        handle = ray.remote(**options)(TimingWorker).remote(self.device, place, self.require_sandbox)
+        self.actors[f"w{self._names}"] = Actor(handle, place, starts, handle.hello.remote())
+
+    def _collect(self, timeout_s: float) -> None:
+        calls = {actor.call: name for name, actor in self.actors.items() if actor.call is not None}
+        if not calls:
+            time.sleep(timeout_s)
+            return
+        ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+        if ready:
+            ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
+        for call in ready:
+            self._ended(calls[call], call)
+
+    def _ended(self, name: str, call: object) -> None:
+        """An answer, a start, or the end of an actor."""
+        actor = self.actors[name]
+        lease, actor.call, actor.lease = actor.lease, None, None
+        try:
+            value = ray.get(call)
+        except ray.exceptions.RayError as error:
+            self._lost(name, _words(error))
+            return
+        if lease is not None:
+            self.known.append(Answer(name, lease, value))
+            return
+        node, facts = value
+        self.facts = self.facts or facts
+        mine = Facts.here(self.facts.device)
+        if differs := facts.unlike(mine):
+            self._lost(name, f"its node, {node}, has {differs}: all nodes of a run need the same")
+            return
+        actor.starts = 0
+        self.known.append(Joined(name, node, facts.device))
+
+    def _lost(self, name: str, reason: str) -> None:
+        """Whatever is left of it ends, and another takes its place unless that failed too often."""
+        actor = self.actors.pop(name)
+        ray.kill(actor.handle)
+        self.known.append(Lost(name, reason))
+        if actor.starts >= MAX_STARTS:
+            self.say(f"no worker takes the place of {name}: {actor.starts} in a row did not start")
+        elif actor.place.node and actor.place.node not in {node["NodeID"] for node in alive()}:
+            self.say(f"no worker takes the place of {name}: its node is gone")
+        else:
+            self._start(actor.place, actor.starts + 1)
+
+
+def alive() -> list[dict]:
+    """The nodes that have CPUs, as Ray tells of them."""
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+
+
+def places(device: str, workers: int | None) -> list[Place]:
+    """For so many workers; None: as many as there are GPUs, or nodes. Raises Refused where there are not as many."""
+    if device != "cpu":
+        there = int(ray.cluster_resources().get("GPU", 0))
+        if not 0 < (wanted := there if workers is None else workers) <= there:
+            raise Refused(f"{wanted or 'no'} workers with a GPU each: this cluster has {there} GPUs")
+        return [Place()] * wanted
+    nodes = sorted(alive(), key=lambda node: node["NodeID"])
+    wanted = len(nodes) if workers is None else workers
+    made = []
+    for number, node in enumerate(nodes):
+        parts = wanted // len(nodes) + (number < wanted % len(nodes))
+        cores = int(node["Resources"]["CPU"])
+        if parts > cores:
+            raise Refused(f"{wanted} workers: a node has {cores} cores, and each worker needs one of its own")
+        made += [Place(node["NodeID"], part, parts, cores // parts) for part in range(parts)]
+    return made
+
+
+def _words(error: Exception) -> str:
+    """What happened to an actor, in a line."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or ["no more is known"]
+    if "creation task" in lines[0]:  # then a traceback follows, whose end is what was raised
+        return lines[-1].strip()
+    return f"{type(cause).__name__}: {lines[0]}"

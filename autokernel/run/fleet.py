@@ -12,7 +12,7 @@ from typing import Protocol
 
 from autokernel.agents import Agent, AgentStopped, Proposal
 from autokernel.hardware.machine import MachineFault
-from autokernel.history.experiments import STARTER, Experiment
+from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.workers import WorkerRecord, Workforce
 from autokernel.run.loop import MAX_ATTEMPTS, Budget, gave_up
@@ -153,6 +153,9 @@ class Fleet:
         self._tickets = self._lease_numbers = 0
         self._full = ""  # the disk that has no space, as it was told
         self._targets = {target.name: target for target in book.plan.targets}
+        # What is asked of the rows for each experiment, kept as they come: there may be ten thousands.
+        self._made = len(tried(book.rows))
+        self._best = {name: incumbent(rows_of(target, book.rows)) for name, target in self._targets.items()}
 
     def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
         """Experiments until the budget is used, nothing is left to try, or a signal; returns the reason in words.
@@ -160,7 +163,7 @@ class Fleet:
         Raises MachineFault where no worker is left.
         """
         self.reason = ""
-        budget = budget.begun(len(tried(self.book.rows)), self.pool.now())
+        budget = budget.begun(self._made, self.pool.now())
         with self.book.signals():
             for intent in self.book.interrupted():
                 self._take_up(intent)
@@ -199,7 +202,7 @@ class Fleet:
         """Let an experiment begin, if one may: `reason` says why none does, unless it is to wait for what is in flight."""
         rows = self.book.rows
         in_flight = Counter(lease.open.intent.target for lease in self.leases.values())
-        made = len(tried(rows)) + sum(lease.open.proposal.agent != STARTER for lease in self.leases.values())
+        made = self._made + sum(lease.open.proposal.agent != STARTER for lease in self.leases.values())
         while not self.reason:
             self.reason = budget.over(made, self.pool.now())
             if self.reason:
@@ -215,7 +218,7 @@ class Fleet:
                 self.reason = "" if self.leases else "nothing is left to try on any target"
                 return
             target = choice.target
-            if not incumbent(rows_of(target, rows)):
+            if not self._best[target.name]:
                 self._new(target, self.book.starter(target))
                 return
             others = [lease.open.proposal for lease in self.leases.values() if lease.open.intent.target == target.name]
@@ -245,7 +248,7 @@ class Fleet:
         worker = next((name for name in self.idle if name != one.avoid), next(iter(self.idle)))
         del self.idle[worker]
         target = self._targets[one.intent.target]
-        best = incumbent(rows_of(target, self.book.rows))
+        best = self._best[target.name]
         self._lease_numbers += 1
         now = self.pool.now()
         lease = Lease(one, worker, best and best.commit, now, now + self.lease_s)
@@ -278,18 +281,21 @@ class Fleet:
         if verdict.undecided and one.disturbed < DISTURBED and not self.book.stopping:
             self.say(f"{one}: {verdict.undecided} ({lease.worker}): judged again")
             self.queue.append(replace(one, disturbed=one.disturbed + 1, avoid=lease.worker))
-        elif verdict.keep and lease.incumbent != self._incumbent(one):
+        elif verdict.keep and lease.incumbent != self._incumbent(one):  # wins do not add up
             self.say(f"{one} won, but against a kernel that was replaced meanwhile: judged again against the new one")
             self.queue.appendleft(one)
         else:
             self._conclude(one, verdict, None if lease.incumbent == self._incumbent(one) else lease.incumbent)
 
     def _incumbent(self, one: Open) -> str | None:
-        best = incumbent(rows_of(self._targets[one.intent.target], self.book.rows))
+        best = self._best[one.intent.target]
         return best and best.commit
 
     def _conclude(self, one: Open, verdict: Verdict, against: str | None = None) -> None:
-        self.book.conclude(one.intent, verdict, against)
+        row = self.book.conclude(one.intent, verdict, against)
+        self._made += row.agent != STARTER
+        if row.status == Status.KEPT:
+            self._best[row.target] = row
         self.waiting.discard(one.intent.target)
 
     def _lost(self, lost: Lost) -> None:

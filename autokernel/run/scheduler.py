@@ -90,29 +90,30 @@ def next_target(
     the n-th candidate against one incumbent is expected to gain an n-th: the best of them is kept, the others have to win
     once more.
     """
-    unseen = [t for t in plan.targets if not decided(rows_of(t, rows)) and len(rows_of(t, rows)) < STARTER_ATTEMPTS]
+    of = {target.name: rows_of(target, rows) for target in plan.targets}  # once: with many workers rows are many
+    unseen = [t for t in plan.targets if not decided(of[t.name]) and len(of[t.name]) < STARTER_ATTEMPTS]
     unseen = [t for t in unseen if not in_flight.get(t.name)]
     if unseen:
         target = max(unseen, key=lambda t: t.share)
         return Choice(target, f"{target.share:.1%} of the model's time; its starter is judged first")
-    open_targets = [t for t in plan.targets if t.name not in exhausted and rows_of(t, rows)]
+    open_targets = [t for t in plan.targets if t.name not in exhausted and of[t.name]]
     current = rows[-1].target if rows else None
     made = len(decided(tried(rows)))
 
     def gain(target: Target) -> float:
-        return expected_gain(target, rows_of(target, rows), made, weights) / (1 + in_flight.get(target.name, 0))
+        return expected_gain(target, of[target.name], made, weights) / (1 + in_flight.get(target.name, 0))
 
     def gain_per_second(target: Target) -> float:
         """For its time, and somewhat more for the target in hand."""
-        return gain(target) / seconds_each(rows_of(target, rows)) * (weights.pull if target.name == current else 1)
+        return gain(target) / seconds_each(of[target.name]) * (weights.pull if target.name == current else 1)
 
     for patience in range(MAX_PATIENCE):
         allowed = rules.patient(patience)
-        candidates = [t for t in open_targets if not move_on(rows_of(t, rows), allowed)]
+        candidates = [t for t in open_targets if not move_on(of[t.name], allowed)]
         if candidates:
             free = [t for t in candidates if not in_flight.get(t.name)]
             target = max(free or candidates, key=gain_per_second)
-            seconds = seconds_each(rows_of(target, rows))
+            seconds = seconds_each(of[target.name])
             reason = f"{target.share:.1%} of the model's time, expected gain {gain(target):.2%} of it"
             reason += f" for an experiment of {seconds:.0f} s"
             return Choice(target, reason + (f", round {patience + 1}: up the playbook" if patience else ""))

@@ -105,7 +105,7 @@ def fleet_of(workspace: Workspace, pool: SimulatedPool, said: list[str], **optio
 
 
 def check(workspace: Workspace) -> list:
-    """Git, results.tsv and the tree say the same; nothing is open, lost or doubled; kernels were kept in the order of rows."""
+    """Git, results.tsv and the tree say the same; nothing is open, lost or doubled; kept in the order of rows."""
     rows, ledger = workspace.log.read(), workspace.ledger
     assert [row.experiment for row in rows] == list(range(1, len(rows) + 1))
     assert [row.row() for row in rows] == [entry.row.row() for entry in ledger.entries()]

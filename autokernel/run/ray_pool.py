@@ -31,6 +31,7 @@ from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
 from autokernel.verdict import Verdict
 
 START_S = 600.0  # for all workers together: each imports PyTorch and starts a gate
+REACHED_S = 10.0
 MAX_STARTS = 3  # in a row that came to nothing, after which nobody takes the place of a lost worker
 CODE = ("autokernel/**/*.py", "autokernel/include/*", "kernels/**/*.py", "reference.py")  # what a verdict depends on
 
@@ -133,6 +134,8 @@ class RayPool:
         self._names = 0
         on_signal = signal.getsignal(signal.SIGTERM)
         options = {"address": address} if address else {"address": "local", "include_dashboard": False}
+        if address and (nobody := unreachable(address)):
+            raise Refused(f"no Ray cluster at {address}: {nobody}")
         try:
             ray.init(**options, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -243,6 +246,17 @@ class RayPool:
             self.say(f"no worker takes the place of {name}: its node is gone")
         else:
             self._start(actor.place, actor.starts + 1)
+
+
+def unreachable(address: str) -> str:
+    """Why nobody answers at HOST:PORT, in words; empty if somebody does. Ray itself was seen to wait for eight minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    try:
+        if port.isdecimal():
+            socket.create_connection((host, int(port)), timeout=REACHED_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def alive() -> list[dict]:

@@ -1,0 +1,171 @@
+"""Timing workers on a real Ray cluster on this machine: a worker and the driver are killed, what does not fit refused."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from autokernel.agents.scripted import ScriptedAgent
+from autokernel.gate import Judge
+from autokernel.history.experiments import STARTER
+from autokernel.history.workers import WORKERS, read_workforce
+from autokernel.preflight import Refused
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.workspace import Workspace
+from autokernel.spec import ROOT
+from tests.test_fleet import NO_RULES, begun, check, clone, state, workspace  # noqa: F401  fixtures
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is an extra: pip install -e '.[ray]'"),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need a core each"),
+]
+EXPERIMENTS = 6
+
+DRIVER = """
+import sys
+from pathlib import Path
+from autokernel.agents.scripted import ScriptedAgent
+from autokernel.run.fleet import Fleet
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.ray_pool import RayPool
+from autokernel.run.workspace import Workspace
+from tests.test_fleet import NO_RULES
+from tests.test_ray import EXPERIMENTS, script
+say = lambda line: print(line, flush=True)
+workspace = Workspace(Path(sys.argv[1]), "night")
+with workspace.locked():
+    loop = Loop(workspace, workspace.plan, None, say)
+    with RayPool("cpu", 2, None, require_sandbox=False, say=say) as pool:
+        say(f"ready: {pool.facts}")
+        fleet = Fleet(loop, pool, say, lambda workforce: workforce.write(workspace.folder))
+        say(fleet.run(ScriptedAgent(script()), NO_RULES, Budget(experiments=EXPERIMENTS)))
+"""
+
+
+def wrong(number: int):
+    """An edit whose answers are wrong, so that the gate is done with it in a few seconds; no two are alike."""
+    return lambda incumbent: (
+        incumbent.replace("    return y\n", f"    y[..., 0].fill_({number})\n    return y\n") + f"# {number}\n"
+    )
+
+
+def script() -> Iterator[tuple[object, str]]:
+    """Without end: what is left of it after a kill is of no interest, the budget ends the run."""
+    number = 0
+    while True:
+        number += 1
+        yield wrong(number), f"wrong {number}"
+
+
+class Night:
+    """A driver in a process of its own, with what it says."""
+
+    def __init__(self, root: Path) -> None:
+        command = [sys.executable, "-u", "-c", DRIVER, str(root)]
+        output = open(root.parent / "said", "w")  # noqa: SIM115  as long as this lives
+        self.log = Path(output.name)
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def wait_for(self, text: str, times: int = 1, limit_s: float = 300.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while self.said().count(text) < times:
+            assert self.process.poll() is None and time.monotonic() < deadline, f"no {text!r} in: {self.said()[-3000:]}"
+            time.sleep(0.05)
+
+    def actors(self) -> list[psutil.Process]:
+        """The processes of the workers, which Ray names so."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return [one for one in below if "ray::TimingWorker" in " ".join(_command(one))]
+
+    def end(self) -> None:
+        """The driver alone, at once; then whatever Ray has left running, which its own supervisor would end."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.wait()
+        gone, left = psutil.wait_procs(below, 30)
+        for one in left:
+            one.kill()
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_worker_and_the_driver_are_killed(begun, clone):  # noqa: F811
+    """On two workers of one core each: nothing is lost or doubled, and the run goes on with workers and without."""
+    before = state(clone)
+    night = Night(clone)
+    try:
+        night.wait_for("ready: ")
+        assert "1 threads" in night.said()
+        night.wait_for("failed: wrong")
+        victim = night.actors()[0]
+        victim.kill()
+        night.wait_for("is lost: ")
+        night.wait_for("attempt 2 of 2")
+        night.wait_for("failed: wrong", times=3)
+    finally:
+        night.end()
+    open_, known = begun.read_intents(), begun.log.read()
+    assert all(intent.ticket for intent in open_)
+    assert read_workforce(begun.folder).workers and (begun / WORKERS).exists()
+
+    again = Night(clone)  # with workers
+    try:
+        again.wait_for(f"{EXPERIMENTS} experiments were made", limit_s=400)
+        assert again.process.wait(60) == 0
+    finally:
+        if again.process.poll() is None:
+            again.end()
+    assert again.said().count("interrupted while it was judged") == len(open_)
+    rows = check(begun)
+    assert [row.row() for row in rows[: len(known)]] == [row.row() for row in known]
+    assert {intent.proposal.hypothesis for intent in open_} <= {row.description for row in rows}
+    tried = [row for row in rows if row.agent != STARTER]
+    assert len(tried) == len(known) - 2 + EXPERIMENTS and {row.status for row in tried} == {"failed"}
+
+    with begun.locked(), Judge("cpu") as judge:  # and without
+        loop = Loop(begun, begun.plan, judge, print)
+        loop.run(ScriptedAgent([(wrong(99), "on one machine")]), NO_RULES, Budget())
+    assert check(begun)[-1].description == "on one machine"
+    assert state(clone) == before
+
+
+def test_nodes_that_do_not_fit_are_refused(monkeypatch, begun: Workspace):  # noqa: F811
+    from autokernel.run import ray_pool
+
+    with pytest.raises(Refused, match="cores, and each worker"):
+        ray_pool.RayPool("cpu", 1000, None, require_sandbox=False, say=print)
+    with pytest.raises(Refused, match="0 GPUs"):
+        ray_pool.RayPool("cuda", None, None, require_sandbox=False, say=print)
+    with pytest.raises(Refused, match="no Ray cluster at"):
+        ray_pool.RayPool("cpu", 1, "127.0.0.1:1", require_sandbox=False, say=print)
+    here = ray_pool.Facts.here
+    monkeypatch.setattr(ray_pool.Facts, "here", staticmethod(lambda device: replace(here(device), torch="2.9.0")))
+    with pytest.raises(Refused, match=re.escape(f"has torch {torch.__version__} instead of 2.9.0")):
+        ray_pool.RayPool("cpu", 1, None, require_sandbox=False, say=print)  # the driver is the odd one here
+
+
+@pytest.fixture(autouse=True)
+def default_sigterm() -> Iterator[None]:
+    """As a test in this process may leave it, Ray or not."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -20,9 +20,9 @@ Read in this order; a later one imports from earlier ones, never the other way r
         checks/     the five stages: runner, correctness, inputs
         timing/     contest -> pairs -> batches; audit, witness, disturbance, statistics, faults
         calibration/  what the gate says of kernels whose speed is known
-    history/        runs, experiments (results.tsv), ledger (git), progress, status
+    history/        runs, experiments (results.tsv), ledger (git), progress, workers, status
     agents/         who proposes edits, one file each
-    run/            loop, scheduler, environment, workspace, supervisor
+    run/            loop, scheduler, environment, workspace, supervisor; many workers: fleet, and ray_pool with Ray
     integration/    ops, winner, backend, apply, confirmation
         verification/  the model with and without its kernels, end to end; winners of a run; what was proven before
     export/         a package of the kept kernels, a Hugging Face kernel project

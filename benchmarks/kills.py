@@ -6,7 +6,8 @@ Usage:
 Two kinds of run are killed. `whole`: orchestrate.py with the real gate and a command as its agent, in a copy of this clone;
 in turn its supervisor, its judge, the warm parent, a git process and all of them are killed, and it goes on. `records`: the
 loop in a process of its own with a judge that answers at once by a coin, so that most of the time goes into git and
-results.tsv, where a kill could do harm; half of its experiments are kept.
+results.tsv, where a kill could do harm; half of its experiments are kept. `fleet`: the same with the driver of four
+simulated workers, whose answers come in any order; it goes on with workers and without them in turn.
 
 Reads:  this clone's files
 Writes: the file named by --out; works in a temporary folder
@@ -30,6 +31,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from autokernel.agents import Agent
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli.arguments import Parser, count, script, seed
 from autokernel.history.experiments import STARTER, Experiment, Status
@@ -146,12 +148,34 @@ def edits() -> Iterator[tuple[Callable[[str], str], str]]:
         yield lambda incumbent: f"# {time.monotonic_ns()}\n{incumbent}", "a comment"
 
 
-def kill_records(root: Path, kills: int, seed: int) -> dict[str, object]:
+def work_alone(workspace: Workspace, agent: Agent) -> None:
+    Loop(workspace, workspace.plan, Coin(), lambda line: None).run(agent, NO_RULES, Budget())
+
+
+def work_on_workers(workspace: Workspace, agent: Agent) -> None:
+    from autokernel.run.fleet import Fleet, Task
+    from benchmarks.ray_simulation import SimulatedPool  # here, for it uses what is above
+
+    def judge(worker: str, task: Task) -> tuple[float, Verdict]:
+        verdict = Coin().examine(task.source, task.target, seed=random.getrandbits(30), progress=print)
+        return random.uniform(1, 10), verdict
+
+    loop = Loop(workspace, workspace.plan, None, lambda line: None)
+    Fleet(loop, SimulatedPool(4, judge), lambda line: None).run(agent, NO_RULES, Budget())
+
+
+def kill_fleet(root: Path, kills: int, seed: int) -> dict[str, object]:
+    return kill_records(root, kills, seed, work_on_workers)
+
+
+def kill_records(
+    root: Path, kills: int, seed: int, work: Callable[[Workspace, Agent], None] = work_alone
+) -> dict[str, object]:
     """Kill the loop, or the git process that it is waiting for, `kills` times; look at everything after each resume."""
     chance = random.Random(seed)
     workspace = started(root)
     before = users_state(root)
-    slowest_s, rows, killed = 0.0, [], Counter()
+    slowest_s, rows, killed, in_flight = 0.0, [], Counter(), Counter()
     for number in range(kills):
         pid = os.fork()
         if pid == 0:
@@ -161,8 +185,8 @@ def kill_records(root: Path, kills: int, seed: int) -> dict[str, object]:
                 os.dup2(silent.fileno(), 2)
             try:
                 with workspace.locked():
-                    loop = Loop(workspace, workspace.plan, Coin(), lambda line: None)
-                    loop.run(ScriptedAgent(edits()), NO_RULES, Budget())
+                    random.seed(number)
+                    work(workspace, ScriptedAgent(edits()))
             finally:  # an exception must not unwind what belongs to the parent
                 os._exit(1)
         time.sleep(chance.uniform(0.02, 1.0))
@@ -176,15 +200,22 @@ def kill_records(root: Path, kills: int, seed: int) -> dict[str, object]:
                 os.kill(pid, signal.SIGKILL)
         if victim != "git" or not ended:
             os.waitpid(pid, 0)
+        in_flight[len(workspace.read_intents())] += 1
         resumed = time.monotonic()
         with workspace.locked():
-            loop = Loop(workspace, workspace.plan, Coin(), lambda line: None)
-            loop.run(ScriptedAgent([]), NO_RULES, Budget())
+            (work if number % 2 else work_alone)(workspace, ScriptedAgent([]))
         slowest_s = max(slowest_s, time.monotonic() - resumed)
         known, rows = rows, check(workspace, before)
+        assert not workspace.read_intents(), "an experiment is still open"
         assert [r.row() for r in rows[: len(known)]] == [r.row() for r in known], "rows have changed"
     kept = sum(row.status == Status.KEPT for row in rows)
-    return {"kills": dict(killed), "experiments": len(rows), "kept": kept, "slowest_resume_s": round(slowest_s, 2)}
+    return {
+        "kills": dict(killed),
+        "experiments": len(rows),
+        "kept": kept,
+        "slowest_resume_s": round(slowest_s, 2),
+        "kills with so many open experiments": dict(sorted(in_flight.items())),
+    }
 
 
 def descendants(pid: int) -> list[int]:
@@ -343,17 +374,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
     parser.add_argument("--kills", type=count, default=200, help="of each kind (default: %(default)s)")
     parser.add_argument("--seed", type=seed, default=1)
-    parser.add_argument("--only", choices=("records", "whole"))
+    parser.add_argument("--only", choices=("records", "fleet", "whole"))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(argv)
     figures: dict[str, object] = {"seed": arguments.seed}
-    for name, kill in {"records": kill_records, "whole": kill_whole}.items():
+    for name, kill in {"records": kill_records, "fleet": kill_fleet, "whole": kill_whole}.items():
         if arguments.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
                 root = Path(folder, "clone")
                 root.mkdir()
                 tempfile.tempdir = folder  # whose turns are not those of other runs here
-                if name == "records":
+                if name != "whole":
                     copy_of_this_clone(root)
                 figures[name] = kill(root, arguments.kills, arguments.seed)
                 print(name, figures[name], flush=True)

@@ -42,6 +42,7 @@ NOT_RUN = {  # how a command begins: why it is not parsed here
     "git ": "another project's program",
     "uv ": "another project's program; what it installs is checked as pip's is",
     "export ": "the shell's own",
+    "ray ": "another project's program, of an extra",
     "ruff ": "another project's program, which CONTRIBUTING.md names",
     "pip wheel": "pip's own; test_package.py builds a wheel",
     "mkdocs serve": "does not end; what it serves is built by test_the_site_builds",

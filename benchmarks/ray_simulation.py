@@ -9,7 +9,7 @@ replaced meanwhile wins again with a chance of one half. The clock also advances
 agent's time for each proposal (they are asked one after the other), and by the time that git, the intent file and
 results.tsv take for an experiment, which is measured with the real ledger first.
 
-`throughput`: recorded experiments drawn at random, 100 for each worker but at most 6,400. `efficiency` is the part of the
+`throughput`: recorded experiments drawn at random, 100 for each worker but at most 3,000. `efficiency` is the part of the
 workers' time in which they judge, from the first to the last experiment, so that beginning and end count. `replay`: the
 recorded experiments in their order, each once. It says how soon a night's experiments are through, not what an agent would
 propose that learns less from one experiment to the next; beyond the record nothing is known.
@@ -51,7 +51,7 @@ from benchmarks.kills import copy_of_this_clone, edits, started
 from benchmarks.scheduler import Record, Share, gain
 
 NO_RULES = Rules(None, None, None, None)
-EACH, MOST = 100, 6400  # experiments for each worker, and in all
+EACH, MOST = 100, 3000  # experiments for each worker, and in all
 AGENTS_S = (0.0, 0.1, 30.0)  # for a proposal: none, the built-in tuner's order of magnitude, a language model's
 REPLAYED = (1, 2, 4, 8, 16, 32, 64)  # workers
 RESTART_S = 30.0  # until another worker has taken the place of a lost one

@@ -1,5 +1,6 @@
 """The driver of many workers: who judges what, and what becomes of answers that are late, double, lost or out of date."""
 
+import argparse
 import json
 import math
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 import torch
 
 from autokernel.agents import AgentStopped, Context, Proposal
+from autokernel.cli import commands
+from autokernel.cli.orchestrate import make_parser
+from autokernel.cli.pipeline import Workers
 from autokernel.gate import Interval
 from autokernel.hardware.machine import MachineFault, turn
 from autokernel.history.experiments import STARTER, Status
@@ -376,3 +380,23 @@ def test_without_workers_ray_is_not_imported():
     code += "print([name for name in sys.modules if name.partition('.')[0] == 'ray'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_the_command_line_takes(monkeypatch, capsys):
+    """--workers needs Ray, and is for a model on all of a kind of device; without it there is no fleet."""
+
+    def given(*words: str) -> argparse.Namespace:
+        return make_parser().parse_args(["run", "--device", "cpu", *words])
+
+    assert commands._workers(given()) is None and given().require_sandbox is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert commands._workers(given("--workers", "auto")) == Workers(None, None)
+    assert commands._workers(given("--workers", "2", "--ray-address", "auto")) == Workers(2, "auto")
+    assert commands._workers(given("--ray-address", "auto")) == Workers(None, "auto")
+    assert given("--workers", "2", "--no-require-sandbox").require_sandbox is False
+    with pytest.raises(SystemExit):
+        given("--workers", "0")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        commands._workers(given("--workers", "2"))
+    assert "pip install -e '.[ray]'" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from autokernel.hardware import nvml
 
 LOW_DISK_BYTES = 32 << 20
 POLL_S = 0.02  # less than a run needs from one experiment to the next, so that all get their turn
+CPU_TIMING = "cpu-timing"  # a turn at timing, for those that have a turn on some cores
 BUSY_PERCENT, BUSY_SAMPLES, SAMPLE_S = 10, 3, 0.5  # of the GPU, while nothing of ours runs
 
 
@@ -101,7 +102,7 @@ def turn(
     `cores`: all of the CPU that is needed; who needs other cores of it does not wait, who needs the whole CPU does.
     `waiting` is called once, where it is not free. Raises KeyboardInterrupt if `stopping` says so while it waits.
     """
-    name = device if device == "cpu" else nvml.gpu_id(device)
+    name = device if device in ("cpu", CPU_TIMING) else nvml.gpu_id(device)
     wanted = {name: fcntl.LOCK_SH if cores else fcntl.LOCK_EX}
     wanted |= {f"{name}-{core}": fcntl.LOCK_EX for core in sorted(cores)}
     with ExitStack() as opened:

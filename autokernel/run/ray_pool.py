@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autokernel.build import default_cache
 from autokernel.gate import Judge
-from autokernel.hardware.machine import gpu_shared, turn
+from autokernel.hardware.machine import CPU_TIMING, gpu_shared, turn
 from autokernel.preflight import ROOT, Refused
 from autokernel.run.environment import Watch
 from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
@@ -89,11 +90,17 @@ class TimingWorker:
         return socket.gethostname(), Facts.here(self.judge.device.name + threads)
 
     def examine(self, task: Task) -> Verdict:
-        """Alone on the GPU or the cores. What the machine disturbed is undecided: the driver has it judged again."""
-        with turn(self.device, lambda text: None, cores=self.cores):
+        """Alone on the GPU or the cores, and alone at timing on a CPU. What the machine disturbed is undecided: the driver has it judged again."""
+        with ExitStack() as turns:
+            turns.enter_context(turn(self.device, lambda text: None, cores=self.cores))
+
+            def progress(stage: str) -> None:
+                if stage == "timing" and self.cores:  # cores of one CPU share caches, memory bandwidth and clocks
+                    turns.enter_context(turn(CPU_TIMING, lambda text: None))
+
             shared = gpu_shared(self.device)
             watch = Watch(self.device, [Path(tempfile.gettempdir()), default_cache()], lambda text: None)
-            verdict = self.judge.examine(task.source, task.target, incumbent=task.incumbent)
+            verdict = self.judge.examine(task.source, task.target, incumbent=task.incumbent, progress=progress)
             fault = shared or watch.fault(verdict)
         return verdict.as_undecided(fault) if fault else verdict
 

@@ -90,7 +90,10 @@ class TimingWorker:
         return socket.gethostname(), Facts.here(self.judge.device.name + threads)
 
     def examine(self, task: Task) -> Verdict:
-        """Alone on the GPU or the cores, and alone at timing on a CPU. What the machine disturbed is undecided: the driver has it judged again."""
+        """Alone on the GPU or the cores, and at timing alone on the CPU.
+
+        What the machine disturbed is undecided: the driver has it judged again.
+        """
         with ExitStack() as turns:
             turns.enter_context(turn(self.device, lambda text: None, cores=self.cores))
 

@@ -16,8 +16,10 @@ from test_regions import CHAINS, N, Of, found, drawn
 from autokernel import spec as specs
 from autokernel.gate.checks.correctness import expect, wrong
 from autokernel.spec import import_file, load_spec
+from autokernel.model.regions import triton
 from pathlib import Path
 
+triton.HELD = int(sys.argv[3])
 specs.REGIONS = Path(sys.argv[1])
 torch.manual_seed(0)
 for name in sys.argv[2].split(","):
@@ -33,9 +35,9 @@ print("right")
 """
 
 
-def run(folder: Path, names: str) -> None:
+def run(folder: Path, names: str, held: int = 16384) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", PROGRAM, str(folder), names]
+    command = [sys.executable, "-c", PROGRAM, str(folder), names, str(held)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stderr[-3000:]
 
@@ -43,6 +45,10 @@ def run(folder: Path, names: str) -> None:
 def test_kernels_are_right(tmp_path: Path) -> None:
     """By the block and by the row: sums, maxima, masks, broadcasts, split dims."""
     run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps")
+
+
+def test_long_rows_are_walked_through(tmp_path: Path) -> None:
+    run(tmp_path, "extremes,grouped", held=8)
 
 
 @pytest.mark.slow

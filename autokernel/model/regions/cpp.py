@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered
-from autokernel.model.regions.writing import OPERATORS, Writer, levels, loops_of
+from autokernel.model.regions.writing import OPERATORS, Writer, levels, loops_of, varying
 from autokernel.spec import TensorSpec
 
 TYPES = {
@@ -128,8 +128,7 @@ class _Function:
     def __init__(self, lowered: Lowered, output: TensorSpec):
         self.lowered, self.output, self.loops = lowered, output, loops_of(lowered)
         self.index = [f"i{d}" for d in range(len(self.loops.sizes))]
-        columns = set(lowered.reduced or range(len(lowered.sizes)))
-        self.in_columns = {e for e in lowered.expressions if e.dims & columns}  # what differs along a row
+        self.in_columns = varying(lowered)
         self.row = self._writer("t")
         self.in_blocks = not lowered.reduced
 
@@ -175,7 +174,7 @@ class _Function:
 
     def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
         """A loop along the row that adds up all reductions of one level."""
-        before = self._same_along_row(reductions)
+        before = self.row.same_along_row(reductions, self.in_columns)
         starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
         over: dict[str, list[str]] = {"+": [], "max": [], "min": []}
         for k, e in enumerate(reductions):
@@ -202,28 +201,11 @@ class _Function:
     def _results(self) -> list[str]:
         """The loop along the row that writes; one store where the result is one number a row."""
         result = self.lowered.result
-        before = self._same_along_row([result])
+        before = self.row.same_along_row([result], self.in_columns)
         loop = self._writer("c", self.row.known)
         text = loop.text(result)
         store = [*loop.take(), f"y[{self._place(self.loops.output)}] = {TYPES[self.output.dtype]}({text});"]
         return [*before, *(self._along_row(store) if result in self.in_columns or self.in_blocks else store)]
-
-    def _same_along_row(self, ends: Sequence[Expression]) -> list[str]:
-        """Statements for what `ends` need that is the same all along a row."""
-
-        def visit(e: Expression) -> None:
-            if e in self.row.known or e.op == "number":
-                return
-            if e not in self.in_columns and not e.op.startswith("reduce_"):
-                self.row.text(e)
-                return
-            for operand in e.operands:
-                visit(operand)
-
-        for e in ends:
-            for operand in e.operands:
-                visit(operand)
-        return self.row.take()
 
     def _along_row(self, inner: Sequence[str], clauses: str = "") -> list[str]:
         lines, columns = [], self.loops.columns

@@ -1,13 +1,14 @@
-"""A lowered region in Triton: elements by the block, or whole rows where there are sums along them."""
+"""A lowered region in Triton: elements by the block; where there are sums along rows, rows held whole or walked through."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered, Unsupported
-from autokernel.model.regions.writing import OPERATORS, Loops, Writer, loops_of
+from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered
+from autokernel.model.regions.writing import OPERATORS, Loops, Writer, levels, loops_of, varying
 from autokernel.spec import TensorSpec
 
-HELD = 32768  # columns of a row that a program can hold
+HELD = 16384  # columns of a row that a program holds; longer ones it walks through, once for each level of reductions
 FUNCTIONS = {
     **OPERATORS,
     "neg": "(-{0})",
@@ -61,12 +62,12 @@ def _pow(x, y):
     """Of x >= 0; NaN below."""
     return tl.exp(y * tl.log(x))
 ''',
-    "_largest": '''
+    "_larger": """
 @triton.jit
 def _larger(a, b):
     return tl.maximum(a, b, tl.PropagateNan.ALL)
-
-
+""",
+    "_largest": '''
 @triton.jit
 def _largest(x):
     """Of each row; NaN where there is one."""
@@ -121,19 +122,27 @@ BY_ROW = {
 }
 
 
+BY_WALK = {
+    "tunables": '{"BLOCK": [1024, 2048, 4096, 8192], "NUM_WARPS": [4, 8, 16, 32]}',
+    "constants": "BLOCK = 4096  # columns that a program takes at a time\nNUM_WARPS = 16\n",
+    "sizes": "BLOCK: tl.constexpr",
+}
+
+
 def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> str:
-    """A kernel file. Raises Unsupported for rows that no program can hold."""
+    """A kernel file."""
     loops = loops_of(lowered)
-    width = math.prod(loops.columns)
-    if lowered.reduced and width > HELD:
-        raise Unsupported(f"rows of {width} elements are more than one Triton program holds")
-    elements = math.prod(loops.sizes)
-    body = _body(lowered, loops, output)
-    helpers = "".join(text for helper, text in HELPERS.items() if any(f"{helper}(" in line for line in body))
-    form = BY_ROW if lowered.reduced else BY_BLOCK
-    if lowered.reduced:
+    width, rows = math.prod(loops.columns), math.prod(loops.rows)
+    elements, walks = math.prod(loops.sizes), bool(lowered.reduced) and width > HELD
+    body = _Walk(lowered, loops).lines() if walks else _body(lowered, loops)
+    called = {helper for helper in HELPERS if any(re.search(rf"\b{helper}\b", line) for line in body)}
+    called |= {"_larger"} if "_largest" in called else set()
+    helpers = "".join(text for helper, text in HELPERS.items() if helper in called)
+    form = BY_WALK if walks else BY_ROW if lowered.reduced else BY_BLOCK
+    if walks:
+        launch = f"_kernel[({rows},)](*inputs, y, BLOCK=BLOCK, num_warps=NUM_WARPS)"
+    elif lowered.reduced:
         block = 1 << (width - 1).bit_length()
-        rows = math.prod(loops.rows)
         launch = (
             f"rows = max(PROGRAM_ELEMENTS // {block}, 1)\n    "
             f"_kernel[(-(-{rows} // rows),)](*inputs, y, ROWS=rows, COLUMNS={block}, num_warps=NUM_WARPS)"
@@ -166,10 +175,84 @@ def number(e: Expression) -> str:
     return repr(v) if not isinstance(v, float) or math.isfinite(v) else f"float('{v}')"
 
 
-def _body(lowered: Lowered, loops: Loops, output: TensorSpec) -> list[str]:
+class _Walk:
+    """A program a row, which it walks through in blocks: a pass for each level of reductions, and one that writes."""
+
+    def __init__(self, lowered: Lowered, loops: Loops):
+        self.lowered, self.loops, self.varying = lowered, loops, varying(lowered)
+        self.index = [f"i{d}" for d in range(len(loops.sizes))]
+        self.row = self._writer("t")
+
+    def lines(self) -> list[str]:
+        rows, split = self.loops.rows, len(self.loops.rows)
+        body = [f"row = tl.program_id(0){_wide(self.loops)}", *_indices("row", rows, self.index[:split])]
+        for n, reductions in enumerate(levels(self.lowered)):
+            body += self._pass(n, reductions)
+        result = self.lowered.result
+        body += self.row.same_along_row([result], self.varying)
+        loop = self._writer("c", self.row.known)
+        store = f"tl.store(y + {_place(self.index, self.loops.output)}, ({loop.text(result)}).to(y.dtype.element_ty)"
+        if result not in self.varying:
+            return [*body, *loop.take(), f"{store})"]
+        return [*body, *self._along_row([*loop.take(), f"{store}, inside)"])]
+
+    def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
+        return Writer(FUNCTIONS, number, _assigned, self._load, prefix, dict(known or {}))
+
+    def _load(self, e: Expression) -> str:
+        mask = ", inside" if e in self.varying else ""
+        return _converted(f"tl.load(x{e.data[0]} + {_place(self.index, self.loops.strides[e])}{mask})", e)
+
+    def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
+        before = self.row.same_along_row(reductions, self.varying)
+        starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
+        for k, e in enumerate(reductions):
+            name, operand = f"r{n}_{k}", loop.text(e.operands[0])
+            inner += loop.take()
+            if e.op == "reduce_sum":
+                starts.append(f"{name} = tl.zeros((BLOCK,), tl.float32)")
+                inner.append(f"{name} += tl.where(inside, {operand}, 0.0)")
+                ends.append(f"{name} = tl.sum({name}, 0)")
+            else:
+                sign = "" if e.op == "reduce_max" else "-"
+                starts.append(f"{name} = tl.full((BLOCK,), -float('inf'), tl.float32)")
+                inner.append(f"{name} = _larger({name}, tl.where(inside, {sign}{operand}, -float('inf')))")
+                ends.append(f"{name} = {sign}tl.reduce({name}, 0, _larger)")
+            self.row.known[e] = name
+        return [*before, *starts, *self._along_row(inner), *ends]
+
+    def _along_row(self, inner: Sequence[str]) -> list[str]:
+        columns, split = self.loops.columns, len(self.loops.rows)
+        lines = [
+            "column = start + tl.arange(0, BLOCK)",
+            f"inside = column < {math.prod(columns)}",
+            *_indices("column", columns, self.index[split:]),
+            *inner,
+        ]
+        return [f"for start in range(0, {math.prod(columns)}, BLOCK):", *("    " + line for line in lines)]
+
+
+def _place(index: Sequence[str], strides: Sequence[int]) -> str:
+    return " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip(index, strides) if s) or "0"
+
+
+def _wide(loops: Loops) -> str:
+    return ".to(tl.int64)" if math.prod(loops.sizes) * 2 > 2**31 else ""
+
+
+def _assigned(name: str, text: str, e: Expression) -> str:
+    return f"{name} = {text}"
+
+
+def _converted(text: str, e: Expression) -> str:
+    """A loaded element as the kind that arithmetic takes it for."""
+    return f"({text} != 0)" if e.kind == BOOL else f"{text}.to({'tl.float32' if e.kind == FLOAT else 'tl.int64'})"
+
+
+def _body(lowered: Lowered, loops: Loops) -> list[str]:
     split, whole = len(loops.rows), math.prod(loops.sizes)
     index = [f"i{d}" for d in range(len(loops.sizes))]
-    wide = ".to(tl.int64)" if whole * 2 > 2**31 else ""
+    wide = _wide(loops)
     if lowered.reduced:
         lines = [
             f"row = (tl.program_id(0){wide} * ROWS + tl.arange(0, ROWS))[:, None]",
@@ -185,37 +268,23 @@ def _body(lowered: Lowered, loops: Loops, output: TensorSpec) -> list[str]:
             *_indices("at", loops.sizes, index),
         ]
 
-    def offset(strides: Sequence[int]) -> tuple[str, bool]:
-        terms = [i if s == 1 else f"{i} * {s}" for i, s in zip(index, strides) if s]
-        return " + ".join(terms) or "0", bool(terms)
+    row_mask, column_mask = f"row < {math.prod(loops.rows)}", f"column < {math.prod(loops.columns)}"
+
+    def mask(strides: Sequence[int]) -> str:
+        if not lowered.reduced or (any(strides[:split]) and any(strides[split:])):
+            return "inside"
+        return row_mask if any(strides[:split]) else column_mask
 
     def load(e: Expression) -> str:
-        place, strides = e.data[0], loops.strides[e]
-        at, varies = offset(strides)
-        if not varies:
-            text = f"tl.load(x{place})"
-        else:
-            in_rows = lowered.reduced and not any(strides[split:])
-            mask = (
-                f"row < {math.prod(loops.rows)}"
-                if in_rows
-                else "inside"
-                if not lowered.reduced or any(strides[:split])
-                else f"column < {math.prod(loops.columns)}"
-            )
-            text = f"tl.load(x{place} + {at}, {mask})"
-        return (
-            f"({text} != 0)" if e.kind == BOOL else f"{text}.to(tl.float32)" if e.kind == FLOAT else f"{text}.to(tl.int64)"
-        )
+        strides = loops.strides[e]
+        where = f"x{e.data[0]} + {_place(index, strides)}, {mask(strides)}" if any(strides) else f"x{e.data[0]}"
+        return _converted(f"tl.load({where})", e)
 
-    writer = Writer(FUNCTIONS, number, lambda name, text, e: f"{name} = {text}", load)
+    writer = Writer(FUNCTIONS, number, _assigned, load)
     result = writer.text(lowered.result)
     lines += writer.take()
-    at, _ = offset(loops.output)
-    is_row = lowered.reduced and not any(loops.output[split:])
-    mask = f"row < {math.prod(loops.rows)}" if is_row else "inside"
-    cast = f"({result}).to(y.dtype.element_ty)"
-    return [*lines, f"tl.store(y + {at}, {cast}, {mask})"]
+    written = row_mask if lowered.reduced and not any(loops.output[split:]) else "inside"
+    return [*lines, f"tl.store(y + {_place(index, loops.output)}, ({result}).to(y.dtype.element_ty), {written})"]
 
 
 def _indices(of: str, sizes: Sequence[int], names: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """A lowered region as the text of a kernel file: what C++ and Triton have in common."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autokernel.model.regions.lowering import Expression, Lowered
@@ -81,9 +81,32 @@ class Writer:
             self.known[e] = name
         return self.known[e]
 
+    def same_along_row(self, ends: Sequence[Expression], varying: Collection[Expression]) -> list[str]:
+        """Statements for what `ends` need that is none of `varying`, nor a reduction."""
+
+        def visit(e: Expression) -> None:
+            if e in self.known or e.op == "number":
+                return
+            if e not in varying and not e.op.startswith("reduce_"):
+                self.text(e)
+                return
+            for operand in e.operands:
+                visit(operand)
+
+        for e in ends:
+            for operand in e.operands:
+                visit(operand)
+        return self.take()
+
     def take(self) -> list[str]:
         lines, self.lines = self.lines, []
         return lines
+
+
+def varying(lowered: Lowered) -> set[Expression]:
+    """What differs along a row."""
+    columns = set(lowered.reduced or range(len(lowered.sizes)))
+    return {e for e in lowered.expressions if e.dims & columns}
 
 
 def levels(lowered: Lowered) -> list[list[Expression]]:

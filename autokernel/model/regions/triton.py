@@ -112,19 +112,19 @@ def kernel_fn({parameters}) -> torch.Tensor:
 '''
 BY_BLOCK = {
     "tunables": '{"BLOCK": [256, 512, 1024, 2048, 4096], "NUM_WARPS": [2, 4, 8]}',
-    "constants": "BLOCK = 1024  # elements of a program\nNUM_WARPS = 4\n",
+    "constants": "BLOCK = 1024  # elements of a program\nNUM_WARPS = 4",
     "sizes": "BLOCK: tl.constexpr",
 }
 BY_ROW = {
     "tunables": '{"PROGRAM_ELEMENTS": [1024, 2048, 4096, 8192], "NUM_WARPS": [2, 4, 8, 16]}',
-    "constants": "PROGRAM_ELEMENTS = 2048  # narrower rows share a program\nNUM_WARPS = {warps}\n",
+    "constants": "PROGRAM_ELEMENTS = 2048  # narrower rows share a program\nNUM_WARPS = {warps}",
     "sizes": "ROWS: tl.constexpr, COLUMNS: tl.constexpr",
 }
 
 
 BY_WALK = {
     "tunables": '{"BLOCK": [1024, 2048, 4096, 8192], "NUM_WARPS": [4, 8, 16, 32]}',
-    "constants": "BLOCK = 4096  # columns that a program takes at a time\nNUM_WARPS = 16\n",
+    "constants": "BLOCK = 4096  # columns that a program takes at a time\nNUM_WARPS = 16",
     "sizes": "BLOCK: tl.constexpr",
 }
 
@@ -137,7 +137,7 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec],
     body = _Walk(lowered, loops).lines() if walks else _body(lowered, loops)
     called = {helper for helper in HELPERS if any(re.search(rf"\b{helper}\b", line) for line in body)}
     called |= {"_larger"} if "_largest" in called else set()
-    helpers = "".join(text for helper, text in HELPERS.items() if helper in called)
+    helpers = "".join("\n" + text for helper, text in HELPERS.items() if helper in called)
     form = BY_WALK if walks else BY_ROW if lowered.reduced else BY_BLOCK
     if walks:
         launch = f"_kernel[({rows},)](*inputs, y, BLOCK=BLOCK, num_warps=NUM_WARPS)"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.preflight import HOME, KERNELS, ROOT
+from autokernel.preflight import HOME, KERNELS, ROOT, Refused
 from autokernel.preflight import kernel_types as kernel_types_in
 
 PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
@@ -149,8 +149,11 @@ def folder_of(name: str) -> Path:
 
 @cache
 def load_spec(name: str) -> KernelSpec:
-    """The spec of kernel type `name`. Raises KeyError, naming those that exist, if there is none."""
+    """The spec of kernel type `name`. Raises KeyError, naming those that exist, if there is none; Refused for a region."""
     path = folder_of(name) / "spec.py"
+    if not path.is_file() and is_region(name):
+        remedy = "profile the model again (python profile.py, with the run's --tag), which makes it anew"
+        raise Refused(f"{REGIONS / name} is gone, which says what this part of a model computes: {remedy}")
     if not path.is_file():
         raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
     with _our_reference():

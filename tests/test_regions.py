@@ -20,6 +20,7 @@ from autokernel.model.capture import capture
 from autokernel.model.match import Site, SiteFinder
 from autokernel.model.regions.growing import piece_of, regions_of
 from autokernel.model.regions.lowering import evaluate, lower
+from autokernel.preflight import Refused
 from autokernel.spec import REGIONS, TensorSpec, import_file, is_region, load_spec
 from autokernel.target import Target, WeightedCase
 
@@ -212,6 +213,11 @@ def test_in_a_model(fallback: str | None) -> None:
         assert torch.allclose(ours, theirs, atol=1e-5)
     unapply(model)
     torch._dynamo.reset()
+
+
+def test_a_region_that_is_gone_is_said_in_a_line(folder: Path) -> None:
+    with pytest.raises(Refused, match="region_add_0 is gone.*profile the model again"):
+        load_spec("region_add_0")
 
 
 def test_nothing_is_set_up_where_kernels_are_put_in(folder: Path) -> None:

@@ -16,6 +16,7 @@ LONGEST = 100
 TAKEN = (
     "hub",
     "kernelbench",
+    "regions",
     "models",
 )  # folders of workspace/ that are no runs
 

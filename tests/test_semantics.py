@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.model.match import RejectReason
+from autokernel.spec import is_region
 from benchmarks.random_programs import Everywhere, finder
 from models.llama import RMSNorm
 
@@ -316,7 +317,7 @@ def test_a_proof_is_of_the_constants_too() -> None:
     for ratio, expected in ((1.0, 1), (3.0, 1)):
         torch._dynamo.reset()
         torch.testing.assert_close(compile_with_kernels(model(ratio), replacer)(x, a), model(ratio)(x, a))
-        assert len(replacer.replaced) == expected
+        assert len([done for done in replacer.replaced if not is_region(done.target)]) == expected
 
 
 def test_sizes_that_change_in_a_model_with_rotary_embeddings() -> None:

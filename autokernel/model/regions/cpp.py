@@ -80,11 +80,11 @@ def kernel_fn({parameters}) -> torch.Tensor:
 '''
 
 
-def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> str:
-    """A kernel file."""
+def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> dict[str, str]:
+    """A kernel file, by its stem."""
     names = [f"input_{i}" for i in range(len(inputs))]
     shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, inputs))
-    return FILE.format(
+    text = FILE.format(
         title=title,
         name=name,
         code=_code(lowered, inputs, output),
@@ -96,6 +96,7 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec],
         shape=tuple(output.shape),
         dtype=str(output.dtype).removeprefix("torch."),
     )
+    return {"cpp_kernel": text}
 
 
 def number(e: Expression) -> str:

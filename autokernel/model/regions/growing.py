@@ -186,10 +186,10 @@ def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
         return False
     title = f"{region.title}: a region of a model's graph."
     try:
-        starter = WRITERS[backend](region.name, title, lowered, list(region.arguments.values()), region.output)
+        starters = WRITERS[backend](region.name, title, lowered, list(region.arguments.values()), region.output)
     except Unsupported:
         return False
-    known.write({f"{backend}_kernel": starter})
+    known.write(starters)
     return True
 
 

@@ -90,9 +90,7 @@ TUNABLES = {tunables}
 {constants}
 {helpers}
 
-@triton.jit
-def _kernel({pointers}, y, {sizes}):
-{body}
+{kernels}
 
 
 STRIDES = {strides}
@@ -127,28 +125,65 @@ BY_WALK = {
     "constants": "BLOCK = 4096  # columns that a program takes at a time\nNUM_WARPS = 16",
     "sizes": "BLOCK: tl.constexpr",
 }
+BY_PARTS = {
+    "tunables": '{"BLOCK": [512, 1024, 2048, 4096], "PARTS": [4, 8, 16, 32], "NUM_WARPS": [4, 8, 16]}',
+    "constants": "BLOCK = 2048  # columns that a program takes at a time\nPARTS = 8  # of a row\nNUM_WARPS = 8",
+    "sizes": "BLOCK: tl.constexpr, PARTS: tl.constexpr",
+}
 
 
-def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> str:
-    """A kernel file."""
+def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> dict[str, str]:
+    """Kernel files by their stems: for rows that no program can hold a second one, with several programs a row."""
     loops = loops_of(lowered)
+    files = {"triton_kernel": _file(name, title, lowered, loops, inputs, output)}
+    if lowered.reduced and math.prod(loops.columns) > HELD:
+        files["triton_parts"] = _file(name, title, lowered, loops, inputs, output, in_parts=True)
+    return files
+
+
+def _file(
+    name: str,
+    title: str,
+    lowered: Lowered,
+    loops: Loops,
+    inputs: Sequence[TensorSpec],
+    output: TensorSpec,
+    in_parts: bool = False,
+) -> str:
     width, rows = math.prod(loops.columns), math.prod(loops.rows)
     elements, walks = math.prod(loops.sizes), bool(lowered.reduced) and width > HELD
-    body = _Walk(lowered, loops).lines() if walks else _body(lowered, loops)
-    called = {helper for helper in HELPERS if any(re.search(rf"\b{helper}\b", line) for line in body)}
-    called |= {"_larger"} if "_largest" in called else set()
-    helpers = "".join("\n" + text for helper, text in HELPERS.items() if helper in called)
-    form = BY_WALK if walks else BY_ROW if lowered.reduced else BY_BLOCK
-    if walks:
+    form = BY_PARTS if in_parts else BY_WALK if walks else BY_ROW if lowered.reduced else BY_BLOCK
+    pointers = ", ".join(f"x{i}" for i in range(len(inputs)))
+
+    def kernel(name: str, body: Sequence[str], partial: str = "") -> str:
+        lines = "\n".join("    " + line for line in body)
+        return f"@triton.jit\ndef {name}({pointers}, y, {partial}{form['sizes']}):\n{lines}"
+
+    if in_parts:
+        parts = _Parts(lowered, loops)
+        bodies = parts.bodies()
+        kernels = "\n\n\n".join(kernel(name, body, "partial, ") for name, body in bodies.items())
+        calls = [
+            f"{name}[({rows}, PARTS)](*inputs, y, partial, BLOCK=BLOCK, PARTS=PARTS, num_warps=NUM_WARPS)"
+            for name in bodies
+        ]
+        partial = f"partial = torch.empty(({parts.slots}, {rows}, PARTS), dtype=torch.float32, device=y.device)"
+        launch = "\n    ".join([partial, *calls])
+    elif walks:
+        kernels = kernel("_kernel", _Walk(lowered, loops).lines())
         launch = f"_kernel[({rows},)](*inputs, y, BLOCK=BLOCK, num_warps=NUM_WARPS)"
     elif lowered.reduced:
-        block = 1 << (width - 1).bit_length()
+        kernels, block = kernel("_kernel", _body(lowered, loops)), 1 << (width - 1).bit_length()
         launch = (
             f"rows = max(PROGRAM_ELEMENTS // {block}, 1)\n    "
             f"_kernel[(-(-{rows} // rows),)](*inputs, y, ROWS=rows, COLUMNS={block}, num_warps=NUM_WARPS)"
         )
     else:
+        kernels = kernel("_kernel", _body(lowered, loops))
         launch = f"_kernel[(-(-{elements} // BLOCK),)](*inputs, y, BLOCK=BLOCK, num_warps=NUM_WARPS)"
+    called = {helper for helper in HELPERS if re.search(rf"\b{helper}\b", kernels)}
+    called |= {"_larger"} if "_largest" in called else set()
+    helpers = "".join("\n" + text for helper, text in HELPERS.items() if helper in called)
     names = [f"input_{i}" for i in range(len(inputs))]
     shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, inputs))
     return FILE.format(
@@ -156,10 +191,8 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec],
         name=name,
         tunables=form["tunables"],
         constants=form["constants"].format(warps=min(max(width // 512, 2), 16)),
-        sizes=form["sizes"],
         helpers=helpers,
-        pointers=", ".join(f"x{i}" for i in range(len(inputs))),
-        body="\n".join("    " + line for line in body),
+        kernels=kernels,
         strides=repr(tuple(t.strides for t in inputs)),
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
         names=", ".join(names),
@@ -181,20 +214,26 @@ class _Walk:
     def __init__(self, lowered: Lowered, loops: Loops):
         self.lowered, self.loops, self.varying = lowered, loops, varying(lowered)
         self.index = [f"i{d}" for d in range(len(loops.sizes))]
+        self.first, self.end = "0", str(math.prod(loops.columns))
         self.row = self._writer("t")
 
     def lines(self) -> list[str]:
-        rows, split = self.loops.rows, len(self.loops.rows)
-        body = [f"row = tl.program_id(0){_wide(self.loops)}", *_indices("row", rows, self.index[:split])]
-        for n, reductions in enumerate(levels(self.lowered)):
-            body += self._pass(n, reductions)
+        passes = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
+        return [*self._row_of(), *passes, *self._results()]
+
+    def _row_of(self) -> list[str]:
+        rows = self.loops.rows
+        return [f"row = tl.program_id(0){_wide(self.loops)}", *_indices("row", rows, self.index[: len(rows)])]
+
+    def _results(self, mask: str = "") -> list[str]:
+        """mask: of the store, where the result is one number a row."""
         result = self.lowered.result
-        body += self.row.same_along_row([result], self.varying)
+        before = self.row.same_along_row([result], self.varying)
         loop = self._writer("c", self.row.known)
         store = f"tl.store(y + {_place(self.index, self.loops.output)}, ({loop.text(result)}).to(y.dtype.element_ty)"
         if result not in self.varying:
-            return [*body, *loop.take(), f"{store})"]
-        return [*body, *self._along_row([*loop.take(), f"{store}, inside)"])]
+            return [*before, *loop.take(), f"{store}{', ' * bool(mask)}{mask})"]
+        return [*before, *self._along_row([*loop.take(), f"{store}, inside)"])]
 
     def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
         return Writer(FUNCTIONS, number, _assigned, self._load, prefix, dict(known or {}))
@@ -204,32 +243,87 @@ class _Walk:
         return _converted(f"tl.load(x{e.data[0]} + {_place(self.index, self.loops.strides[e])}{mask})", e)
 
     def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
+        lines = self._accumulated(n, reductions)
+        return [*lines, *(f"{self.row.known[e]} = {_combined(e, self.row.known[e])}" for e in reductions)]
+
+    def _accumulated(self, n: int, reductions: Sequence[Expression]) -> list[str]:
+        """Statements after which a block has, for each reduction of one level, what it comes to column by column."""
         before = self.row.same_along_row(reductions, self.varying)
-        starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
+        starts, inner, loop = [], [], self._writer("c", self.row.known)
         for k, e in enumerate(reductions):
             name, operand = f"r{n}_{k}", loop.text(e.operands[0])
             inner += loop.take()
             if e.op == "reduce_sum":
                 starts.append(f"{name} = tl.zeros((BLOCK,), tl.float32)")
                 inner.append(f"{name} += tl.where(inside, {operand}, 0.0)")
-                ends.append(f"{name} = tl.sum({name}, 0)")
-            else:
-                sign = "" if e.op == "reduce_max" else "-"
+            else:  # the least is the largest of what is negated
+                sign = "-" * (e.op == "reduce_min")
                 starts.append(f"{name} = tl.full((BLOCK,), -float('inf'), tl.float32)")
                 inner.append(f"{name} = _larger({name}, tl.where(inside, {sign}{operand}, -float('inf')))")
-                ends.append(f"{name} = {sign}tl.reduce({name}, 0, _larger)")
             self.row.known[e] = name
-        return [*before, *starts, *self._along_row(inner), *ends]
+        return [*before, *starts, *self._along_row(inner)]
 
     def _along_row(self, inner: Sequence[str]) -> list[str]:
         columns, split = self.loops.columns, len(self.loops.rows)
         lines = [
             "column = start + tl.arange(0, BLOCK)",
-            f"inside = column < {math.prod(columns)}",
+            f"inside = column < {self.end}",
             *_indices("column", columns, self.index[split:]),
             *inner,
         ]
-        return [f"for start in range(0, {math.prod(columns)}, BLOCK):", *("    " + line for line in lines)]
+        return [f"for start in range({self.first}, {self.end}, BLOCK):", *("    " + line for line in lines)]
+
+
+class _Parts(_Walk):
+    """A program a part of a row, and a kernel a level: each leaves what its part comes to, which the next adds up."""
+
+    def bodies(self) -> dict[str, list[str]]:
+        """The kernels in the order in which they are launched."""
+        found, reduced = {}, levels(self.lowered)
+        self.first, self.end = "first", "end"
+        self.slot = {e: slot for slot, e in enumerate(e for reductions in reduced for e in reductions)}
+        for n, reductions in enumerate(reduced):
+            self.row = self._writer("t")
+            lines = [*self._head(), *self._known(reduced[:n]), *self._accumulated(n, reductions)]
+            for e in reductions:
+                whole = _combined(e, self.row.known[e]).removeprefix("-")
+                lines.append(f"tl.store(partial + {self._at(e)} + part, {whole})")
+            found[f"_level{n}"] = lines
+        self.row = self._writer("t")
+        found["_write"] = [*self._head(), *self._known(reduced), *self._results("part == 0")]
+        return found
+
+    @property
+    def slots(self) -> int:
+        return len(self.slot)
+
+    def _head(self) -> list[str]:
+        width = math.prod(self.loops.columns)
+        return [
+            *self._row_of(),
+            "part = tl.program_id(1)",
+            f"size = tl.cdiv({width}, PARTS * BLOCK) * BLOCK",
+            "first = part * size",
+            f"end = tl.minimum(first + size, {width})",
+        ]
+
+    def _known(self, levels: Sequence[Sequence[Expression]]) -> list[str]:
+        lines = []
+        for n, reductions in enumerate(levels):
+            for k, e in enumerate(reductions):
+                name = self.row.known[e] = f"r{n}_{k}"
+                lines.append(f"{name} = {_combined(e, f'tl.load(partial + {self._at(e)} + tl.arange(0, PARTS))')}")
+        return lines
+
+    def _at(self, e: Expression) -> str:
+        return f"({self.slot[e] * math.prod(self.loops.rows)} + row) * PARTS"
+
+
+def _combined(e: Expression, text: str) -> str:
+    """What a reduction comes to, of a block of what it came to."""
+    if e.op == "reduce_sum":
+        return f"tl.sum({text}, 0)"
+    return f"{'-' * (e.op == 'reduce_min')}tl.reduce({text}, 0, _larger)"
 
 
 def _place(index: Sequence[str], strides: Sequence[int]) -> str:

@@ -80,7 +80,9 @@ CHAINS = {
     "clamps": lambda m, x, y: x.clamp(-1, 1) + y.clamp(min=0.5) * torch.maximum(x, y) - torch.minimum(x, m.bias),
     "functions": lambda m, x, y: torch.sin(x) + torch.cos(y) + torch.erf(x) * torch.tanh(y) + torch.log(x.abs() + 1),
     "small": lambda m, x, y: torch.log1p(x.abs() * 1e-4) + torch.expm1(y * 1e-4),
-    "powers": lambda m, x, y: x**2 + x**3 + (y.abs() + 1) ** 0.5 + (y.abs() + 1) ** -0.5 + (y.abs() + 1) ** 1.7,
+    "powers": lambda m, x, y: (
+        x**2 + x**3 + (y.abs() + 1) ** 0.5 + (y.abs() + 1) ** -0.5 + (y.abs() + 1) ** 1.7 + x**5 - y**-3
+    ),
     "steps": lambda m, x, y: F.hardswish(x) + F.hardsigmoid(y) + F.leaky_relu(x, 0.1) + F.relu(y) + F.softplus(x),
     "casts": lambda m, x, y: (x > 0).float() * y + (y * 3).long().float(),
     "curves": lambda m, x, y: (

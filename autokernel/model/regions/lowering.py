@@ -24,6 +24,9 @@ Groups = tuple[
 ]  # for each dim of a tensor, the dims of the index space that it runs along; () for none
 
 
+MOST_FACTORS = 8  # of a power that is written as a product
+
+
 class Unsupported(Exception):
     """What cannot be written as such an expression; `node` is where."""
 
@@ -183,6 +186,8 @@ class _Lowering:
             return rule(self, node, groups)
         except Unsupported as why:
             raise Unsupported(str(why), why.node or node) from None
+        except (IndexError, KeyError, TypeError, ValueError) as error:  # arguments that the rule does not know
+            raise Unsupported(f"{node.target}: {type(error).__name__}", node) from None
 
     def operand(self, node: Node, v: Any, groups: Groups) -> Expression:
         """The element of an operand that is broadcast to the shape of `node`."""
@@ -308,17 +313,16 @@ def gelu(low: _Lowering, x: Expression, tanh: bool) -> Expression:
     return low.make("mul", half, low.make("add", low.number(1.0), low.make("tanh" if tanh else "erf", inner)))
 
 
-def power(low: _Lowering, x: Expression, exponent: Any) -> Expression:
-    x = low.as_float(x)
-    if exponent in (2, 3, 4) or exponent == 1:
-        result = x
-        for _ in range(int(exponent) - 1):
-            result = low.make("mul", result, x)
-        return result
-    if exponent in (0.5, -0.5, -1):
-        root = low.make("sqrt", x) if exponent != -1 else x
-        return root if exponent == 0.5 else low.make("div", low.number(1.0), root)
-    return low.make("pow", x, low.number(float(exponent)))
+def power(low: _Lowering, x: Expression, exponent: float) -> Expression:
+    """Small whole powers as products: they are defined below 0, too."""
+    x, one = low.as_float(x), low.number(1.0)
+    size = abs(exponent)
+    if size != int(size) and size != 0.5 or size > MOST_FACTORS:
+        return low.make("pow", x, low.number(float(exponent)))
+    result = low.make("sqrt", x) if size == 0.5 else x if size else one
+    for _ in range(int(size) - 1):
+        result = low.make("mul", result, x)
+    return result if exponent >= 0 else low.make("div", one, result)
 
 
 for name in OWN_NAMES:

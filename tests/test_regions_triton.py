@@ -22,6 +22,7 @@ from pathlib import Path
 triton.HELD = int(sys.argv[3])
 specs.REGIONS = Path(sys.argv[1])
 torch.manual_seed(0)
+structures = set()
 for name in sys.argv[2].split(","):
     _, sites = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N), backend="triton")
     assert sites, name
@@ -29,12 +30,13 @@ for name in sys.argv[2].split(","):
         spec = load_spec(site.kernel_type)
         inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
         files = spec.starters("triton")
-        assert len(files) == (2 if triton.HELD < 16384 else 1)
+        structures |= {"triton_parts", "triton_rows"} & set(files)
         for stem, path in files.items():
             kernel = import_file(path, f"{path.parent.name}_{stem}")
             kernel.PARTS = 2
             reason = wrong(kernel.kernel_fn(**inputs), expect(spec, inputs, "cpu"))
             assert reason is None, f"{name}, {stem}: {reason}"
+assert bool(structures) == (triton.HELD < 16384)
 print("right")
 """
 
@@ -52,7 +54,7 @@ def test_kernels_are_right(tmp_path: Path) -> None:
 
 
 def test_long_rows_are_walked_through(tmp_path: Path) -> None:
-    """By one program, and by several that each take a part."""
+    """By one program, and by several that each take a part; a variance in one pass."""
     run(tmp_path, "extremes,grouped", held=8)
 
 

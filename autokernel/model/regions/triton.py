@@ -5,10 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered
+from autokernel.model.regions.moments import with_moments
 from autokernel.model.regions.writing import OPERATORS, Loops, Writer, levels, loops_of, varying
 from autokernel.spec import TensorSpec
 
 HELD = 16384  # columns of a row that a program holds; longer ones it walks through, once for each level of reductions
+FEW_ROWS = 512  # of which a program each leaves much of a GPU idle
 FUNCTIONS = {
     **OPERATORS,
     "neg": "(-{0})",
@@ -30,6 +32,8 @@ FUNCTIONS = {
     "reduce_sum": "tl.sum(tl.where(inside, {0}, 0.0), 1)[:, None]",
     "reduce_max": "_largest(tl.where(inside, {0}, -float('inf')))",
     "reduce_min": "-_largest(tl.where(inside, -{0}, -float('inf')))",
+    "mean_of": "{0}_mean",
+    "squares_of": "{0}_squares",
 }
 # of what tl lacks, written out where it is used
 HELPERS = {
@@ -73,7 +77,22 @@ def _largest(x):
     """Of each row; NaN where there is one."""
     return tl.reduce(x, 1, _larger)[:, None]
 ''',
+    "_moments": '''
+@triton.jit
+def _moments(count, mean, squares):
+    """Of all together: how many, their mean, and the squares about it (Chan, Golub and LeVeque)."""
+    n = tl.sum(count, 0)
+    whole = tl.sum(count * mean, 0) / tl.maximum(n, 1.0)
+    return n, whole, tl.sum(squares + count * (mean - whole) * (mean - whole), 0)
+''',
 }
+MOMENTS = ("count", "mean", "squares")
+WELFORD = (  # a column's moments after one more element (Welford)
+    "{0}_count += tl.where(inside, 1.0, 0.0)",
+    "{0}_off = tl.where(inside, {1} - {0}_mean, 0.0)",
+    "{0}_mean += {0}_off / tl.maximum({0}_count, 1.0)",
+    "{0}_squares += {0}_off * tl.where(inside, {1} - {0}_mean, 0.0)",
+)
 FILE = '''"""{title}
 
 Written from the model's graph; every size in it is the model's.
@@ -133,12 +152,15 @@ BY_PARTS = {
 
 
 def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> dict[str, str]:
-    """Kernel files by their stems: for rows that no program can hold a second one, with several programs a row."""
+    """Kernel files by their stems: for rows that no program can hold two, with one program a row and with several."""
     loops = loops_of(lowered)
-    files = {"triton_kernel": _file(name, title, lowered, loops, inputs, output)}
-    if lowered.reduced and math.prod(loops.columns) > HELD:
-        files["triton_parts"] = _file(name, title, lowered, loops, inputs, output, in_parts=True)
-    return files
+    whole = _file(name, title, lowered, loops, inputs, output)
+    if not lowered.reduced or math.prod(loops.columns) <= HELD:
+        return {"triton_kernel": whole}
+    parts = _file(name, title, lowered, loops, inputs, output, in_parts=True)
+    if math.prod(loops.rows) < FEW_ROWS:
+        return {"triton_kernel": parts, "triton_rows": whole}
+    return {"triton_kernel": whole, "triton_parts": parts}
 
 
 def _file(
@@ -159,6 +181,7 @@ def _file(
         lines = "\n".join("    " + line for line in body)
         return f"@triton.jit\ndef {name}({pointers}, y, {partial}{form['sizes']}):\n{lines}"
 
+    lowered = with_moments(lowered) if walks else lowered
     if in_parts:
         parts = _Parts(lowered, loops)
         bodies = parts.bodies()
@@ -190,7 +213,7 @@ def _file(
         title=title,
         name=name,
         tunables=form["tunables"],
-        constants=form["constants"].format(warps=min(max(width // 512, 2), 16)),
+        constants=form["constants"].format(warps=min(max(width // 512, 2), 16), parts=_parts(rows)),
         helpers=helpers,
         kernels=kernels,
         strides=repr(tuple(t.strides for t in inputs)),
@@ -201,6 +224,11 @@ def _file(
         dtype=str(output.dtype).removeprefix("torch."),
         launch=launch,
     )
+
+
+def _parts(rows: int) -> int:
+    """Of a row, so that some 2048 programs run."""
+    return next((parts for parts in (4, 8, 16) if rows * parts >= 2048), 32)
 
 
 def number(e: Expression) -> str:
@@ -244,7 +272,7 @@ class _Walk:
 
     def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
         lines = self._accumulated(n, reductions)
-        return [*lines, *(f"{self.row.known[e]} = {_combined(e, self.row.known[e])}" for e in reductions)]
+        return [*lines, *(_combined(e, name := self.row.known[e], _states(e, name)) for e in reductions)]
 
     def _accumulated(self, n: int, reductions: Sequence[Expression]) -> list[str]:
         """Statements after which a block has, for each reduction of one level, what it comes to column by column."""
@@ -256,6 +284,9 @@ class _Walk:
             if e.op == "reduce_sum":
                 starts.append(f"{name} = tl.zeros((BLOCK,), tl.float32)")
                 inner.append(f"{name} += tl.where(inside, {operand}, 0.0)")
+            elif e.op == "reduce_moments":
+                starts += [f"{state} = tl.zeros((BLOCK,), tl.float32)" for state in _states(e, name)]
+                inner += [line.format(name, operand) for line in WELFORD]
             else:  # the least is the largest of what is negated
                 sign = "-" * (e.op == "reduce_min")
                 starts.append(f"{name} = tl.full((BLOCK,), -float('inf'), tl.float32)")
@@ -281,13 +312,15 @@ class _Parts(_Walk):
         """The kernels in the order in which they are launched."""
         found, reduced = {}, levels(self.lowered)
         self.first, self.end = "first", "end"
-        self.slot = {e: slot for slot, e in enumerate(e for reductions in reduced for e in reductions)}
+        states = [(e, state) for reductions in reduced for e in reductions for state in _states(e, "")]
+        self.slot = {one: slot for slot, one in enumerate(states)}
         for n, reductions in enumerate(reduced):
             self.row = self._writer("t")
             lines = [*self._head(), *self._known(reduced[:n]), *self._accumulated(n, reductions)]
             for e in reductions:
-                whole = _combined(e, self.row.known[e]).removeprefix("-")
-                lines.append(f"tl.store(partial + {self._at(e)} + part, {whole})")
+                name = self.row.known[e]
+                lines.append(_combined(e, name, _states(e, name), last=False))
+                lines += [f"tl.store(partial + {self._at(e, s)} + part, {name}{s})" for s in _states(e, "")]
             found[f"_level{n}"] = lines
         self.row = self._writer("t")
         found["_write"] = [*self._head(), *self._known(reduced), *self._results("part == 0")]
@@ -312,18 +345,26 @@ class _Parts(_Walk):
         for n, reductions in enumerate(levels):
             for k, e in enumerate(reductions):
                 name = self.row.known[e] = f"r{n}_{k}"
-                lines.append(f"{name} = {_combined(e, f'tl.load(partial + {self._at(e)} + tl.arange(0, PARTS))')}")
+                parts = [f"tl.load(partial + {self._at(e, s)} + tl.arange(0, PARTS))" for s in _states(e, "")]
+                lines.append(_combined(e, name, parts))
         return lines
 
-    def _at(self, e: Expression) -> str:
-        return f"({self.slot[e] * math.prod(self.loops.rows)} + row) * PARTS"
+    def _at(self, e: Expression, state: str) -> str:
+        return f"({self.slot[e, state] * math.prod(self.loops.rows)} + row) * PARTS"
 
 
-def _combined(e: Expression, text: str) -> str:
-    """What a reduction comes to, of a block of what it came to."""
+def _states(e: Expression, name: str) -> list[str]:
+    """What a reduction goes on with from block to block, by name."""
+    return [f"{name}_{state}" for state in MOMENTS] if e.op == "reduce_moments" else [name]
+
+
+def _combined(e: Expression, name: str, states: Sequence[str], last: bool = True) -> str:
+    """A statement by which a reduction's states, each a block, become one; at the last a minimum gets its sign back."""
+    if e.op == "reduce_moments":
+        return f"{', '.join(_states(e, name))} = _moments({', '.join(states)})"
     if e.op == "reduce_sum":
-        return f"tl.sum({text}, 0)"
-    return f"{'-' * (e.op == 'reduce_min')}tl.reduce({text}, 0, _larger)"
+        return f"{name} = tl.sum({states[0]}, 0)"
+    return f"{name} = {'-' * (last and e.op == 'reduce_min')}tl.reduce({states[0]}, 0, _larger)"
 
 
 def _place(index: Sequence[str], strides: Sequence[int]) -> str:

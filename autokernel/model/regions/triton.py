@@ -87,7 +87,7 @@ def _moments(count, mean, squares):
 ''',
 }
 MOMENTS = ("count", "mean", "squares")
-WELFORD = (  # a column's moments after one more element (Welford)
+WELFORD = (  # an element more, in each column
     "{0}_count += tl.where(inside, 1.0, 0.0)",
     "{0}_off = tl.where(inside, {1} - {0}_mean, 0.0)",
     "{0}_mean += {0}_off / tl.maximum({0}_count, 1.0)",
@@ -146,7 +146,7 @@ BY_WALK = {
 }
 BY_PARTS = {
     "tunables": '{"BLOCK": [512, 1024, 2048, 4096], "PARTS": [4, 8, 16, 32], "NUM_WARPS": [4, 8, 16]}',
-    "constants": "BLOCK = 2048  # columns that a program takes at a time\nPARTS = 8  # of a row\nNUM_WARPS = 8",
+    "constants": "BLOCK = 2048  # columns that a program takes at a time\nPARTS = {parts}  # of a row\nNUM_WARPS = 4",
     "sizes": "BLOCK: tl.constexpr, PARTS: tl.constexpr",
 }
 
@@ -181,9 +181,8 @@ def _file(
         lines = "\n".join("    " + line for line in body)
         return f"@triton.jit\ndef {name}({pointers}, y, {partial}{form['sizes']}):\n{lines}"
 
-    lowered = with_moments(lowered) if walks else lowered
     if in_parts:
-        parts = _Parts(lowered, loops)
+        parts = _Parts(with_moments(lowered), loops)
         bodies = parts.bodies()
         kernels = "\n\n\n".join(kernel(name, body, "partial, ") for name, body in bodies.items())
         calls = [
@@ -249,9 +248,9 @@ class _Walk:
         passes = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
         return [*self._row_of(), *passes, *self._results()]
 
-    def _row_of(self) -> list[str]:
+    def _row_of(self, program: str = "tl.program_id(0)") -> list[str]:
         rows = self.loops.rows
-        return [f"row = tl.program_id(0){_wide(self.loops)}", *_indices("row", rows, self.index[: len(rows)])]
+        return [f"row = {program}{_wide(self.loops)}", *_indices("row", rows, self.index[: len(rows)])]
 
     def _results(self, mask: str = "") -> list[str]:
         """mask: of the store, where the result is one number a row."""
@@ -323,18 +322,21 @@ class _Parts(_Walk):
                 lines += [f"tl.store(partial + {self._at(e, s)} + part, {name}{s})" for s in _states(e, "")]
             found[f"_level{n}"] = lines
         self.row = self._writer("t")
-        found["_write"] = [*self._head(), *self._known(reduced), *self._results("part == 0")]
+        found["_write"] = [*self._head(backwards=True), *self._known(reduced), *self._results("part == 0")]
         return found
 
     @property
     def slots(self) -> int:
         return len(self.slot)
 
-    def _head(self) -> list[str]:
-        width = math.prod(self.loops.columns)
+    def _head(self, backwards: bool = False) -> list[str]:
+        """backwards: what was read last, and is in L2, comes first."""
+        width, rows = math.prod(self.loops.columns), math.prod(self.loops.rows)
+        ends = (f"{rows - 1} - ", "PARTS - 1 - ") if backwards else ("", "")
+        row, part = (f"{end}tl.program_id({axis})" for axis, end in enumerate(ends))
         return [
-            *self._row_of(),
-            "part = tl.program_id(1)",
+            *self._row_of(f"({row})" if backwards else row),
+            f"part = {part}",
             f"size = tl.cdiv({width}, PARTS * BLOCK) * BLOCK",
             "first = part * size",
             f"end = tl.minimum(first + size, {width})",

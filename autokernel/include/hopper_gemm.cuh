@@ -158,12 +158,12 @@ __device__ void multiply_tile(GemmShared<G>& shared, const Place<G>& place, Ring
     if (G::SPLITS == 1 || place.steps > 0) give_back(previous);
 }
 
-// 64 rounded columns of C through a panel: by the accelerator, or where it cannot reach C's rows, word by word.
+// 64 rounded columns of C through a panel: by the accelerator, or where it cannot reach C's rows, 16 bytes a thread.
 template <class G>
 __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUtensorMap& map, typename G::T* C, int warpgroup,
                               int panel, const uint32_t* words, int m, int n) {
+    auto* staging = shared.c[warpgroup][panel % G::PANELS];
     if (p.store_tma) {
-        auto* staging = shared.c[warpgroup][panel % G::PANELS];
         if (threadIdx.x % 128 == 0) wait_stores_read<G::PANELS - 1>();
         named_sync(1 + warpgroup, 128);
         write_panel(staging, words);
@@ -172,23 +172,33 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
         if (threadIdx.x % 128 == 0) store_box(map, staging, n, m);
         return;
     }
-    auto* staging = shared.c[warpgroup][panel % G::PANELS];
-    const int own = threadIdx.x % 128 / 32 * 16, lane = threadIdx.x % 32, columns = min(p.N - n, 64);
+    const int own = threadIdx.x % 128 / 32 * 16, lane = threadIdx.x % 32, octet = lane % 8, columns = min(p.N - n, 64);
     __syncwarp();  // a warp writes and reads 16 rows of its own
     write_panel(staging, words);
     __syncwarp();
-#pragma unroll 2
-    for (int row = own; row < own + 16 && m + row < p.M; ++row) {
-        const uint32_t word = reinterpret_cast<const uint32_t*>(staging)[row * 32 + (lane / 4 ^ row % 8) * 4 + lane % 4];
-        const uint32_t next = __shfl_down_sync(~0u, word, 1);
-        const int64_t start = int64_t(m + row) * p.N + n;
-        auto* to = reinterpret_cast<uint16_t*>(C) + start;
-        const bool between = start % 2;  // the row starts between two words: each takes a half of two lanes'
-        const int first = 2 * lane + between;
-        const uint32_t pair = between ? word >> 16 | next << 16 : word;
-        if (between && lane == 0 && columns > 0) to[0] = uint16_t(word);
-        if (first + 1 < columns) *reinterpret_cast<uint32_t*>(to + first) = pair;
-        else if (first < columns) to[first] = uint16_t(pair);
+#pragma unroll 1
+    for (int row = own + lane / 8; row < own + 16 && m + row < p.M; row += 4) {
+        const auto* line = reinterpret_cast<const uint32_t*>(staging) + row * 32;
+        const auto word = [&](int at) { return line[(at / 4 ^ row % 8) * 4 + at % 4]; };
+        const auto half = [&](int column) { return uint16_t(word(column / 2) >> column % 2 * 16); };
+        auto* to = reinterpret_cast<uint16_t*>(C) + int64_t(m + row) * p.N + n;
+        if (columns < 64) {
+            for (int column = octet * 8; column < min(octet * 8 + 8, columns); ++column) to[column] = half(column);
+            continue;
+        }
+        const int before = (-reinterpret_cast<intptr_t>(to) & 15) / 2;  // columns ahead of the first multiple of 16 bytes
+        if (before == 0 || octet < 7) {
+            uint32_t pairs[5];
+#pragma unroll
+            for (int i = 0; i < 5; ++i) pairs[i] = word(min(before / 2 + octet * 4 + i, 31));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) pairs[i] = __funnelshift_r(pairs[i], pairs[i + 1], before % 2 * 16);
+            *reinterpret_cast<uint4*>(to + before + octet * 8) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        }
+        if (before > 0) {  // of the 8 columns at both ends a thread writes one
+            const int column = octet < before ? octet : 56 + octet;
+            to[column] = half(column);
+        }
     }
 }
 

@@ -87,7 +87,7 @@ def _moments(count, mean, squares):
 ''',
 }
 MOMENTS = ("count", "mean", "squares")
-WELFORD = (  # an element more, in each column
+WELFORD = (  # an element more, in each column (Welford)
     "{0}_count += tl.where(inside, 1.0, 0.0)",
     "{0}_off = tl.where(inside, {1} - {0}_mean, 0.0)",
     "{0}_mean += {0}_off / tl.maximum({0}_count, 1.0)",

@@ -31,6 +31,8 @@ struct Gemm {
     static constexpr int SUM_BYTES = (SPLITS - 1) * SUMS * 16;          // that a block is sent
     static constexpr int ROOM = (232448 - 1024 - 512 - STAGES * STAGE_BYTES - SUM_BYTES) / (CONSUMERS * 8192);
     static constexpr int PANELS = OUT <= ROOM ? OUT : OUT % 2 == 0 && ROOM >= 2 ? 2 : 1;  // on their way at a time
+    // of a stripe, that are staged together where the accelerator does not write them
+    static constexpr int BESIDE = OUT / STRIPES % PANELS == 0 ? PANELS : OUT / STRIPES <= PANELS ? OUT / STRIPES : 1;
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + CONSUMERS * PANELS * 8192 + SUM_BYTES + 512;
     static_assert(ROOM >= 1 && STRIPES >= 1 && COLUMNS % (64 * SPLITS) == 0);
     static_assert(SPLITS == 1 || (!TURNS && !GATED && STRIPES == 1));
@@ -158,12 +160,45 @@ __device__ void multiply_tile(GemmShared<G>& shared, const Place<G>& place, Ring
     if (G::SPLITS == 1 || place.steps > 0) give_back(previous);
 }
 
-// 64 rounded columns of C through a panel: by the accelerator, or where it cannot reach C's rows, 16 bytes a thread.
+// A warp's 16 rows of the panels from `staging` on, 16 bytes a thread: of rows that start anywhere only both ends are written
+// by halves, for each of which memory must be read.
+template <class G>
+__device__ void store_rows(const typename G::T* staging, const Problem& p, typename G::T* C, int m, int n) {
+    constexpr int COLUMNS = 64 * G::BESIDE, OCTETS = COLUMNS / 8;
+    const int own = threadIdx.x % 128 / 32 * 16, lane = threadIdx.x % 32, octet = lane % OCTETS;
+    const int columns = min(p.N - n, COLUMNS);
+#pragma unroll 1
+    for (int row = own + lane / OCTETS; row < own + 16 && m + row < p.M; row += 32 / OCTETS) {
+        const auto* line = reinterpret_cast<const uint32_t*>(staging) + row * 32;
+        const auto word = [&](int at) { return line[at / 32 * 2048 + (at % 32 / 4 ^ row % 8) * 4 + at % 4]; };
+        const auto half = [&](int column) { return uint16_t(word(column / 2) >> column % 2 * 16); };
+        auto* to = reinterpret_cast<uint16_t*>(C) + int64_t(m + row) * p.N + n;
+        if (columns < COLUMNS) {
+            for (int column = octet * 8; column < min(octet * 8 + 8, columns); ++column) to[column] = half(column);
+            continue;
+        }
+        const int before = (-reinterpret_cast<intptr_t>(to) & 15) / 2;  // columns ahead of the first multiple of 16 bytes
+        if (before == 0 || octet < OCTETS - 1) {
+            uint32_t pairs[5];
+#pragma unroll
+            for (int i = 0; i < 5; ++i) pairs[i] = word(min(before / 2 + octet * 4 + i, COLUMNS / 2 - 1));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) pairs[i] = __funnelshift_r(pairs[i], pairs[i + 1], before % 2 * 16);
+            *reinterpret_cast<uint4*>(to + before + octet * 8) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+        }
+        if (before > 0 && octet < 8) {  // of the 8 columns at both ends a thread writes one
+            const int column = octet < before ? octet : COLUMNS - 8 + octet;
+            to[column] = half(column);
+        }
+    }
+}
+
+// 64 rounded columns of C through a panel: by the accelerator, or where it cannot reach C's rows, with the panels beside it.
 template <class G>
 __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUtensorMap& map, typename G::T* C, int warpgroup,
                               int panel, const uint32_t* words, int m, int n) {
-    auto* staging = shared.c[warpgroup][panel % G::PANELS];
     if (p.store_tma) {
+        auto* staging = shared.c[warpgroup][panel % G::PANELS];
         if (threadIdx.x % 128 == 0) wait_stores_read<G::PANELS - 1>();
         named_sync(1 + warpgroup, 128);
         write_panel(staging, words);
@@ -172,34 +207,12 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
         if (threadIdx.x % 128 == 0) store_box(map, staging, n, m);
         return;
     }
-    const int own = threadIdx.x % 128 / 32 * 16, lane = threadIdx.x % 32, octet = lane % 8, columns = min(p.N - n, 64);
+    const int last = panel % G::BESIDE;
     __syncwarp();  // a warp writes and reads 16 rows of its own
-    write_panel(staging, words);
+    write_panel(shared.c[warpgroup][last], words);
+    if (last < G::BESIDE - 1) return;
     __syncwarp();
-#pragma unroll 1
-    for (int row = own + lane / 8; row < own + 16 && m + row < p.M; row += 4) {
-        const auto* line = reinterpret_cast<const uint32_t*>(staging) + row * 32;
-        const auto word = [&](int at) { return line[(at / 4 ^ row % 8) * 4 + at % 4]; };
-        const auto half = [&](int column) { return uint16_t(word(column / 2) >> column % 2 * 16); };
-        auto* to = reinterpret_cast<uint16_t*>(C) + int64_t(m + row) * p.N + n;
-        if (columns < 64) {
-            for (int column = octet * 8; column < min(octet * 8 + 8, columns); ++column) to[column] = half(column);
-            continue;
-        }
-        const int before = (-reinterpret_cast<intptr_t>(to) & 15) / 2;  // columns ahead of the first multiple of 16 bytes
-        if (before == 0 || octet < 7) {
-            uint32_t pairs[5];
-#pragma unroll
-            for (int i = 0; i < 5; ++i) pairs[i] = word(min(before / 2 + octet * 4 + i, 31));
-#pragma unroll
-            for (int i = 0; i < 4; ++i) pairs[i] = __funnelshift_r(pairs[i], pairs[i + 1], before % 2 * 16);
-            *reinterpret_cast<uint4*>(to + before + octet * 8) = {pairs[0], pairs[1], pairs[2], pairs[3]};
-        }
-        if (before > 0) {  // of the 8 columns at both ends a thread writes one
-            const int column = octet < before ? octet : 56 + octet;
-            to[column] = half(column);
-        }
-    }
+    store_rows<G>(shared.c[warpgroup][0], p, C, m, n - 64 * last);
 }
 
 // Adds the sums of all splits, always in the same order. Each sends away those of the others' shares of the columns, and adds

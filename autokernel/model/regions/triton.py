@@ -146,7 +146,7 @@ BY_WALK = {
 }
 BY_PARTS = {
     "tunables": '{"BLOCK": [512, 1024, 2048, 4096], "PARTS": [4, 8, 16, 32], "NUM_WARPS": [4, 8, 16]}',
-    "constants": "BLOCK = 2048  # columns that a program takes at a time\nPARTS = {parts}  # of a row\nNUM_WARPS = 4",
+    "constants": "BLOCK = {block}  # columns that a program takes at a time\nPARTS = {parts}  # of a row\nNUM_WARPS = 4",
     "sizes": "BLOCK: tl.constexpr, PARTS: tl.constexpr",
 }
 
@@ -212,7 +212,11 @@ def _file(
         title=title,
         name=name,
         tunables=form["tunables"],
-        constants=form["constants"].format(warps=min(max(width // 512, 2), 16), parts=_parts(rows)),
+        constants=form["constants"].format(
+            warps=min(max(width // 512, 2), 16),
+            parts=(parts := _parts(width)),
+            block=2048 if width <= 2048 * parts else 4096,
+        ),
         helpers=helpers,
         kernels=kernels,
         strides=repr(tuple(t.strides for t in inputs)),
@@ -225,9 +229,9 @@ def _file(
     )
 
 
-def _parts(rows: int) -> int:
-    """Of a row, so that some 2048 programs run."""
-    return next((parts for parts in (4, 8, 16) if rows * parts >= 2048), 32)
+def _parts(width: int) -> int:
+    """Of a row, for parts of 2048 columns or more: a program takes its part at once where it can (fastest on an H100)."""
+    return next((parts for parts in (4, 8, 16) if width <= 2048 * parts), 32)
 
 
 def number(e: Expression) -> str:
@@ -248,9 +252,9 @@ class _Walk:
         passes = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
         return [*self._row_of(), *passes, *self._results()]
 
-    def _row_of(self, program: str = "tl.program_id(0)") -> list[str]:
+    def _row_of(self) -> list[str]:
         rows = self.loops.rows
-        return [f"row = {program}{_wide(self.loops)}", *_indices("row", rows, self.index[: len(rows)])]
+        return [f"row = tl.program_id(0){_wide(self.loops)}", *_indices("row", rows, self.index[: len(rows)])]
 
     def _results(self, mask: str = "") -> list[str]:
         """mask: of the store, where the result is one number a row."""
@@ -322,21 +326,18 @@ class _Parts(_Walk):
                 lines += [f"tl.store(partial + {self._at(e, s)} + part, {name}{s})" for s in _states(e, "")]
             found[f"_level{n}"] = lines
         self.row = self._writer("t")
-        found["_write"] = [*self._head(backwards=True), *self._known(reduced), *self._results("part == 0")]
+        found["_write"] = [*self._head(), *self._known(reduced), *self._results("part == 0")]
         return found
 
     @property
     def slots(self) -> int:
         return len(self.slot)
 
-    def _head(self, backwards: bool = False) -> list[str]:
-        """backwards: what was read last, and is in L2, comes first."""
-        width, rows = math.prod(self.loops.columns), math.prod(self.loops.rows)
-        ends = (f"{rows - 1} - ", "PARTS - 1 - ") if backwards else ("", "")
-        row, part = (f"{end}tl.program_id({axis})" for axis, end in enumerate(ends))
+    def _head(self) -> list[str]:
+        width = math.prod(self.loops.columns)
         return [
-            *self._row_of(f"({row})" if backwards else row),
-            f"part = {part}",
+            *self._row_of(),
+            "part = tl.program_id(1)",
             f"size = tl.cdiv({width}, PARTS * BLOCK) * BLOCK",
             "first = part * size",
             f"end = tl.minimum(first + size, {width})",

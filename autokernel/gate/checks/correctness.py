@@ -287,30 +287,47 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
         differs = (y != exact) & (y != native)
         return f"differs: {_worst(differs.double(), y.double(), exact)}" if differs.any() else None
     rounded = exact.to(y.dtype)  # what overflows in this dtype is inf there too
+    size, error, native_error = expectation.size, y.double() - exact, native.double() - exact
+    finite = usable = None  # masks, where something is not finite
+    if not all(map(_all_finite, (rounded, y, native))):
+        if reason := _not_finite_elsewhere(y, rounded, exact):
+            return reason
+        finite = torch.isfinite(rounded) & torch.isfinite(y)
+        if not finite.any():
+            return None
+        usable = finite & torch.isfinite(native)
+    size, error, native_error = _only(finite, size), _only(finite, error), _only(usable, native_error)
+    outer = ELEMENT_TOLERANCE[y.dtype] * (1 + size)
+    if y.dim():
+        outer = torch.maximum(outer, ERROR_MULTIPLE[y.dtype] * native_error.abs().amax(-1, keepdim=True))
+    excess = error.abs() - outer
+    if (excess > 0).any():
+        return f"outside the tolerance {ELEMENT_TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
+    if adversarial:
+        return None
+    size, error = _only(usable, size), _only(usable, error)
+    if y.dtype.itemsize == 2 and (reason := _systematic(y, _only(usable, exact), size, error, native_error)):
+        return reason
+    return _larger_than_pytorch(y, exact, size, error, native_error)
+
+
+def _all_finite(t: Tensor) -> bool:
+    return all(bound.isfinite() for bound in t.aminmax())
+
+
+def _only(mask: Tensor | None, t: Tensor) -> Tensor:
+    """t with 0 outside of the mask."""
+    return t if mask is None else torch.where(mask, t, 0.0)
+
+
+def _not_finite_elsewhere(y: Tensor, rounded: Tensor, exact: Tensor) -> str | None:
+    """Why y's NaN and infinities are not where they should be; one rounding away from overflow both are right."""
     for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
         differs = test(y) != test(rounded)
         if differs.any() and (name == "NaN" or not _near_overflow(exact, y.dtype)[differs].all()):
             index = _index(differs.int().argmax(), y)
             return f"{name} mask differs: got {y[index].item()} instead of {rounded[index].item()} at {list(index)}"
-    finite = torch.isfinite(rounded) & torch.isfinite(y)
-    if not finite.any():
-        return None
-    target = torch.where(finite, exact, 0.0)
-    error = torch.where(finite, (y.double() - target).abs(), 0.0)
-    usable = finite & torch.isfinite(native)
-    native_error = torch.where(usable, (native.double() - target).abs(), 0.0)
-    size = torch.where(finite, expectation.size, 0.0)
-    outer = ELEMENT_TOLERANCE[y.dtype] * (1 + size)
-    if y.dim():
-        outer = torch.maximum(outer, ERROR_MULTIPLE[y.dtype] * native_error.amax(-1, keepdim=True))
-    excess = error - outer
-    if (excess > 0).any():
-        return f"outside the tolerance {ELEMENT_TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
-    if adversarial:
-        return None
-    if y.dtype.itemsize == 2 and (reason := _systematic(y, target, size, usable, native)):
-        return reason
-    return _larger_than_pytorch(y, target, size, torch.where(usable, error, 0.0), native_error, usable)
+    return None
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -321,12 +338,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def _larger_than_pytorch(
-    y: Tensor, exact: Tensor, size: Tensor, error: Tensor, native_error: Tensor, usable: Tensor
-) -> str | None:
+def _larger_than_pytorch(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, native_error: Tensor) -> str | None:
     """The tighter bound, row by row, so that large rows cannot hide small ones."""
     information = torch.finfo(y.dtype)
-    size = _row_rms(torch.where(usable, size, 0.0))
+    size = _row_rms(size)
     rounding = information.eps * size + information.tiny
     # PyTorch may be lucky in one row (attention with one query: 40 times better than in the next head): what it makes of
     # the rows at its upper quartile, relative to their size, is allowed in every row. Of zeros that says nothing.
@@ -342,11 +357,11 @@ def _larger_than_pytorch(
     row = excess.argmax()
     return (
         f"RMS error {made[row].item():.3g} in row {row.item()} is {(made / bound)[row].item():.1f} times PyTorch's own "
-        f"(at most {multiple:g} times is allowed): {_worst(error, y, exact)}"
+        f"(at most {multiple:g} times is allowed): {_worst(error.abs(), y, exact)}"
     )
 
 
-def _systematic(y: Tensor, exact: Tensor, size: Tensor, usable: Tensor, native: Tensor) -> str | None:
+def _systematic(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor) -> str | None:
     """Why the errors of a 16-bit result are not those of rounding, which are independent of each other.
 
     A single number is within SCALAR_ULPS of the truth. In a row, the mean of the signed errors and their projection on the
@@ -356,13 +371,10 @@ def _systematic(y: Tensor, exact: Tensor, size: Tensor, usable: Tensor, native: 
     """
     eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
     if not y.dim():
-        error, own = (y.double() - exact).abs(), (native.double() - exact).abs()
-        if error > SCALAR_ULPS * eps * size + tiny + 2 * own:
+        if error.abs() > SCALAR_ULPS * eps * size + tiny + 2 * own.abs():
             return f"got {y.item():.6g} instead of {exact.item():.6g}: more than {SCALAR_ULPS:g} roundings off"
         return None
-    exact, size, error, own = (
-        as_rows_of_results(torch.where(usable, t, 0.0)) for t in (exact, size, y.double() - exact, native.double() - exact)
-    )
+    exact, size, error, own = map(as_rows_of_results, (exact, size, error, own))
     norm = (exact**2).sum(-1) + tiny
     count = max(exact.shape[-1], 1)
     figures = {  # of each row: of the result, of PyTorch's, of independent roundings (one s.d. or more), of cutting off
@@ -398,7 +410,8 @@ def as_rows_of_results(t: Tensor) -> Tensor:
 
 def _row_rms(t: Tensor) -> Tensor:
     """RMS of each row, flat."""
-    return (as_rows_of_results(t) ** 2).mean(-1).sqrt()
+    rows = as_rows_of_results(t)
+    return torch.linalg.vector_norm(rows, dim=-1) / max(rows.shape[-1], 1) ** 0.5
 
 
 def _near_overflow(exact: Tensor, dtype: torch.dtype) -> Tensor:

@@ -79,7 +79,8 @@ def test_every_setting_of_the_knobs_gives_a_tile_that_fits(monkeypatch: pytest.M
 
 
 @needs_nvcc
-@pytest.mark.parametrize("chip", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_100a"])
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["sm_80", "sm_100a"])
 def test_compiles_to_tensor_cores_in_16_bits_only(chip: str, monkeypatch: pytest.MonkeyPatch):
     for_chip(monkeypatch, chip)
     for function, binary in compiled(list(everywhere())).items():

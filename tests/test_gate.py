@@ -24,7 +24,11 @@ def target(kernel_type: str):
     return default_target(kernel_type, "cpp", "cpu", torch.float32)
 
 
-@pytest.mark.parametrize("path", STARTERS, ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem == "cpp_kernel" else pytest.mark.slow) for path in STARTERS],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
 def test_starters_pass_all_five_stages(judge: Judge, path: Path):
     verdict = judge.check(path.read_text(), target(path.parent.name))
     assert verdict.failure is None, verdict.failure

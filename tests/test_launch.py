@@ -110,9 +110,15 @@ def test_what_judges_nothing_starts_no_parent(folder, name, words, status):
     assert "launched" not in said and not list(folder.glob("autokernel-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("begun", ["starting", "importing", "ready"])
-def test_a_command_that_is_killed_takes_its_parent_along(folder, number, begun):
+KILLS = [  # the diagonal first, for it has every signal and every moment
+    pytest.param(begun, number, id=f"{begun}-{number.name}", marks=() if i == j else pytest.mark.slow)
+    for i, begun in enumerate(("starting", "importing", "ready"))
+    for j, number in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
+]
+
+
+@pytest.mark.parametrize(("begun", "number"), KILLS)
+def test_a_command_that_is_killed_takes_its_parent_along(folder, begun, number):
     process = start(folder, "bench.py", RMSNORM, start_new_session=True)
     assert within(30, lambda: parents(folder))
     if begun == "importing":

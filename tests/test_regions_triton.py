@@ -53,6 +53,7 @@ def test_kernels_are_right(tmp_path: Path) -> None:
     run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps")
 
 
+@pytest.mark.slow
 def test_long_rows_are_walked_through(tmp_path: Path) -> None:
     """By one program, and by several that each take a part; a variance in one pass."""
     run(tmp_path, "extremes,grouped", held=8)

@@ -137,6 +137,7 @@ def cheats(timed: Callable[[Cheat], bool]) -> list[Any]:
     return [pytest.param(cheat, id=cheat.id, marks=[pytest.mark.timed] * timed(cheat)) for cheat in CHEATS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cheat", cheats(timed=lambda cheat: cheat.works == "fast"))
 def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Path, naive: NaiveGate):
     arguments = workplace.told(cheat.source), cheat.kernel_type, workplace.folder, *naive_options(cheat)

@@ -21,15 +21,16 @@ def repeated(source: str, times: int | str) -> str:
 TIMED_FIRST = {"autotuned", "python-threads", "workspace-kept", "prepared-weights", "prefetching", "times-itself"}
 
 
-def parameters(second_tier: bool):
+def parameters(timed: bool):
+    """Each kernel is asked once in the first tier: whole verdicts have the five stages in them."""
     for honest in HONEST:
         marks = [pytest.mark.xfail(strict=True, reason=honest.refused)] if honest.refused else []
-        if second_tier and honest.name not in TIMED_FIRST:
+        if timed != (honest.name in TIMED_FIRST):
             marks.append(pytest.mark.slow)
         yield pytest.param(honest, id=honest.name, marks=marks)
 
 
-@pytest.mark.parametrize("honest", list(parameters(second_tier=False)))
+@pytest.mark.parametrize("honest", list(parameters(timed=False)))
 def test_honest_kernels_are_right(judge: Judge, honest: Honest):
     verdict = judge.check(honest.source, default_target(honest.kernel_type, "cpp", "cpu", torch.float32))
     assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
@@ -38,7 +39,7 @@ def test_honest_kernels_are_right(judge: Judge, honest: Honest):
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("honest", list(parameters(second_tier=True)))
+@pytest.mark.parametrize("honest", list(parameters(timed=True)))
 def test_honest_kernels_pass_and_are_timed(judge: Judge, honest: Honest):
     target = default_target(honest.kernel_type, "cpp", "cpu", torch.float32)
     verdict = judge.examine(honest.source, target, incumbent=repeated(starter(honest.kernel_type), SLOWED))

@@ -76,9 +76,10 @@ def wrong_norm(winners: list[Winner]) -> Winner:
 
 
 FALLBACKS = [None, "inductor"]
+COMPILED_LATER = [None, pytest.param("inductor", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("fallback", FALLBACKS)
+@pytest.mark.parametrize("fallback", COMPILED_LATER)
 def test_kernels_are_named_in_profiles(model, tokens, winners, fallback) -> None:
     optimised = compile_with_kernels(model, Replacer(winners, fallback))
     with torch.no_grad():
@@ -339,7 +340,7 @@ def test_a_checkpoint_is_left_alone_where_there_are_gradients(fallback) -> None:
     assert torch.autograd.grad(optimised(x).square().sum(), x)[0].abs().max() > 0
 
 
-@pytest.mark.parametrize("fallback", FALLBACKS)
+@pytest.mark.parametrize("fallback", COMPILED_LATER)
 def test_modes_change_under_one_applied_model(model, tokens, winners, fallback) -> None:
     """train and eval, autocast, no_grad, inference_mode: each gets its own code, and the original's result."""
     applied = apply(copy.deepcopy(model), winners, fallback)

@@ -135,6 +135,7 @@ def test_pairs_that_an_audit_refused_count_but_bring_no_look_nearer():
     assert not keep_rule([*gains, 0.29, 0.30, 0.31, 0.30, 0.30, 0.0, 0.0, 0.0], {}, 0.28, look=8).keep
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_no_batch_is_chosen_by_page_faults(judge: Judge, monkeypatch):
     """The first batches touch memory that later ones have, and take six times as long: two calls seemed to be enough."""

@@ -36,7 +36,11 @@ NOISES = [("normal", 0.01), ("normal", 0.003), ("normal", 0.03), ("heavy", 0.01)
 
 @pytest.mark.parametrize(
     "kind, sd, trials",
-    [*((*noise, 5_000) for noise in NOISES), *(pytest.param(*noise, 40_000, marks=pytest.mark.slow) for noise in NOISES)],
+    [
+        (*NOISES[0], 5_000),
+        (*NOISES[-1], 5_000),
+        *(pytest.param(*noise, 40_000, marks=pytest.mark.slow) for noise in NOISES),
+    ],
 )
 def test_an_identical_kernel_is_kept_in_three_of_a_thousand_at_most(kind: str, sd: float, trials: int):
     """Under normal noise the rate is just below 3 in 1,000 by design, and many a sample shows more: what may not be is a
@@ -73,6 +77,7 @@ def test_exact_intervals_of_rates():
     assert (some.low, some.high) == (pytest.approx(0.00062, abs=1e-5), pytest.approx(0.00874, abs=1e-5))
 
 
+@pytest.mark.slow
 def test_a_summary_tells_experiments_from_resampling():
     noise = Noise("normal", 0.01)
     pairs = [noise(0.0) for _ in range(200)]

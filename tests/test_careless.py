@@ -405,7 +405,10 @@ def test_gits_own_variables_do_not_lead_elsewhere(clone):
 
 @pytest.mark.parametrize(
     "command",
-    ["orchestrate.py log --all --json", "orchestrate.py --help", "orchestrate.py runs", "orchestrate.py --version"],
+    [
+        "orchestrate.py log --all --json",
+        *(pytest.param(f"orchestrate.py {word}", marks=pytest.mark.slow) for word in ("--help", "runs", "--version")),
+    ],
 )
 def test_a_reader_that_has_gone(untouched, command):
     read, write = os.pipe()

@@ -93,6 +93,7 @@ def test_compiles_to_tensor_cores_in_16_bits_only(chip: str, monkeypatch: pytest
         assert ("HMMA" in instructions(binary)) == (multiplies and not single), defines
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_hopper_multiplies_by_wgmma_on_what_tma_loads(monkeypatch: pytest.MonkeyPatch):
     for_chip(monkeypatch, "sm_90a")

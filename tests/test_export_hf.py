@@ -76,6 +76,7 @@ def round_trip(export: Export, folder: Path, backend: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("export", TRITON, ids=lambda e: e.kernel_type)
 def test_triton_round_trip(export: Export, tmp_path):
     """On this CPU, by Triton's interpreter: a variant for backend cpu."""

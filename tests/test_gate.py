@@ -115,8 +115,9 @@ def remembering(source: str) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timed
-@pytest.mark.parametrize("check_bytes", [pytest.param(CHECK_BYTES, marks=pytest.mark.slow), 1 << 16])
+@pytest.mark.parametrize("check_bytes", [CHECK_BYTES, 1 << 16])
 def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.MonkeyPatch, check_bytes: int):
     """macOS, or a container that may not trace: outputs (of large ones some rows) are fetched, and it is clocked when they
     arrive."""
@@ -212,6 +213,7 @@ def repeating(case: Case, name: str, stride: tuple[int, ...]) -> WeightedCase:
     return WeightedCase(Case(f"{case.name}, {name} repeats", case.args | {name: replace(case.args[name], stride=stride)}))
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_tensors_that_repeat_themselves_are_judged_and_timed(judge: Judge):
     """A mask that a model expands has dims of stride 0: its contents are the same along them."""

@@ -109,9 +109,7 @@ def outcome(call, model: nn.Module, x: Tensor, gradients: bool) -> list[Tensor]:
     return [result.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize(
-    "gradients", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"]
-)
+@pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"])
 @pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
 def test_products_around_it_are_replaced_and_the_model_stays_itself(model_class: type, gradients: bool) -> None:
     torch.manual_seed(0)
@@ -145,6 +143,7 @@ def test_a_recurrent_model_under_autocast_stays_as_it_is() -> None:
 COMPILED = [Checkpointed, *(pytest.param(c, marks=pytest.mark.slow) for c in (Branch, Mapped))]
 
 
+@pytest.mark.slow
 def test_other_lengths_of_a_recurrent_model() -> None:
     torch.manual_seed(0)
     model, finder = Recurrent(), SiteFinder()

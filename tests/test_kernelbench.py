@@ -141,7 +141,11 @@ class Proposed:
     files: int = 0  # starters
 
 
-PROPOSED = [Proposed(1, ("softmax",), 2), Proposed(2, ("matmul", "layernorm"), 5), Proposed(8, ())]
+PROPOSED = [
+    Proposed(1, ("softmax",), 2),
+    pytest.param(Proposed(2, ("matmul", "layernorm"), 5), marks=pytest.mark.slow),
+    Proposed(8, ()),
+]
 
 
 @pytest.mark.parametrize("proposed", PROPOSED, ids=lambda p: LEVEL[p.problem].stem)
@@ -311,6 +315,7 @@ def test_a_time_limit_that_python_drops_is_raised_again(monkeypatch):
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.slow
 def test_scorer_takes_answers(tmp_path):
     (tmp_path / "level9_2.py").write_text(ANSWERS[3].source)
     record = tmp_path / "record.json"

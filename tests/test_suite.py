@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from autokernel.spec import ROOT
 
 TESTS = """
@@ -40,6 +42,7 @@ def run(folder, skips, *options):
     return subprocess.run([*command, folder], cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_what_is_timed_runs_alone_and_too_many_skips_fail(tmp_path):
     ended = run(tmp_path, 6)
     assert ended.returncode == 1 and "6 timed tests were skipped" in ended.stdout, ended.stdout + ended.stderr

@@ -389,6 +389,7 @@ def interpreted():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starter", STARTERS)
 def test_interpreter(starter, interpreted):
     assert interpreted[starter]["checks"] > 0

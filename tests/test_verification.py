@@ -157,6 +157,7 @@ def test_a_slow_kernel_is_left_out_and_nothing_is_gained(plan):
     assert result.verdict.startswith(("leave it as it is", "use torch.compile("))
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_left_out_for_that_reason(plan):
     result = verify(plan, [winner(plan, WRONG)], settings=SETTINGS)
     assert result.used_over(None) == () and "wrong" in result.kernels[0].why_not

@@ -6,6 +6,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
     target.py       Target and Plan: what the loop works on
     build.py        C++ and CUDA sources (include/) -> callables
     verdict.py      what the gate says of a kernel
+    backends.py     the languages of kernels: compiler, flags, devices, suffix
     preflight.py    what must be installed before anything starts
     records.py      files of ours: written whole, and read by their types
     console.py      what a terminal shows; stderr.py: what goes to a log file instead; table.py: plain tables

@@ -18,7 +18,6 @@ import ctypes
 import hashlib
 import math
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -31,6 +30,8 @@ from pathlib import Path
 
 import torch
 
+from autokernel.backends import BACKENDS, TOOL_S, cpu_identity
+from autokernel.backends import CompileError as CompileError
 from autokernel.preflight import MissingCompiler as MissingCompiler
 from autokernel.preflight import find_compiler
 
@@ -38,18 +39,13 @@ INCLUDE = Path(__file__).resolve().parent / "include"
 SANDBOX = Path(__file__).resolve().parent / "gate" / "workers" / "sandbox.py"
 COMPILER_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "SDKROOT", "DEVELOPER_DIR")
 COMPILE_S = 120.0  # for one run of a compiler
-TOOL_S = 60.0  # for what a compiler says of itself, and nm of an object file: milliseconds
 DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp and autokernel.cuh
 CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
-class CompileError(RuntimeError):
-    """The compiler refused a kernel's source; the message is the compiler's, with lines of that source."""
-
-
 @dataclass(frozen=True)
 class Library:
-    """One source to be compiled: language "cpp" or "cuda", and the macros (the tunables) that it is compiled with."""
+    """One source to be compiled, in a language of BACKENDS, and the macros (the tunables) that it is compiled with."""
 
     language: str
     source: str
@@ -87,53 +83,9 @@ def _compiler_identity(path: str) -> str:
     return _said_by([path, "--version"], "it was there a moment ago")
 
 
-@cache
-def cpu_identity() -> str:
-    """The CPU's model and features: -march=native makes a binary that only such a CPU can run."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    return "".join(re.findall(r"^(?:model name|flags|Features).*$", text, re.M)[:2])
-
-
-@cache
-def _openmp_flags(compiler: str) -> tuple[str, ...]:
-    """OpenMP where the compiler has it; without it kernels run on one thread."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [compiler, "-fopenmp", "-shared", "-fPIC", "-x", "c++", "-", "-o", f"{folder}/probe.so"]
-        source = b"#include <omp.h>\nint f() { return omp_get_max_threads(); }"
-        try:
-            probe = subprocess.run(command, input=source, capture_output=True, timeout=TOOL_S)
-        except subprocess.TimeoutExpired:
-            raise CompileError(f"{compiler} did not finish a probe for OpenMP within {TOOL_S:g} s") from None
-    return ("-fopenmp",) if probe.returncode == 0 else ()
-
-
-def _capability() -> tuple[int, int]:
-    """Of the GPU that CUDA C++ is compiled for. Raises CompileError where there is none."""
-    try:
-        return torch.cuda.get_device_capability()
-    except (AssertionError, RuntimeError) as error:  # the former from a PyTorch without CUDA
-        raise CompileError(f"CUDA C++ is compiled for this machine's GPU, and PyTorch finds none ({error})") from None
-
-
 def _command(library: Library) -> list[str]:
-    compiler = find_compiler(library.language)
-    defines = [f"-D{name}={value}" for name, value in library.defines]
-    if library.language == "cuda":
-        major, minor = _capability()
-        arch = f"{major}{minor}" + ("a" if major >= 9 else "")
-        target = [f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-DAK_ARCH={major}{minor}0"]
-        quiet = ["-diag-suppress=177", "-lineinfo"]  # 177: a function that is not used, as those of a header are
-        return [compiler, "-O3", "-std=c++17", "-Xcompiler", "-fPIC", *quiet, *target, f"-I{INCLUDE}", *defines]
-    # No -ffast-math: it assumes that NaN and Inf do not occur and sets flush-to-zero for the whole process.
-    arithmetic = ["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"]
-    native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
-    if "-march=native" in native and "avx512f" in cpu_identity():
-        native.append("-mprefer-vector-width=512")
-    threads = _openmp_flags(compiler)
-    return [compiler, "-O3", "-std=c++17", "-fPIC", *native, *arithmetic, *threads, f"-I{INCLUDE}", *defines]
+    backend, compiler = BACKENDS[library.language], find_compiler(library.language)
+    return [compiler, *backend.flags(compiler), f"-I{INCLUDE}", *(f"-D{name}={value}" for name, value in library.defines)]
 
 
 # What a C++ kernel may call: the run-time libraries of C and C++ (memory, mathematics, output, threads, exceptions), of
@@ -174,7 +126,7 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
         return binary
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
-        source = Path(scratch) / ("kernel.cu" if library.language == "cuda" else "kernel.cpp")
+        source = Path(scratch, "kernel" + BACKENDS[library.language].suffix)
         source.write_text(library.source, encoding="utf-8")
         object_file, output = source.with_suffix(".o"), source.with_suffix(".so")
         _compile([*command, "-c", str(source), "-o"], object_file, timeout_s)

@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Iterable, NoReturn, Optional  # noqa: UP035 as above
 
+from autokernel.backends import BACKENDS, backends_for
+
 DATA = Path(__file__).resolve().parent / "data"  # of an installed package: what stands beside it in a clone
 IN_CLONE = not DATA.is_dir()
 ROOT = Path(__file__).resolve().parent.parent if IN_CLONE else DATA  # of kernels/, reference.py, models/, playbook/
@@ -31,18 +33,7 @@ NEWEST_PYTHON = (3, 15)  # for which PyTorch (2.15) has builds; the oldest stand
 MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}  # and for which
 OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an installed package does not have
 GLIBC = (2, 28)  # of Linux, at least
-COMPILERS = {
-    "cpp": (os.environ.get("CXX"), "g++", "clang++", "c++"),
-    "triton": (os.environ.get("CC"), "gcc", "clang"),  # the names that Triton tries: it compiles its launcher in C
-    "cuda": ("nvcc", os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc")),
-}
 OF_A_RUN = ("status", "runs", "next", "plan", "record", "report", "log", "merge", "clean")  # commands of orchestrate.py
-SUFFIXES = {"cpp": ".cpp", "triton": ".c", "cuda": ".cu"}
-ADVICE = {
-    "cpp": "a C++ compiler (Debian/Ubuntu: apt install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)",
-    "triton": "a C compiler (Debian/Ubuntu: apt install gcc; Fedora: dnf install gcc)",
-    "cuda": "nvcc, of NVIDIA's CUDA toolkit or from pip (pip install -e '.[cuda]')",
-}
 
 
 class Refused(Exception):
@@ -150,17 +141,18 @@ def check_installed() -> None:
 
 
 def find_compiler(language: str) -> str:
-    """Path of the compiler for "cpp", "cuda" or "triton" kernels. Raises MissingCompiler."""
-    found = list(filter(None, (shutil.which(name) for name in COMPILERS[language] if name)))
-    if language == "cuda":
-        found += map(str, sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvcc"), reverse=True))  # of pip's
+    """Path of the compiler for kernels in a language, by its name in BACKENDS. Raises MissingCompiler."""
+    row = BACKENDS[language]
+    found = list(filter(None, (shutil.which(name) for name in row.compilers if name)))
+    if row.pip_compilers:
+        found += map(str, sorted(Path(sysconfig.get_path("purelib")).glob(row.pip_compilers), reverse=True))
     reasons = []
     for compiler in found:
-        reason = why_not_compiling(compiler, SUFFIXES[language])
+        reason = why_not_compiling(compiler, row.suffix)
         if not reason:
             return compiler
         reasons.append(f"{compiler} compiles nothing ({reason})")
-    raise MissingCompiler("; ".join([f"{language} kernels need {ADVICE[language]}", *reasons]))
+    raise MissingCompiler("; ".join([f"{language} kernels need {row.advice}", *reasons]))
 
 
 @functools.cache
@@ -188,13 +180,15 @@ def why_not_compiling(compiler: str, suffix: str) -> str:
 
 def backends(device: str) -> tuple[str, ...]:
     """The backends whose kernels run on `device` and can be compiled here; that of its starters first."""
-    if device.partition(":")[0] == "cpu":
-        return ("cpp",)
+    default, *others = backends_for(device)
+    return (default, *filter(_has_compiler, others))
+
+
+def _has_compiler(language: str) -> bool:
     try:
-        find_compiler("cuda")
+        return bool(find_compiler(language))
     except MissingCompiler:
-        return ("triton",)
-    return ("triton", "cuda")
+        return False
 
 
 def check(language: str, folders: Iterable[Path], experiments: bool = True) -> None:
@@ -206,9 +200,11 @@ def check(language: str, folders: Iterable[Path], experiments: bool = True) -> N
     if reason:
         raise Refused(reason)
     find_compiler(language)
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    if language == "triton" and not header.exists():
-        raise Refused(f"Triton needs Python's headers, there is no {header} (Debian/Ubuntu: apt install python3-dev)")
+    backend, header = BACKENDS[language], Path(sysconfig.get_path("include"), "Python.h")
+    if backend.python_headers and not header.exists():
+        raise Refused(
+            f"{backend.title} needs Python's headers, there is no {header} (Debian/Ubuntu: apt install python3-dev)"
+        )
     for folder in folders:
         reason = _why_not_writable(folder)
         if reason:

@@ -18,7 +18,6 @@ from autokernel.preflight import kernel_types as kernel_types_in
 
 PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were made kernel types: see model/regions/
-BACKENDS = ("triton", "cuda", "cpp")
 ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -33,7 +33,7 @@ class Target:
 
     name: str  # "rmsnorm_512x768_float32"
     kernel_type: str
-    backend: str  # "triton" | "cuda" | "cpp"
+    backend: str  # a name in BACKENDS
     device: str  # "cpu", "cuda", "cuda:1"
     cases: tuple[WeightedCase, ...]
     share: float = 0.0  # of the model's device time, 0..1

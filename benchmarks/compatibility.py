@@ -36,6 +36,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from autokernel.backends import BACKENDS, default_backend
 from autokernel.integration.apply import apply, unapply
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all of " + ", ".join(ZOO))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
-    parser.add_argument("--backend", choices=("cpp", "triton", "cuda"), help="whose starters (default: the device's first)")
+    parser.add_argument("--backend", choices=BACKENDS, help="whose starters (default: the device's first)")
     parser.add_argument("--fallback", help="what has the rest of the model: inductor, reduce-overhead (default: eager)")
     parser.add_argument("--seconds", type=float, help="begin no model after so many")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time (default: %(default)s)")
@@ -105,7 +106,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.models) - set(ZOO):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are: {', '.join(ZOO)}")
-    backend = arguments.backend or ("cpp" if arguments.device == "cpu" else "triton")
+    backend = arguments.backend or default_backend(arguments.device)
     setting = Setting(arguments.device, getattr(torch, arguments.dtype), backend, arguments.fallback)
     if arguments.one:
         warnings.filterwarnings("ignore")

@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel import console
+from autokernel.backends import BACKENDS, default_backend
 from autokernel.cli.arguments import Parser, count, positive, script
 from autokernel.kernelbench.bridge import (
     LIMIT,
@@ -34,7 +35,6 @@ from autokernel.kernelbench.bridge import (
     set_up,
 )
 from autokernel.kernelbench.problems import Cost, NotJudged, cost_of, fitting, load
-from autokernel.model.extraction import default_backend
 from autokernel.preflight import HOME
 
 DATASET = "ScalingIntelligence/KernelBench"
@@ -109,7 +109,7 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         "--mb", type=positive, default=LIMIT.nbytes / 1e6, help="moved by a pass there, to aim at (%(default)s)"
     )
     parser.add_argument("--published", action="store_true", help="take sizes as published, on a CPU as well")
-    parser.add_argument("--backend", choices=("triton", "cuda", "cpp"), help="of the kernels (default: the device's)")
+    parser.add_argument("--backend", choices=BACKENDS, help="of the kernels (default: the device's)")
     console.add_device_argument(parser)
 
 

@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from autokernel import console
+from autokernel.backends import default_backend
 from autokernel.cli.arguments import Parser, count, count_or_none, script
 from autokernel.gate import Judge
 from autokernel.kernelbench.bridge import Setup
 from autokernel.kernelbench.degenerate import weaknesses
 from autokernel.kernelbench.problems import NotJudged
 from autokernel.kernelbench.rewriting import complete
-from autokernel.model.extraction import default_backend
 from autokernel.records import write_json
 from autokernel.spec import ROOT
 from autokernel.target import encode

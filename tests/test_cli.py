@@ -111,7 +111,10 @@ def test_impossible_devices_are_refused(device):
     assert result.returncode == 2 and device in result.stderr
 
 
-@pytest.mark.parametrize("path", [*SCRIPTS, "autokernel/__init__.py", "autokernel/preflight.py", "autokernel/console.py"])
+@pytest.mark.parametrize(
+    "path",
+    [*SCRIPTS, "autokernel/__init__.py", "autokernel/preflight.py", "autokernel/backends.py", "autokernel/console.py"],
+)
 def test_entry_points_parse_on_the_pythons_that_they_refuse(path):
     ast.parse((ROOT / path).read_text(), feature_version=(3, 7))
 

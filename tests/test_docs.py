@@ -215,7 +215,7 @@ PYTHON: dict[str, list[Callable | str]] = {  # of each page, in its order; words
     "docs/using.md": [apply_to_a_model, use_a_package],
     "docs/models.md": [make_inputs],
     "docs/python.md": ["tests/test_package.py"] * 5,
-    "docs/extending.md": [*["tests/test_tenth_type.py"] * 4, propose],
+    "docs/extending.md": [*["tests/test_tenth_type.py"] * 4, propose, *["tests/test_backends.py"] * 2],
 }
 
 
@@ -259,6 +259,7 @@ def files_named(page: Path) -> list[str]:
 # In a run's folder, in a folder that is spoken of, or what a user writes.
 ELSEWHERE = {"report.md", "spec.py", "patterns.py", "cpp_kernel.py", "triton_kernel.py", "cuda_kernel.py"}
 ELSEWHERE |= {"kernels/gelu/spec.py", "kernels/gelu/cpp_kernel.py", "kernels/gelu/patterns.py"}
+ELSEWHERE |= {"kernels/rmsnorm/c_kernel.py"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -12,7 +12,7 @@ import pytest
 from autokernel.spec import ROOT
 
 PAGE = (ROOT / "docs/extending.md").read_text()
-ORACLE, SPEC, KERNEL, PATTERNS, _ = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
+ORACLE, SPEC, KERNEL, PATTERNS, *_ = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
 SEARCHED = """
 from autokernel.model.match import patterns_of
 found = patterns_of("gelu")

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from autokernel import apply, preflight
+from autokernel.backends import BACKENDS
 from autokernel.cli import bench, extract, profile, verify
 from autokernel.cli.arguments import script
 from autokernel.integration.winner import Winner
@@ -218,7 +220,7 @@ def test_a_compiler_that_compiles_nothing_is_none(refusal, monkeypatch, tmp_path
     compiler = tmp_path / "g++"
     compiler.write_text(f"#!/bin/sh\n{body}\n")
     compiler.chmod(0o755)
-    monkeypatch.setitem(preflight.COMPILERS, "cpp", (str(compiler),))
+    monkeypatch.setitem(BACKENDS, "cpp", replace(BACKENDS["cpp"], compilers=(str(compiler),)))
     line = refusal(bench.main, RMSNORM)
     assert words in line and "apt install g++" in line
 
@@ -227,7 +229,7 @@ def test_the_next_compiler_is_taken_where_the_first_is_broken(monkeypatch, tmp_p
     first, works = tmp_path / "c++", preflight.find_compiler("cpp")
     first.write_text("not a program")
     first.chmod(0o755)
-    monkeypatch.setitem(preflight.COMPILERS, "cpp", (str(first), works))
+    monkeypatch.setitem(BACKENDS, "cpp", replace(BACKENDS["cpp"], compilers=(str(first), works)))
     assert preflight.find_compiler("cpp") == works
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from autokernel.agents import Proposal
+from autokernel.backends import default_backend
 from autokernel.console import check_machine
 from autokernel.gate import Judge
 from autokernel.gate.kernel_files import usual_sizes, usual_target
 from autokernel.history.experiments import Experiment
-from autokernel.model.extraction import default_backend
 from autokernel.preflight import Refused
 from autokernel.run.loop import Loop
 from autokernel.run.workspace import PLAN, Workspace, find_run

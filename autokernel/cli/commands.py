@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autokernel.agents import agent_names, make_agent
+from autokernel.backends import default_backend
 from autokernel.build import default_cache
 from autokernel.cli.by_hand import edit_for, judge, run_of
 from autokernel.cli.pipeline import Job, Workers, default_tag, run_job
@@ -22,7 +23,6 @@ from autokernel.history.progress import Rules
 from autokernel.history.runs import commit_times
 from autokernel.history.status import known_rows, subject
 from autokernel.integration.verification.winners import verified
-from autokernel.model.extraction import default_backend
 from autokernel.model.workload import workload_from
 from autokernel.preflight import HOME
 from autokernel.report.live import narrator

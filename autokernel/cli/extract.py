@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from autokernel.backends import BACKENDS, default_backend
 from autokernel.cli.arguments import Parser, count, tag
 from autokernel.console import fail
 from autokernel.history.progress import amdahl
@@ -22,7 +23,7 @@ from autokernel.history.runs import run_folder
 from autokernel.model.extraction import make_plan, write_starters
 from autokernel.model.profiler import ModelProfile
 from autokernel.preflight import HOME
-from autokernel.spec import BACKENDS, kernel_types
+from autokernel.spec import kernel_types
 from autokernel.table import print_table
 from autokernel.target import Plan, encode
 
@@ -32,7 +33,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--report", action="store_true", help="show the targets, write nothing")
     parser.add_argument("--top", type=count, default=5, metavar="N", help="how many targets (default: %(default)s)")
     parser.add_argument("--kernel-type", choices=kernel_types(), help="of this type only")
-    parser.add_argument("--backend", choices=BACKENDS, help="default: cpp on a CPU, triton on a GPU")
+    default = f"default: {default_backend('cpu')} on a CPU, {default_backend('cuda')} on a GPU"
+    parser.add_argument("--backend", choices=BACKENDS, help=default)
     parser.add_argument("--tag", type=tag, default="default", help="name of the run (default: %(default)s)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")

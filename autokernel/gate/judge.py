@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from autokernel.backends import BACKENDS
 from autokernel.gate.checks.correctness import CheckCase
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
 from autokernel.gate.source import constants
@@ -24,7 +25,7 @@ from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerPro
 from autokernel.gate.workers.stopwatch import Stopwatch
 from autokernel.hardware.device import Device
 from autokernel.hardware.machine import MachineFault
-from autokernel.spec import ANY_LIBRARY, BACKENDS, load_spec
+from autokernel.spec import ANY_LIBRARY, load_spec
 from autokernel.target import Target
 from autokernel.verdict import Correctness, Failure, Verdict
 
@@ -233,11 +234,13 @@ def _refused(source: str, target: Target, seed: int, device: str) -> Failure | N
         declared = constants(source)
     except SyntaxError as error:
         return Failure("smoke_test", "source", seed, f"not Python: {error}")
-    for name, wanted in (("KERNEL_TYPE", (target.kernel_type,)), ("BACKEND", BACKENDS)):
+    for name, wanted in (("KERNEL_TYPE", (target.kernel_type,)), ("BACKEND", tuple(BACKENDS))):
         if declared.get(name) not in wanted:
             return Failure("smoke_test", "source", seed, f"{name} is {declared.get(name)!r}, not one of {wanted}")
-    if declared["BACKEND"] == "cuda" and device == "cpu":
-        return Failure("smoke_test", "source", seed, "BACKEND is 'cuda': it needs a GPU, and this gate judges on the CPU")
+    backend = BACKENDS[declared["BACKEND"]]
+    if backend.needs_gpu and device == "cpu":
+        reason = f"BACKEND is {backend.name!r}: it needs a GPU, and this gate judges on the CPU"
+        return Failure("smoke_test", "source", seed, reason)
     return None
 
 

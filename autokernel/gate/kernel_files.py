@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from autokernel.backends import BACKENDS, default_backend
 from autokernel.gate.source import NotFound, binds, constants, read_kernel, read_source
-from autokernel.spec import BACKENDS, folder_of, kernel_types, load_spec
+from autokernel.spec import folder_of, kernel_types, load_spec
 from autokernel.target import Target, default_target
 
 CALL = """
@@ -62,7 +63,7 @@ def source_of(name: Path, kernel_type: str | None, device: str) -> str:
         return read_kernel(name)
     if kernel_type not in kernel_types():
         raise NotFound(f"what does {name} compute? Say --kernel with one of {', '.join(kernel_types())}")
-    return as_kernel_file(str(name), kernel_type, "cpp" if device == "cpu" else "triton")
+    return as_kernel_file(str(name), kernel_type, default_backend(device))
 
 
 def usual_target(
@@ -73,7 +74,7 @@ def usual_target(
     kernel_type, backend = kernel_type or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
     if not (folder_of(str(kernel_type)) / "spec.py").is_file():
         raise NotFound(f"{name}: KERNEL_TYPE is {kernel_type!r}; the types are {', '.join(kernel_types())}")
-    if backend not in BACKENDS:
+    if str(backend) not in BACKENDS:
         raise NotFound(f"{name}: BACKEND is {backend!r}; the backends are {', '.join(BACKENDS)}")
     if dtype and getattr(torch, dtype) not in load_spec(kernel_type).dtypes:
         raise NotFound(f"{kernel_type} is not for {dtype}")

@@ -5,16 +5,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from autokernel.backends import default_backend
 from autokernel.model.profiler import Hotspot, ModelProfile
-from autokernel.preflight import backends
 from autokernel.spec import TensorSpec, load_spec
 from autokernel.target import Plan, Target, WeightedCase
 
 FAMILY_RATIO = 8  # cases of one type whose work differs by less than this are one target: an lm_head is apart from the rest
-
-
-def default_backend(device: str) -> str:
-    return backends(device)[0]
 
 
 def make_plan(profile: ModelProfile, top: int = 5, kernel_type: str | None = None, backend: str | None = None) -> Plan:

@@ -29,6 +29,7 @@ import torch
 from scipy.special import betaincinv
 
 from autokernel import console
+from autokernel.backends import default_backend
 from autokernel.gate.calibration.planted import BANDS, Dial, set_dial
 from autokernel.gate.judge import Judge
 from autokernel.gate.timing.contest import CANDIDATE, INCUMBENT, NOISE_PAIRS, Contestants, NotDecided
@@ -131,7 +132,7 @@ def main(options: Namespace, launched: Launched | None = None) -> int:
     names = options.calibrate or list(SUBJECTS)
     if unknown := set(names) - {*kernel_types(), PLANTED}:
         console.fail(f"cannot calibrate {', '.join(sorted(unknown))}: name kernel types, or {PLANTED}")
-    backend = "cpp" if options.device == "cpu" else "triton"
+    backend = default_backend(options.device)
     console.preflight(backend, experiments=False)
     record = Record(options.out)
     with Judge(options.device, options.allow_libraries, launched=launched) as judge:

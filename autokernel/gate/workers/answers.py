@@ -12,6 +12,7 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
+from autokernel.backends import BACKENDS
 from autokernel.spec import TensorSpec
 
 MAX_BYTES = 1 << 47  # of an address space
@@ -58,9 +59,13 @@ class Error(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", t
 class Build(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="build"):
     """Not an answer yet: the kernel has a library to be built."""
 
-    language: Literal["cpp", "cuda"]
+    language: str
     source: str
     defines: Annotated[tuple[Macro, ...], Meta(max_length=256)]
+
+    def __post_init__(self) -> None:
+        if self.language not in BACKENDS or not BACKENDS[self.language].flags:
+            raise ValueError("it names no language of ours that is compiled")
 
 
 class Answer(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="answer"):

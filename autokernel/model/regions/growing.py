@@ -10,12 +10,12 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
+from autokernel.backends import default_backend
 from autokernel.model.capture import aten, value
 from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
 from autokernel.model.regions import cpp, triton
 from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower
 from autokernel.model.regions.spec import Region, examined, source_of
-from autokernel.preflight import backends
 from autokernel.spec import TensorSpec, load_spec
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
@@ -29,7 +29,7 @@ _KNOWN: dict[str, bool] = {}
 
 def region_finder(device: str) -> RegionFinder:
     """Makes kernel types for a device ("cpu", "cuda:1") of what is in no site."""
-    return partial(regions_of, backend=backends(device)[0])
+    return partial(regions_of, backend=default_backend(device))
 
 
 @dataclass(frozen=True)

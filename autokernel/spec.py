@@ -90,9 +90,10 @@ class Case:
 class KernelSpec:
     """A kernel type. A new one is an oracle and a `kernels/<name>/spec.py` that defines `SPEC`; nothing else changes.
 
-    arguments(dtype, **dims) describes one call. `sweep`, `edges` and `timing` list dims for it; `timing` has the sizes
-    measured by default on "cpu" and "cuda" (the first is the headline). `flops` and `bytes_moved` take the arguments of
-    a case and count the least that the operation must compute and move (each input read once, each output written once).
+    arguments(dtype, **dims) describes one call. `sweep` (of the stage shape_sweep), `edges` and `timing` list dims for
+    it; `timing` has the sizes measured by default on "cpu" and "cuda" (the first is the headline). `flops` and
+    `bytes_moved` take the arguments of a case and count the least that the operation must compute and move (each input
+    read once, each output written once).
     `fill` makes the contents of arguments that are not free floating-point numbers: (tensor spec, args, generator) ->
     tensor. `adversarial` maps a name to a function that makes filled inputs hard: inputs -> inputs.
     """

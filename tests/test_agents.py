@@ -31,7 +31,7 @@ from autokernel.agents.prompt import task_text
 from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
 from autokernel.agents.tuner import Tuner, scored
-from autokernel.gate.timing.sweep import Looked
+from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import STARTER
 from autokernel.history.ledger import GitLedger
 from autokernel.preflight import backends
@@ -102,15 +102,15 @@ def test_the_tuner_ends():
 
 
 def recorded_bench(speedup):
-    """A gate whose sweeps are known: a source takes 1 / speedup(its knobs) seconds. Notes what was looked at."""
+    """A gate whose timings are known: a source takes 1 / speedup(its knobs) seconds. Notes what was looked at."""
     looks = []
 
-    def sweep(sources, target, seconds):
+    def autotune(sources, target, seconds):
         looks.extend(sources)
         looked = [Looked(source, 1 / speedup(read_knobs(source).current)) for source in sources]
         return sorted(looked, key=lambda one: one.seconds)
 
-    return SimpleNamespace(examine=None, profile=None, sweep=sweep, looks=looks)
+    return SimpleNamespace(examine=None, profile=None, autotune=autotune, looks=looks)
 
 
 def test_the_search_looks_before_it_spends_and_ends_when_nothing_is_to_be_gained():
@@ -146,7 +146,7 @@ def test_a_setting_that_only_looks_fast_is_corrected_by_its_verdict():
         row = replace(ROW, status="failed", speedup_vs_incumbent=None, description=proposal.hypothesis)
         trials.append(PastExperiment(row, proposal.source, ""))
     assert 1 <= len(trials[1:]) <= 3
-    assert all(tuner.swept[TARGET.name].scores[t.source] < 0 for t in trials[1:])
+    assert all(tuner.searches[TARGET.name].scores[t.source] < 0 for t in trials[1:])
 
 
 def test_what_won_on_another_shape_is_tried_first():

@@ -71,7 +71,7 @@ def test_a_model_proposes_and_what_it_costs_is_counted(api):
     assert "## The rules" in system["content"] and "def rmsnorm(" in opening["content"]
     assert "# Tier 1" in opening["content"] and "# Tier 2" not in opening["content"]
     assert opening["content"].index(STARTER_SOURCE) < opening["content"].index("failed")
-    assert {tool["function"]["name"] for tool in api.requests[0]["tools"]} == {"read", "look", "sweep", "propose"}
+    assert {tool["function"]["name"] for tool in api.requests[0]["tools"]} == {"read", "look", "autotune", "propose"}
     assert all(tool["function"]["parameters"]["type"] == "object" for tool in api.requests[0]["tools"])
 
 

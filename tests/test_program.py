@@ -105,7 +105,7 @@ SAYS = {
     "--profile": "CPU",
     "--incumbent": "correctness: PASS",
     "--quick": "correctness: PASS",
-    "--sweep": "could be timed",
+    "--autotune": "could be timed",
     "record": "UNROLL 4 -> 8",
     "report": "What got faster",
     "verify.py": "sites): ",

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from autokernel.gate.timing.sweep import Looked
+from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import Experiment
 from autokernel.preflight import backends
 from autokernel.spec import KernelSpec
@@ -31,7 +31,7 @@ class Bench(Protocol):
 
     def profile(self, source: str, target: Target) -> str: ...
 
-    def sweep(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]: ...
+    def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]: ...
 
 
 @dataclass(frozen=True)

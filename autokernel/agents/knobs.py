@@ -1,4 +1,4 @@
-"""A kernel's knobs, its TUNABLES: read and set in its text without running it; what a sweep of settings saw, in words."""
+"""A kernel's knobs, its TUNABLES: read and set in its text without running it; what autotuning saw, in words."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autokernel.gate.source import constants
-from autokernel.gate.timing.sweep import Looked
+from autokernel.gate.timing.autotune import Looked
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def some_settings(source: str, count: int, seed: int = 0) -> list[str]:
 
 
 def in_words(looked: Sequence[Looked], first: str, most: int = 10) -> str:
-    """The fastest settings of a sweep against the `first` source, a line each; then, how many failed, and why one did."""
+    """The fastest settings against the `first` source, a line each; then, how many failed, and why one did."""
     own = next((one for one in looked if one.source == first), None)
     if own is None or own.seconds == math.inf:
         return f"nothing to compare with, the kernel itself fails: {own.reason if own else 'there was no time for it'}"

@@ -1,4 +1,4 @@
-"""The tools of a language model: to read what there is to know, to have edits looked at or settings swept, to propose."""
+"""The tools of a language model: to read what there is to know, have edits looked at or settings autotuned, propose."""
 
 import difflib
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from autokernel.build import INCLUDE
 from autokernel.verdict import Verdict
 
 LONGEST = 16_000  # characters of what a tool answers: the context stays bounded
-LOOKS, SWEEPS = 3, 2  # quick looks and sweeps that an experiment may take
-SWEEP_S = 60.0
-SETTINGS = {"cpu": 16, "cuda": 64}  # of a sweep at most: about as many as SWEEP_S suffices for
+LOOKS, AUTOTUNES = 3, 2  # quick looks and rounds of autotuning that an experiment may take
+AUTOTUNE_S = 60.0
+SETTINGS = {"cpu": 16, "cuda": 64}  # at once at most: about as many as AUTOTUNE_S suffices for
 
 EDIT = {
     "source": {"type": "string", "description": "The complete new text of kernel.py. Either this or `edits`."},
@@ -58,10 +58,10 @@ TOOLS = [
         "input_schema": {"type": "object", "properties": EDIT},
     },
     {
-        "name": "sweep",
+        "name": "autotune",
         "description": "Have many settings of one kernel timed side by side on the target's shapes: knobs are its module "
         "constants, one line `NAME = value` each. Answers with the fastest, against the kernel to beat. No experiment is "
-        f"spent and little is checked; up to {SWEEPS} times. Without `source` and `edits` it sweeps the kernel to beat.",
+        f"spent and little is checked; up to {AUTOTUNES} times. Without `source` and `edits` it is the kernel to beat.",
         "input_schema": {
             "type": "object",
             "properties": {
@@ -103,16 +103,16 @@ class Toolbox:
 
     context: Context
     looks: int = field(default=0)
-    sweeps: int = field(default=0)
+    autotunes: int = field(default=0)
 
     def answer(self, tool: str, given: dict[str, Any]) -> str:
-        """What `read`, `look` or `sweep` says. Raises Unusable."""
+        """What `read`, `look` or `autotune` says. Raises Unusable."""
         if tool == "read":
             return clip(self._read(str(given.get("topic")), str(given.get("name") or "")), LONGEST)
         if tool == "look":
             return clip(self._look(self.edited(given)), LONGEST)
-        if tool == "sweep":
-            return clip(self._sweep(given), LONGEST)
+        if tool == "autotune":
+            return clip(self._autotune(given), LONGEST)
         raise Unusable(f"there is no tool {tool!r}")
 
     def edited(self, given: dict[str, Any]) -> str:
@@ -145,16 +145,16 @@ class Toolbox:
         verdict = bench.examine(source, self.context.target, incumbent=self.context.incumbent, quick=True)
         return look_text(verdict)
 
-    def _sweep(self, given: dict[str, Any]) -> str:
+    def _autotune(self, given: dict[str, Any]) -> str:
         context = self.context
         if context.bench is None:
-            raise Unusable("there is no sweep here: propose")
-        if self.sweeps >= SWEEPS:
-            raise Unusable(f"{SWEEPS} sweeps are used up: propose")
+            raise Unusable("there is no autotuning here: propose")
+        if self.autotunes >= AUTOTUNES:
+            raise Unusable(f"{AUTOTUNES} rounds of autotuning are used up: propose")
         source = self.edited(given) if given.get("source") or given.get("edits") else context.incumbent
         sources = _settings(source, given.get("settings"), SETTINGS[context.target.device.partition(":")[0]])
-        self.sweeps += 1
-        looked = context.bench.sweep([context.incumbent, source, *sources], context.target, SWEEP_S)
+        self.autotunes += 1
+        looked = context.bench.autotune([context.incumbent, source, *sources], context.target, AUTOTUNE_S)
         return in_words(looked, context.incumbent)
 
     def _read(self, topic: str, name: str) -> str:
@@ -217,7 +217,7 @@ def _settings(source: str, settings: object, most: int) -> list[str]:
     if not sources:
         raise Unusable("no setting but the present one: give `settings`, or a kernel with TUNABLES")
     if len(sources) > most:
-        raise Unusable(f"{len(sources)} settings; a sweep here takes {most} at most")
+        raise Unusable(f"{len(sources)} settings; autotuning here takes {most} at most")
     return sources
 
 

@@ -1,10 +1,10 @@
 """The agent that needs no key: walks the structural files beside the starter and searches TUNABLES, editing real source.
 
-Where it may ask the gate to sweep, an experiment proves and does not search: many settings of all structures are looked at
+Where it may ask the gate to autotune, an experiment proves and does not search: many settings of all structures are timed
 in seconds, and what looks fastest is proposed. Else the first structure that it tries is the starter of another backend,
 where the device has one (CUDA C++ for Triton), and settings are tried one by one.
 
-Its memory is the target's trials, so a resumed run continues where it was; it only sweeps again. It proposes a source at
+Its memory is the target's trials, so a resumed run continues where it was; it only autotunes again. It proposes a source at
 most once.
 """
 
@@ -29,11 +29,11 @@ CLEARLY_SLOWER = 0.97  # upper end of a speedup below which a knob's value is no
 REFUSED = math.log(0.5)  # the score of a kernel that has no speedup: half as fast as the one it was to replace
 WINDOW = 8  # settings of a search over which its gain is expected: the search ends below what the gate can keep
 SEARCHED = "the search expects"
-# Of a sweep's round: seconds, settings of the best structure, and of each other one the first time.
+# Of a round of autotuning: seconds, settings of the best structure, and of each other one the first time.
 ROUND_S = {"cpu": 20.0, "cuda": 45.0}
 ROUND = {"cpu": 12, "cuda": 48}
 FIRST = {"cpu": 2, "cuda": 8}
-ROUNDS_WITHOUT = 2  # rounds that found nothing faster, after which a sweep ends
+ROUNDS_WITHOUT = 2  # rounds that found nothing faster, after which a search ends
 PROMISING = {"cpu": 0.03, "cuda": 0.01}  # log gain at a look from which a setting becomes an experiment
 PROPOSED = 2  # settings of a round that become experiments at most: the best of many looks is partly luck
 EXPECTED = {  # what a knob of this name usually does: the reason that a hypothesis gives
@@ -67,8 +67,8 @@ def _expectation(name: str, old: object, new: object) -> str:
 
 
 @dataclass
-class Swept:
-    """What sweeps saw on one target: log speedups over its starter, by source, and how many rounds saw nothing faster."""
+class Search:
+    """What autotuning saw on one target: log speedups over its starter, by source; how many rounds saw nothing faster."""
 
     scores: dict[str, float] = field(default_factory=dict)
     rounds: int = 0
@@ -77,9 +77,9 @@ class Swept:
 
 
 class Tuner:
-    """What won at other shapes, then what sweeps find: other structures, one knob at a time, what Optuna's TPE suggests.
+    """What won at other shapes, then what autotuning finds: other structures, each knob alone, what Optuna's TPE suggests.
 
-    Without sweeps each is an experiment, in this order: another backend, because it may be worth more than all knobs
+    Without autotuning each is an experiment, in this order: another backend, because it may be worth more than all knobs
     (matrix products on Hopper, in CUDA C++); one knob at a time, because most knobs of a kernel act nearly alone;
     structures, because a knob cannot make up for a wrong one; then TPE.
     """
@@ -87,12 +87,12 @@ class Tuner:
     def __init__(self, settings: int = 40, seed: int = 0) -> None:
         self.settings = settings  # judged of one structure; after as many the next one is not worth its time
         self.seed = seed
-        self.swept: dict[str, Swept] = {}  # by target
+        self.searches: dict[str, Search] = {}  # by target
 
     def propose(self, context: Context) -> Proposal | None:
         seen = {_key(trial.source) for trial in context.trials} | {_key(context.incumbent)}
         if context.bench is not None:
-            ideas = chain(self._from_elsewhere(context), self._sweep(context, seen))
+            ideas = chain(self._from_elsewhere(context), self._autotune(context, seen))
             fresh = (idea for idea in ideas if _key(idea.source) not in seen)
             return next(fresh, None)
         ideas = chain(
@@ -113,51 +113,51 @@ class Tuner:
             if structure(trial.source) == shape:
                 yield Proposal(trial.source, f"{changes(context.incumbent, trial.source)}: won on {target}", NAME)
 
-    def _sweep(self, context: Context, seen: Collection[str]) -> Iterator[Proposal]:
-        """The settings that look fastest in sweeps, round after round, until rounds find nothing faster."""
-        swept = self.swept.setdefault(context.target.name, Swept())
+    def _autotune(self, context: Context, seen: Collection[str]) -> Iterator[Proposal]:
+        """The settings that look fastest in autotuning, round after round, until rounds find nothing faster."""
+        search = self.searches.setdefault(context.target.name, Search())
         kind = context.target.device.partition(":")[0]
-        swept.scores |= {t.source: score for t, score in scored(context.trials) if t.source in swept.scores}  # as judged
+        search.scores |= {t.source: score for t, score in scored(context.trials) if t.source in search.scores}  # as judged
         while True:
-            if swept.proposed < PROPOSED:
+            if search.proposed < PROPOSED:
                 here = level(context.trials)
-                faster = {s: score - here for s, score in swept.scores.items() if _key(s) not in seen}
+                faster = {s: score - here for s, score in search.scores.items() if _key(s) not in seen}
                 best = max(faster, key=faster.__getitem__, default="")
                 if best and faster[best] > PROMISING[kind]:
-                    swept.proposed += 1
-                    looked = f"the fastest of {len(swept.scores)} looked at, {math.exp(faster[best]):.3f}x there"
+                    search.proposed += 1
+                    looked = f"the fastest of {len(search.scores)} looked at, {math.exp(faster[best]):.3f}x there"
                     yield Proposal(best, f"{_difference(context, best)}: {looked}", NAME)
-            if swept.without >= ROUNDS_WITHOUT or not self._round(context, swept):
+            if search.without >= ROUNDS_WITHOUT or not self._round(context, search):
                 return
 
-    def _round(self, context: Context, swept: Swept) -> bool:
+    def _round(self, context: Context, search: Search) -> bool:
         """Look at more settings; whether there were any."""
         kind, here = context.target.device.partition(":")[0], level(context.trials)
-        if not swept.rounds:
+        if not search.rounds:
             first = [p.source for p in (*self._structures(context, context.starters), *self._single_steps(context))]
             structures = {structure(source): source for source in (*first, context.incumbent)}
-            sources = first + [s for one in structures.values() for s in self._settings(context, swept, one, FIRST[kind])]
+            sources = first + [s for one in structures.values() for s in self._settings(context, search, one, FIRST[kind])]
         else:
-            sources = self._settings(context, swept, max(swept.scores, key=swept.scores.__getitem__), ROUND[kind])
-        sources = [s for s in dict.fromkeys(sources) if s not in swept.scores and s != context.incumbent]
+            sources = self._settings(context, search, max(search.scores, key=search.scores.__getitem__), ROUND[kind])
+        sources = [s for s in dict.fromkeys(sources) if s not in search.scores and s != context.incumbent]
         if not sources:
             return False
-        before = max((here, *swept.scores.values()))
-        looked = context.bench.sweep([context.incumbent, *sources], context.target, ROUND_S[kind])
+        before = max((here, *search.scores.values()))
+        looked = context.bench.autotune([context.incumbent, *sources], context.target, ROUND_S[kind])
         seconds = {one.source: one.seconds for one in looked}
         own = seconds.pop(context.incumbent, math.inf)
         for source, taken in seconds.items():
-            swept.scores[source] = here + math.log(own / taken) if max(taken, own) < math.inf else REFUSED
-        swept.rounds, swept.proposed = swept.rounds + 1, 0
-        swept.without = 0 if max((before, *swept.scores.values())) > before + MINIMUM_GAIN else swept.without + 1
+            search.scores[source] = here + math.log(own / taken) if max(taken, own) < math.inf else REFUSED
+        search.rounds, search.proposed = search.rounds + 1, 0
+        search.without = 0 if max((before, *search.scores.values())) > before + MINIMUM_GAIN else search.without + 1
         return True
 
-    def _settings(self, context: Context, swept: Swept, source: str, count: int) -> list[str]:
+    def _settings(self, context: Context, search: Search, source: str, count: int) -> list[str]:
         """As many settings of a source's structure, as TPE suggests them, told of all that was judged and looked at."""
         knobs, shape = read_knobs(source), structure(source)
         if not knobs.choices:
             return []
-        study, made = self._study(knobs, shape, context, swept.scores), {}
+        study, made = self._study(knobs, shape, context, search.scores), {}
         for _ in range(4 * count):
             trial = study.ask(_distributions(knobs))
             made[with_setting(source, trial.params)] = None

@@ -5,7 +5,7 @@ Usage:
     python bench.py kernels/rmsnorm/cpp_kernel.py --quick
     python bench.py third_party.py:function --kernel rmsnorm     # called with the oracle's parameters, by position
     python bench.py kernel.py --tag default --target rmsnorm_float32 --incumbent old.py
-    python bench.py kernel.py --sweep 60              # many settings of its TUNABLES side by side: which looks fastest?
+    python bench.py kernel.py --autotune 60           # many settings of its TUNABLES side by side: which looks fastest?
     python bench.py --calibrate --trials 20           # the gate itself: false keeps, power, the least gain that it sees
 
 Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes nothing.
@@ -36,7 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=Path("kernel.py"), help="default: kernel.py")
     parser.add_argument("--kernel", metavar="TYPE", help="the kernel type that the file must be of (default: its own)")
-    parser.add_argument("--quick", action="store_true", help="smoke and sweep in one dtype, three pairs: no proof")
+    parser.add_argument("--quick", action="store_true", help="smoke test, shape sweep in one dtype, three pairs: no proof")
     parser.add_argument("--sizes", action="store_true", help="time every size of the spec, not the first alone")
     parser.add_argument("--compile", action="store_true", help="time torch.compile of the eager form as well")
     parser.add_argument("--profile", action="store_true", help="print what ran in one call, by torch.profiler")
@@ -50,11 +50,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--timing", action="store_true", help="print where the gate's own time went")
     parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--sweep", type=count, metavar="N", help="time N settings of the file's TUNABLES; no verdict")
+    parser.add_argument("--autotune", type=count, metavar="N", help="time N settings of the file's TUNABLES; no verdict")
+    parser.add_argument("--sweep", dest="autotune", type=count, help=argparse.SUPPRESS)  # its name before
     parser.add_argument("--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate on these types, or on "planted"')
     parser.add_argument("--trials", type=count, default=20, help="--calibrate: contests of each kind (%(default)s)")
     parser.add_argument(
-        "--budget", type=positive, default=600, metavar="S", help="--calibrate, --sweep: seconds (default: %(default)s)"
+        "--budget", type=positive, default=600, metavar="S", help="--calibrate, --autotune: seconds (default: %(default)s)"
     )
     parser.add_argument("--out", type=Path, help="--calibrate: a record to be written, or to go on with")
     console.add_sandbox_argument(parser)
@@ -86,8 +87,8 @@ def judge_file(options: argparse.Namespace, launched: Launched) -> int:
     from autokernel.target import Plan
 
     source = source_of(options.file, options.kernel, options.device)
-    if options.sweep and options.incumbent:
-        console.fail("--sweep times settings of one file against that file as it is: leave --incumbent out")
+    if options.autotune and options.incumbent:
+        console.fail("--autotune times settings of one file against that file as it is: leave --incumbent out")
     incumbent = read_kernel(options.incumbent) if options.incumbent else None
     if incumbent and constants(incumbent).get("KERNEL_TYPE") != constants(source).get("KERNEL_TYPE"):
         console.fail(f"{options.incumbent} is of another kernel type than {options.file}: nothing to compare")
@@ -102,8 +103,8 @@ def judge_file(options: argparse.Namespace, launched: Launched) -> int:
         judge = Judge(options.device, options.allow_libraries, options.require_sandbox, launched)
     except SandboxIncomplete as error:
         console.fail(error)
-    if options.sweep:
-        return sweep(judge, source, target, options)
+    if options.autotune:
+        return autotune(judge, source, target, options)
     with console.progress(f"{options.file}", total=6) as step, judge:
         verdict = judge.examine(
             source,
@@ -123,15 +124,15 @@ def judge_file(options: argparse.Namespace, launched: Launched) -> int:
     return 0 if verdict.correctness == "PASS" else 1
 
 
-def sweep(judge: "Judge", source: str, target: "Target", options: argparse.Namespace) -> int:
-    """bench.py --sweep N: the file as it is against other settings of its TUNABLES."""
+def autotune(judge: "Judge", source: str, target: "Target", options: argparse.Namespace) -> int:
+    """bench.py --autotune N: the file as it is against other settings of its TUNABLES."""
     from autokernel.agents.knobs import in_words, read_knobs, some_settings
 
-    sources = some_settings(source, options.sweep)
+    sources = some_settings(source, options.autotune)
     if not sources:
-        console.fail(f"{options.file} has no TUNABLES with other values: nothing to sweep")
+        console.fail(f"{options.file} has no TUNABLES with other values: nothing to autotune")
     with console.progress(f"{options.file}", total=len(sources) + 1) as step, judge:
-        looked = judge.sweep(
+        looked = judge.autotune(
             [source, *sources], target, options.budget, lambda done, of: step(f"{done} of {of} settings compiled")
         )
     if options.json:

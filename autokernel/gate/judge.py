@@ -14,10 +14,10 @@ from autokernel.backends import BACKENDS
 from autokernel.gate.checks.correctness import CheckCase
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
 from autokernel.gate.source import constants
+from autokernel.gate.timing.autotune import Autotuner, Looked
 from autokernel.gate.timing.contest import Contestants, Contests, NotDecided
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.pairs import PairTimer
-from autokernel.gate.timing.sweep import Looked, Sweep
 from autokernel.gate.workers import answers, sandbox
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.launch import Launched
@@ -90,7 +90,7 @@ class Judge:
     ) -> Verdict:
         """Five stages of correctness, then paired timing: against the incumbent if given, and PyTorch eager.
 
-        quick: one dtype, smoke and sweep only, three pairs; such a verdict never keeps. The seed is fresh unless given.
+        quick: one dtype, smoke test, shape sweep, three pairs; such a verdict never keeps. The seed is fresh unless given.
         `progress` is told the name of each stage as it begins.
         """
         started, seed = self._begin(seed)
@@ -120,7 +120,7 @@ class Judge:
         with self.contests.timer(target, seed, self._libraries(target)) as timer:
             return self._timed(self.contests.compare, timer, Contestants(candidate, incumbent), Checked(), started)
 
-    def sweep(
+    def autotune(
         self,
         sources: Iterable[str],
         target: Target,
@@ -131,7 +131,7 @@ class Judge:
         kept by it. `progress` is told how many have been compiled."""
         processes = (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.workers
         with self.contests.timer(target, secrets.randbits(48), "any") as timer:
-            return Sweep(timer, processes, progress).run(sources, seconds)
+            return Autotuner(timer, processes, progress).run(sources, seconds)
 
     def profile(self, source: str, target: Target) -> str:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""
@@ -183,7 +183,7 @@ class Judge:
         checked: Checked,
         started: float,
     ) -> Verdict:
-        """The verdict of a contest. What goes wrong in it belongs to the sweep, whose shapes are the target's."""
+        """The verdict of a contest. What goes wrong in it belongs to the shape sweep, whose shapes are the target's."""
         undecided = ""
         try:
             verdict = replace(contest(timer, contestants), stages=checked.stages, phase_seconds=dict(self.watch.seconds))

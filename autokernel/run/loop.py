@@ -19,7 +19,7 @@ from typing import Protocol
 
 from autokernel.agents import Agent, AgentStopped, Bench, Context, PastExperiment, Proposal
 from autokernel.build import default_cache
-from autokernel.gate.timing.sweep import Looked
+from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import gpu_shared, low_disk, turn
 from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.history.ledger import LedgerEntry
@@ -222,7 +222,7 @@ class Loop:
         if not others or not isinstance(self.judge, Bench):
             return [own]
         words = {source: name for name, source in (own, *others)}
-        looked = InTurn(self.judge, self.step).sweep(words, target, STARTERS_S)
+        looked = InTurn(self.judge, self.step).autotune(words, target, STARTERS_S)
         ranked = [one.source for one in looked if one.seconds < math.inf]
         if len(ranked) > 1:
             best, second = (next(one.seconds for one in looked if one.source == source) for source in ranked[:2])
@@ -424,12 +424,12 @@ class InTurn:
         with turn(target.device, self.step):
             return self.judge.profile(source, target)
 
-    def sweep(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]:
+    def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]:
         def progress(done: int, of: int) -> None:
-            self.step(f"a sweep on {target.name}: {done} of {of} settings compiled")
+            self.step(f"autotuning on {target.name}: {done} of {of} settings compiled")
 
         with turn(target.device, self.step):
-            return self.judge.sweep(sources, target, seconds, progress)
+            return self.judge.autotune(sources, target, seconds, progress)
 
 
 def _own_starter(target: Target) -> str:

@@ -1,4 +1,4 @@
-"""Sweeps: the fast look fast, the broken and the wrong are named, nothing of it reaches a verdict; who may ask for one."""
+"""Autotuning: the fast look fast, the broken and the wrong are named, nothing of it reaches a verdict; who may ask."""
 
 import json
 import math
@@ -9,10 +9,10 @@ import torch
 
 from autokernel.agents import Context
 from autokernel.agents.knobs import in_words, read_knobs, set_knob, some_settings
-from autokernel.agents.toolbox import SWEEPS, Toolbox, Unusable
+from autokernel.agents.toolbox import AUTOTUNES, Toolbox, Unusable
 from autokernel.cli import bench
 from autokernel.gate import Judge
-from autokernel.gate.timing.sweep import Looked
+from autokernel.gate.timing.autotune import Looked
 from autokernel.spec import KERNELS, load_spec
 from autokernel.target import default_target
 
@@ -39,7 +39,7 @@ def test_the_fast_come_first_and_the_rest_have_reasons(judge: Judge):
     ends = STARTER + "\nimport os\ndef kernel_fn(x, weight, eps=1e-6):\n    os._exit(3)\n"
     asked = [repeated(4), raising, repeated(16), "not python at all", STARTER, ends, zeros]
     told: list[tuple[int, int]] = []
-    looked = judge.sweep(asked, TARGET, 60.0, lambda done, of: told.append((done, of)))
+    looked = judge.autotune(asked, TARGET, 60.0, lambda done, of: told.append((done, of)))
     assert [one.source for one in looked[:3]] == [STARTER, repeated(4), repeated(16)]
     assert looked[2].seconds > 3 * looked[0].seconds
     reasons = {one.source: one.reason for one in looked[3:]}
@@ -55,22 +55,22 @@ def test_the_fast_come_first_and_the_rest_have_reasons(judge: Judge):
 
 
 def test_time_that_is_used_up_leaves_the_first(judge: Judge):
-    looked = judge.sweep([STARTER, *(repeated(n) for n in range(2, 30))], TARGET, 1e-3)
+    looked = judge.autotune([STARTER, *(repeated(n) for n in range(2, 30))], TARGET, 1e-3)
     assert STARTER in {one.source for one in looked if one.seconds < math.inf}
     assert len(looked) < 29
 
 
-def test_what_a_sweep_leaves_behind_reaches_no_verdict(judge: Judge):
-    """A kernel that writes wherever it can while it is swept, and computes nothing where it finds that again."""
+def test_what_autotuning_leaves_behind_reaches_no_verdict(judge: Judge):
+    """A kernel that writes wherever it can while it is autotuned, and computes nothing where it finds that again."""
     behaves = (
         STARTER
         + """
 import glob, os, tempfile
-NOTES = [os.path.join(folder, "swept") for folder in (
+NOTES = [os.path.join(folder, "autotuned") for folder in (
     tempfile.gettempdir(), "/tmp", "/dev/shm", os.path.expanduser("~"), os.getcwd(),
     os.environ.get("TRITON_CACHE_DIR", "/nowhere"), os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/nowhere"))]
-BEFORE = [note for note in NOTES if os.path.exists(note) and "SWEPT" not in os.environ]
-os.environ["SWEPT"] = "in this process: a sweep loads a source more than once"
+BEFORE = [note for note in NOTES if os.path.exists(note) and "AUTOTUNED" not in os.environ]
+os.environ["AUTOTUNED"] = "in this process: autotuning loads a source more than once"
 for note in NOTES:
     try:
         os.makedirs(os.path.dirname(note), exist_ok=True)
@@ -82,7 +82,7 @@ def kernel_fn(x, weight, eps=1e-6):
     return torch.zeros_like(x) if BEFORE else right(x, weight, eps)
 """
     )
-    (looked,) = judge.sweep([behaves], TARGET, 30.0)
+    (looked,) = judge.autotune([behaves], TARGET, 30.0)
     assert looked.seconds < math.inf, looked.reason
     verdict = judge.check(behaves, TARGET)
     assert verdict.correctness == "PASS", verdict.failure
@@ -105,11 +105,11 @@ KNOBBED = 'TUNABLES = {"A": [1, 2, 4, 8]}\nA = 1  # how many\n'
 
 
 class Bench:
-    """A gate whose sweeps are known: 1 / A seconds; A = 8 fails."""
+    """A gate whose timings are known: 1 / A seconds; A = 8 fails."""
 
     examine = profile = None
 
-    def sweep(self, sources, target, seconds):
+    def autotune(self, sources, target, seconds):
         values = [(source, read_knobs(source).current["A"]) for source in dict.fromkeys(sources)]
         looked = [Looked(s, reason="does not compile") if a == 8 else Looked(s, 1 / a) for s, a in values]
         return sorted(looked, key=lambda one: one.seconds)
@@ -119,15 +119,15 @@ def toolbox(bench=None) -> Toolbox:
     return Toolbox(Context(TARGET, load_spec("rmsnorm"), KNOBBED, (), None, bench=bench))
 
 
-def test_a_model_sweeps_settings_of_the_kernel_to_beat_or_of_its_own_edit():
+def test_a_model_autotunes_settings_of_the_kernel_to_beat_or_of_its_own_edit():
     tools = toolbox(Bench())
-    lines = tools.answer("sweep", {}).splitlines()
+    lines = tools.answer("autotune", {}).splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["4.000x", "2.000x", "1.000x"]
     assert "A 1 -> 4" in lines[1] and lines[-1] == "1 failed; A 1 -> 8: does not compile"
     edits = [{"old": "# how many", "new": "# how many at once"}]
-    assert "3.000x" in tools.answer("sweep", {"edits": edits, "settings": [{"A": 3}]})
-    with pytest.raises(Unusable, match=f"{SWEEPS} sweeps are used up"):
-        tools.answer("sweep", {})
+    assert "3.000x" in tools.answer("autotune", {"edits": edits, "settings": [{"A": 3}]})
+    with pytest.raises(Unusable, match=f"{AUTOTUNES} rounds of autotuning are used up"):
+        tools.answer("autotune", {})
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_a_model_sweeps_settings_of_the_kernel_to_beat_or_of_its_own_edit():
         ({"settings": [{"A": n} for n in range(200)]}, "16 at most"),
     ],
 )
-def test_what_cannot_be_swept_is_said_and_costs_no_sweep(given, words):
+def test_what_cannot_be_autotuned_is_said_and_costs_no_round(given, words):
     tools = toolbox(Bench())
     with pytest.raises(Unusable, match=words):
-        tools.answer("sweep", given)
-    assert tools.sweeps == 0
-    with pytest.raises(Unusable, match="no sweep here"):
-        toolbox().answer("sweep", {})
+        tools.answer("autotune", given)
+    assert tools.autotunes == 0
+    with pytest.raises(Unusable, match="no autotuning here"):
+        toolbox().answer("autotune", {})
 
 
 def test_words_where_the_kernel_itself_fails():
@@ -155,18 +155,18 @@ def test_words_where_the_kernel_itself_fails():
 
 
 @pytest.mark.timed
-def test_bench_sweeps(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_bench_autotunes(tmp_path: Path, capsys: pytest.CaptureFixture):
     path = tmp_path / "kernel.py"
     path.write_text(STARTER)
-    assert bench.main([str(path), "--device", "cpu", "--sweep", "3", "--json"]) == 0
+    assert bench.main([str(path), "--device", "cpu", "--autotune", "3", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["settings"]
     assert len(rows) == 4 and all(row["latency_us"] > 0 and not row["reason"] for row in rows)
     assert [row["latency_us"] for row in rows] == sorted(row["latency_us"] for row in rows)
     assert read_knobs(STARTER).current in [row["setting"] for row in rows]
     path.write_text(STARTER.replace("TUNABLES = ", "KNOBS = "))
     with pytest.raises(SystemExit):
-        bench.main([str(path), "--device", "cpu", "--sweep", "3"])
+        bench.main([str(path), "--device", "cpu", "--sweep", "3"])  # its name before
     assert "no TUNABLES" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        bench.main([str(path), "--device", "cpu", "--sweep", "3", "--incumbent", str(path)])
+        bench.main([str(path), "--device", "cpu", "--autotune", "3", "--incumbent", str(path)])
     assert "leave --incumbent out" in capsys.readouterr().err

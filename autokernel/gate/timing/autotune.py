@@ -1,4 +1,4 @@
-"""A sweep: many sources looked at on a target in a few processes, to choose what is worth an experiment.
+"""Autotuning: many sources timed on a target in a few processes, to choose what is worth an experiment.
 
 Nothing of it is believed. Sources share processes and the caches of compilers, and of each only a part of one output is
 held against the oracle; no verdict comes of it. What wins is proposed to the gate as any other edit.
@@ -28,7 +28,7 @@ from autokernel.gate.timing.pairs import PairTimer, Side
 from autokernel.gate.workers.processes import WorkerFault, WorkerProcess
 from autokernel.spec import Case
 
-COMPILE_S, COMPILE_SHARE = 60.0, 0.6  # of one source, its first calls included; of a sweep's time, for all
+COMPILE_S, COMPILE_SHARE = 60.0, 0.6  # of one source, its first calls included; of all the time, for all
 BATCH_S = {"cpu": 5e-3, "cuda": 3e-3}  # of the first source, whose number of calls serves all
 MOST_CALLS, HELD_BYTES = 256, 2 << 30  # of a batch, whose outputs are held
 BEHIND = 1.3  # times the best one's seconds, with which a source is left out
@@ -38,7 +38,7 @@ PART_ELEMENTS = 1 << 16  # of an output that are held against the oracle: whole 
 
 @dataclass(frozen=True)
 class Looked:
-    """What a sweep saw of a source: seconds of the target's calls in one pass of the model, or why there are none."""
+    """What autotuning saw of a source: seconds of the target's calls in one pass of the model, or why there are none."""
 
     source: str
     seconds: float = math.inf
@@ -61,12 +61,12 @@ class Part:
         return wrong(output, self.expected)
 
 
-class Sweep:
-    """One sweep on a timer's target; `processes` compile at once; `progress` is told how many of how many are compiled."""
+class Autotuner:
+    """Times sources on a timer's target; `processes` compile at once; `progress` is told how many of how many they have."""
 
     def __init__(self, timer: PairTimer, processes: int, progress: Callable[[int, int], None]):
         self.timer, self.setting, self.processes, self.progress = timer, timer.setting, processes, progress
-        self.place = f"sweep {secrets.token_hex(8)}"  # whose caches its processes share, and no verdict's
+        self.place = f"autotune {secrets.token_hex(8)}"  # whose caches its processes share, and no verdict's
         self.refused: dict[str, str] = {}  # source -> why
         self.lock = threading.Lock()
 
@@ -140,7 +140,7 @@ class Sweep:
                 break
             if worker is None:
                 worker = self._worker(stack)
-                contents.hand_out({"sweep": worker})
+                contents.hand_out({"autotune": worker})
                 worker.resume()  # on a CPU workers are stopped between their turns, and this one has no opponent
                 part = part or self._part(contents)
             try:

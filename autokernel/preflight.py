@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Iterable, NoReturn, Optional  # noqa: UP035 as above
 
-from autokernel.backends import BACKENDS, backends_for
+from autokernel.backends import BACKENDS, backends_for, default_backend
 
 DATA = Path(__file__).resolve().parent / "data"  # of an installed package: what stands beside it in a clone
 IN_CLONE = not DATA.is_dir()
@@ -278,7 +278,7 @@ def main() -> None:
         _check_versions()
     if importlib.util.find_spec("ensurepip") is None:
         fail("this Python cannot make virtual environments (Debian/Ubuntu: apt install python3-venv)")
-    check("cpp", (ROOT,))
+    check(default_backend("cpu"), (ROOT,))
 
 
 if __name__ == "__main__":

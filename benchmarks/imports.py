@@ -2,7 +2,7 @@
 
 Usage:
     python3 benchmarks/imports.py                  this checkout
-    python3 benchmarks/imports.py --commit 1fcde73 another commit, in a worktree that is removed afterwards
+    python3 benchmarks/imports.py --commit e9fac1f another commit, in a worktree that is removed afterwards
 
 Prints how many rooms and arrows (pairs of rooms of which one imports the other) there are, how many levels they make where
 every room stands above those that it imports, and each circle of modules. Imports inside of functions and for type checkers

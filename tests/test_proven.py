@@ -1,14 +1,23 @@
 """The kernels that paid in a model are there for other models: on this machine, under the same versions, and no others."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import autokernel
+from autokernel.agents.proven import ProvenFirst
+from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli import cache
+from autokernel.cli.pipeline import offered
+from autokernel.history.experiments import STARTER, ExperimentLog
+from autokernel.history.progress import Rules
 from autokernel.history.runs import NoRun
 from autokernel.integration.verification import Verification, proven, winners
 from autokernel.integration.verification.forms import EAGER
@@ -16,11 +25,26 @@ from autokernel.integration.verification.proven import ProvenKernel
 from autokernel.integration.verification.record import KernelInModel
 from autokernel.integration.winner import Winner
 from autokernel.records import BadRecord
+from autokernel.run.loop import Budget, Loop
+from autokernel.run.workspace import Workspace
 from autokernel.spec import load_spec
-from autokernel.target import Target, WeightedCase
+from autokernel.target import Plan, Target, WeightedCase, default_target, starter_source
 from autokernel.verdict import Interval
+from tests.small_clone import clone_this
+from tests.test_experiments import ROW
+from tests.test_ledger import clone  # noqa: F401  a fixture
 
 ZEROS = 'KERNEL_TYPE, BACKEND = "rmsnorm", "cpp"\n\ndef kernel_fn(x, weight, eps=1e-6):\n    return x.new_zeros(x.shape)\n'
+SECOND = """import torch
+
+class Second(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(768, eps=1e-6)
+
+    def forward(self, x):
+        return self.norm(x)
+"""
 FASTER = {EAGER: {EAGER: Interval(1.9, 2.0, 2.1)}}
 
 
@@ -41,8 +65,8 @@ def empty(tmp_path, monkeypatch) -> None:
     torch._dynamo.reset()
 
 
-def norm_of(width: int, source: str = ZEROS) -> Winner:
-    case = load_spec("rmsnorm").case({"M": 512, "N": width}, torch.float32)
+def norm_of(width: int, source: str = ZEROS, dtype: torch.dtype = torch.float32) -> Winner:
+    case = load_spec("rmsnorm").case({"M": 512, "N": width}, dtype)
     return Winner(Target(f"rmsnorm_512x{width}", "rmsnorm", "cpp", "cpu", (WeightedCase(case),)), source)
 
 
@@ -134,3 +158,76 @@ def test_after_an_update_kernels_are_proven_anew(capsys):
     cache.main(["prove", "--json"])
     (known,) = autokernel.proven()
     assert known.source == right.source, capsys.readouterr().out
+
+
+# ---- a second model begins with them ----
+
+
+@pytest.mark.parametrize(
+    "width, dtype, offers",
+    [(256, torch.float32, True), (512, torch.float32, False), (64, torch.bfloat16, False)],
+    ids=["four times as wide", "eight times as wide", "another dtype"],
+)
+def test_shapes_that_are_alike_are_offered_what_paid(width, dtype, offers):
+    remember(norm_of(64))
+    assert len(proven.known_for(norm_of(width, dtype=dtype).target)) == offers
+    assert proven.known_for(default_target("softmax", "cpp", "cpu", torch.float32)) == []
+
+
+def test_the_kernel_of_the_nearest_shapes_comes_first_and_each_once():
+    remember(norm_of(64, ZEROS + "# far\n"))
+    remember(norm_of(128), norm_of(256))
+    near, far = proven.known_for(norm_of(256).target)
+    assert (near.winner.source, far.winner.source) == (ZEROS, ZEROS + "# far\n")
+    assert near.winner.target.cases[0].case.args["x"].shape == (512, 256)
+
+
+def test_another_machines_kernels_are_not_offered_but_those_of_other_versions_are():
+    (kernel,) = remember(norm_of(64))
+    kernel.path.unlink()
+    replace(kernel, machine="another").write()
+    assert proven.known_for(norm_of(64).target) == []
+    replace(kernel, torch="2.0.0").write()
+    assert len(proven.known_for(norm_of(64).target)) == 1
+
+
+def test_a_known_kernel_is_an_experiment_that_the_gate_decides(clone, judge):  # noqa: F811
+    """One that is wrong is refused and logged, and then the agent is asked; a run that goes on does not try it again."""
+    target, said = replace(norm_of(768).target, starter="cpp_kernel"), []
+    remember(norm_of(768), Winner(norm_of(1024).target, starter_source(target)))
+    workspace, plan = Workspace(clone, "second"), Plan("Another model", {}, "cpu", 1000.0, (target,))
+    with workspace.locked():
+        ledger = workspace.ledger
+        ledger.open()
+        start = replace(ROW, target=target.name, agent=STARTER, speedup_vs_incumbent=None, description="start")
+        workspace.log.append([ledger.record(replace(start, tag="second"), starter_source(target))])
+        loop = Loop(workspace, plan, judge, said.append, pauses_s=())
+        (proposal,) = offered(loop, target)  # not its own starter
+        agent = ProvenFirst({target.name: [proposal]}, ScriptedAgent([(ZEROS + "# edited\n", "the agent's")]))
+        loop.run(agent, Rules(None, None, None, None), Budget())
+        assert offered(loop, target) == []
+    _, known, edited = ExperimentLog(clone / "results.tsv").read()
+    assert (known.agent, known.status, edited.agent) == ("proven", "failed", "scripted")
+    assert known.description == "what paid in A model (M=512,N=768 float32), 2.00x PyTorch there"
+    assert any("what paid in A model" in line and "failed" in line for line in said)
+
+
+@pytest.mark.slow
+@pytest.mark.timed
+def test_a_second_models_run_judges_the_first_ones_kernel_before_its_agents_edits(tmp_path):
+    """As processes: what is said on the terminal, and the row and the commit that it has."""
+    root, model = tmp_path / "clone", tmp_path / "second.py"
+    clone_this(root)
+    model.write_text(SECOND)
+    tuned = load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text() + "# tuned for the first model\n"
+    remember(norm_of(1024, tuned))
+    environment = os.environ | {"PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "orchestrate.py", "--model", model, "--class-name", "Second", "--device", "cpu"]
+    command += ["--input-shape", "512,768", "--agent", "tuner", "--experiments", "1", "--tag", "second"]
+    ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ": 1 kernels that paid in other models on this machine are judged first" in ended.stderr
+    (row,) = (row for row in ExperimentLog(Path(root, "results.tsv")).read() if row.agent == "proven")
+    assert row.description.startswith("what paid in A model (M=512,N=1024 float32)") and row.correctness in ("PASS", "")
+    subject = subprocess.run(["git", "show", "-s", "--format=%s", row.commit], cwd=root, capture_output=True, text=True)
+    assert "what paid in A model" in subject.stdout

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 
-from autokernel.agents import Agent, make_agent
+from autokernel.agents import Agent, Proposal, make_agent
+from autokernel.agents.proven import NAME, ProvenFirst
 from autokernel.gate import Judge
 from autokernel.hardware.machine import turn
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.runs import run_tags
 from autokernel.history.status import Proof, read_proofs
 from autokernel.history.workers import read_workforce
+from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
 from autokernel.integration.verification import verify
-from autokernel.integration.verification.proven import remember
+from autokernel.integration.verification.proven import known_for, remember
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import ModelProfile, profile_workload
@@ -31,7 +33,9 @@ from autokernel.run.fleet import Fleet
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import Call, noted
 from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, VERIFY, VERIFY_NOTES, Workspace, runs
-from autokernel.target import Plan, encode
+from autokernel.target import Plan, Target, encode, starter_source
+
+OFFERED = 2  # kernels from other models for a target at most: the nearest are the likeliest, and each is an experiment
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,17 @@ def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]
         say(line)
 
 
+def offered(loop: Loop, target: Target) -> list[Proposal]:
+    """Kernels from other models that the run has not judged on the target, as proposals."""
+    judged = {starter_source(target), *(loop.source(row.commit) for row in rows_of(target, loop.rows))}
+    proposals = []
+    for entry in known_for(target)[:OFFERED]:
+        gain = f", {entry.speedup:.2f}x PyTorch there" if entry.speedup else ""
+        words = f"what paid in {entry.model} ({entry.winner.target.cases[0].case.name}){gain}"
+        proposals.append(Proposal(entry.winner.source, words, NAME))
+    return [proposal for proposal in proposals if proposal.source not in judged]
+
+
 def prove_all(workspace: Workspace, loop: Loop, say: Callable[[str], None], step: Callable[[str], None]) -> list[Proof]:
     """Every target's best kernel against its starter, but for those that an earlier process or call has proven."""
     earlier, proofs = read_proofs(workspace), []
@@ -131,6 +146,11 @@ def run_job(workspace: Workspace, job: Job) -> str:
         def experiments(run: Callable[[Agent, Rules, Budget], str]) -> None:
             spent = sum(row.cost_usd for row in loop.rows)
             agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)
+            if job.agent != STARTERS:
+                known = {target.name: proposals for target in plan.targets if (proposals := offered(loop, target))}
+                for name, proposals in known.items():
+                    say(f"{name}: {len(proposals)} kernels that paid in other models on this machine are judged first")
+                agent = ProvenFirst(known, agent)
             call = noted(Call(workspace.tag, plan.device, time.monotonic(), len(tried(loop.rows))))
             budget = replace(job.budget, started_s=call.started_s, made_before=call.made)
             follow(Run(workspace.tag, plan, lambda: loop.rows, budget))

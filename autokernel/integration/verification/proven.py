@@ -1,11 +1,12 @@
 """The kernels that paid in some model on this machine, for other models; kept in ~/.cache/autokernel/proven.
 
 A file is one kernel for one set of shapes and dtypes, under one release of PyTorch and of Triton; with others it does not
-count until it is proven again.
+count until it is proven again. A run's targets of like shapes are offered it as an experiment, whatever it was proven with.
 """
 
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,11 @@ from autokernel.build import cpu_identity, default_cache
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
 from autokernel.records import reads, write_json
+from autokernel.spec import Case, TensorSpec
 from autokernel.target import Target, decode_target, encode, encoded
 
 FALLBACKS = (None, "inductor", "reduce-overhead")
+ALIKE = 4.0  # times as many rows or columns: for shapes that are further apart a kernel is another one
 
 
 @dataclass(frozen=True)
@@ -118,3 +121,29 @@ def entries() -> list[ProvenKernel]:
 def proven() -> list[Winner]:
     """The kernels that were proven on this machine under the installed PyTorch and Triton: apply(model, proven())."""
     return [entry.winner for entry in entries() if entry.counts]
+
+
+def known_for(target: Target) -> list[ProvenKernel]:
+    """What paid on this machine for shapes like the target's: each source once, those of the nearest shapes first."""
+    here, near = machine(target.device), {}
+    for entry in entries():
+        proven_on = entry.winner.target
+        if (entry.machine, proven_on.kernel_type) == (here, target.kernel_type):
+            apart = min(factor_between(proven_on.cases[0].case, weighted.case) for weighted in target.cases)
+            if apart <= min(ALIKE, near.get(entry.winner.source, (math.inf,))[0]):
+                near[entry.winner.source] = apart, entry
+    return [entry for _, entry in sorted(near.values(), key=lambda found: found[0])]
+
+
+def factor_between(one: Case, other: Case) -> float:
+    """How many times as many rows or columns a tensor of one call has as that of the other; inf for other dtypes."""
+    if {name: tensor.dtype for name, tensor in one.tensors.items()} != {n: t.dtype for n, t in other.tensors.items()}:
+        return math.inf
+    sizes = [(a, b) for name in one.tensors for a, b in zip(matrix(one.tensors[name]), matrix(other.tensors[name]))]
+    return max(max(a, b) / max(min(a, b), 1) for a, b in sizes)
+
+
+def matrix(tensor: TensorSpec) -> tuple[int, int]:
+    """Rows and columns: all dimensions but the last are taken together, as most kernels do."""
+    columns = tensor.shape[-1] if tensor.shape else 1
+    return tensor.numel // max(columns, 1), columns

@@ -1,8 +1,11 @@
 """The MCP server, as a client over stdio meets it: its tools on a run in a clone, and a proposal through the whole gate."""
 
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +127,63 @@ def test_a_proposal_is_judged_logged_and_told(root, tmp_path):
     rows = ExperimentLog(root / "results.tsv").read()
     assert [(row.experiment, row.agent) for row in rows[-2:]] == [(4, "mcp"), (5, "mcp")]
     assert rows[-2].description == "one factor less is faster"
+
+
+WAITING = """
+import os, sys
+import anyio
+from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+async def told(progress, total, message):
+    print(message, flush=True)
+
+async def propose():
+    server = StdioServerParameters(command=sys.executable, args=["-m", "autokernel", "mcp"], env=dict(os.environ))
+    async with Client(stdio_client(server)) as client:
+        print(*open(f"/proc/self/task/{os.getpid()}/children").read().split(), flush=True)
+        given = {"source": sys.stdin.read(), "description": "it waits"}
+        await client.call_tool("propose", given, progress_callback=told)
+
+anyio.run(propose)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the server's process is found in /proc")
+def test_a_server_whose_client_was_killed_does_not_wait_for_the_device(root, tmp_path):
+    """Another run has the device; the experiment that waits for it would go on when it is free."""
+    environment = os.environ | {"PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
+    with open(tmp_path / "autokernel-turn-cpu", "w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        client = subprocess.Popen(
+            [sys.executable, "-c", WAITING],
+            cwd=root,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        client.stdin.write(f"{STARTER}# waits\n")
+        client.stdin.close()
+        server = int(client.stdout.readline())
+        assert any("waiting for cpu" in line for line in client.stdout)
+        assert alive(server)
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+        deadline = time.monotonic() + 30
+        while alive(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = alive(server)
+        if left:
+            os.kill(server, signal.SIGKILL)
+        assert not left
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_without_its_package_the_server_says_what_to_install(tmp_path):

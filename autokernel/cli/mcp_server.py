@@ -9,6 +9,9 @@ Writes: what `autokernel record` does, for each proposal: a commit, a ref, a row
 """
 
 import argparse
+import os
+import select
+import threading
 from collections.abc import Sequence
 
 from autokernel.cli.arguments import Parser
@@ -26,4 +29,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if not IN_CLONE:
         make_home()
+    answers = os.dup(1)  # number 1 becomes stderr's while the server runs
+    threading.Thread(target=end_without_reader, args=(answers,), daemon=True).start()
     server.run("stdio")
+
+
+def end_without_reader(answers: int) -> None:
+    """End this process when nobody can read its answers: a client that is killed leaves its experiment waiting, or at work,
+    in a thread that nothing else ends. What was being judged is judged again, as after any kill."""
+    watched = select.poll()
+    watched.register(answers, 0)  # that the other end is closed is always told
+    watched.poll()
+    os._exit(1)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from autokernel import __version__
+from autokernel.hardware.processes import die_with_parent
 from autokernel.history import status
 from autokernel.history.runs import PLAN, checked_tag, no_run
 from autokernel.preflight import HOME, ROOT, Refused
@@ -407,6 +408,7 @@ def start_run(run: str, options: list[str], context: Context) -> Targets:
                 capture_output=True,
                 text=True,
                 timeout=LONGEST_PROFILE_S,
+                preexec_fn=die_with_parent,
             )
             if done.returncode:
                 raise Refused(f"autokernel {words[0]} ended with status {done.returncode}: {done.stderr.strip()[-1000:]}")

@@ -1,8 +1,9 @@
 """What a Python program or a notebook calls: profile, optimize, bench, check and verify. `autokernel` exports them.
 
 Whole models are measured by the commands, in processes of their own: the caller's threads, event loop and GPU memory take
-no part in it. The lines that such a process prints go to `progress`, a function, or else to the log of this module
-("autokernel.api", level INFO). Nothing is printed here. What cannot be done raises Refused, in one sentence.
+no part in it. Such a process shows its progress on the terminal, as it does for the scripts, where stderr is one. Else, or
+with progress=False, its lines go to the log of this module ("autokernel.api", level INFO), or to `progress`, if that is a
+function. Nothing is printed on stdout. What cannot be done raises Refused, in one sentence.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -31,7 +33,7 @@ from autokernel.integration.verification.winners import open_run
 from autokernel.model.handover import hand_over
 from autokernel.model.profiler import ModelProfile
 from autokernel.model.workload import Workload
-from autokernel.preflight import HOME, Refused, as_called, program
+from autokernel.preflight import HOME, TERMINAL, Refused, as_called, program
 from autokernel.report.summary import HTML
 from autokernel.run.workspace import PLAN, VERIFY, Workspace, runs
 from autokernel.verdict import Interval, Verdict
@@ -99,7 +101,7 @@ def profile(
     *inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
     baseline: str = "best",
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> ModelProfile:
     """Where the model's time goes on these inputs: `hotspots`, ranked, with the time that a perfect kernel would take.
 
@@ -122,7 +124,7 @@ def optimize(
     agent: str = "tuner",
     top: int = 5,
     run: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
 ) -> Optimized:
     """The whole job on a live model: profile it on these inputs, experiment for `minutes`, verify, and put in what pays.
 
@@ -154,7 +156,7 @@ def verified_run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     return next((run.folder for run in verified if run.plan.workload == workload), None)
 
 
-def verify(run: str | Path | None = None, *, progress: Progress | None = None) -> Verification:
+def verify(run: str | Path | None = None, *, progress: Progress | bool = True) -> Verification:
     """Measure a run's kernels in its model again (the latest run's by default): right, and how much faster?"""
     workspace = open_run(run)
     record = workspace / VERIFY
@@ -237,13 +239,15 @@ def _named(workload: Workload) -> list[str]:
     return [f"--{name}={value}" for name, value in named.items()]
 
 
-def _run(words: list[str], progress: Progress | None, right: tuple[int, ...] = (0,)) -> list[str]:
-    """Run a command; its lines go to `progress` as they come, the last ones are returned. Raises CommandFailed.
+def _run(words: list[str], progress: Progress | bool, right: tuple[int, ...] = (0,)) -> list[str]:
+    """Run a command; its lines go to `progress` or the log as they come, the last ones are returned. Raises CommandFailed.
 
     An interrupt ends it first, and so does the caller's end.
     """
-    say = progress or LOG.info
+    say = progress if callable(progress) else LOG.info
     environment = os.environ | {"AUTOKERNEL_HOME": str(HOME), "PYTHONUNBUFFERED": "1"}
+    terminal = [os.dup(sys.stderr.fileno())] if progress is True and sys.stderr.isatty() else []
+    environment |= {TERMINAL: str(terminal[0])} if terminal else {}
     process = subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -252,9 +256,12 @@ def _run(words: list[str], progress: Progress | None, right: tuple[int, ...] = (
         text=True,
         errors="replace",
         env=environment,
+        pass_fds=terminal,
         start_new_session=True,  # a terminal's or a notebook's interrupt comes here, and is passed on
         preexec_fn=die_with_parent,  # a run goes on where it stopped; unseen, it would keep the device from others
     )
+    for number in terminal:
+        os.close(number)
     said: deque[str] = deque(maxlen=LAST)
     try:
         for line in process.stdout:

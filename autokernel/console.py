@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from autokernel.preflight import HOME, Refused, check, check_installed, fail
+from autokernel.preflight import HOME, Refused, check, check_installed, fail, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,15 +41,15 @@ def console() -> "Console":
         def on_broken_pipe(self) -> None:
             raise
 
-    if sys.stderr.isatty():
-        return _Console(file=os.fdopen(os.dup(2), "w"), highlight=False)
+    if (number := terminal()) is not None:
+        return _Console(file=os.fdopen(os.dup(number), "w"), highlight=False)
     return _Console(stderr=True, highlight=False)
 
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[str], None]]:
     """A function to call with a line of text at every step: a bar on a terminal, plain lines elsewhere."""
-    if not sys.stderr.isatty():
+    if terminal() is None:
         print(what, file=sys.stderr, flush=True)
         yield lambda text: print(f"  {text}", file=sys.stderr, flush=True)
         return

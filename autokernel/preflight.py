@@ -34,6 +34,7 @@ MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}  # and for whi
 OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an installed package does not have
 GLIBC = (2, 28)  # of Linux, at least
 OF_A_RUN = ("status", "runs", "next", "plan", "record", "report", "log", "merge", "clean")  # commands of orchestrate.py
+TERMINAL = "AUTOKERNEL_TERMINAL"  # in the environment of a command that a Python program started: the number of a file
 
 
 class Refused(Exception):
@@ -63,6 +64,14 @@ def program(script: str, name: str) -> "list[str]":
     """The command line of a script of the clone; where there is none, of `autokernel NAME`, which does the same."""
     path = ROOT / (script + ".py")
     return [sys.executable, *([str(path)] if path.is_file() else ["-m", "autokernel", name])]
+
+
+def terminal() -> "int | None":
+    """The number of the file that is the terminal on which progress is shown; None where there is none."""
+    given = os.environ.get(TERMINAL)
+    if given and os.isatty(int(given)):  # not in what an agent starts, say, which inherits the name alone
+        return int(given)
+    return 2 if sys.stderr.isatty() else None
 
 
 def kernel_types(folder: Path = KERNELS) -> "list[str]":

@@ -1,6 +1,8 @@
 """autokernel in a Python program: what is exported, a live model handed over, the gate on a source, what apply() did."""
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -23,6 +25,7 @@ from autokernel.model.user_code import WorkloadError
 from autokernel.run.workspace import PLAN, NoRun
 from autokernel.spec import KERNELS, ROOT
 from autokernel.target import default_target
+from tests.small_clone import clone_this
 from tests.test_ledger import clone  # noqa: F401  a fixture
 from tests.test_winners import TARGET, found, run  # noqa: F401  `run` is a fixture
 
@@ -156,7 +159,7 @@ def test_what_a_command_refuses_is_raised() -> None:
     from autokernel.preflight import program
 
     with pytest.raises(CommandFailed, match="there is no run named 'no-such-run'"):
-        _run([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], None)
+        _run([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], False)
 
 
 def test_an_interrupt_ends_the_command_first() -> None:
@@ -192,6 +195,65 @@ def test_a_command_ends_with_a_caller_that_is_killed() -> None:
             return
         time.sleep(0.05)
     raise AssertionError("it works on unseen")
+
+
+WATCHED = """
+import logging, sys, torch
+import autokernel as ak
+
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+given = {{"progress": False}} if "off" in sys.argv else {{}}
+try:
+    {call}
+except ak.api.CommandFailed as error:
+    print("refused:", error)
+"""
+PROFILE = 'ak.profile(torch.nn.RMSNorm(768), torch.randn(512, 767), baseline="eager", **given)'
+OPTIMIZE = 'ak.optimize(torch.nn.RMSNorm(768), torch.randn(512, 768), agent="starters", run="watched", **given)'
+
+
+def watched(call: str, root: Path, *words: str, terminal: bool = True) -> tuple[str, str]:
+    """What a program prints and logs, and what is seen on the terminal that its stderr is."""
+    outer, inner = pty.openpty()
+    seen = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # EIO: nobody has the other end any more
+            while part := os.read(outer, 4096):
+                seen.extend(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    environment = os.environ | {"PYTHONPATH": str(root), "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-c", WATCHED.format(call=call), *words]
+    given = {"stderr": inner} if terminal else {"stderr": subprocess.STDOUT}
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root, **given)
+    os.close(inner)
+    reader.join()
+    os.close(outer)
+    assert ended.returncode == 0, ended.stdout + seen.decode()
+    return ended.stdout, seen.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    "words, terminal, shown",
+    [([], True, True), (["off"], True, False), ([], False, False)],
+    ids=["on", "off", "no terminal"],
+)
+def test_progress_is_shown_on_a_terminal_and_nowhere_else(words, terminal, shown) -> None:
+    """A failure is a sentence of the exception in any case, and no line on the terminal."""
+    printed, seen = watched(PROFILE, ROOT, *words, terminal=terminal)
+    assert ("profiling" in seen and "\x1b[" in seen) if shown else seen == ""
+    assert ("profiling" in printed) != shown and "\x1b[" not in printed
+    assert "refused: a pass of RMSNorm" in printed and "error" not in seen
+
+
+@pytest.mark.slow
+def test_optimize_shows_where_the_run_stands_as_the_script_does(tmp_path) -> None:
+    clone_this(tmp_path / "clone")
+    printed, seen = watched(OPTIMIZE, tmp_path / "clone")
+    assert "run watched: " in seen and "start from cpp_kernel" in seen and "verifying" in seen
+    assert "start from cpp_kernel" not in printed
 
 
 def test_a_run_that_is_not_there_cannot_be_verified() -> None:

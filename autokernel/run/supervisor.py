@@ -15,6 +15,7 @@ from pathlib import Path
 
 from autokernel.hardware.machine import low_disk
 from autokernel.hardware.processes import become_subreaper, die_with_parent, end_orphans
+from autokernel.preflight import terminal
 
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells say it: whoever read what the run prints has gone
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the child cannot go on, but another one may
@@ -87,7 +88,7 @@ class Supervisor:
         self.child = subprocess.Popen(
             [*self.command, *again],
             env=os.environ | {CHILD_STATE: str(notes.fileno())},
-            pass_fds=[notes.fileno()],
+            pass_fds=[number for number in (notes.fileno(), terminal()) if number is not None],
             start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on once
             preexec_fn=die_with_parent,
         )

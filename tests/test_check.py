@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from autokernel.cli import check
 from autokernel.gate.comparison import TARGET, Comparison
 from autokernel.spec import KERNELS, ROOT
 from autokernel.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
+from tests.small_clone import clone_this
 
 RIGHT = KERNELS / "rmsnorm" / "cpp_kernel.py"
 PASSED = Verdict("rmsnorm", "cpp", "a CPU", Correctness.PASS, False, "correct", 7, stages=dict.fromkeys(STAGES, "PASS"))
@@ -115,28 +117,86 @@ def test_a_kernel_that_does_all_several_times_is_slower_beyond_doubt(loops, stat
 ACTION = ROOT / "actions" / "check"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("base, says", [("HEAD", "wrong: smoke_test"), ("HEAD~1", "is new: nothing to compare")])
-def test_the_action_fails_a_change_that_makes_a_kernel_wrong(base, says, tmp_path) -> None:
-    """Its script, where the first commit has no kernel, the second a right one, and the working tree a wrong one."""
-    kernel = tmp_path / "fast" / "norm.py"
-    kernel.parent.mkdir()
+WRONG = RIGHT.read_text().replace("v * scale * w", "v * scale + w")
+
+
+@pytest.fixture
+def theirs(tmp_path) -> Path:
+    """A repository whose first commit has no kernel, the second a right one, and the working tree a wrong one."""
+    kernel = tmp_path / "theirs" / "fast" / "norm.py"
+    kernel.parent.mkdir(parents=True)
     for source in ("", RIGHT.read_text()):
         if source:
             kernel.write_text(source)
         for words in ("init -q", "add -A", "-c user.name=me -c user.email=me commit -q --allow-empty -m one"):
-            subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
-    kernel.write_text(RIGHT.read_text().replace("v * scale * w", "v * scale + w"))
-    command = tmp_path / "bin" / "autokernel"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m autokernel "$@"\n')
-    command.chmod(0o755)
-    environment = {"KERNEL_FILE": "fast/norm.py", "KERNEL_TYPE": "rmsnorm", "BASE": base, "ARGUMENTS": "--device cpu"}
-    environment |= {"JUNIT": "out.xml", "PATH": f"{command.parent}:{os.environ['PATH']}"}
-    ended = subprocess.run(
-        ["bash", ACTION / "check.sh"], cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
-    )
+            subprocess.run(["git", *words.split()], cwd=tmp_path / "theirs", check=True)
+    kernel.write_text(WRONG)
+    return tmp_path / "theirs"
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory) -> Path:
+    """What GitHub has: the action's own repository, and a folder for temporary files. And the packages that the action
+    installs from an index, so that it finds them installed: all that is here but AutoKernel."""
+    folder = tmp_path_factory.mktemp("runner")
+    clone_this(folder / "action")
+    for name in ("temp", "packages"):
+        (folder / name).mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "autokernel" not in path.name:
+            (folder / "packages" / path.name).symlink_to(path)
+    return folder
+
+
+def run_action(runner: Path, repository: Path, **inputs: str) -> subprocess.CompletedProcess:
+    """Its steps, as GitHub runs them, to the first that fails; the last one's end."""
+    action = yaml.safe_load((runner / "action/actions/check/action.yml").read_text())
+    given = {name: one.get("default", "") for name, one in action["inputs"].items()} | inputs
+    files = {name: str(runner / name) for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_PATH")}
+    for path in files.values():
+        Path(path).write_text("")
+    common = os.environ | files | {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(repository)}
+    common |= {"GITHUB_ACTION_PATH": str(runner / "action/actions/check"), "RUNNER_TEMP": str(runner / "temp")}
+    common |= {"PYTHONPATH": str(runner / "packages"), "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "false"}
+    common |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for step in action["runs"]["steps"]:
+        env = {
+            name: re.sub(r"\$\{\{ inputs\.([\w-]+) }}", lambda found: given[found[1]], value)
+            for name, value in step["env"].items()
+        }
+        command = [step["shell"], "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+        ended = subprocess.run(command, cwd=repository, env=common | env, capture_output=True, text=True)
+        if ended.returncode:
+            break
+        installed = Path(sysconfig.get_path("purelib", vars={"base": str(runner / "temp/autokernel")}))
+        (installed / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # for the gate, which drops PYTHONPATH
+    return ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base, says", [("HEAD", "wrong: smoke_test"), ("HEAD~1", "is new: nothing to compare")])
+def test_the_action_fails_a_change_that_makes_a_kernel_wrong(base, says, runner, theirs) -> None:
+    """It installs AutoKernel beside PyTorch, compares, and tells it in the summary of the job."""
+    inputs = {"file": "fast/norm.py", "kernel": "rmsnorm", "base": base, "arguments": "--device cpu", "junit": "out.xml"}
+    ended = run_action(runner, theirs, **inputs)
     assert ended.returncode == 1 and says in ended.stdout, ended.stdout + ended.stderr
+    assert (runner / "temp/autokernel/bin/autokernel").is_file()
+    summary = (runner / "GITHUB_STEP_SUMMARY").read_text()
+    if base == "HEAD":
+        assert summary.startswith("### ❌ rmsnorm: wrong: smoke_test"), summary
+        assert ElementTree.parse(theirs / "out.xml").getroot().get("failures") == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.timed
+def test_the_action_passes_a_change_that_makes_a_kernel_no_slower(runner, theirs) -> None:
+    (theirs / "fast/norm.py").write_text(RIGHT.read_text() + "# the same\n")
+    ended = run_action(runner, theirs, file="fast/norm.py", kernel="rmsnorm", base="HEAD", arguments="--device cpu")
+    if ended.returncode == 2 and "undecided" in ended.stdout:
+        pytest.skip("the machine is too busy for a verdict")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    summary = (runner / "GITHUB_STEP_SUMMARY").read_text()
+    assert summary.startswith("### ✅ rmsnorm: right") and "|" in summary, summary
 
 
 def test_the_action_gives_its_script_what_it_reads() -> None:

@@ -157,6 +157,7 @@ def run_action(runner: Path, repository: Path, **inputs: str) -> subprocess.Comp
         Path(path).write_text("")
     common = os.environ | files | {"GITHUB_ACTIONS": "true", "GITHUB_WORKSPACE": str(repository)}
     common |= {"GITHUB_ACTION_PATH": str(runner / "action/actions/check"), "RUNNER_TEMP": str(runner / "temp")}
+    common |= {"TMPDIR": str(runner / "temp")}  # it waits for no run of this machine
     common |= {"PYTHONPATH": str(runner / "packages"), "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "false"}
     common |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for step in action["runs"]["steps"]:

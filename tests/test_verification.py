@@ -1,5 +1,6 @@
 """The model with kernels in it: right ones pass and pay, wrong and slow ones are left out, a crash is contained."""
 
+import gzip
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare_outputs
 from autokernel.integration.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
 from autokernel.integration.verification.sides import ChildDied, Sample, Sides, TimedPass, Variant, in_fresh_process
+from autokernel.integration.verification.traces import write_traces
 from autokernel.integration.verification.trial import Process
 from autokernel.integration.winner import Winner
 from autokernel.model.extraction import make_plan
@@ -81,6 +83,22 @@ def test_a_right_kernel_is_itself_and_a_wrong_one_is_not(plan):
     assert len({parity.seed for parity in right}) == 3
     wrong, sites = compare_outputs(workload, Variant((winner(plan, WRONG),)), None, None, seed=1)
     assert sites == {name: 4} and not any(parity.passed for parity in wrong)
+
+
+def test_a_pass_is_traced_without_kernels_and_with_those_that_pay(plan, tmp_path):
+    """The kernels have the names of their targets; what an earlier verification left does not stay."""
+    right, gain = winner(plan), Interval(1.1, 1.2, 1.3)
+    target = right.target.name
+    kernel = KernelInModel(target, "rmsnorm", right.name, 0.9, 2.0, 4, used=(EAGER,))
+    pays = Verification("test", "cpu", True, (kernel,), speedups={EAGER: {EAGER: gain}})
+    calls = {}
+    for path in write_traces(plan, pays, [right], tmp_path / "traces"):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        names = [event.get("name") for event in events]
+        calls[path.name] = [names.count(f"autokernel::{target}"), names.count("aten::rsqrt")]
+    assert calls == {"before.json.gz": [0, 4], "after.json.gz": [4, 0]}
+    assert write_traces(plan, Verification("test", "cpu", True), [right], tmp_path / "traces") == []
+    assert list((tmp_path / "traces").iterdir()) == []
 
 
 def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact(plan):

@@ -21,6 +21,7 @@ from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
 from autokernel.integration.verification import verify
 from autokernel.integration.verification.proven import known_for, remember
+from autokernel.integration.verification.traces import write_traces
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import ModelProfile, profile_workload
@@ -32,7 +33,7 @@ from autokernel.report.summary import write_report
 from autokernel.run.fleet import Fleet
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import Call, noted
-from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, VERIFY, VERIFY_NOTES, Workspace, runs
+from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, TRACES, VERIFY, VERIFY_NOTES, Workspace, runs
 from autokernel.target import Plan, Target, encode, starter_source
 
 OFFERED = 2  # kernels from other models for a target at most: the nearest are the likeliest, and each is an experiment
@@ -173,7 +174,9 @@ def run_job(workspace: Workspace, job: Job) -> str:
         with turn(plan.device, say):
             files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG}
             verification = verify(plan, winners, speedups, say=phase, **files)
-        write_json(workspace / VERIFY, encode(verification))
+            write_json(workspace / VERIFY, encode(verification))
+            step("tracing a pass before and after")
+            write_traces(plan, verification, winners, workspace / TRACES, workspace / LOG)
     summary = write_report(workspace)
     remember(verification, winners, speedups, plan.model)
     return summary

@@ -27,10 +27,11 @@ from autokernel.gate.source import read_source
 from autokernel.integration.verification import Settings, verify
 from autokernel.integration.verification.proven import remember
 from autokernel.integration.verification.record import COLUMNS
+from autokernel.integration.verification.traces import write_traces
 from autokernel.integration.verification.winners import Kept, kept, open_run
 from autokernel.integration.winner import Winner
 from autokernel.records import write_json
-from autokernel.run.workspace import LOG, VERIFY, VERIFY_NOTES, NoRun
+from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun
 from autokernel.table import print_table
 from autokernel.target import Plan, encode
 
@@ -72,7 +73,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
     with console.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
         verification = verify(plan, winners, speedups, settings, say, workspace / VERIFY_NOTES, workspace / LOG)
-    write_json(workspace / VERIFY, encode(verification))
+        write_json(workspace / VERIFY, encode(verification))
+        say("a pass before and after, as traces")
+        write_traces(plan, verification, winners, workspace / TRACES, workspace / LOG)
     remember(verification, winners, speedups, plan.model)
     if arguments.json:
         print(json.dumps(encode(verification), indent=1))

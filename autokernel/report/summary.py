@@ -19,7 +19,7 @@ from autokernel.records import replacing
 from autokernel.report.charts import save_progress
 from autokernel.report.html import Story, page
 from autokernel.run.scheduler import expected_gain
-from autokernel.run.workspace import PROFILE, REPORT, VERIFY, NoRun, Workspace
+from autokernel.run.workspace import PROFILE, REPORT, TRACES, VERIFY, NoRun, Workspace
 from autokernel.table import plain
 from autokernel.target import Plan
 
@@ -130,11 +130,13 @@ def summary(workspace: Workspace, rows: Sequence[Experiment], verification: Veri
 
 def records(workspace: Workspace) -> list[str]:
     """Where there is more, with what it is in brackets."""
-    page_path = (workspace / HTML).relative_to(workspace.root) if IN_CLONE else workspace / HTML
+    folder = workspace.folder.relative_to(workspace.root) if IN_CLONE else workspace.folder
+    traces = [f"{folder / TRACES}/{path.name}" for path in sorted((workspace / TRACES).glob("*.json.gz"), reverse=True)]
     return [
         f"git log autokernel/{workspace.tag}   (what was kept; your own branch and files are as they were)",
         f"python orchestrate.py log --all --tag {workspace.tag}   (everything that was tried)",
-        f"{page_path}   (all of this, with plots and every change)",
+        f"{folder / HTML}   (all of this, with plots and every change)",
+        *(f"{path}   (a pass of the model as a trace, for ui.perfetto.dev)" for path in traces),
     ]
 
 

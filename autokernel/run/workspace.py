@@ -29,6 +29,7 @@ from autokernel.records import reads, record_from, write_json
 from autokernel.target import Plan
 
 VERIFY_NOTES, REPORT = "verify.notes", "report.md"
+TRACES = "traces"  # a folder: a pass of the model without kernels, and one with them
 INTENT = "intent.json"
 LOG = "stderr.log"  # of children and libraries
 

@@ -7,6 +7,7 @@ trial.py     verify(): which kernels are used, and what the model gains
 record.py    what was found, for machines and for people: which form of the model is to be deployed
 forms.py     the forms that there are, and the code for each
 winners.py   the kernels of a run, read from git
+traces.py    a pass before and after, for a browser's viewer
 proven.py    the kernels that paid in any model of this machine
 """
 

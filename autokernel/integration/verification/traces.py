@@ -1,0 +1,51 @@
+"""A pass of the model as it is, and with the kernels that pay, as Chrome traces: for ui.perfetto.dev or chrome://tracing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from autokernel.integration.verification.forms import EAGER
+from autokernel.integration.verification.record import Verification
+from autokernel.integration.verification.sides import Sides, Variant, in_fresh_process, wait_for
+from autokernel.integration.winner import Winner
+from autokernel.model.workload import Workload
+from autokernel.target import Plan
+
+BEFORE, AFTER = "before.json.gz", "after.json.gz"
+WARM_PASSES = 3  # before the one that is traced: CUDA graphs are recorded in the second
+
+
+def write_traces(
+    plan: Plan, verification: Verification, winners: Sequence[Winner], folder: Path, log: Path | None = None
+) -> list[Path]:
+    """Of the fastest form with kernels, and of the model without: for each workload one file of each. None of an earlier
+    verification stays; where no kernel pays there are none."""
+    for path in folder.glob("*.json.gz"):
+        path.unlink()
+    form = verification.fastest_with_kernels
+    if form is None:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    kernels = verification.selected(winners, None if form.fallback == EAGER else form.fallback)
+    sides = {BEFORE: Variant(), AFTER: Variant(tuple(kernels), form.fallback)}
+    for workload, _ in Workload.from_json(plan.workload).parts:
+        in_fresh_process(workload.device, trace, workload, sides, folder, log=log)
+    return sorted(folder.glob("*.json.gz"))
+
+
+def trace(workload: Workload, sides: dict[str, Variant], folder: Path) -> None:
+    """In a child process: one pass of each side, in which the kernels have the names of their targets."""
+    model, args, kwargs = workload.load()
+    built, device = Sides(workload, model), [ProfilerActivity.CUDA] if workload.device != "cpu" else []
+    with torch.no_grad():
+        built.build(sides, (args, kwargs))
+        for name, candidate in built.models.items():
+            for _ in range(WARM_PASSES):
+                candidate(*args, **kwargs)
+            wait_for(workload.device)
+            with profile(activities=[ProfilerActivity.CPU, *device], record_shapes=True) as run:
+                candidate(*args, **kwargs)
+                wait_for(workload.device)
+            run.export_chrome_trace(str(folder / "-".join(filter(None, (workload.name, name)))))

@@ -41,7 +41,8 @@ def console() -> "Console":
         def on_broken_pipe(self) -> None:
             raise
 
-    if (number := terminal()) is not None:
+    number = terminal()
+    if number is not None:
         return _Console(file=os.fdopen(os.dup(number), "w"), highlight=False)
     return _Console(stderr=True, highlight=False)
 

@@ -101,6 +101,16 @@ def test_the_page_has_everything_and_loads_nothing(run):
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_traces_of_a_pass_are_named_where_there_are_any(run):
+    named = [f"workspace/{run.tag}/traces/{name}" for name in ("before.json.gz", "after.json.gz")]
+    assert not any(path in write_report(run) for path in named)
+    (run / "traces").mkdir()
+    for path in named:
+        (run.root / path).touch()
+    closing, words = write_report(run), "".join(Reader((run / "report.html").read_text()).words)
+    assert all(path in closing and path in words for path in named)
+
+
 def test_what_the_model_gained_is_drawn():
     from autokernel.integration.verification.record import EAGER, Figures, KernelInModel, Verification
 

@@ -10,8 +10,8 @@ Usage:
     python orchestrate.py merge [--to DIR]                    the verified winners as a package, committed on your branch
 
 Reads:  the model; program.md (for agents); workspace/<tag>/ and git, to go on where a run stopped
-Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.html, report.md, progress.png), branch autokernel/<tag>,
-        refs/autokernel/<tag>/<n>, results.tsv. Only `merge` touches your checkout and branch: it adds DIR to them.
+Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.html, report.md, progress.png, traces/), results.tsv,
+        branch autokernel/<tag>, refs/autokernel/<tag>/<n>. Only `merge` touches your checkout and branch: it adds DIR.
 """
 
 import argparse

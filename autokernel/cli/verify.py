@@ -5,7 +5,7 @@ Usage:   python verify.py                          (the latest run)
          python verify.py --kernels DIR --json     (files named after targets of the plan, instead of the run's winners)
          python verify.py --save fast_llama        (what pays as a package: import fast_llama; fast_llama.apply(model))
 Reads:   workspace/<tag>/plan.json; the kept kernels from git, refs/autokernel/<tag>/*
-Writes:  workspace/<tag>/verify.json, DIR of --save
+Writes:  workspace/<tag>/verify.json; traces/, a pass before and after, where kernels pay; DIR of --save
 
 The model untouched, torch.compile in each mode, kernels over either: in turns, with intervals, for every workload.
 A kernel stays in only if the model is faster with it than without, its whole 95 % interval at or above 1; what is left is

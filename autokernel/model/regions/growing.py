@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.backends import default_backend
-from autokernel.model.capture import aten, value
+from autokernel.model.capture import aten, reason, value
 from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
 from autokernel.model.regions import cpp, triton
 from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower
@@ -189,8 +189,21 @@ def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
         starters = WRITERS[backend](region.name, title, lowered, list(region.arguments.values()), region.output)
     except Unsupported:
         return False
+    if backend == "triton":
+        known = _with_inductors(known, starters)
     known.write(starters)
     return True
+
+
+def _with_inductors(region: Region, starters: dict[str, str]) -> Region:
+    """Adds to `starters` what Inductor writes; the region as it is, or with the reason why there is no such file."""
+    from autokernel.model.regions import inductor  # 2 s of imports, for GPUs alone
+
+    try:
+        starters["triton_inductor"] = inductor.write(region)
+    except Exception as error:  # whatever Inductor raises on a graph
+        return replace(region, without_inductor=reason(error))
+    return region
 
 
 def _repeats(t: TensorSpec) -> bool:

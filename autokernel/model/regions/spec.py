@@ -56,6 +56,7 @@ class Region:
     positive: tuple[str, ...] = ()  # inputs that are to be positive, or most of the result would be NaN
     row_scales: tuple[float, ...] = FEW  # sizes at which its own dtype holds what float64 holds
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
+    without_inductor: str = ""  # why there is no starter of what Inductor writes, on a GPU
 
     @cached_property
     def function(self) -> Callable[..., Tensor]:

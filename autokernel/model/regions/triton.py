@@ -93,6 +93,10 @@ WELFORD = (  # an element more, in each column (Welford)
     "{0}_mean += {0}_off / tl.maximum({0}_count, 1.0)",
     "{0}_squares += {0}_off * tl.where(inside, {1} - {0}_mean, 0.0)",
 )
+LAID_OUT = '''def _laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """x in the strides that the code above was written for."""
+    return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+'''
 FILE = '''"""{title}
 
 Written from the model's graph; every size in it is the model's.
@@ -115,10 +119,7 @@ TUNABLES = {tunables}
 STRIDES = {strides}
 
 
-def _laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """x in the strides that the code above was written for."""
-    return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
-
+{laid_out}
 
 def kernel_fn({parameters}) -> torch.Tensor:
     """{shapes}"""
@@ -220,6 +221,7 @@ def _file(
         helpers=helpers,
         kernels=kernels,
         strides=repr(tuple(t.strides for t in inputs)),
+        laid_out=LAID_OUT,
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
         names=", ".join(names),
         shapes=f"{shapes} -> {list(output.shape)}, contiguous.",

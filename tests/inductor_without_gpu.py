@@ -1,4 +1,4 @@
-"""Inductor writes Triton for a GPU that is not there: an H100's properties, where it would ask the driver."""
+"""A GPU that is not there: an H100's properties for Inductor, and in Triton's interpreter functions of `libdevice`."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,6 +10,7 @@ import torch._inductor.scheduler
 import torch.utils._triton
 import triton
 import triton.language as tl
+from torch._inductor import config
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.hints import DeviceProperties
@@ -31,25 +32,35 @@ def h100() -> Iterator[None]:
         (joint_graph, "lazy_init", lambda *device: None),  # patterns of products and attention, traced on the device
     )
     with ExitStack() as stack:
+        stack.enter_context(config.patch(joint_graph_constant_folding=False))  # which computes on the device
         for place, name, value in instead:
             stack.enter_context(mock.patch.object(place, name, value))
         yield
 
 
+# of the GPU's library of functions, which Triton's interpreter lacks, what the tests need
+
+
 @triton.jit
-def _tanh(x):
+def exp(x):
+    return tl.exp(x)
+
+
+@triton.jit
+def log(x):
+    return tl.log(x)
+
+
+@triton.jit
+def erf(x):
+    return tl.erf(x)
+
+
+@triton.jit
+def rsqrt(x):
+    return tl.rsqrt(x)
+
+
+@triton.jit
+def tanh(x):
     return 2 * tl.sigmoid(2 * x) - 1
-
-
-@triton.jit
-def _isnan(x):
-    return x != x
-
-
-# of the GPU's library, which Triton's interpreter lacks, what the tests need
-LIBDEVICE = SimpleNamespace(
-    **{name: getattr(tl, name) for name in ("exp", "log", "erf", "rsqrt", "sin", "cos", "floor", "ceil")},
-    sqrt=tl.sqrt,
-    tanh=_tanh,
-    isnan=_isnan,
-)

@@ -1,6 +1,7 @@
 """What Inductor writes for a region as a kernel file: on the CPU by Triton's interpreter, on a GPU as it is."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from autokernel.model.regions.spec import Region
+from autokernel.spec import REGIONS, load_spec
+from autokernel.target import Target, WeightedCase
+
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
 import sys
 import torch
-from inductor_without_gpu import LIBDEVICE, h100
+import inductor_without_gpu
 from test_regions import CHAINS, N, Of, drawn, found
 from autokernel import spec as specs
 from autokernel.agents.knobs import read_knobs, set_knob
@@ -25,7 +30,7 @@ from pathlib import Path
 specs.REGIONS = Path(sys.argv[1])
 torch.manual_seed(0)
 for name in sys.argv[2].split(","):
-    with h100():
+    with inductor_without_gpu.h100():
         _, sites = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N), backend="triton")
     assert sites, name
     for site in sites:
@@ -40,7 +45,7 @@ for name in sys.argv[2].split(","):
         for n, source in enumerate(sources):
             path.write_text(source)
             kernel = import_file(path, f"{site.kernel_type}_{n}")
-            kernel.libdevice = LIBDEVICE
+            kernel.libdevice = inductor_without_gpu
             inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
             result = kernel.kernel_fn(**inputs)
             assert result.is_contiguous()
@@ -61,3 +66,26 @@ def run(folder: Path, names: str) -> None:
 def test_kernels_are_right(tmp_path: Path) -> None:
     """One kernel and several; by elements, by rows, by tiles."""
     run(tmp_path, "gelu,normed,scores,transposed,grouped")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gelu", "normed", "scores", "transposed", "grouped"])
+def test_the_gate_takes_it(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written, compiled and chosen by Inductor on this GPU; then without it, by all stages."""
+    from test_regions import CHAINS, N, Of, found
+
+    monkeypatch.setattr("autokernel.model.regions.growing._KNOWN", {})
+    model = Of(CHAINS[name]).half().cuda().eval()
+    inputs = [torch.randn(64, N, dtype=torch.float16, device="cuda") for _ in range(2)]
+    _, sites = found(model, *inputs, backend="triton")
+    assert sites
+    try:
+        for site in sites:
+            files, why = load_spec(site.kernel_type).starters("triton"), Region.read(REGIONS / site.kernel_type).without_inductor
+            assert "triton_inductor" in files, why
+            target = Target(name, site.kernel_type, "triton", "cuda", (WeightedCase(site.case, variants=site.variants),))
+            verdict = judge.check(files["triton_inductor"].read_text(), target)
+            assert verdict.correctness.value == "PASS", verdict.why
+    finally:
+        for site in sites:
+            shutil.rmtree(REGIONS / site.kernel_type)

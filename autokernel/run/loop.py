@@ -29,7 +29,7 @@ from autokernel.preflight import backends
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.workspace import Intent, Workspace
-from autokernel.spec import load_spec
+from autokernel.spec import is_region, load_spec
 from autokernel.target import Plan, Target, starter_source
 from autokernel.verdict import Correctness, Verdict
 
@@ -212,9 +212,12 @@ class Loop:
 
     def _starters(self, target: Target) -> list[tuple[str, str]]:
         """Names and sources of the kernels that a target may begin with: its own, or where its device has several
-        backends, those of each that look fastest on its shapes."""
+        backends, those of each that look fastest on its shapes. A region may begin with each file that was written for it."""
         own = _own_starter(target), starter_source(target)
         spec, others = load_spec(target.kernel_type), []
+        if is_region(target.kernel_type):
+            files = spec.starters(target.backend)
+            others += [(name, path.read_text()) for name, path in files.items() if name != own[0]]
         for backend in backends(target.device):
             name = f"{backend}_kernel"
             if backend != target.backend and name in (files := spec.starters(backend)):

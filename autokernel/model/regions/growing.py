@@ -197,7 +197,7 @@ def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
 
 def _with_inductors(region: Region, starters: dict[str, str]) -> Region:
     """Adds to `starters` what Inductor writes; the region as it is, or with the reason why there is no such file."""
-    from autokernel.model.regions import inductor  # 2 s of imports, for GPUs alone
+    from autokernel.model.regions import inductor  # imports much of Inductor, for GPUs alone
 
     try:
         starters["triton_inductor"] = inductor.write(region)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ SETTINGS = {
     "compile_threads": 1,  # processes would stay, beside what is timed later
 }
 LAUNCH_KNOBS = ("num_warps", "num_stages")
-BUILT_IN = {"tl", "triton", "libdevice", "math"}  # that Inductor's helpers call, and a kernel file imports
+BUILT_IN = {"tl", "triton", "libdevice", "math"}  # modules that Inductor's kernels and helpers call
+IMPORTS = {"libdevice": "from triton.language.extra import libdevice\n", "math": "from triton.language import math\n"}
 GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid2DWithYZOverflow": "xy", "Grid3D": "xyz"}
 MOST_PROGRAMS = 65535  # along a grid's second dim
 LEFT_OUT = re.compile(r"args\.clear|assert_\w+|torch\.cuda\.set_device|copy_if_misaligned|get_raw_stream")
@@ -42,9 +44,7 @@ contributors), with its own helpers; every size in it is the model's.
 import torch
 import triton
 import triton.language as tl
-from triton.language import math
-from triton.language.extra import libdevice
-
+{imports}
 KERNEL_TYPE = "{name}"
 BACKEND = "triton"
 TUNABLES = {tunables}
@@ -56,6 +56,7 @@ TUNABLES = {tunables}
 
 
 STRIDES = {strides}
+
 
 {laid_out}
 
@@ -106,12 +107,15 @@ def _inputs(region: Region) -> list[TensorSpec]:
 def _program(region: Region) -> str:
     """Inductor's program for the region with a contiguous result; nothing of it is compiled or run."""
     module = fx.symbolic_trace(region.function)
-    (output,) = module.graph.find_nodes(op="output")
-    with module.graph.inserting_before(output):
-        output.args = (module.graph.call_method("contiguous", output.args),)
-    module.recompile()
     with FakeTensorMode():
         inputs = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device="cuda") for t in _inputs(region)]
+        is_contiguous = region.function(*inputs).is_contiguous()
+    if not is_contiguous:
+        (output,) = module.graph.find_nodes(op="output")
+        with module.graph.inserting_before(output):
+            options = {"memory_format": torch.contiguous_format}
+            output.args = (module.graph.call_function(torch.ops.aten.clone.default, output.args, options),)
+        module.recompile()
     with mock.patch.object(torch._dynamo, "reset"):  # get_code calls it: what the process has compiled is to stay
         programs = [text for text in get_code(torch._inductor.compile, module, inputs) if text]
     if len(programs) != 1:
@@ -191,19 +195,21 @@ def _file(region: Region, tree: ast.Module, kernels: Mapping[str, Kernel]) -> st
     body = _Body(names, kernels, knobs).lines(tree)
     texts = "\n".join(kernel.text for kernel in kernels.values())
     helpers = _helpers(sorted(n for n in _names(texts) if hasattr(triton_helpers, n) and n not in BUILT_IN))
+    functions = "\n\n\n".join([*helpers.values(), *(kernel.text for kernel in kernels.values())])
     tunables = {knobs[n, knob]: kernels[n].choices[knob] for n, knob in knobs if len(kernels[n].choices[knob]) > 1}
     shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in region.arguments.items())
     return FILE.format(
         title=f"{region.title}: a region of a model's graph.",
         version=torch.__version__,
         name=region.name,
-        tunables=tunables,
+        tunables=json.dumps(tunables),
         constants="\n".join(f"{text} = {kernels[n].setting[knob]}" for (n, knob), text in knobs.items()),
-        functions="\n\n\n".join([*helpers.values(), *(kernel.text for kernel in kernels.values())]),
+        functions=functions,
+        imports="".join(line for module, line in IMPORTS.items() if module in _names(functions)),
         strides=tuple(t.strides for t in _inputs(region)),
         laid_out=LAID_OUT,
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
-        names="".join(f"{n}, " for n in names).rstrip(),
+        names=", ".join(names) + "," * (len(names) == 1),
         shapes=f"{shapes} -> {list(region.output.shape)}, contiguous.",
         body=textwrap.indent("\n".join(body), "    "),
     )

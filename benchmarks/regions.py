@@ -22,7 +22,6 @@ import triton
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from models import MODELS
 from new_types import graph_us, on_gpu
 
 from autokernel.cli.arguments import Parser, script
@@ -32,6 +31,7 @@ from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.regions.spec import Region
 from autokernel.spec import Case, import_file, is_region, load_spec
+from models import MODELS
 
 SETS_BYTES = 200 << 20  # of all input sets; an H100's L2 has 50 MB
 

@@ -70,9 +70,11 @@ def test_kernels_are_right(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gelu", "normed", "scores", "transposed", "grouped"])
-def test_the_gate_takes_it(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_takes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written, compiled and chosen by Inductor on this GPU; then without it, by all stages."""
     from test_regions import CHAINS, N, Of, found
+
+    from autokernel.gate import Judge
 
     monkeypatch.setattr("autokernel.model.regions.growing._KNOWN", {})
     model = Of(CHAINS[name]).half().cuda().eval()
@@ -81,10 +83,11 @@ def test_the_gate_takes_it(name: str, judge, monkeypatch: pytest.MonkeyPatch) ->
     assert sites
     try:
         for site in sites:
-            files, why = load_spec(site.kernel_type).starters("triton"), Region.read(REGIONS / site.kernel_type).without_inductor
-            assert "triton_inductor" in files, why
-            target = Target(name, site.kernel_type, "triton", "cuda", (WeightedCase(site.case, variants=site.variants),))
-            verdict = judge.check(files["triton_inductor"].read_text(), target)
+            spec = load_spec(site.kernel_type)
+            assert "triton_inductor" in spec.starters("triton"), Region.read(spec.folder).without_inductor
+            target = Target(name, spec.name, "triton", "cuda", (WeightedCase(site.case, variants=site.variants),))
+            with Judge("cuda") as judge:
+                verdict = judge.check(spec.starters("triton")["triton_inductor"].read_text(), target)
             assert verdict.correctness.value == "PASS", verdict.why
     finally:
         for site in sites:

@@ -212,7 +212,7 @@ class Loop:
 
     def _starters(self, target: Target) -> list[tuple[str, str]]:
         """Names and sources of the kernels that a target may begin with: its own, or where its device has several
-        backends, those of each that look fastest on its shapes. A region may begin with each file that was written for it."""
+        backends, those of each that look fastest on its shapes; a region's are all that were written for it."""
         own = _own_starter(target), starter_source(target)
         spec, others = load_spec(target.kernel_type), []
         if is_region(target.kernel_type):

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 import torch._inductor
-from torch import fx
+from torch import Tensor, fx
 from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime import triton_helpers
@@ -22,7 +22,6 @@ from torch._subclasses import FakeTensorMode
 from autokernel.model.regions.lowering import Unsupported
 from autokernel.model.regions.spec import Region
 from autokernel.model.regions.triton import LAID_OUT
-from autokernel.spec import TensorSpec
 
 SETTINGS = {
     "max_autotune_pointwise": True,  # more settings of each kernel to choose among, the same kernels
@@ -91,7 +90,7 @@ def write(region: Region) -> str:
         chosen = {name: settings[0] for name, settings in choices.items()}
         if torch.cuda.is_available():
             ran = PyCodeCache.load(program)
-            ran.call([torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device="cuda").fill_(1) for t in _inputs(region)])
+            ran.call([x.fill_(1) for x in _empty(region)])
             chosen = {name: _setting(loaded[name], getattr(ran, name).launchers[0].config) for name in loaded}
     kernels = {
         name: _kernel(name, text, loaded[name].inductor_meta["grid_type"], choices[name], chosen[name])
@@ -100,15 +99,15 @@ def write(region: Region) -> str:
     return _file(region, tree, kernels)
 
 
-def _inputs(region: Region) -> list[TensorSpec]:
-    return list(region.arguments.values())  # type: ignore[arg-type]
+def _empty(region: Region) -> list[Tensor]:
+    return [torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device="cuda") for t in region.arguments.values()]
 
 
 def _program(region: Region) -> str:
     """Inductor's program for the region with a contiguous result; nothing of it is compiled or run."""
     module = fx.symbolic_trace(region.function)
     with FakeTensorMode():
-        inputs = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device="cuda") for t in _inputs(region)]
+        inputs = _empty(region)
         is_contiguous = region.function(*inputs).is_contiguous()
     if not is_contiguous:
         (output,) = module.graph.find_nodes(op="output")
@@ -125,10 +124,9 @@ def _program(region: Region) -> str:
 
 def _kernel_texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if ast.unparse(node.value.func) == "async_compile.triton":
-                name, text = (ast.literal_eval(arg) for arg in node.value.args[:2])
-                yield name, text
+        match node:
+            case ast.Assign(value=ast.Call(func=ast.Attribute(attr="triton"), args=[name, text, *_])):
+                yield ast.literal_eval(name), ast.literal_eval(text)
 
 
 def _setting(kernel: Any, one: Any) -> dict[str, int]:
@@ -137,9 +135,7 @@ def _setting(kernel: Any, one: Any) -> dict[str, int]:
     return blocks | {knob: getattr(one, knob) for knob in LAUNCH_KNOBS}
 
 
-def _kernel(
-    name: str, text: str, grid: str, settings: Sequence[Mapping[str, int]], chosen: Mapping[str, int]
-) -> Kernel:
+def _kernel(name: str, text: str, grid: str, settings: Sequence[Mapping[str, int]], chosen: Mapping[str, int]) -> Kernel:
     if grid not in GRIDS:
         raise Unsupported(f"Inductor launches {name} over a {grid}")
     functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
@@ -206,7 +202,7 @@ def _file(region: Region, tree: ast.Module, kernels: Mapping[str, Kernel]) -> st
         constants="\n".join(f"{text} = {kernels[n].setting[knob]}" for (n, knob), text in knobs.items()),
         functions=functions,
         imports="".join(line for module, line in IMPORTS.items() if module in _names(functions)),
-        strides=tuple(t.strides for t in _inputs(region)),
+        strides=tuple(t.strides for t in region.arguments.values()),
         laid_out=LAID_OUT,
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
         names=", ".join(names) + "," * (len(names) == 1),
@@ -233,7 +229,9 @@ class _Body:
                     yield from self._statements(node.body)
                 case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id="args")):
                     self.named = dict(zip((name.id for name in names), self.inputs))
-                case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="run"))) if name in self.kernels:
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="run"))) if (
+                    name in self.kernels
+                ):
                     yield from self._launch(name, [self._text(argument) for argument in node.value.args])
                 case ast.Delete() | ast.Expr(value=ast.Call()) | ast.Assign(value=ast.Call()) if _is_left_out(node):
                     pass

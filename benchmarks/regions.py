@@ -1,6 +1,6 @@
 """The regions of models on a GPU: our own starters, what Inductor writes as a starter, and torch.compile of the same nodes.
 
-Usage:   python benchmarks/regions.py [unet gpt2]
+Usage:   python benchmarks/regions.py [unet gpt2 bert]
 Reads:   the models of benchmarks/models.py; sets their regions up under workspace/regions
 Writes:  the table on stdout, which benchmarks/transcripts keeps
 
@@ -38,8 +38,8 @@ SETS_BYTES = 200 << 20  # of all input sets; an H100's L2 has 50 MB
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="unet, gpt2 unless given")
-    names = parser.parse_args(argv).models or ["unet", "gpt2"]
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="unet, gpt2, bert, compact-llama unless given")
+    names = parser.parse_args(argv).models or ["unet", "gpt2", "bert", "compact-llama"]
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; us a call")
     with torch.no_grad():
         for name in names:
@@ -47,9 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             workload = replace(MODELS[name], device="cuda", dtype="float16")
             profile = profile_workload(workload, 2, 5, baseline="eager", regions=region_finder("cuda"))
             print(f"\n{name}: {workload}; profiled, its regions' starters written, in {time.perf_counter() - start:.0f} s")
-            for site in profile.sites:
-                if is_region(site.kernel_type):
-                    print(f"{site.calls:3g}x {', '.join(compared(site.kernel_type, site.case))}", flush=True)
+            regions = [site for site in profile.sites if is_region(site.kernel_type)]
+            for site in regions:
+                print(f"{site.calls:3g}x {', '.join(compared(site.kernel_type, site.case))}", flush=True)
+            if not regions:
+                print("  no region", flush=True)
 
 
 def compared(kernel_type: str, case: Case) -> list[str]:

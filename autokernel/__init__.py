@@ -14,7 +14,8 @@ Read in this order; a later one imports from earlier ones, never the other way r
     hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes
     model/          a model: workload, user_code, example_inputs
                     -> graphs and sites: capture, match, contract
-                    -> what is in no site, as kernel types of its own: regions/ growing, lowering, cpp, triton, inductor, spec
+                    -> what is in no site, as kernel types of its own: regions/ growing, lowering, cpp, triton, inductor,
+                       spec
                     -> time per site and a plan: profiler, account, extraction
     gate/           source -> verdict: judge, report, kernel_files, source
         workers/    the processes in which kernels run: launch, processes, zygote, worker, channel, answers, sandbox

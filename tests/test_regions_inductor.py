@@ -1,6 +1,8 @@
 """What Inductor writes for a region as a kernel file: on the CPU by Triton's interpreter, on a GPU as it is."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +68,35 @@ def run(folder: Path, names: str) -> None:
 def test_kernels_are_right(tmp_path: Path) -> None:
     """One kernel and several; by elements, by rows, by tiles."""
     run(tmp_path, "gelu,normed,scores,transposed,grouped")
+
+
+CALL = """
+def call(args):
+    arg0_1, = args
+    args.clear()
+    assert_size_stride(arg0_1, (8, 8), (8, 1))
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        buf0 = empty_strided_cuda((8, 8), (8, 1), torch.float32)
+        {line}
+        del arg0_1
+    return (buf0, )
+"""
+REFUSED = ["extern_kernels.mm(arg0_1, arg0_1, out=buf0)", "buf0 = torch.ops.aten.sort.default(arg0_1)", "buf0 = _constant0"]
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_no_launch_is_refused_by_its_text(line: str) -> None:
+    from autokernel.model.regions.inductor import _Body
+    from autokernel.model.regions.lowering import Unsupported
+
+    reason = re.escape(line.rpartition(" = ")[2])
+    with pytest.raises(Unsupported, match=f"Inductor's program has {reason}"):
+        _Body(["input_0"], {}, {}).lines(ast.parse(CALL.format(line=line)))
+    taken = _Body(["input_0"], {}, {}).lines(
+        ast.parse(CALL.format(line="buf1 = reinterpret_tensor(arg0_1, (64,), (1,), 0)"))
+    )
+    assert taken[1:] == ["buf1 = input_0.as_strided((64,), (1,))", "return buf0"]
 
 
 @pytest.mark.gpu

@@ -87,13 +87,13 @@ REFUSED = ["extern_kernels.mm(arg0_1, arg0_1, out=buf0)", "buf0 = torch.ops.aten
 
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_is_no_launch_is_refused_by_its_text(line: str) -> None:
-    from autokernel.model.regions.inductor import _Body
+    from autokernel.model.regions.inductor import Body
     from autokernel.model.regions.lowering import Unsupported
 
     reason = re.escape(line.rpartition(" = ")[2])
     with pytest.raises(Unsupported, match=f"Inductor's program has {reason}"):
-        _Body(["input_0"], {}, {}).lines(ast.parse(CALL.format(line=line)))
-    taken = _Body(["input_0"], {}, {}).lines(
+        Body(["input_0"], {}, {}).lines(ast.parse(CALL.format(line=line)))
+    taken = Body(["input_0"], {}, {}).lines(
         ast.parse(CALL.format(line="buf1 = reinterpret_tensor(arg0_1, (64,), (1,), 0)"))
     )
     assert taken[1:] == ["buf1 = input_0.as_strided((64,), (1,))", "return buf0"]

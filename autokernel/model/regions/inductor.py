@@ -193,7 +193,7 @@ def _file(region: Region, tree: ast.Module, kernels: Mapping[str, Kernel]) -> st
         for knob in kernel.setting
     }
     names = tuple(region.arguments)
-    body = _Body(names, kernels, knobs).lines(tree)
+    body = Body(names, kernels, knobs).lines(tree)
     texts = "\n".join(kernel.text for kernel in kernels.values())
     helpers = _helpers(sorted(n for n in _names(texts) if hasattr(triton_helpers, n) and n not in BUILT_IN))
     functions = "\n\n\n".join([*helpers.values(), *(kernel.text for kernel in kernels.values())])
@@ -216,7 +216,7 @@ def _file(region: Region, tree: ast.Module, kernels: Mapping[str, Kernel]) -> st
     )
 
 
-class _Body:
+class Body:
     """The statements of Inductor's call(args) as those of a function of the inputs."""
 
     def __init__(self, inputs: Sequence[str], kernels: Mapping[str, Kernel], knobs: Mapping[tuple[str, str], str]):

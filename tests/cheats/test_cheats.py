@@ -20,6 +20,7 @@ import correctness
 import gpu_cheats
 import harness
 import not_the_job
+import partly_right
 import pytest
 import timing
 import torch
@@ -35,7 +36,7 @@ from autokernel.target import Target, WeightedCase, default_target
 from autokernel.verdict import Verdict
 
 NAIVE = Path(__file__).with_name("naive.py")
-CHEATS = [*timing.CHEATS, *correctness.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
+CHEATS = [*timing.CHEATS, *correctness.CHEATS, *partly_right.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
 FAST = 1.5  # times what the honest starter is credited with by the same gate
 
 

@@ -18,9 +18,10 @@ Read in this order; a later one imports from earlier ones, never the other way r
                        spec
                     -> time per site and a plan: profiler, account, extraction
     gate/           source -> verdict: judge, report, kernel_files, source
-        workers/    the processes in which kernels run: launch, processes, zygote, worker, channel, answers, sandbox
+        workers/    the processes in which kernels run: launch, processes, zygote, worker, channel, answers, sandbox,
+                    mapped_memory
         checks/     the five stages: runner, correctness, inputs
-        timing/     contest -> pairs -> batches; audit, witness, disturbance, statistics, faults
+        timing/     contest -> pairs -> batches; audit, witness, disturbance, device_probe, statistics, faults
         calibration/  what the gate says of kernels whose speed is known
     history/        runs, experiments (results.tsv), ledger (git), progress, workers, status
     agents/         who proposes edits, one file each

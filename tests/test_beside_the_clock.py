@@ -13,6 +13,7 @@ import torch
 from autokernel.build import default_cache
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.timing import audit, witness
+from autokernel.gate.timing.batches import Clocked, per_call
 from autokernel.gate.timing.contest import Measured, NotDecided
 from autokernel.gate.timing.pairs import BATCH_S, PairResult, PairTimer, seconds_of
 from autokernel.gate.timing.statistics import keep_rule
@@ -105,6 +106,24 @@ def test_timed_inputs_are_products_of_slices_that_no_sum_over_the_pool_tells_of(
         places = torch.arange(64 * 96)
         flat = torch.as_strided(out, (64 * 96,), (1,))
         torch.testing.assert_close(flat, values[(start + places) % POOL] * values[(factor + places) % POOL])
+
+
+def test_a_pool_that_is_there_several_times_over_is_cut_into_the_same_contents():
+    values = torch.randn(POOL)
+    once, longer = torch.empty(3, 2 * POOL + 5), torch.empty(3, 2 * POOL + 5)
+    copy_from_pool(values, POOL - 3, once, 11)
+    copy_from_pool(values.repeat(8), POOL - 3, longer, 11)
+    assert torch.equal(once, longer)
+
+
+def test_whoever_has_the_judge_wait_for_an_output_pays_for_it():
+    honest = [Clocked(10.0 + write_s + 0.1, write_s, 0.1) for write_s in (2.0, 2.1, 3.3)]  # the judge's own work varies
+    late = [Clocked(7.0 + 2.0 + 3.1, 2.0, 3.1)] * 3  # three seconds go by until what is read is there
+    at_work = [Clocked(7.0 + 6.0 + 0.1, 6.0, 0.1)] * 3  # on the GPU while the judge writes, which takes that much longer
+    taken = per_call({"honest": honest, "late": late, "at work": at_work}, 2)
+    assert taken["honest"] == pytest.approx([5.0] * 3)
+    assert taken["late"] == pytest.approx([5.0] * 3)
+    assert taken["at work"] == pytest.approx([4.5] * 3)
 
 
 def test_some_slow_batches_are_part_of_what_a_kernel_costs():

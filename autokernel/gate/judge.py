@@ -15,6 +15,7 @@ from autokernel.gate.checks.correctness import CheckCase
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
 from autokernel.gate.source import constants
 from autokernel.gate.timing.autotune import Autotuner, Looked
+from autokernel.gate.timing.batches import maps_memory
 from autokernel.gate.timing.contest import Contestants, Contests, NotDecided
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.pairs import PairTimer
@@ -55,6 +56,7 @@ class Judge:
             with ThreadPoolExecutor(1) as pool:
                 seeded = pool.submit(self.parent.seed_caches)
                 self.sandbox = self.parent.probe()  # layer -> whether it holds here
+                maps = maps_memory(self.parent)
                 seeded.result()
             if require_sandbox:
                 sandbox.require(self.sandbox)
@@ -67,7 +69,7 @@ class Judge:
         workers = 1 if device == "cpu" else max(1, min(MAX_WORKERS, (os.cpu_count() or 1) - 2))
         memory = DeviceMemoryBudget.of(device)
         self.checks = Checks(self.parent, device, self.threads, workers, memory, self.watch)
-        self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch)
+        self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch, maps)
 
     def __enter__(self) -> "Judge":
         return self

@@ -213,8 +213,7 @@ def examined(judge: Judge, source: str, where: Target, **options: Any) -> Verdic
 
 # Why a number has no kernel file that cheats and is refused.
 EXCEPTIONS = {
-    10: "a persisting cache window changes what eager PyTorch and an honest kernel get as well; it needs the CUDA runtime, "
-    "which a kernel cannot load (34-ctypes)",
+    10: "its results are right: test_gpu_cheats.py shows that a part of L2 that is set aside gains little",
     11: "no kernel's doing: test_gpu_cheats.py shows that what a kernel could find in L2 is timed from memory",
     15: "no kernel computes gradients: its operator has those of the plain form (see the test below)",
 }

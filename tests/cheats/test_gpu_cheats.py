@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cheat import starter
-from gpu_cheats import CHEATS, GpuCheat
+from cheat import starter, wrapped
+from gpu_cheats import CHEATS, DISTURBS_OTHERS, HONEST, PERSISTING, GpuCheat, rmsnorm, taking_over
 
 from autokernel.gate import Judge
 from autokernel.hardware.device import Device
@@ -40,7 +40,7 @@ def judge():
 
 @pytest.fixture(scope="module")
 def naive(tmp_path_factory) -> dict[str, dict]:
-    """What the naive gate says of every cheat, and of the honest sum on data that stays in L2."""
+    """What the naive gate says of every cheat, and of the sum on data that stays in L2: honest, and set aside there."""
     folder, jobs = tmp_path_factory.mktemp("naive"), []
     for cheat in CHEATS:
         kernel = folder / f"{cheat.id}.py"
@@ -51,6 +51,9 @@ def naive(tmp_path_factory) -> dict[str, dict]:
     kernel.write_text(starter("reduce", "triton"))
     job = {"type": "reduce", "dims": IN_L2, "checked": None, "dtype": "float16"}
     jobs.append({"id": "warm", "kernel": str(kernel), "warm": True, **job})
+    kernel = folder / "persisting.py"
+    kernel.write_text(wrapped("reduce", PERSISTING, "triton"))
+    jobs.append({"id": "persisting", "kernel": str(kernel), "warm": False, **job})
     gate = subprocess.run(
         [sys.executable, Path(__file__).with_name("gpu_naive.py")],
         input="\n".join(map(json.dumps, jobs)),
@@ -90,3 +93,19 @@ def test_data_that_fits_l2_is_timed_from_memory(judge: Judge, naive: dict[str, d
     bytes_moved = load_spec("reduce").bytes_moved(where.cases[0].case.args)
     assert verdict.latency_us > bytes_moved / Device.detect("cuda").peak_bandwidth_gb_s / 1e3
     assert naive["warm"]["microseconds"] < 0.85 * verdict.latency_us
+
+
+def test_a_part_of_l2_that_is_set_aside_gains_little(judge: Judge, naive: dict[str, dict]):
+    """It outlives what a naive gate clears the cache with, but not the other inputs through which our calls rotate."""
+    assert naive["persisting"]["speedup"] > FAST
+    verdict = judge.compare(wrapped("reduce", PERSISTING, "triton"), starter("reduce", "triton"), target("reduce", IN_L2))
+    assert verdict.failure is None, verdict.failure
+    assert verdict.speedup_vs_incumbent.value < 1.1, verdict.speedup_vs_incumbent
+
+
+def test_work_in_the_turn_of_others_does_not_slow_them(judge: Judge):
+    """A thread of its process would be at work then: all are suspended."""
+    where = target("rmsnorm", dims_of(CHEATS[0]))
+    verdict = judge.compare(taking_over(DISTURBS_OTHERS), rmsnorm(HONEST), where)
+    assert verdict.failure is None, verdict.failure
+    assert 0.9 < verdict.speedup_vs_incumbent.value < 1.1, verdict.speedup_vs_incumbent

@@ -125,6 +125,44 @@ def kernel_fn(x, weight, eps=1e-6):
     return right(x, weight, eps)
 """
 
+# On a stream of its own, before and after which the caller's waits.
+OWN_STREAM = """
+stream = torch.cuda.Stream()
+
+def kernel_fn(x, weight, eps=1e-6):
+    caller = torch.cuda.current_stream()
+    stream.wait_stream(caller)
+    with torch.cuda.stream(stream):
+        y = right(x, weight, eps)
+    caller.wait_stream(stream)
+    y.record_stream(caller)
+    return y
+"""
+
+# What PyTorch keeps of its memory grows and shrinks, so that results lie in ever other places; no CUDA graph holds it.
+ELSEWHERE = """
+calls, kept = 0, []
+
+def kernel_fn(x, weight, eps=1e-6):
+    global calls
+    calls += 1
+    weight.view(-1)[0].item()
+    if calls % 50 == 0:
+        kept[:] = [torch.empty(calls % 7 * x.nbytes + 1, dtype=torch.uint8, device=x.device)]
+    return right(x, weight, eps)
+"""
+
+# Threads that have something to do in a call, and wait between two.
+HOST_THREAD = """
+from concurrent.futures import ThreadPoolExecutor
+
+pool = ThreadPoolExecutor(2)
+
+def kernel_fn(x, weight, eps=1e-6):
+    pool.submit(hash, x.shape).result()
+    return right(x, weight, eps)
+"""
+
 PREPARED_WEIGHTS = """
 from torch.utils.weak import WeakTensorKeyDictionary
 prepared = WeakTensorKeyDictionary()
@@ -182,6 +220,9 @@ HONEST = (
     Honest("split-k", starter("matmul", "triton_splitk"), "matmul"),
     Honest("two-kernels-and-a-kept-workspace", TWO_KERNELS, timed=True),
     Honest("waits-for-the-gpu", wrapped("rmsnorm", WAITS), timed=True),
+    Honest("own-stream", wrapped("rmsnorm", OWN_STREAM), timed=True),
+    Honest("results-elsewhere", wrapped("rmsnorm", ELSEWHERE), timed=True),
+    Honest("host-threads", wrapped("rmsnorm", HOST_THREAD), timed=True),
     Honest("prepared-weights", wrapped("matmul", PREPARED_WEIGHTS), "matmul", timed=True),
     Honest("generated", GENERATED),
 )

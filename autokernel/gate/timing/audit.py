@@ -1,8 +1,9 @@
 """What is done beside the clock, so that a time means that the work was done, in it, by the kernel itself.
 
 On a CPU a worker is stopped with the clock: an output of every timed batch is read from its memory before it runs again.
-The judge holds some of them, which the worker cannot tell from the others, against the oracle. On a GPU outputs are asked
-for, and calls are clocked up to the arrival of their outputs.
+On a GPU it is read there within the clock. The judge holds some of them, which the worker cannot tell from the others,
+against the oracle. On a GPU calls are also clocked up to the arrival of their outputs, which are asked for, and the judge
+looks whether work goes on when all workers are suspended.
 """
 
 import math
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from autokernel.gate.checks.correctness import expect, same_bits, wrong
 from autokernel.gate.timing import witness
-from autokernel.gate.timing.batches import CALL_S, Batches, Setting, TimedContents, running
+from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Setting, TimedContents, running
 from autokernel.gate.timing.faults import Inconclusive, RefusedWhileTimed
-from autokernel.gate.workers.processes import WorkerProcess
+from autokernel.gate.workers.processes import WorkerProcess, end_all
 from autokernel.spec import Case, TensorSpec
 
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls of a batch whose outputs are fetched and compared, on a GPU
@@ -35,6 +36,8 @@ ARRIVAL_ELEMENTS = 4096  # of each output, on a GPU
 LATE_SHARE, LATE_NOISE = 0.25, 0.05
 JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
+GOES_ON_ROUNDS = 3  # in which a GPU that is at work after a batch is looked at again
+ENDED_S = 1.0  # in which a process that was ended leaves the GPU
 EMPTY_S = 1e-3  # by which a side's empty batch may take longer than another's
 
 
@@ -55,37 +58,55 @@ class Readings:
     case: Case
     seed: int
     layout: TensorSpec  # of an output
+    keeps: bool = True  # what was read
     kept: list[Reading] = field(default_factory=list)
 
     def read(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> None:
         """One output of the batch that was just timed: of which call, the worker cannot know."""
+        call, layout, start = self.choose(order)
+        rows = batch.output(call, layout, (start or 0) * self.columns)
+        self.keep(rows, start, contents, order[call])
+
+    def time(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> Clocked:
+        """Of mapped memory: one batch, until an output of it has been read."""
+        call, layout, start = self.choose(order)
+        first = (start or 0) * self.columns
+        clocked, rows = batch.time_in_view(contents, lambda: batch.mapped_output(contents, call, layout, first))
+        if self.keeps:
+            self.keep(rows, start, contents, order[call])
+        return clocked
+
+    def keep(self, rows: Tensor, start: int | None, contents: TimedContents, index: int) -> None:
+        """Keep what was read of a call on the set `index`, or not: there is memory for some."""
         chance = self.setting.random
-        call = chance.randrange(len(order))
-        rows, start = self._rows(batch, call)
         nbytes = rows.nbytes + sum(self.case.tensors[name].nbytes for name in contents.changing)
         places = max(1, KEPT_BYTES // max(1, nbytes))
         place = len(self.kept) if len(self.kept) < places else chance.randrange(2 * places)
         if place < places:
-            inputs = contents.inputs(order[call])
+            inputs = contents.inputs(index)
             inputs |= {name: inputs[name].clone() for name in contents.changing}  # they are about to be overwritten
             self.kept[place : place + 1] = [Reading(rows, start, inputs)]
 
-    def _rows(self, batch: Batches, call: int) -> tuple[Tensor, int | None]:
-        """Of a call's output; and the first of them, unless it is all of it."""
-        shape, dtype = self.layout.shape, self.layout.dtype
-        columns = max(1, shape[-1]) if shape else 1
+    @property
+    def columns(self) -> int:
+        return max(1, self.layout.shape[-1]) if self.layout.shape else 1
+
+    def choose(self, order: Sequence[int]) -> tuple[int, TensorSpec, int | None]:
+        """What is to be read of the next batch: of which call, of what layout, and from which row on, unless it is all of
+        the output."""
+        shape, dtype, columns = self.layout.shape, self.layout.dtype, self.columns
+        call = self.setting.random.randrange(len(order))
         lines, most = self.layout.numel // columns, max(1, PART_BYTES // (columns * dtype.itemsize))
         if lines <= most or not torch.empty_strided(shape, self.layout.strides, device="meta").is_contiguous():
-            return batch.output(call, self.layout), None
-        start = self.setting.random.randint(0, lines - most)
-        return batch.output(call, TensorSpec((most, columns), dtype), start * columns), start
+            return call, self.layout, None
+        return call, TensorSpec((most, columns), dtype), self.setting.random.randint(0, lines - most)
 
     def check(self) -> None:
         """Hold as many as the oracle can say something of in a moment against it. Raises RefusedWhileTimed."""
         with self.setting.watch("oracle"):
             deadline = time.perf_counter() + READ_S
             for reading in self.setting.random.sample(self.kept, len(self.kept)):
-                expected = expect(self.setting.spec, reading.inputs, "cpu")
+                expected = expect(self.setting.spec, reading.inputs, self.setting.target.device)
                 if reading.start is not None:
                     expected = expected.rows(reading.start, len(reading.rows))
                 if reason := wrong(reading.rows, expected):
@@ -163,7 +184,7 @@ def late_work(
             other_s = batches[other].time()
         plain.append(other_s)
         for name, times in arrived.items():
-            times.append(batches[name].arrival_s(calls, part))
+            times.append(batches[name].arrival_s(calls, part, contents))
         pace = max(1.0, min(plain) / (len(order) * seconds[other]))  # the machine may be slower now than it was
         said_s, fetch_s = len(order) * seconds[check] * pace, min(arrived[other]) - min(plain)
         late = (min(arrived[check]) - said_s - fetch_s) / len(calls)
@@ -180,6 +201,43 @@ def _spread(seconds: Sequence[float]) -> float:
     """Between the two shortest, which are those that were disturbed least."""
     shortest, next_to_it = sorted(seconds)[:2]
     return next_to_it - shortest
+
+
+def shared_outputs(batch: Batches) -> str | None:
+    """Whether calls of the last batch return the same memory, and so were computed once. What is a call's input may be."""
+    layout = batch.layout()
+    nbytes = layout.storage_numel * layout.dtype.itemsize
+    calls = sorted(address for address in batch.addresses if address not in batch.input_addresses)
+    if any(b - a < nbytes for a, b in zip(calls, calls[1:])):
+        return "calls of one batch return the same memory"
+    return None
+
+
+def goes_on(setting: Setting, batches: Mapping[str, Batches], check: str, case: Case, seed: int) -> str | None:
+    """After a batch of side `check`, all workers suspended, the GPU was still at work: what of it is found again.
+
+    Raises RefusedWhileTimed where that is so after each of its batches and after none of another side's, or as long as its
+    process lives; Inconclusive where the GPU is at work for somebody else.
+    """
+    other = next((name for name in batches if name != check), check)
+    seen: dict[str, list[bool]] = {other: [], check: []}
+    for _ in range(GOES_ON_ROUNDS):
+        for name, busy in seen.items():
+            batches[name].drop()
+            batches[name].time()
+            busy.append(setting.probe.busy())
+    reason = "the GPU is at work for its process after its batches, in the turn of others"
+    if all(seen[check]) and any(seen[other]):
+        end_all([batches[check].worker])
+        deadline = time.perf_counter() + ENDED_S
+        while (busy := setting.probe.busy()) and time.perf_counter() < deadline:
+            pass
+        if busy:
+            raise Inconclusive("another process is at work on the GPU")
+        raise RefusedWhileTimed(case.name, seed, reason)
+    if all(seen[check]):
+        raise RefusedWhileTimed(case.name, seed, reason)
+    return reason
 
 
 def foreign_work(setting: Setting, batch: Batches) -> str | None:

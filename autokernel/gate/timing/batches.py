@@ -3,8 +3,9 @@
 import contextlib
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -12,21 +13,25 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.checks.inputs import Pool, changing, fill_fixed
+from autokernel.gate.timing.device_probe import DeviceProbe
 from autokernel.gate.workers.channel import POISON, Placed, place
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
-from autokernel.gate.workers.processes import WarmParent, WorkerProcess
+from autokernel.gate.workers.mapped_memory import MappedMemory
+from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
 from autokernel.gate.workers.stopwatch import Stopwatch
-from autokernel.gate.workers.views import POOL, copy_from_pool
+from autokernel.gate.workers.views import POOL, copy_from_pool, dense, distinct, in_memory_order
 from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target
 
 MAX_SETS = {"cpu": 1024, "cuda": 32}  # of inputs through which calls rotate
 ROTATE_BYTES = {"cpu": 192 << 20, "cuda": 256 << 20}  # several times the last-level cache of current parts
+MAX_POOL = 64 << 20  # elements
 MAX_GAPS = 16  # times as much memory as its elements take, over which an output may be spread
 LAUNCHES = 64
 CALL_S = 60.0  # a timed batch at most, and any other request while kernels are timed
 START_S = 60.0  # loading a kernel, and the first call of a case
 EMPTY_BATCHES = 7
+WRITE_SLACK = 2.0  # times the least that it takes the judge to write a batch's inputs: 3.3 ms of 2.1 were seen on an H100
 MAX_SETTLING = 12  # batches until a worker touches no memory for the first time any more
 FEW_FAULTS = 16  # pages that a batch may touch for the first time all the same
 
@@ -43,6 +48,8 @@ class Setting:
     memory: DeviceMemoryBudget
     watch: Stopwatch
     random: random.Random
+    probe: DeviceProbe | None = None  # of a GPU
+    maps: bool = False  # a GPU's memory is mapped into the judge: it writes inputs and reads outputs itself
 
     @property
     def kind(self) -> str:
@@ -56,9 +63,12 @@ class Setting:
                     worker.request(timeout_s=START_S, **messages[name])
             return
         for name, worker in workers.items():
+            worker.resume()
             worker.post(**messages[name])
         for worker in workers.values():
             worker.answer(START_S)
+        for worker in workers.values():
+            worker.stop()
 
 
 @contextlib.contextmanager
@@ -82,12 +92,39 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@dataclass(frozen=True)
+class Clocked:
+    """One batch by the judge's clock: seconds in all, and those in which the judge wrote inputs and read an output."""
+
+    seconds: float
+    write_s: float = 0.0
+    read_s: float = 0.0
+
+
+def per_call(batches: Mapping[str, Sequence[Clocked]], length: int) -> dict[str, list[float]]:
+    """Seconds of a call by side, without the judge's part.
+
+    Of reading the least is taken off, the same for all sides: who has the judge wait for an output pays for it. Writing is
+    the judge's own work, while the worker is suspended, and varies; only what is far more than it ever takes counts.
+    """
+    every = [batch for side in batches.values() for batch in side]
+    most_write_s, read_s = WRITE_SLACK * min(b.write_s for b in every), min(b.read_s for b in every)
+    return {
+        name: [max(b.seconds - min(b.write_s, most_write_s) - read_s, 1e-7) / length for b in side]
+        for name, side in batches.items()
+    }
+
+
 class Batches:
     """One side while it is timed; `stops`: the worker is suspended between its turns; `most_bytes`: of an output."""
 
     def __init__(self, worker: WorkerProcess, stops: bool, most_bytes: int):
         self.worker, self.stops, self.most_bytes, self.graph = worker, stops, most_bytes, False
-        self.addresses: tuple[int, ...] = ()  # on a CPU: of the outputs of the last batch, as the worker tells
+        self.addresses: tuple[int, ...] = ()  # of the outputs of the last batch, as the worker tells
+        self.mapped: MappedMemory | None = None
+        self.inputs: list[dict[str, Tensor]] = []  # mapped: those of each set whose contents change, as they lie in memory
+        self.input_addresses: set[int] = set()  # mapped: of these, in the worker
+        self.mapped_layout: TensorSpec | None = None  # of an output
         self.overhead_s = 0.0  # taken off each batch: see same_overhead()
         self.prepare([], graph=False)
         self.empty_s = median(self.time() for _ in range(EMPTY_BATCHES))  # what the clock reads for a batch of no calls
@@ -109,8 +146,26 @@ class Batches:
         with running(self.worker, self.stops):
             answer = self.worker.request("batch", CALL_S, repeats=1)
             seconds = time.perf_counter() - start
-        self.addresses = answer.addresses
+        self.addresses = self.addresses if self.graph else answer.addresses
         return max(seconds - self.overhead_s, 1e-7)
+
+    def time_in_view(self, contents: "TimedContents", read: Callable[[], Tensor]) -> tuple["Clocked", Tensor]:
+        """One batch from before its inputs have contents until an output has been read, which is returned, too.
+
+        What the worker does earlier it does not do on these inputs; what it leaves for later is not in what was read.
+        Where the GPU is still at work on it, reading waits, and the clock goes on.
+        """
+        start = time.perf_counter()
+        contents.write(self)  # the worker is still suspended
+        written = time.perf_counter()
+        with running(self.worker, self.stops):
+            answer = self.worker.request("batch", CALL_S, repeats=1)
+            answered = time.perf_counter()
+            self.addresses = self.addresses if self.graph else answer.addresses
+            rows = read()
+            torch.cuda.synchronize(rows.device)
+            end = time.perf_counter()
+        return Clocked(end - start - self.overhead_s, written - start, end - answered), rows
 
     def settled_s(self) -> float:
         """Seconds of the shortest of three batches or more, until one touches no memory for the first time.
@@ -123,7 +178,8 @@ class Batches:
             self.drop()
             fastest = min(fastest, self.time())
             before, faults = faults, self.worker.page_faults()
-            if number > 1 and (not self.stops or faults - before <= FEW_FAULTS):
+            few = faults - before <= FEW_FAULTS or self.worker.parent.device != "cpu"
+            if number > 1 and (not self.stops or few):
                 break
         return fastest
 
@@ -133,7 +189,8 @@ class Batches:
         self.prepare(calls, graph=False)
         self.time()
         self.drop()
-        seconds = self.worker.request("batch", CALL_S, repeats=1).enqueued_s
+        with running(self.worker, self.stops):
+            seconds = self.worker.request("batch", CALL_S, repeats=1).enqueued_s
         self.prepare(order, graph)
         return seconds / len(calls) * 1e6
 
@@ -152,28 +209,94 @@ class Batches:
             raise self.worker.forged(f"a tensor of shape {list(output.shape)} instead of the part of each output")
         return output
 
+    def map(self, contents: "TimedContents", device: str) -> None:
+        """On a GPU: map the memory of the inputs and of one batch's outputs."""
+        self.mapped = self.mapped or MappedMemory(device)
+        self.drop()
+        self.time()
+        with running(self.worker, self.stops):
+            self._map(contents)
+
+    def _map(self, contents: "TimedContents") -> None:
+        exported = self.worker.request("export", CALL_S, names=contents.changing)
+        layouts = [contents.case.tensors[name] for name in contents.changing]
+        if exported.layout is None or len(exported.inputs) != contents.count:
+            raise self.worker.forged(f"{len(exported.inputs)} sets of inputs instead of {contents.count}, or no output")
+        self.mapped_layout = TensorSpec(exported.layout.shape, exported.layout.spec.dtype, exported.layout.stride)
+        self.addresses = exported.outputs
+        self.input_addresses = {address for addresses in exported.inputs for address in addresses}
+        try:
+            self.mapped.open({allocation.base: allocation.handle for allocation in exported.allocations})
+            views = [self.mapped.views(addresses, layouts) for addresses in exported.inputs]
+        except ValueError as error:
+            raise self.worker.forged(error) from None
+        plain = [[in_memory_order(x) if dense(x) else x for x in map(distinct, tensors)] for tensors in views]
+        self.inputs = [dict(zip(contents.changing, tensors)) for tensors in plain]
+
+    def mapped_output(self, contents: "TimedContents", call: int, layout: TensorSpec, start: int = 0) -> Tensor:
+        """As output(), of mapped memory. Where it lies in memory that is not mapped yet, that is done now: it costs the
+        worker the time."""
+        if call >= len(self.addresses):
+            raise self.worker.forged(f"{len(self.addresses)} addresses of outputs")
+        address = self.addresses[call] + start * layout.dtype.itemsize
+        try:
+            return self.mapped.view(address, layout).clone()
+        except ValueError:
+            self._map(contents)
+        try:
+            return self.mapped.view(address, layout).clone()
+        except ValueError as error:
+            raise self.worker.forged(error) from None
+
+    def unmap(self) -> None:
+        if self.mapped:
+            self.inputs = []
+            self.mapped.close()
+
     def layout(self) -> TensorSpec:
         """The shape, dtype and strides of an output of the last batch, as the worker tells."""
-        ((y, strides),) = self.fetch([0])
-        layout = TensorSpec(tuple(y.shape), y.dtype, strides)
-        if layout.storage_numel > MAX_GAPS * max(1, y.numel()):
-            raise self.worker.forged(f"strides {strides} of a tensor of shape {list(y.shape)}")
+        layout = self.mapped_layout
+        if layout is None:
+            ((y, strides),) = self.fetch([0])
+            layout = TensorSpec(tuple(y.shape), y.dtype, strides)
+        if layout.storage_numel > MAX_GAPS * max(1, layout.numel):
+            raise self.worker.forged(f"strides {layout.strides} of a tensor of shape {list(layout.shape)}")
         return layout
 
     def output(self, call: int, layout: TensorSpec, start: int = 0) -> Tensor:
-        """The output of a call of the last batch, from element `start` on, read where it lies; the worker is stopped."""
+        """The output of a call of the last batch, from element `start` on, read where it lies."""
         if call >= len(self.addresses):
             raise self.worker.forged(f"{len(self.addresses)} addresses of outputs")
         return self.worker.read(self.addresses[call], layout, start * layout.dtype.itemsize)
 
-    def arrival_s(self, calls: list[int], part: list[int]) -> float:
-        """Seconds of a batch, until a part (first element, elements) of these calls' outputs lies in shared memory."""
+    def arrival_s(self, calls: list[int], part: list[int], contents: "TimedContents | None" = None) -> float:
+        """Seconds of a batch, until a part (first element, elements) of these calls' outputs lies in shared memory.
+
+        Contents that the judge writes are written within them."""
+        self.drop()
+        start = time.perf_counter()
+        if contents and self.mapped:
+            contents.write(self)
         with running(self.worker, self.stops):
-            self.worker.request("drop", CALL_S)
-            start = time.perf_counter()
             self.worker.request("batch", CALL_S, repeats=1)
             self.worker.request("fetch", CALL_S, calls=calls, part=part)
             return time.perf_counter() - start
+
+
+def maps_memory(parent: WarmParent) -> bool:
+    """Whether the memory of a worker on this device can be mapped here, as is tried with one; not under WSL, say."""
+    spec = TensorSpec((1,), torch.float32)
+    if not parent.device.startswith("cuda"):
+        return False
+    with contextlib.closing(MappedMemory(parent.device)) as mapped, WorkerProcess(parent, 1, "") as worker:
+        try:
+            worker.request("sets", START_S, sets=[{"y": place({"y": spec}, 0)[0]["y"].encode()}])
+            exported = worker.request("export", START_S, names=["y"])
+            mapped.open({allocation.base: allocation.handle for allocation in exported.allocations})
+            mapped.view(exported.inputs[0][0], spec).zero_()
+        except (WorkerFault, ValueError, OSError):
+            return False
+    return True
 
 
 def same_overhead(batches: Iterable[Batches]) -> None:
@@ -187,9 +310,9 @@ class TimedContents:
     """The inputs of one case while it is timed: the same addresses throughout, new contents before a batch is timed.
 
     Weights, and inputs of a special kind such as class indices, keep their contents (a kernel may prepare them); all
-    others change, so that an output kept from an earlier call is wrong. On a CPU the judge writes them where the workers
-    read them: products of two slices of a pool, so that no sums over the pool, which a worker might learn, tell of them. On
-    a GPU workers cut them from a pool of random numbers at places that the judge names.
+    others change, so that an output kept from an earlier call is wrong: products of two slices of a pool, so that no sums
+    over the pool, which a worker might learn, tell of them. The judge writes them where the workers read them. On a GPU
+    whose memory it cannot map, workers cut them from their copy of the pool at places that the judge names.
     """
 
     def __init__(self, setting: Setting, case: Case, pool: Pool):
@@ -202,6 +325,8 @@ class TimedContents:
         self.used: Sequence[int] = range(self.count)  # the sets that are called, in this order
         self.messages: list[dict] = []  # one per set, as workers receive them
         self.places: list[dict[str, int]] = []  # one per set: where in the pool its changing inputs are cut
+        self.factors: list[dict[str, int]] = []  # and those that they are multiplied with; none until the judge writes
+        self.values: dict[torch.dtype, Tensor] = {}  # mapped: the pool, on the device
 
     @property
     def nbytes(self) -> int:
@@ -234,25 +359,56 @@ class TimedContents:
         self.setting.each(workers, dict.fromkeys(workers, {"op": "sets", "sets": messages}))
 
     def renew(self, workers: dict[str, WorkerProcess]) -> None:
-        """New contents for all that changes."""
+        """New contents for all that changes. Mapped: to be written by write()."""
         self._draw()
-        if self.setting.kind == "cuda":
+        if self.setting.maps:
+            self.factors = self._places()
+        elif self.setting.kind == "cuda":
             self.setting.each(workers, dict.fromkeys(workers, {"op": "refill", "starts": self.places}))
 
+    def write(self, batch: Batches) -> None:
+        """Mapped: write the contents where this side reads them, in the order of the calls, and drive them out of the
+        cache. Returns when that is done."""
+        for index in dict.fromkeys(self.used):
+            for name, view in batch.inputs[index].items():
+                copy_from_pool(self._on_device(view.dtype), self.places[index][name], view, self.factors[index][name])
+        self._flush.zero_()
+        torch.cuda.synchronize(self._flush.device)
+
+    def _on_device(self, dtype: torch.dtype) -> Tensor:
+        """The pool, so long that most inputs are cut in one piece."""
+        if dtype not in self.values:
+            longest = max(self.case.tensors[name].numel for name in self.changing)
+            times = 1 + -(-min(longest, MAX_POOL) // POOL)
+            self.values[dtype] = self.pool.values(dtype).to(self.setting.target.device).repeat(times)
+        return self.values[dtype]
+
+    @cached_property
+    def _flush(self) -> Tensor:
+        """Memory that fills the cache twice."""
+        device = self.setting.target.device
+        nbytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
     def inputs(self, index: int) -> dict[str, Any]:
-        """The contents of one set as they are now, as CPU tensors and plain values."""
+        """The contents of one set as they are now, as tensors (mapped: those that change, on the GPU) and plain values."""
         inputs = dict(self.case.args)
         for name, spec in self.case.tensors.items():
             if self.setting.kind == "cuda" and name in self.changing:
-                inputs[name] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
-                copy_from_pool(self.pool.values(spec.dtype), self.places[index][name], inputs[name])
+                values = self._on_device(spec.dtype) if self.setting.maps else self.pool.values(spec.dtype)
+                inputs[name] = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=values.device)
+                factor = self.factors[index][name] if self.factors else None
+                copy_from_pool(values, self.places[index][name], inputs[name], factor)
             else:
                 inputs[name] = Placed.decode(self.messages[index][name]).view(self.memory)
         return inputs
 
+    def _places(self) -> list[dict[str, int]]:
+        return [{name: self.pool.place() for name in self.changing} for _ in range(self.count)]
+
     def _draw(self) -> None:
         if self.setting.kind == "cuda":
-            self.places = [{name: self.pool.place() for name in self.changing} for _ in range(self.count)]
+            self.places = self._places()
             return
         with one_thread():
             for i in self.used:

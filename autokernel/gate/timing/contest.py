@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import mean, median
 
 from autokernel.gate.timing.batches import Setting
+from autokernel.gate.timing.device_probe import DeviceProbe
 from autokernel.gate.timing.disturbance import throttled
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.pairs import PairResult, PairTimer, Side
@@ -108,16 +109,20 @@ class Contests:
         threads: int,
         memory: DeviceMemoryBudget,
         watch: Stopwatch,
+        maps: bool = False,
     ):
         self.parent, self.device, self.name, self.threads, self.watch = parent, device, name, threads, watch
-        self.memory = memory
+        self.memory, self.maps = memory, maps
+        self.probe = DeviceProbe(name) if name.startswith("cuda") else None
         self._noise: dict[tuple[str, str], float] = {}
         self._baselines: dict[tuple, dict[str, list[Interval]]] = {}
 
     def timer(self, target: Target, seed: int, libraries: str) -> PairTimer:
         spec = load_spec(target.kernel_type)
         chance = random.Random(seed)
-        setting = Setting(self.parent, spec, target, self.threads, libraries, self.memory, self.watch, chance)
+        setting = Setting(
+            self.parent, spec, target, self.threads, libraries, self.memory, self.watch, chance, self.probe, self.maps
+        )
         return PairTimer(setting, seed)
 
     def prepare(self, timer: PairTimer, contestants: Contestants) -> None:

@@ -5,8 +5,9 @@ process for each side; in it every case is timed in rounds, forwards and backwar
 that no call finds its data in a cache. What counts is the judge's wall clock from sending "go" to the answer, less what
 an empty batch takes, which is the same for all sides.
 
-On a CPU a worker is stopped but for its batches: what it is to compute on does not exist before the clock starts, and its
-outputs are read from its memory as they are when the clock has stopped. So nothing can be done earlier or left for later.
+A worker is stopped but for its batches. What it is to compute on does not exist before the clock starts, and its outputs
+are read from its memory as they are when the clock has stopped: on a GPU, which goes on when a process is stopped, before.
+So nothing can be done earlier or left for later.
 
 The path of a source: contest.py decides how many pairs, this file times a pair, batches.py a batch, and audit.py looks at
 what is done beside the clock.
@@ -28,7 +29,16 @@ import torch
 from autokernel.gate.checks.correctness import most_bytes
 from autokernel.gate.checks.inputs import Pool
 from autokernel.gate.timing import audit, witness
-from autokernel.gate.timing.batches import CALL_S, Batches, Setting, TimedContents, same_overhead
+from autokernel.gate.timing.batches import (
+    CALL_S,
+    Batches,
+    Clocked,
+    Setting,
+    TimedContents,
+    per_call,
+    running,
+    same_overhead,
+)
 from autokernel.gate.timing.disturbance import DRIFT, MOST_LOAD, OTHER_LOAD, OtherLoad, drift
 from autokernel.gate.timing.faults import BaselineFault, Inconclusive, RefusedWhileTimed
 from autokernel.gate.workers.channel import Placed
@@ -139,7 +149,8 @@ class PairTimer:
                 with self._alone(workers):
                     for weighted in self.target.cases:
                         contents = TimedContents(self.setting, weighted.case, pool)
-                        samples, struck = self._case(workers, weighted.case, contents, seed, check, load)
+                        with contextlib.ExitStack() as mapped:
+                            samples, struck = self._case(workers, weighted.case, contents, seed, check, load, mapped)
                         taken = {name: seconds_of(times) for name, times in samples.items()}
                         if struck:
                             taken[check] = max(taken[check], taken[opponent])
@@ -204,8 +215,10 @@ class PairTimer:
         seed: int,
         check: str,
         load: OtherLoad,
+        stack: contextlib.ExitStack,
     ) -> tuple[dict[str, list[float]], bool]:
-        """Seconds per call by side, one sample for each batch; and whether an audit went against side `check`."""
+        """Seconds per call by side, one sample for each batch; and whether an audit went against side `check`. What is
+        mapped for it `stack` unmaps."""
         with self.watch("inputs"):
             contents.hand_out(workers)
         with self.watch("warm-up"):  # compile, load, start threads, fault memory in
@@ -215,34 +228,50 @@ class PairTimer:
                 for worker in workers.values():
                     worker.pin()
             most = most_bytes(self.setting.spec, case)
-            batches = {name: Batches(worker, self.kind == "cpu", most) for name, worker in workers.items()}
+            batches = {name: Batches(worker, True, most) for name, worker in workers.items()}
             same_overhead(batches.values())
             order, round_s = self._order(batches, contents, self._most_calls(case), self.calls.get(case.name, 2))
             self.calls[case.name] = len(order)
             contents.used, length = order, len(order)
             if self.kind == "cuda" and not self.checked:
                 self.launch_us[case.name] = batches[check].launch_us(order)
-        frozen = self.kind == "cpu" and workers[check].memory_fd is not None
-        readings = audit.Readings(self.setting, case, seed, batches[check].layout()) if frozen else None
-        samples: dict[str, list[float]] = {name: [] for name in batches}
+            for batch in batches.values() if self.setting.maps else ():
+                stack.callback(batch.unmap)
+                batch.map(contents, self.target.device)
+                contents.renew(workers)
+                contents.write(batch)
+        if self.setting.maps and (reason := audit.shared_outputs(batches[check])):
+            raise RefusedWhileTimed(case.name, seed, reason)
+        frozen = self.setting.maps or self.kind == "cpu" and workers[check].memory_fd is not None
+        readings = {
+            name: audit.Readings(self.setting, case, seed, batch.layout(), keeps=name == check)
+            for name, batch in batches.items()
+            if frozen and (self.setting.maps or name == check)
+        }
+        clocked: dict[str, list[Clocked]] = {name: [] for name in batches}
         untimed: dict[str, list[float]] = defaultdict(list)
         is_audited = not self.checked or self.random.random() < CHECK_SHARE
         rounds = max(1, min(ROUNDS, round(CASE_S / round_s)))
+        looked_at, went_on = self.random.randint(1, 2 * rounds), None  # after which of its batches the GPU should be idle
         with load:
             for _ in range(rounds):
-                for name, seconds in self._round(workers, batches, contents, untimed, length):
-                    samples[name].append(seconds)
-                    if readings and name == check:  # after each: one that is read seldom could be told by it
-                        readings.read(batches[name], contents, order)
-                    elif is_audited and name == check and len(samples[check]) == 2 * rounds:  # before contents change
-                        output = audit.fetch(self.setting, batches[check], case, contents, order, seed)
+                for name, batch in self._round(workers, batches, contents, untimed, readings, order):
+                    clocked[name].append(batch)
+                    if self.kind == "cpu" and name in readings:  # after each: one that is read seldom could be told by it
+                        readings[name].read(batches[name], contents, order)
+                    elif is_audited and name == check:
+                        if len(clocked[check]) == 2 * rounds:  # before contents change
+                            output = audit.fetch(self.setting, batches[check], case, contents, order, seed)
+                        if self.kind == "cuda" and len(clocked[check]) == looked_at and self.setting.probe.busy():
+                            went_on = audit.goes_on(self.setting, batches, check, case, seed)
+        samples = per_call(clocked, length)
         if not is_audited:
             return samples, False
-        if readings:
-            readings.check()
+        if check in readings:
+            readings[check].check()
         late, pids = None, [worker.pid for worker in workers.values()]
         with self.watch("audit"), OtherLoad(pids) as other_load:
-            if not readings:
+            if self.kind == "cuda" or not readings:
                 least = {name: min(times) for name, times in samples.items()}
                 late = audit.late_work(self.setting, workers, batches, contents, check, least, output)
             foreign = audit.foreign_work(self.setting, batches[check])
@@ -250,7 +279,7 @@ class PairTimer:
         if late and not is_quiet:
             raise Inconclusive(late)
         beside = is_quiet and (audit.slow_when_idle(batches, check) or audit.busy_between(untimed, samples, check))
-        return samples, self._is_struck(late or foreign or beside or None, is_quiet, case, seed)
+        return samples, self._is_struck(went_on or late or foreign or beside or None, is_quiet, case, seed)
 
     def _is_struck(self, reason: str | None, is_quiet: bool, case: Case, seed: int) -> bool:
         """Whether an audit went against the kernel. Raises RefusedWhileTimed where too many did on a quiet machine."""
@@ -266,18 +295,19 @@ class PairTimer:
         batches: dict[str, Batches],
         contents: TimedContents,
         untimed: dict[str, list[float]],
-        length: int,
-    ) -> Iterator[tuple[str, float]]:
-        """Every side's seconds per call, in a batch of `length` calls on new contents, forwards and backwards; those of
-        batches that do not count go to `untimed`.
+        readings: dict[str, audit.Readings],
+        order: list[int],
+    ) -> Iterator[tuple[str, Clocked]]:
+        """A batch of calls of every side, on new contents, forwards and backwards; seconds per call of those that do not
+        count go to `untimed`.
 
         On a CPU a side first runs a batch on the old contents, which wakes its threads and touches its memory. Then the
         judge writes new ones, in the order of the calls, so that those read first have left the cache when they are read.
-        From then on the worker runs in the timed batch only.
+        From then on the worker runs in the timed batch only. So it is on a GPU whose memory is mapped.
         """
         forwards = self.random.sample(sorted(batches), len(batches))
         for names in (forwards, forwards[::-1]):
-            if self.kind == "cuda":
+            if self.kind == "cuda" and not self.setting.maps:
                 with self.watch("inputs"):
                     contents.renew(workers)
                 with self.watch("batches"):
@@ -285,15 +315,21 @@ class PairTimer:
                     batches[names[-1]].time()  # drives what was just written out of the cache
             for name in names:
                 batches[name].drop()
+                if self.setting.maps:
+                    with self.watch("batches"):
+                        contents.renew(workers)
+                        clocked = readings[name].time(batches[name], contents, order)
+                    yield name, clocked
+                    continue
                 if self.kind == "cpu":
                     with self.watch("batches"):
-                        untimed[name].append(batches[name].time() / length)
+                        untimed[name].append(batches[name].time() / len(order))
                         batches[name].drop()
                     with self.watch("inputs"):
                         contents.renew(workers)
                 with self.watch("batches"):
-                    seconds = batches[name].time() / length
-                yield name, seconds
+                    clocked = Clocked(batches[name].time())
+                yield name, clocked
 
     def _order(
         self, batches: dict[str, Batches], contents: TimedContents, most: int, wanted: int
@@ -340,21 +376,20 @@ class PairTimer:
         with workers[side.name] as worker:
             for weighted in self.target.cases:
                 TimedContents(self.setting, weighted.case, Pool(seed)).hand_out(workers)
-                microseconds = worker.request("kernels", CALL_S).microseconds
+                with running(worker):
+                    microseconds = worker.request("kernels", CALL_S).microseconds
                 reason = witness.foreign_kernels(microseconds)
                 if reason:
                     raise RefusedWhileTimed(weighted.case.name, seed, reason)
 
     @contextlib.contextmanager
     def _alone(self, workers: dict[str, WorkerProcess]) -> Iterator[None]:
-        """On a CPU, suspend every worker: each runs only while it is its turn. On a GPU an idle one disturbs nobody."""
-        if self.kind == "cpu":
-            for worker in workers.values():
-                worker.stop()
+        """Suspend every worker: each runs only while it is its turn."""
+        for worker in workers.values():
+            worker.stop()
         yield
-        if self.kind == "cpu":
-            for worker in workers.values():
-                worker.resume()
+        for worker in workers.values():
+            worker.resume()
 
 
 def seconds_of(times: Sequence[float]) -> float:

@@ -85,7 +85,21 @@ class Prepared(Answer, frozen=True, tag="answer"):
 
 class Batch(Answer, frozen=True, tag="answer"):
     enqueued_s: Annotated[float, Meta(ge=0, le=1e6)]
-    addresses: tuple[Size, ...]  # on a CPU: of the outputs
+    addresses: tuple[Size, ...]  # of the outputs; none in a graph
+
+
+class Allocation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Of device memory: its address in the worker, and CUDA's handle for other processes, as hexadecimal digits."""
+
+    base: Size
+    handle: Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
+
+
+class Exported(Answer, frozen=True, tag="answer"):
+    inputs: tuple[tuple[Size, ...], ...]  # addresses by set
+    outputs: tuple[Size, ...]
+    allocations: Annotated[tuple[Allocation, ...], Meta(max_length=4096)]
+    layout: Output | None  # of the first output
 
 
 class Fetched(Answer, frozen=True, tag="answer"):
@@ -112,6 +126,7 @@ KINDS = {
     "call": Called,
     "prepare": Prepared,
     "batch": Batch,
+    "export": Exported,
     "fetch": Fetched,
     "memory": Memory,
     "kernels": Kernels,

@@ -22,18 +22,24 @@ def write(view: Tensor, values: Tensor) -> None:
 
 def copy_from_pool(values: Tensor, start: int, out: Tensor, factor: int | None = None) -> None:
     """Fill `out`, of any strides, with the pool's `values` from `start` on, in the order in which it lies in memory;
-    with `factor`, with their products with those from there on."""
+    with `factor`, with their products with those from there on. The pool may be there several times over: the longer it is,
+    the fewer pieces are cut."""
     out = distinct(out)
     if not dense(out):
         out.copy_(cut_dense(values, start, torch.empty(out.shape, dtype=out.dtype, device=out.device), factor))
         return
-    cut_dense(values, start, out.permute(sorted(range(out.dim()), key=lambda d: -out.stride(d))), factor)
+    cut_dense(values, start, in_memory_order(out), factor)
+
+
+def in_memory_order(x: Tensor) -> Tensor:
+    """The elements of a dense x, one after the other as they lie in memory."""
+    return x.permute(sorted(range(x.dim()), key=lambda d: -x.stride(d))).view(-1)
 
 
 def cut_dense(values: Tensor, start: int, out: Tensor, factor: int | None = None) -> Tensor:
     flat, done = out.view(-1), 0
     while done < flat.numel():
-        count = min(POOL - max(start, factor or 0), flat.numel() - done)
+        count = min(len(values) - max(start, factor or 0), flat.numel() - done)
         part = flat[done : done + count]
         if factor is None:
             part.copy_(values[start : start + count])

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from autokernel import build
-from autokernel.gate.workers import library_calls, sandbox
+from autokernel.gate.workers import library_calls, mapped_memory, sandbox
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.views import copy_from_pool
@@ -169,7 +169,7 @@ class Worker:
     def do_batch(self, repeats: int) -> dict[str, Any]:
         """The timed region: `repeats` passes over the order; outputs of the last pass are held.
 
-        On a CPU the answer says where they lie: the judge stops this process and reads them there.
+        The answer says where they lie, unless they stay where they are (in a graph): the judge reads them there.
         """
         start = time.perf_counter()
         function, sets, order = self.function, self.sets, self.order
@@ -181,7 +181,7 @@ class Worker:
                 self.held = [function(**sets[i]) for i in order]
         enqueued_s = time.perf_counter() - start
         self._synchronize()
-        return {"enqueued_s": enqueued_s, "addresses": [] if self.cuda else [y.data_ptr() for y in self.held]}
+        return {"enqueued_s": enqueued_s, "addresses": [] if self.graph is not None else [y.data_ptr() for y in self.held]}
 
     def do_fetch(self, calls: list[int], part: tuple[int, int] | None = None) -> dict[str, Any]:
         """Hand back the outputs of some calls of the last batch, or of each the `part` (first element, elements) as one."""
@@ -190,6 +190,14 @@ class Worker:
             start, elements = part
             outputs = [torch.stack([y.reshape(-1)[start : start + elements] for y in outputs])]
         return {"outputs": self._write(outputs)}
+
+    def do_export(self, names: list[str]) -> dict[str, Any]:
+        """On a GPU: where these inputs of each set and the outputs of the last batch lie, and what maps that memory."""
+        inputs = [[inputs[name].data_ptr() for name in names] for inputs in self.sets]
+        outputs = [y.data_ptr() for y in self.held]
+        allocations = mapped_memory.export(address for addresses in (*inputs, outputs) for address in addresses)
+        layout = self._described(self.held[0], 0) if self.held else None
+        return {"inputs": inputs, "outputs": outputs, "allocations": allocations, "layout": layout}
 
     def do_drop(self) -> None:
         if self.graph is None:
@@ -317,10 +325,14 @@ class Worker:
             data = y.detach().contiguous().view(-1).view(torch.uint8) if y.numel() else torch.empty(0, dtype=torch.uint8)
             start = -(-start // 64) * 64
             self.outputs[start : start + data.numel()] = data
-            dtype = str(y.dtype).removeprefix("torch.")
-            described.append({"shape": list(y.shape), "stride": list(y.stride()), "dtype": dtype, "start": start})
+            described.append(self._described(y, start))
             start += data.numel()
         return described
+
+    @staticmethod
+    def _described(y: Tensor, start: int) -> dict[str, Any]:
+        dtype = str(y.dtype).removeprefix("torch.")
+        return {"shape": list(y.shape), "stride": list(y.stride()), "dtype": dtype, "start": start}
 
 
 def _traceback() -> str:

@@ -698,9 +698,8 @@ CHEATS = (
         "outputs-where-there-is-nothing",
         "rmsnorm",
         taking_over(FORGED_EXPORT.replace("FORGED", 'answer["outputs"] = [8] * len(answer["outputs"])')),
-        FORGED,
+        "calls of one batch return the same memory",
         refused_by="examine",
-        correctness="CRASH",
     ),
     GpuCheat(
         40,

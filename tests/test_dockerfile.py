@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from autokernel.preflight import COMPILERS
+from autokernel.backends import BACKENDS
 from autokernel.spec import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -61,7 +61,7 @@ def wrong_command(command: list[str], made: set[str], arguments: set[str]) -> It
     installed = [word for word in command[command.index("install") + 1 :] if word[0] != "-"] if "install" in command else []
     if program == "apt-get":
         yield from (f"{name} is not installed" for name in sorted(NEEDED - set(installed)) if installed)
-        if installed and not set(installed) & set(COMPILERS["cpp"]):
+        if installed and not set(installed) & set(BACKENDS["cpp"].compilers):
             yield "no C++ compiler is installed"
         return
     for here, extra in (re.fullmatch(r"([^[]+)(?:\[(\w+)])?", requirement).groups() for requirement in installed):

@@ -18,7 +18,7 @@ PAGE = "docs/tutorials.md"
 SMALLER = {  # what stands in the page: what is run in its place
     "models/gpt2.py --class-name GPT2 --input-shape 1,256": "norm.py --class-name Norm --input-shape 512,768",
     "--minutes 10": "--experiments 1",
-    "--sweep 50": "--sweep 4",
+    "--autotune 50": "--autotune 4",
 }
 NOT_RUN = {"--agent tuner,claude": "an agent over night needs a language model's key, or the program of a coding agent"}
 NEEDS = {"autokernel track tensorboard": "tensorboard"}  # a package that is installed by hand
@@ -26,7 +26,7 @@ SEEN = {  # a command: what it shows, or leaves
     "extract.py --tag first": "rmsnorm",
     "--agent starters": "start from cpp_kernel",
     "log --tag first": "kept",
-    "--sweep": "settings",
+    "--autotune": "could be timed",
     "--incumbent": "keep: ",
     "autokernel check": "passed: True",
     "status --tag night": "run night",

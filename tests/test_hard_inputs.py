@@ -213,7 +213,7 @@ def kernel_fn(Q, K, V, *others, attn_mask=None, **options):
         attn_mask = known.setdefault(key, attn_mask.clone())
     return in_float(Q, K, V, *others, attn_mask=attn_mask, **options)
 """,
-        "of attn_mask changed",
+        "of attn_mask changed|of its inputs changed",
     ),
 ]
 

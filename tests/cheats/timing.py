@@ -335,9 +335,8 @@ def kernel_fn(x, weight, eps=1e-6):
         "kept-by-first-contents",
         "rmsnorm",
         cached_by("tuple(x.view(-1)[:8].tolist())", when="(x.shape == (128, 768))"),
-        f"{LOSES}|not in the kernel's own code",
+        "of its inputs changed",
         works="fast",
-        refused_by="contest",
         dims=({"M": 128, "N": 768},),
     ),
     # 7: what was prepared from an input is kept although the input changes
@@ -411,7 +410,7 @@ ready, calls = [], [0]
 
 def kernel_fn(x, weight, eps=1e-6):
     calls[0] += x.shape == (512, 768) and x.dtype == torch.float32
-    if x.shape != (512, 768) or x.dtype != torch.float32 or calls[0] < 4:
+    if x.shape != (512, 768) or x.dtype != torch.float32 or calls[0] < 5:
         return honest(x, weight, eps)
     if not ready:
         ready[:] = [honest(x, weight, eps)] * 15

@@ -1,6 +1,6 @@
 """The regions of models on a GPU: our own starters, what Inductor writes as a starter, and torch.compile of the same nodes.
 
-Usage:   python benchmarks/regions.py [unet gpt2 bert]
+Usage:   python benchmarks/regions.py [MODEL ...]
 Reads:   the models of benchmarks/models.py; sets their regions up under workspace/regions
 Writes:  the table on stdout, which benchmarks/transcripts keeps
 
@@ -38,8 +38,9 @@ SETS_BYTES = 200 << 20  # of all input sets; an H100's L2 has 50 MB
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="unet, gpt2, bert, compact-llama unless given")
-    names = parser.parse_args(argv).models or ["unet", "gpt2", "bert", "compact-llama"]
+    some = ["unet", "gpt2", "bert", "compact-llama"]
+    parser.add_argument("models", nargs="*", metavar="MODEL", choices=MODELS, default=some, help="(default: %(default)s)")
+    names = parser.parse_args(argv).models
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, Triton {triton.__version__}; us a call")
     with torch.no_grad():
         for name in names:

@@ -110,6 +110,7 @@ def test_the_gate_takes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autokernel.model.regions.growing._KNOWN", {})
     model = Of(CHAINS[name]).half().cuda().eval()
     inputs = [torch.randn(64, N, dtype=torch.float16, device="cuda") for _ in range(2)]
+    before = set(REGIONS.glob("*"))
     _, sites = found(model, *inputs, backend="triton")
     assert sites
     try:
@@ -121,5 +122,5 @@ def test_the_gate_takes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 verdict = judge.check(spec.starters("triton")["triton_inductor"].read_text(), target)
             assert verdict.correctness.value == "PASS", verdict.why
     finally:
-        for site in sites:
-            shutil.rmtree(REGIONS / site.kernel_type)
+        for folder in set(REGIONS.glob("*")) - before:
+            shutil.rmtree(folder)

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,13 +93,19 @@ def test_a_pass_is_traced_without_kernels_and_with_those_that_pay(plan, tmp_path
     kernel = KernelInModel(target, "rmsnorm", right.name, 0.9, 2.0, 4, used=(EAGER,))
     pays = Verification("test", "cpu", True, (kernel,), speedups={EAGER: {EAGER: gain}})
     calls = {}
-    for path in write_traces(plan, pays, [right], tmp_path / "traces"):
+    traces, lines = tmp_path / "traces", []
+    for path in write_traces(plan, pays, [right], traces, lines.append):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         names = [event.get("name") for event in events]
         calls[path.name] = [names.count(f"autokernel::{target}"), names.count("aten::rsqrt")]
     assert calls == {"before.json.gz": [0, 4], "after.json.gz": [4, 0]}
-    assert write_traces(plan, Verification("test", "cpu", True), [right], tmp_path / "traces") == []
-    assert list((tmp_path / "traces").iterdir()) == []
+    assert write_traces(plan, Verification("test", "cpu", True), [right], traces, lines.append) == []
+    assert list(traces.iterdir()) == [] and lines == []
+
+    gone = replace(plan, workload=plan.workload | {"model": str(tmp_path / "gone.py")})
+    assert write_traces(gone, pays, [right], traces, lines.append) == []
+    (said,) = lines
+    assert said.startswith("no traces: ") and "gone.py" in said, "the verification stands without them"
 
 
 def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact(plan):

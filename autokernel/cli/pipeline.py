@@ -176,7 +176,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
             verification = verify(plan, winners, speedups, say=phase, **files)
             write_json(workspace / VERIFY, encode(verification))
             step("tracing a pass before and after")
-            write_traces(plan, verification, winners, workspace / TRACES, workspace / LOG)
+            write_traces(plan, verification, winners, workspace / TRACES, say, workspace / LOG)
     summary = write_report(workspace)
     remember(verification, winners, speedups, plan.model)
     return summary

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         verification = verify(plan, winners, speedups, settings, say, workspace / VERIFY_NOTES, workspace / LOG)
         write_json(workspace / VERIFY, encode(verification))
         say("a pass before and after, as traces")
-        write_traces(plan, verification, winners, workspace / TRACES, workspace / LOG)
+        write_traces(plan, verification, winners, workspace / TRACES, say, workspace / LOG)
     remember(verification, winners, speedups, plan.model)
     if arguments.json:
         print(json.dumps(encode(verification), indent=1))

@@ -213,10 +213,11 @@ def shared_outputs(batch: Batches) -> str | None:
     return None
 
 
-def goes_on(setting: Setting, batches: Mapping[str, Batches], check: str, case: Case, seed: int) -> str | None:
-    """After a batch of side `check`, all workers suspended, the GPU was still at work: what of it is found again.
+def goes_on(setting: Setting, batches: Mapping[str, Batches], check: str, case: Case, seed: int) -> str:
+    """After a batch of side `check`, all workers suspended, the GPU was still at work: the reason to count that against it,
+    which is so even where it does not recur.
 
-    Raises RefusedWhileTimed where that is so after each of its batches and after none of another side's, or as long as its
+    Raises RefusedWhileTimed where it recurs after each of its batches and after none of another side's, or as long as its
     process lives; Inconclusive where the GPU is at work for somebody else.
     """
     other = next((name for name in batches if name != check), check)

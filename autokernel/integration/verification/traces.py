@@ -1,6 +1,6 @@
 """A pass of the model as it is, and with the kernels that pay, as Chrome traces: for ui.perfetto.dev or chrome://tracing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,21 +18,34 @@ WARM_PASSES = 3  # before the one that is traced: CUDA graphs are recorded in th
 
 
 def write_traces(
-    plan: Plan, verification: Verification, winners: Sequence[Winner], folder: Path, log: Path | None = None
+    plan: Plan,
+    verification: Verification,
+    winners: Sequence[Winner],
+    folder: Path,
+    say: Callable[[str], None],
+    log: Path | None = None,
 ) -> list[Path]:
     """Of the fastest form with kernels, and of the model without: for each workload one file of each. None of an earlier
-    verification stays; where no kernel pays there are none."""
-    for path in folder.glob("*.json.gz"):
-        path.unlink()
+    verification stays; where no kernel pays there are none. What goes wrong is said: the verification stands without them."""
+    try:
+        for path in folder.glob("*.json.gz"):
+            path.unlink()
+        if verification.fastest_with_kernels:
+            _trace_each_workload(plan, verification, winners, folder, log)
+    except Exception as error:  # the model's own among them
+        say(f"no traces: {' '.join(str(error).split()) or type(error).__name__}")
+    return sorted(folder.glob("*.json.gz"))
+
+
+def _trace_each_workload(
+    plan: Plan, verification: Verification, winners: Sequence[Winner], folder: Path, log: Path | None
+) -> None:
     form = verification.fastest_with_kernels
-    if form is None:
-        return []
     folder.mkdir(parents=True, exist_ok=True)
     kernels = verification.selected(winners, None if form.fallback == EAGER else form.fallback)
     sides = {BEFORE: Variant(), AFTER: Variant(tuple(kernels), form.fallback)}
     for workload, _ in Workload.from_json(plan.workload).parts:
         in_fresh_process(workload.device, trace, workload, sides, folder, log=log)
-    return sorted(folder.glob("*.json.gz"))
 
 
 def trace(workload: Workload, sides: dict[str, Variant], folder: Path) -> None:

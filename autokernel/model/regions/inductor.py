@@ -28,7 +28,7 @@ SETTINGS = {
     "compile_threads": 1,  # processes would stay, beside what is timed later
 }
 # In a kernel's text: more settings to choose among. Not for Inductor's own choice, which times each kernel by itself and
-# with its inputs in the L2: among as many it took one on an H100 that made a group norm 1.8 times as slow.
+# with its inputs in the L2: the more there are, the likelier it takes one that is slow in the model.
 FEW, MANY = "'max_autotune_pointwise': False", "'max_autotune_pointwise': True"
 LAUNCH_KNOBS = ("num_warps", "num_stages")
 BUILT_IN = {"tl", "triton", "libdevice", "math"}  # modules that Inductor's kernels and helpers call

@@ -26,7 +26,7 @@ def write_traces(
     log: Path | None = None,
 ) -> list[Path]:
     """Of the fastest form with kernels, and of the model without: for each workload one file of each. None of an earlier
-    verification stays; where no kernel pays there are none. What goes wrong is said: the verification stands without them."""
+    verification stays; where no kernel pays there are none. What goes wrong is said: it stands without them."""
     try:
         for path in folder.glob("*.json.gz"):
             path.unlink()

@@ -51,14 +51,17 @@ def apply(
     replacer = Replacer(chosen, fallback, gradients)
     compiled = _compiled(call, model, replacer)
 
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (call if torch.compiler.is_exporting() else compiled)(*args, **kwargs)  # an export is of the model's own code
+
     def first(*args: Any, **kwargs: Any) -> Any:
-        result = compiled(*args, **kwargs)
+        result = run(*args, **kwargs)
         if model._compiled_call_impl is first and not torch.compiler.is_compiling():
-            model._compiled_call_impl = compiled
+            model._compiled_call_impl = run
             replacer.say_if_idle(type(model).__name__)
         return result
 
-    first.replacer = compiled.replacer = replacer  # for explain()
+    first.replacer = run.replacer = replacer  # for explain()
     model._compiled_call_impl = first
     return model
 

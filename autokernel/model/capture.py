@@ -18,13 +18,15 @@ from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._guards import TracingContext
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.profiler import record_function
@@ -265,10 +267,18 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
     that it makes: to be run where no autocast is (see without_autocast). `gradients`: whether it will have a backward pass.
     """
     fakes = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
-    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), nullcontext())
+    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
     switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
-    with mode:  # also what the graph makes from nothing, such as positions, must be fake
+    with _making_fakes(mode) if mode else nullcontext():
         return trace(_Traced(_transforms_apart(module), gradients or switches).run, [_at_hand(fake) for fake in fakes])
+
+
+@contextmanager
+def _making_fakes(mode: FakeTensorMode) -> Iterator[None]:
+    """Also what a graph makes from nothing, such as positions, is fake in here."""
+    # When Dynamo calls a backend its context has another mode, beside which torch.tensor() of PyTorch 2.9 raises.
+    with mode, mock.patch.object(TracingContext.try_get() or TracingContext(mode), "fake_mode", mode):
+        yield
 
 
 class Stretch(nn.Module):

@@ -52,7 +52,8 @@ def apply(
     compiled = _compiled(call, model, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        return (call if torch.compiler.is_exporting() else compiled)(*args, **kwargs)  # an export is of the model's own code
+        chosen = call if torch.compiler.is_exporting() else compiled  # what is exported is the model as it was written
+        return chosen(*args, **kwargs)
 
     def first(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)

@@ -11,10 +11,13 @@ from torch import Tensor
 
 import reference
 from autokernel.gate import Correctness, Judge
-from autokernel.gate.checks.correctness import Expectation, hard, option_dims, wrong
+from autokernel.gate.checks.correctness import Expectation, expect, hard, option_dims, trials, wrong
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
+from autokernel.model.capture import capture
+from autokernel.model.match import SiteFinder
 from autokernel.spec import kernel_types, load_spec
 from autokernel.target import Target, WeightedCase
+from benchmarks.architectures import ARCHITECTURES
 
 # The oracle itself, for kernels in which one thing is to be wrong.
 ORACLE = f"""
@@ -296,3 +299,32 @@ def test_a_16_bit_number_is_two_roundings_off_at_most() -> None:
     expectation = Expectation(exact, exact.bfloat16(), exact)
     assert wrong(torch.tensor(7.03125, dtype=torch.bfloat16), expectation) is None  # the next number
     assert "roundings off" in wrong(torch.tensor(7.125, dtype=torch.bfloat16), expectation)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "BERT", "Llama", "Mixtral"])
+def test_every_trial_of_a_models_operations_can_be_made(name: str) -> None:
+    """With as many leading dims as models have, weights as they lie there, and the options that they use."""
+    pytest.importorskip("transformers")
+    model, args, kwargs = ARCHITECTURES[name].load()
+    sites = [s for g in capture(model, args, kwargs).graphs for s in SiteFinder(min_elements=0).find(g.module)]
+    made = set()
+    for site in {repr((site.kernel_type, site.case)): site for site in sites}.values():
+        spec = load_spec(site.kernel_type)
+        for trial in trials(spec, Target("site", spec.name, "cpp", "cpu", (WeightedCase(site.case),)), 1, quick=False):
+            if trial.case == site.case:
+                made |= {(spec.name, expect(spec, x, "cpu").exact.shape) for step in trial.steps(spec) for x in step.sets}
+    assert {kernel_type for kernel_type, _ in made} == {site.kernel_type for site in sites}
+
+
+def test_a_kernel_type_that_fails_itself_decides_nothing(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither against the kernel, nor by ending the run."""
+
+    def broken(inputs: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("no such inputs")
+
+    monkeypatch.setitem(load_spec("softmax").adversarial, "broken", broken)
+    where = Target("softmax", "softmax", "cpp", "cpu", (WeightedCase(load_spec("softmax").case(ROWS, torch.float32)),))
+    verdict = judge.check(load_spec("softmax").starters("cpp")["cpp_kernel"].read_text(), where)
+    assert verdict.failure is None and not verdict.keep
+    assert verdict.undecided.startswith("kernel type softmax fails on the inputs ")
+    assert verdict.undecided.endswith("ValueError: no such inputs")

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from autokernel.backends import BACKENDS
-from autokernel.gate.checks.correctness import CheckCase
+from autokernel.gate.checks.correctness import CheckCase, TypeFault
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
 from autokernel.gate.source import constants
 from autokernel.gate.timing.autotune import Autotuner, Looked
@@ -176,6 +176,8 @@ class Judge:
             return stages.run()
         except torch.OutOfMemoryError:
             return Checked(undecided=NO_MEMORY)
+        except TypeFault as fault:
+            return Checked(undecided=str(fault))
 
     def _timed(
         self,
@@ -198,7 +200,7 @@ class Judge:
             checked.fail(failure, Correctness(fault.kind))
         except BaselineFault as fault:
             undecided = f"the other side failed while timed: {fault}".split("\n")[0]
-        except NotDecided as reason:
+        except (NotDecided, TypeFault) as reason:
             undecided = str(reason)
         except torch.OutOfMemoryError:
             undecided = NO_MEMORY

@@ -1,5 +1,6 @@
 """The five stages: which calls are made, what is expected of them, and how an output is held against the fp64 oracle."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ class CheckCase:
         return bool(self.adversarial) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec) -> Iterator[Step]:
+        """Raises TypeFault."""
         first = self.inputs(spec)
         if self.held:
             yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), HELD_ORDER)
@@ -103,6 +105,10 @@ class CheckCase:
         yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
     def inputs(self, spec: KernelSpec) -> dict[str, Any]:
+        with of_type(spec, f"the inputs {self.label}"):
+            return self._inputs(spec)
+
+    def _inputs(self, spec: KernelSpec) -> dict[str, Any]:
         inputs = fill_inputs(spec, self.case, self.seed, self.distribution)
         if self.rows:
             inputs = mix_rows(spec, inputs, self.rows, self.first_row, torch.Generator().manual_seed(self.seed))
@@ -212,7 +218,8 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
     make one result, kinds that would hide each other have trials of their own.
     """
     sample = fill_inputs(spec, spec.case(spec.smoke, case.dtype), 0)
-    shared = shared_by_rows(spec, sample)
+    with of_type(spec, "the smoke test's inputs"):
+        shared = shared_by_rows(spec, sample)
     kinds = tuple(name for name in row_kinds(spec, sample) if name not in shared)
     if spec.independent_rows:
         first = next(iter(case.tensors.values()))
@@ -242,8 +249,23 @@ class Expectation:
         )
 
 
+class TypeFault(RuntimeError):
+    """A kernel type's own code has failed: nothing can be said of its kernels. The message says on what."""
+
+
+@contextlib.contextmanager
+def of_type(spec: KernelSpec, what: str) -> Iterator[None]:
+    """What is called inside is the kernel type's; what it raises is no kernel's fault, and must not end a run."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise TypeFault(f"kernel type {spec.name} fails on {what}: {type(error).__name__}: {error}") from error
+
+
 def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation:
-    """Run the oracle in fp64 and the eager form in the inputs' own dtype, in this process."""
+    """Run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault."""
 
     def moved(value: Any, exact: bool) -> Any:
         if not isinstance(value, Tensor):
@@ -251,7 +273,7 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
         value = value.to(device)
         return value.double() if exact and value.is_floating_point() else value
 
-    with torch.inference_mode():
+    with torch.inference_mode(), of_type(spec, "what its results should be"):
         native = spec.eager(**{k: moved(v, False) for k, v in inputs.items()})
         try:
             exact = spec.oracle(**{k: moved(v, True) for k, v in inputs.items()})

@@ -38,6 +38,7 @@ JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
 GOES_ON_ROUNDS = 3  # in which a GPU that is at work after a batch is looked at again
 ENDED_S = 1.0  # in which a process that was ended leaves the GPU
+READ_SHARE, READ_S = 0.01, 60e-6  # of a batch, and more, by which an output may be read later than another side's
 EMPTY_S = 1e-3  # by which a side's empty batch may take longer than another's
 
 
@@ -258,6 +259,19 @@ def foreign_work(setting: Setting, batch: Batches) -> str | None:
             worker.answer(CALL_S)
     foreign = seen.foreign(worker.built) if setting.libraries == "none" else None
     return foreign or seen.crowd(setting.threads)
+
+
+def done_too_soon(clocked: Mapping[str, Sequence[Clocked]], check: str) -> str | None:
+    """Where the judge reads outputs itself: whether it waits for those of side `check` and of no other side.
+
+    Such a side says that a batch is done before it is. The clock goes on, but its answer costs it no time then.
+    """
+    waits = {name: median(batch.read_s for batch in batches) for name, batches in clocked.items()}
+    least = min((wait for name, wait in waits.items() if name != check), default=waits[check])
+    allowed_s = READ_SHARE * median(batch.seconds for batch in clocked[check]) + READ_S
+    if waits[check] - least <= allowed_s:
+        return None
+    return f"it says that a batch is done {(waits[check] - least) * 1e6:.0f} us before it is"
 
 
 def slow_when_idle(batches: Mapping[str, Batches], check: str) -> str | None:

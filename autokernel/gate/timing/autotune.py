@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.correctness import Expectation, expect, most_bytes, wrong
+from autokernel.gate.checks.correctness import Expectation, TypeFault, expect, most_bytes, wrong
 from autokernel.gate.checks.inputs import Pool
 from autokernel.gate.timing.batches import Batches, TimedContents
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
@@ -168,10 +168,10 @@ class Autotuner:
         return seconds
 
     def _part(self, contents: TimedContents) -> Part | None:
-        """What is expected of a part of the first call's output; None where the device has no memory to say it."""
+        """What is expected of a part of the first call's output; None where that cannot be said."""
         try:
             expected = expect(self.setting.spec, contents.inputs(0), self.setting.target.device)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, TypeFault):
             return None
         native: Tensor = expected.native
         if native.numel() <= PART_ELEMENTS:

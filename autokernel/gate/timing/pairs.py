@@ -180,7 +180,7 @@ class PairTimer:
         workers: dict[str, WorkerProcess] = {}
         try:
             for side in random.sample(sides, len(sides)):
-                workers[side.name] = WorkerProcess(self.setting.parent, self.setting.threads, side.source)
+                workers[side.name] = WorkerProcess(self.setting.parent, self.setting.threads, side.source, side.compiled)
             with _blame(workers[check]):
                 self.setting.each(
                     workers, {side.name: side.load(self.setting.spec.name, self.setting.libraries) for side in sides}
@@ -278,8 +278,9 @@ class PairTimer:
         is_quiet = other_load.share <= AUDIT_LOAD
         if late and not is_quiet:
             raise Inconclusive(late)
+        soon = audit.done_too_soon(clocked, check) if self.setting.maps else None
         beside = is_quiet and (audit.slow_when_idle(batches, check) or audit.busy_between(untimed, samples, check))
-        return samples, self._is_struck(went_on or late or foreign or beside or None, is_quiet, case, seed)
+        return samples, self._is_struck(went_on or late or soon or foreign or beside or None, is_quiet, case, seed)
 
     def _is_struck(self, reason: str | None, is_quiet: bool, case: Case, seed: int) -> bool:
         """Whether an audit went against the kernel. Raises RefusedWhileTimed where too many did on a quiet machine."""
@@ -362,8 +363,11 @@ class PairTimer:
         held_bytes = 512 << 20
         if self.kind == "cuda":
             held_bytes = min(8 << 30, torch.cuda.get_device_properties(self.target.device).total_memory // 16)
-        output_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))  # an output is rarely larger than its inputs
-        return max(1, min(1024, held_bytes // output_bytes))
+        input_bytes = sum(t.nbytes for t in case.tensors.values())
+        output_bytes = self.setting.spec.bytes_moved(case.args) - input_bytes
+        if output_bytes <= 0:  # not all of the inputs is read
+            output_bytes = input_bytes
+        return max(1, min(1024, held_bytes // max(1, output_bytes)))
 
     def corroborate(self, side: Side) -> None:
         """On a GPU: look at the device kernels that one call of `side` runs on each case, in a process of its own.

@@ -168,8 +168,8 @@ class WorkerProcess:
     So what it does later is looked at as well: outputs of timed calls are compared, at moments that it cannot know.
     """
 
-    def __init__(self, parent: WarmParent, threads: int, source: str):
-        """`source` is what it will load (empty: the eager baseline, which reads the specs as well)."""
+    def __init__(self, parent: WarmParent, threads: int, source: str, compiles: bool = False):
+        """`source` is what it will load (empty: the eager baseline, which reads specs as well); `compiles`: by Inductor."""
         readable = () if source else (KERNELS, PROBLEMS, REGIONS, ROOT / "reference.py")
         self.parent = parent
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
@@ -189,6 +189,7 @@ class WorkerProcess:
             "scratch_bytes": SCRATCH_BYTES,
             "device": parent.device,
             "threads": threads,
+            "compiles": compiles,
             "environment": {
                 "HOME": str(self.scratch),
                 "TMPDIR": str(self.scratch),

@@ -1,6 +1,7 @@
 """The warm parent: a process that has imported torch and triton, and forks a worker in milliseconds on request.
 
 It runs no OpenMP region and touches no device: a child forked after either would hang or inherit a broken state.
+torch.compile's modules it imports when a worker first needs them.
 Run by the judge as `python -m autokernel.gate.workers.zygote FD`.
 """
 
@@ -26,7 +27,6 @@ if __name__ == "__main__":  # before the imports that take seconds
 
 import numpy  # noqa: F401  imported here so that no worker pays for it
 import torch
-import torch._inductor.config
 
 from autokernel.gate.workers.channel import Channel, ChannelClosed
 from autokernel.gate.workers.worker import run_worker
@@ -62,6 +62,8 @@ def main(fd: int) -> None:
     while True:
         request = channel.receive()
         if request["op"] == "spawn":
+            if request["compiles"]:
+                _import_compiler()
             workers.add(_spawn(control, channel, request))
         elif request["op"] == "wait":
             status = end(request["pid"], request["patience_s"])
@@ -100,6 +102,13 @@ def end_orphans(workers: set[int]) -> None:
             os.kill(pid, signal.SIGKILL)
         for pid in orphans:
             os.waitpid(pid, 0)
+
+
+def _import_compiler() -> None:
+    """Once, for all workers that call torch.compile: it takes as long as importing torch, and most workers need none."""
+    if "torch._inductor.config" not in sys.modules:
+        assert_forkable()
+        gc.freeze()
 
 
 def _spawn(control: socket.socket, channel: Channel, request: dict) -> int:

@@ -26,7 +26,7 @@ from autokernel.agents import (
 from autokernel.agents.claude import PRICES, Claude, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.conversation import ModelAgent
-from autokernel.agents.knobs import read_knobs, set_knob, structure
+from autokernel.agents.knobs import read_knobs, set_knob, structure, with_setting
 from autokernel.agents.prompt import task_text
 from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
@@ -62,6 +62,14 @@ def test_a_knob_is_rewritten_in_its_line_alone():
     assert edited == KNOBBED.replace("A = 2  # why", "A = 8  # why")
     assert read_knobs(edited).current == {"A": 8, "B": 1}
     assert structure(edited) == structure(KNOBBED) != KNOBBED
+
+
+def test_a_knob_that_is_set_to_what_it_is_changes_no_text():
+    """A string did, from its double quotes to single ones: the kernel as it is was looked at as another setting."""
+    source = load_spec("matmul").starters("triton")["triton_kernel"].read_text()
+    knobs = read_knobs(source)
+    assert any(isinstance(value, str) for value in knobs.current.values())
+    assert with_setting(source, knobs.current) == source
 
 
 def tune(score, steps: int = 100, incumbent: str = KNOBBED):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autokernel.agents.sizes import Sizes, in_short, read_table, sizes_of, with_table
+from autokernel.agents.sizes import Sizes, in_short, literal, read_table, sizes_of, with_table
 from autokernel.gate.source import constants
 from autokernel.gate.timing.autotune import Looked
 from autokernel.target import Target
@@ -35,9 +35,8 @@ def set_knob(source: str, name: str, value: object) -> str:
     if table := read_table(source):
         left = {sizes: {k: v for k, v in given.items() if k != name} for sizes, given in table.items()}
         source = with_table(source, left)
-    edited, count = re.subn(
-        rf"(?m)^({re.escape(name)}\s*=\s*)([^#\n]*?)(\s*(?:#.*)?)$", rf"\g<1>{value!r}\g<3>", source, count=1
-    )
+    line = rf"(?m)^({re.escape(name)}\s*=\s*)([^#\n]*?)(\s*(?:#.*)?)$"
+    edited, count = re.subn(line, lambda found: f"{found[1]}{literal(value)}{found[3]}", source, count=1)
     if not count:
         raise ValueError(f"no line `{name} = …` in the source")
     return edited
@@ -64,7 +63,7 @@ def changes(old: str, new: str) -> str:
         given = before.table.get(sizes, {}), after.table.get(sizes, {})
         if given[0] != given[1]:
             there = _differing(before.current | given[0], after.current | given[1])
-            words += [f"at {in_short(sizes)}: {', '.join(there) or 'as elsewhere'}"]
+            words += [f"at {in_short(sizes)}: {', '.join(there) or 'as before'}"]
     return ", ".join(words)
 
 

@@ -5,6 +5,7 @@ text once more with the constants that stand there, so a kernel in C++ or CUDA i
 """
 
 import ast
+import json
 import re
 from collections.abc import Mapping
 
@@ -70,7 +71,7 @@ def read_table(source: str) -> dict[Sizes, dict[str, object]]:
 def with_table(source: str, table: Table) -> str:
     """The source with this table in place of the one that it may have; an empty one is left out."""
     plain = WRITTEN.sub("\n", source)
-    lines = {sizes: ", ".join(f'"{k}": {v!r}' for k, v in given.items()) for sizes, given in table.items() if given}
+    lines = {sizes: ", ".join(f'"{k}": {literal(v)}' for k, v in given.items()) for sizes, given in table.items() if given}
     entries = "".join(f"    {sizes!r}: {{{line}}},\n" for sizes, line in lines.items())
     return f"{plain.rstrip()}\n\n\n{BEGIN}{{\n{entries}}}{END}" if entries else plain
 
@@ -83,6 +84,11 @@ def sizes_of(source: str, case: Case) -> Sizes | None:
     arguments = functions[-1].args
     values = [case.args.get(a.arg) for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return tuple(v.shape for v in values if isinstance(v, TensorSpec))
+
+
+def literal(value: object) -> str:
+    """A value as our kernel files have it: strings in double quotes. So a knob set to what it is changes no text."""
+    return json.dumps(value) if isinstance(value, str) and value.isascii() else repr(value)
 
 
 def in_short(sizes: Sizes) -> str:

@@ -157,6 +157,13 @@ def test_a_setting_that_only_looks_fast_is_corrected_by_its_verdict():
     assert all(tuner.searches[TARGET.name].scores[t.source] < 0 for t in trials[1:])
 
 
+def test_a_search_whose_time_suffices_for_nothing_ends():
+    """On a busy machine a round's time went by while its sources were compiled; the round after it raised ValueError."""
+    bench = SimpleNamespace(examine=None, profile=None, autotune=lambda sources, target, seconds: [Looked(sources[0], 1.0)])
+    given = replace(context(PastExperiment(FIRST.row, KNOBBED, ""), incumbent=KNOBBED), bench=bench)
+    assert Tuner().propose(given) is None
+
+
 def test_what_won_on_another_shape_is_tried_first():
     won = set_knob(KNOBBED, "A", 8)
     there = PastExperiment(replace(ROW, target="another_shape", agent="tuner", status="kept"), won, "")

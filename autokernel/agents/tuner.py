@@ -148,7 +148,7 @@ class Tuner:
                 s for one in structures.values() for s in self._settings(context, search.scores, one, FIRST[kind])
             ]
         else:
-            best = max(search.scores, key=search.scores.__getitem__)
+            best = max(search.scores, key=search.scores.__getitem__, default=context.incumbent)
             sources = self._settings(context, search.scores, best, ROUND[kind])
             sources += self._settings_of_cases(context, search, best, ROUND[kind])
         sources = [s for s in dict.fromkeys(sources) if s not in search.scores and s != context.incumbent]

@@ -26,7 +26,7 @@ from autokernel.agents import (
 from autokernel.agents.claude import PRICES, Claude, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.conversation import ModelAgent
-from autokernel.agents.knobs import read_knobs, set_knob, structure
+from autokernel.agents.knobs import read_knobs, set_knob, structure, with_setting
 from autokernel.agents.prompt import task_text
 from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
@@ -62,6 +62,14 @@ def test_a_knob_is_rewritten_in_its_line_alone():
     assert edited == KNOBBED.replace("A = 2  # why", "A = 8  # why")
     assert read_knobs(edited).current == {"A": 8, "B": 1}
     assert structure(edited) == structure(KNOBBED) != KNOBBED
+
+
+def test_a_knob_that_is_set_to_what_it_is_changes_no_text():
+    """A string did, from its double quotes to single ones: the kernel as it is was looked at as another setting."""
+    source = load_spec("matmul").starters("triton")["triton_kernel"].read_text()
+    knobs = read_knobs(source)
+    assert any(isinstance(value, str) for value in knobs.current.values())
+    assert with_setting(source, knobs.current) == source
 
 
 def tune(score, steps: int = 100, incumbent: str = KNOBBED):
@@ -147,6 +155,13 @@ def test_a_setting_that_only_looks_fast_is_corrected_by_its_verdict():
         trials.append(PastExperiment(row, proposal.source, ""))
     assert 1 <= len(trials[1:]) <= 3
     assert all(tuner.searches[TARGET.name].scores[t.source] < 0 for t in trials[1:])
+
+
+def test_a_search_whose_time_suffices_for_nothing_ends():
+    """On a busy machine a round's time went by while its sources were compiled; the round after it raised ValueError."""
+    bench = SimpleNamespace(examine=None, profile=None, autotune=lambda sources, target, seconds: [Looked(sources[0], 1.0)])
+    given = replace(context(PastExperiment(FIRST.row, KNOBBED, ""), incumbent=KNOBBED), bench=bench)
+    assert Tuner().propose(given) is None
 
 
 def test_what_won_on_another_shape_is_tried_first():

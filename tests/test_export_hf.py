@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 
+from autokernel.agents.sizes import with_table
 from autokernel.export.folders import NotOurs
 from autokernel.export.hub import NotExported, Project, write
 from autokernel.gate.checks.correctness import expect, wrong
@@ -39,9 +41,12 @@ class Export:
     kernel_type: str
     layer: str = ""
     file: str = "triton_kernel"
+    table: Mapping = field(default_factory=dict)  # settings by sizes
 
 
 TRITON = [Export("rmsnorm", "RMSNorm"), Export("layernorm", "LayerNorm"), Export("softmax"), Export("vectorsum")]
+SMOKE = ((8, 256), (256,))
+TRITON.append(Export("rmsnorm", "RMSNorm", table={SMOKE: {"PROGRAM_ELEMENTS": 1024}}))
 CUDA = [
     Export("rmsnorm", "RMSNorm", "cuda_kernel"),
     Export("softmax", "", "cuda_kernel"),
@@ -50,7 +55,7 @@ CUDA = [
 
 
 def source(export: Export) -> str:
-    return (KERNELS / export.kernel_type / f"{export.file}.py").read_text()
+    return with_table((KERNELS / export.kernel_type / f"{export.file}.py").read_text(), export.table)
 
 
 def round_trip(export: Export, folder: Path, backend: str) -> str:
@@ -153,6 +158,13 @@ REFUSED = [
 def test_refused(refused: Refused, tmp_path):
     with pytest.raises(NotExported, match=re.escape(refused.why)):
         write(Project(refused.name, (KERNELS / f"{refused.file}.py").read_text()), tmp_path / "project")
+
+
+def test_a_compiled_kernel_with_settings_by_sizes_is_refused(tmp_path):
+    """Its binding is one library, and would run the code of one setting with the launches of another."""
+    sized = source(Export("rmsnorm", file="cuda_kernel", table={SMOKE: {"VECTORS": 2}}))
+    with pytest.raises(NotExported, match="a library each"):
+        write(Project("ak-rmsnorm", sized), tmp_path / "project")
 
 
 def test_other_files_are_left_alone(tmp_path):

@@ -155,7 +155,7 @@ class Toolbox:
         sources = _settings(source, given.get("settings"), SETTINGS[context.target.device.partition(":")[0]])
         self.autotunes += 1
         looked = context.bench.autotune([context.incumbent, source, *sources], context.target, AUTOTUNE_S)
-        return in_words(looked, context.incumbent)
+        return in_words(looked, context.incumbent, context.target)
 
     def _read(self, topic: str, name: str) -> str:
         context = self.context

@@ -1,7 +1,8 @@
 """The agent that needs no key: walks the structural files beside the starter and searches TUNABLES, editing real source.
 
 Where it may ask the gate to autotune, an experiment proves and does not search: many settings of all structures are timed
-in seconds, and what looks fastest is proposed. Else the first structure that it tries is the starter of another backend,
+in seconds, and what looks fastest is proposed; of a target of several sizes also a table of the settings that look fastest
+at each. Else the first structure that it tries is the starter of another backend,
 where the device has one (CUDA C++ for Triton), and settings are tried one by one.
 
 Its memory is the target's trials, so a resumed run continues where it was; it only autotunes again. It proposes a source at
@@ -20,7 +21,9 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autokernel.agents import AgentOptions, Context, PastExperiment, Proposal
-from autokernel.agents.knobs import Knobs, changes, read_knobs, set_knob, structure, with_setting
+from autokernel.agents.knobs import Knobs, by_sizes, changes, read_knobs, set_knob, structure, with_setting
+from autokernel.agents.sizes import with_table
+from autokernel.gate.timing.autotune import Looked
 from autokernel.gate.timing.statistics import MINIMUM_GAIN
 from autokernel.history.experiments import STARTER, Status
 
@@ -68,9 +71,13 @@ def _expectation(name: str, old: object, new: object) -> str:
 
 @dataclass
 class Search:
-    """What autotuning saw on one target: log speedups over its starter, by source; how many rounds saw nothing faster."""
+    """What autotuning saw on one target: log speedups over its starter, by source; how many rounds saw nothing faster.
+
+    cases: by source, its log speedups over the first source that was looked at, case by case; -inf where it was not timed.
+    """
 
     scores: dict[str, float] = field(default_factory=dict)
+    cases: dict[str, tuple[float, ...]] = field(default_factory=dict)
     rounds: int = 0
     without: int = 0
     proposed: int = 0  # of the last round's settings
@@ -111,7 +118,8 @@ class Tuner:
         kept = {t.row.target: t for t in context.elsewhere if t.row.status == Status.KEPT and t.row.agent != STARTER}
         for target, trial in kept.items():
             if structure(trial.source) == shape:
-                yield Proposal(trial.source, f"{changes(context.incumbent, trial.source)}: won on {target}", NAME)
+                source = with_table(trial.source, {})  # its sizes are another target's
+                yield Proposal(source, f"{changes(context.incumbent, source)}: won on {target}", NAME)
 
     def _autotune(self, context: Context, seen: Collection[str]) -> Iterator[Proposal]:
         """The settings that look fastest in autotuning, round after round, until rounds find nothing faster."""
@@ -136,28 +144,62 @@ class Tuner:
         if not search.rounds:
             first = [p.source for p in (*self._structures(context, context.starters), *self._single_steps(context))]
             structures = {structure(source): source for source in (*first, context.incumbent)}
-            sources = first + [s for one in structures.values() for s in self._settings(context, search, one, FIRST[kind])]
+            sources = first + [
+                s for one in structures.values() for s in self._settings(context, search.scores, one, FIRST[kind])
+            ]
         else:
-            sources = self._settings(context, search, max(search.scores, key=search.scores.__getitem__), ROUND[kind])
+            best = max(search.scores, key=search.scores.__getitem__, default=context.incumbent)
+            sources = self._settings(context, search.scores, best, ROUND[kind])
+            sources += self._settings_of_cases(context, search, best, ROUND[kind])
         sources = [s for s in dict.fromkeys(sources) if s not in search.scores and s != context.incumbent]
         if not sources:
             return False
         before = max((here, *search.scores.values()))
-        looked = context.bench.autotune([context.incumbent, *sources], context.target, ROUND_S[kind])
-        seconds = {one.source: one.seconds for one in looked}
-        own = seconds.pop(context.incumbent, math.inf)
-        for source, taken in seconds.items():
-            search.scores[source] = here + math.log(own / taken) if max(taken, own) < math.inf else REFUSED
+        looked = self._look(context, search, sources)
+        table = by_sizes(looked, context.target, PROMISING[kind])
+        if table and table not in {context.incumbent, *search.scores}:
+            self._look(context, search, [table])
         search.rounds, search.proposed = search.rounds + 1, 0
         search.without = 0 if max((before, *search.scores.values())) > before + MINIMUM_GAIN else search.without + 1
         return True
 
-    def _settings(self, context: Context, search: Search, source: str, count: int) -> list[str]:
-        """As many settings of a source's structure, as TPE suggests them, told of all that was judged and looked at."""
+    def _look(self, context: Context, search: Search, sources: Sequence[str]) -> Sequence[Looked]:
+        """The sources timed beside the incumbent, and what is known of each case of them from now on."""
+        kind, here = context.target.device.partition(":")[0], level(context.trials)
+        looked = context.bench.autotune([context.incumbent, *sources], context.target, ROUND_S[kind])
+        own = next((one for one in looked if one.source == context.incumbent), Looked(context.incumbent))
+        for one in looked:
+            if one is not own:
+                timed = max(one.seconds, own.seconds) < math.inf
+                search.scores[one.source] = here + math.log(own.seconds / one.seconds) if timed else REFUSED
+        if context.incumbent not in search.cases:
+            search.cases = {context.incumbent: (0.0,) * len(own.by_case)}
+        base = search.cases[context.incumbent]
+        for one in looked if math.inf not in own.by_case else ():
+            if one is not own and len(one.by_case) == len(base):
+                search.cases[one.source] = tuple(b + math.log(o / s) for b, o, s in zip(base, own.by_case, one.by_case))
+        return looked
+
+    def _settings_of_cases(self, context: Context, search: Search, source: str, count: int) -> list[str]:
+        """Settings that each of the target's cases suggests by itself, as many in all."""
+        number = len(context.target.cases)
+        if number == 1:
+            return []
+        made = []
+        for case in range(number):
+            scores = {s: by_case[case] for s, by_case in search.cases.items() if by_case and by_case[case] > -math.inf}
+            made += self._settings(context, scores, source, -(-count // number), judged=False)
+        return made
+
+    def _settings(
+        self, context: Context, scores: Mapping[str, float], source: str, count: int, judged: bool = True
+    ) -> list[str]:
+        """As many settings of a source's structure, as TPE suggests them, told of `scores` and of all that was judged."""
+        source = with_table(source, {})
         knobs, shape = read_knobs(source), structure(source)
         if not knobs.choices:
             return []
-        study, made = self._study(knobs, shape, context, search.scores), {}
+        study, made = self._study(knobs, shape, context if judged else None, scores), {}
         for _ in range(4 * count):
             trial = study.ask(_distributions(knobs))
             made[with_setting(source, trial.params)] = None
@@ -182,7 +224,8 @@ class Tuner:
         """(knob, value) pairs that the incumbent does not have and a trial that lost had. TPE may still propose them."""
         current, shape = read_knobs(context.incumbent).current, structure(context.incumbent)
         lost = [t for t in context.trials if (t.row.speedup_high or 1) < CLEARLY_SLOWER and structure(t.source) == shape]
-        pairs = [pair for trial in lost for pair in read_knobs(trial.source).current.items()]
+        settings = [read_knobs(trial.source) for trial in lost]
+        pairs = [pair for knobs in settings if not knobs.table for pair in knobs.current.items()]
         return {(name, value) for name, value in pairs if current[name] != value}
 
     def _structures(self, context: Context, names: Iterable[str]) -> Iterator[Proposal]:
@@ -217,10 +260,12 @@ class Tuner:
         gains = [math.log(row.speedup_vs_incumbent) if row.status == Status.KEPT else 0.0 for row in searched]
         return sum(gains[-WINDOW:]) / WINDOW if len(gains) >= WINDOW else math.inf
 
-    def _study(self, knobs: Knobs, shape: str, context: Context, looked: Mapping[str, float] | None = None) -> optuna.Study:
+    def _study(
+        self, knobs: Knobs, shape: str, context: Context | None, looked: Mapping[str, float] | None = None
+    ) -> optuna.Study:
         """What is known of a structure, as an Optuna study that maximises the score."""
         by_target = {}
-        for trial in (*context.elsewhere, *context.trials):
+        for trial in (*context.elsewhere, *context.trials) if context else ():
             by_target.setdefault(trial.row.target, []).append(trial)
         known = [(trial.source, score) for trials in by_target.values() for trial, score in scored(trials)]
         known += (looked or {}).items()
@@ -229,8 +274,8 @@ class Tuner:
         sampler = optuna.samplers.TPESampler(seed=self.seed + len(told), n_startup_trials=4)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for source, score in told:
-            params = read_knobs(source).current
-            if all(params[name] in values for name, values in knobs.choices.items()):
+            params, table = read_knobs(source).current, read_knobs(source).table
+            if not table and all(params[name] in values for name, values in knobs.choices.items()):
                 study.add_trial(_finished(knobs, source, score))
         return study
 

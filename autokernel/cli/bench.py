@@ -6,9 +6,11 @@ Usage:
     python bench.py third_party.py:function --kernel rmsnorm     # called with the oracle's parameters, by position
     python bench.py kernel.py --tag default --target rmsnorm_float32 --incumbent old.py
     python bench.py kernel.py --autotune 60           # many settings of its TUNABLES side by side: which looks fastest?
+    python bench.py kernel.py --autotune 60 --sizes --out sized.py    # and a file with the fastest at each size
     python bench.py --calibrate --trials 20           # the gate itself: false keeps, power, the least gain that it sees
 
-Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes nothing.
+Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes what
+--out names, and nothing else.
 Ends in greppable `key: value` lines (or one JSON object with --json). Exit status: 0 only on PASS, 1 on a verdict against
 the kernel, 2 on bad use.
 """
@@ -57,7 +59,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--budget", type=positive, default=600, metavar="S", help="--calibrate, --autotune: seconds (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, help="--calibrate: a record to be written, or to go on with")
+    out = "--calibrate: a record to be written, or to go on with; --autotune: the file with a table of settings by size"
+    parser.add_argument("--out", type=Path, help=out)
     console.add_sandbox_argument(parser)
     console.add_device_argument(parser)
     return parser
@@ -126,8 +129,11 @@ def judge_file(options: argparse.Namespace, launched: Launched) -> int:
 
 def autotune(judge: "Judge", source: str, target: "Target", options: argparse.Namespace) -> int:
     """bench.py --autotune N: the file as it is against other settings of its TUNABLES."""
-    from autokernel.agents.knobs import in_words, read_knobs, some_settings
+    from autokernel.agents.knobs import by_sizes, in_words, read_knobs, some_settings
+    from autokernel.agents.tuner import PROMISING
 
+    if options.out and len(target.cases) == 1:
+        console.fail("--out is for settings by size, and there is one size: add --sizes, or --target with several")
     sources = some_settings(source, options.autotune)
     if not sources:
         console.fail(f"{options.file} has no TUNABLES with other values: nothing to autotune")
@@ -137,12 +143,22 @@ def autotune(judge: "Judge", source: str, target: "Target", options: argparse.Na
         )
     if options.json:
         rows = [
-            {"setting": read_knobs(one.source).current, "latency_us": _us(one.seconds), "reason": one.reason}
+            {
+                "setting": read_knobs(one.source).current,
+                "latency_us": _us(one.seconds),
+                "by_case_us": [_us(s) for s in one.by_case],
+                "reason": one.reason,
+            }
             for one in looked
         ]
         print(json.dumps({"target": target.name, "settings": rows}, indent=1))
     else:
-        print(in_words(looked, source))
+        print(in_words(looked, source, target))
+    if options.out:
+        sized = by_sizes(looked, target, PROMISING[target.device.partition(":")[0]])
+        if not sized:
+            console.fail(f"no size has a setting of its own that looks faster: {options.out} is not written")
+        options.out.write_text(sized)
     return 0 if any(one.source == source and one.seconds < math.inf for one in looked) else 1
 
 

@@ -268,6 +268,8 @@ def _functions(project: Project) -> list[CudaFunction]:
         module = import_file(scratch, f"autokernel_export{project.unique}")
     finally:
         scratch.unlink()
+    if hasattr(module.kernel_fn, "all"):
+        raise NotExported("its SETTINGS by sizes are a library each; an extension is one library: take them out")
     functions = [v for v in vars(module).values() if isinstance(v, CudaFunction)]
     if len({f.library for f in functions}) != 1:
         raise NotExported("it chooses among libraries as it runs; an extension is one library, made beforehand")

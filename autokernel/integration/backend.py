@@ -21,7 +21,17 @@ from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from autokernel.build import Function
-from autokernel.integration.ops import DIRECT, Kernel, by_position, differentiable, direct, register, traced, visible
+from autokernel.integration.ops import (
+    DIRECT,
+    Kernel,
+    at_sizes,
+    by_position,
+    differentiable,
+    direct,
+    register,
+    traced,
+    visible,
+)
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import (
     ITSELF,
@@ -67,7 +77,7 @@ class Installed:
     target: str
     ops: OpOverloadPacket
     run: Kernel  # the same without the dispatcher, for graphs that are not traced again
-    visible: Kernel | None = None  # the same for tracing, if its launches are Triton's
+    visible: Callable[[Case], Kernel] | None = None  # what a case calls, for tracing, if its launches are Triton's
 
 
 @dataclass(frozen=True)
@@ -320,8 +330,9 @@ class Replacer:
         """A Triton kernel as Inductor launches it, or as we do where nothing compiles the graph; None if it is opaque."""
         if not kernel.visible or self.fallback not in (None, *INDUCTOR):
             return None
-        graph = traced(load_spec(site.kernel_type), kernel.visible, case, value(site.output).device)
-        return graph and (kernel.visible if self.fallback else direct(graph))
+        seen = kernel.visible(case)
+        graph = traced(load_spec(site.kernel_type), seen, case, value(site.output).device)
+        return graph and (seen if self.fallback else direct(graph))
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if not self.fallback:
@@ -335,12 +346,13 @@ class Replacer:
 def install(winner: Winner) -> Installed:
     """Load and compile; what Triton compiles, it compiles at the first call."""
     spec, kernel = load_spec(winner.target.kernel_type), winner.load()
-    for function in getattr(kernel, "__globals__", {}).values():
-        if isinstance(function, Function):
-            function.compile()
+    for one in getattr(kernel, "all", [kernel]):
+        for function in getattr(one, "__globals__", {}).values():
+            if isinstance(function, Function):
+                function.compile()
     ops = register(winner.name, spec, kernel, winner.device_type)
     is_triton = getattr(kernel, "__globals__", {}).get("BACKEND") == "triton"  # whatever its target began with
-    seen = visible(spec, kernel) if is_triton else None
+    seen = (lambda case: visible(spec, at_sizes(kernel, case))) if is_triton else None
     return Installed(winner.target.name, ops, by_position(spec, kernel, f"autokernel::{winner.target.name}"), seen)
 
 

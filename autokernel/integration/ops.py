@@ -82,6 +82,11 @@ def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
     return seen if name else run
 
 
+def at_sizes(kernel: Kernel, case: Case) -> Kernel:
+    """What `kernel` calls at the sizes of a case: of a file with settings by sizes (agents/sizes.py) one of several."""
+    return kernel.at(case.args) if hasattr(kernel, "at") else kernel
+
+
 def original(spec: KernelSpec, *arguments: Any) -> Tensor:
     """What PyTorch programs write, in the dtype of the arguments: a kernel takes no notice of autocast either."""
     device_type = next(a.device.type for a in arguments if isinstance(a, Tensor))

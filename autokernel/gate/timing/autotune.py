@@ -3,9 +3,9 @@
 Nothing of it is believed. Sources share processes and the caches of compilers, and of each only a part of one output is
 held against the oracle; no verdict comes of it. What wins is proposed to the gate as any other edit.
 
-First all are compiled, in several processes at once. Then they are timed in one, case after case, and those that are
-clearly behind are left out of the cases that follow. At last the best few are timed against each other as the gate times a
-pair.
+First all are compiled, in several processes at once. Then they are timed in one, case after case, each of which has its
+share of the time; those that are clearly behind come last in the cases that follow, where they may be the fastest. At last
+the best few are timed against each other as the gate times a pair.
 """
 
 import contextlib
@@ -31,18 +31,22 @@ from autokernel.spec import Case
 COMPILE_S, COMPILE_SHARE = 60.0, 0.6  # of one source, its first calls included; of all the time, for all
 BATCH_S = {"cpu": 5e-3, "cuda": 3e-3}  # of the first source, whose number of calls serves all
 MOST_CALLS, HELD_BYTES = 256, 2 << 30  # of a batch, whose outputs are held
-BEHIND = 1.3  # times the best one's seconds, with which a source is left out
+BEHIND = 1.3  # times the best one's seconds, with which a source is timed in further cases only if time is left
 FINALISTS, FINALS = 4, 3  # that are timed against each other, in so many sets of processes
 PART_ELEMENTS = 1 << 16  # of an output that are held against the oracle: whole rows
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What autotuning saw of a source: seconds of the target's calls in one pass of the model, or why there are none."""
+    """What autotuning saw of a source: seconds of the target's calls in one pass of the model, or why there are none.
+
+    by_case: seconds of one call of each case; inf where there was no time for it, and `seconds` has an estimate.
+    """
 
     source: str
     seconds: float = math.inf
     reason: str = ""
+    by_case: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Autotuner:
         started, sources = time.monotonic(), list(dict.fromkeys(sources))
         compiled = self._compile(sources, started + COMPILE_SHARE * seconds)
         taken = self._finals(self._time(compiled, started + seconds), sources[0])
-        looked = [Looked(source, s) for source, s in taken.items()]
+        looked = [Looked(source, s, by_case=tuple(taken[source])) for source, s in self._totals(taken).items()]
         looked += [Looked(source, reason=reason) for source, reason in self.refused.items()]
         return sorted(looked, key=lambda one: one.seconds)
 
@@ -111,32 +115,48 @@ class Autotuner:
                 worked.result()
         return [source for source in sources if source in made]
 
-    def _time(self, sources: Sequence[str], deadline: float) -> dict[str, float]:
-        """Seconds of the target's calls by source; of one that was left out, as if it stayed as far behind."""
-        taken, behind = dict.fromkeys(sources, 0.0), {}
-        for number, weighted in enumerate(self.setting.target.cases):
+    def _time(self, sources: Sequence[str], deadline: float) -> dict[str, list[float]]:
+        """Seconds of a call in each case, by source; inf where the deadline came first."""
+        cases, first = self.setting.target.cases, sources[:1]
+        taken: dict[str, list[float]] = {source: [] for source in sources}
+        for number, weighted in enumerate(cases):
+            now = time.monotonic()
+            totals = self._totals(taken)
+            order = sorted(taken, key=lambda source: ([source] != first, totals[source]))
+            near = [source for source in order if totals[source] <= BEHIND * min(totals.values())] if number else []
+            sure = dict.fromkeys([order[0], *near])
             with contextlib.ExitStack() as stack:
-                for source, s in self._case(stack, weighted.case, list(taken), deadline, all_of=number > 0).items():
-                    taken[source] += s * weighted.calls if s else math.nan
-            taken = {source: s for source, s in taken.items() if s == s and source not in self.refused}
+                share = now + (deadline - now) / (len(cases) - number)
+                seen = self._case(stack, weighted.case, list(sure | dict.fromkeys(order)), share, len(sure))
+            for source, seconds in taken.items():
+                seconds.append(seen[source])
+            taken = {s: seconds for s, seconds in taken.items() if seconds[0] < math.inf and s not in self.refused}
             if not taken:
                 break
-            best = min(taken.values())
-            behind |= {source: s / best for source, s in taken.items() if s > BEHIND * best}
-            taken = {source: s for source, s in taken.items() if s <= BEHIND * best}
-        return taken | {source: times * min(taken.values()) for source, times in behind.items()}
+        return taken
+
+    def _totals(self, taken: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Seconds of the target's calls in the cases so far; where one was not timed, as if it stayed as far behind."""
+        calls = [weighted.calls for weighted in self.setting.target.cases]
+        best = [n * min(seconds) for n, seconds in zip(calls, zip(*taken.values()))]
+
+        def behind(seconds: Sequence[float]) -> float:
+            timed = [(n * s, b) for n, s, b in zip(calls, seconds, best) if s < math.inf]
+            return sum(own for own, _ in timed) / sum(b for _, b in timed) if timed else 1.0
+
+        return {source: behind(seconds) * sum(best) for source, seconds in taken.items()}
 
     def _case(
-        self, stack: contextlib.ExitStack, case: Case, sources: Sequence[str], deadline: float, all_of: bool
-    ) -> dict[str, float | None]:
-        """Seconds of a call, by source; None where the deadline came first, unless `all_of` them are asked for."""
+        self, stack: contextlib.ExitStack, case: Case, sources: Sequence[str], deadline: float, sure: int
+    ) -> dict[str, float]:
+        """Seconds of a call, by source; inf where the deadline came first, which the first `sure` do not heed."""
         contents = TimedContents(self.setting, case, Pool(self.setting.random.getrandbits(48)))
         output_bytes = most_bytes(self.setting.spec, case)
         most = max(2, min(MOST_CALLS, HELD_BYTES // max(1, output_bytes)))
-        seconds: dict[str, float | None] = dict.fromkeys(sources)
+        seconds = dict.fromkeys(sources, math.inf)
         worker, order, part = None, [0, 1], None
         for number, source in enumerate([sources[0], *sources]):  # the first once more: in a new process it looks slow
-            if number > 1 and not all_of and time.monotonic() > deadline:
+            if number > sure and time.monotonic() > deadline:
                 break
             if worker is None:
                 worker = self._worker(stack)
@@ -181,24 +201,29 @@ class Autotuner:
         start = self.setting.random.randint(0, native.numel() // columns - rows)
         return Part(expected.rows(start, rows), start * columns)
 
-    def _finals(self, taken: Mapping[str, float], first: str) -> dict[str, float]:
+    def _finals(self, taken: dict[str, list[float]], first: str) -> dict[str, list[float]]:
         """The seconds, of the best few and of the `first` by what they take in processes of their own, in turns."""
-        best = sorted(taken, key=lambda source: (source != first, taken[source]))[:FINALISTS]
+        totals = self._totals(taken)
+        best = sorted(taken, key=lambda source: (source != first, totals[source]))[:FINALISTS]
         sides = [Side(str(number), source) for number, source in enumerate(best)]
-        finals: dict[str, float] = {}
+        finals: dict[str, list[tuple[float, ...]]] = {source: [] for source in best}
         try:
             for _ in range(FINALS if len(best) > 1 else 0):
                 self.timer.prepare(sides, "0", FINALS)
                 pair = self.timer.pair(sides, "0")
                 for side in sides if pair.seconds else ():
-                    total = pair.total(side.name, self.setting.target.cases)
-                    finals[side.source] = finals.get(side.source, 0.0) + total
+                    finals[side.source].append(pair.seconds[side.name])
         except (WorkerFault, BaselineFault, RefusedWhileTimed):
-            return dict(taken)
-        if not finals:
-            return dict(taken)
-        pace = sum(taken[source] for source in best) / sum(finals.values())
-        return dict(taken) | {source: pace * s for source, s in finals.items()}
+            return taken
+        if not all(finals.values()):
+            return taken
+        means = {source: [sum(case) / len(case) for case in zip(*seconds)] for source, seconds in finals.items()}
+        for number in range(len(self.setting.target.cases)):
+            both = [source for source in best if taken[source][number] < math.inf]
+            pace = sum(taken[s][number] for s in both) / sum(means[s][number] for s in both) if both else 1.0
+            for source in best:
+                means[source][number] *= pace
+        return taken | means
 
     def _worker(self, stack: contextlib.ExitStack) -> WorkerProcess:
         return stack.enter_context(WorkerProcess(self.setting.parent, self.setting.threads, self.place))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from autokernel.integration.apply import apply, compile_with_kernels
+from autokernel.integration.apply import apply, compile_with_kernels, explain
 from autokernel.integration.backend import Replacer
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
@@ -168,3 +168,20 @@ def test_inductor_compiles_what_is_around_the_kernels(model_class: type) -> None
     got = outcome(compile_with_kernels(model, replacer), model, x, True)
     assert replacer.replaced
     torch.testing.assert_close(got, outcome(model, model, x, True), rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_around_the_model_stops_when_it_has_what_it_needs() -> None:
+    """PyTorch ends the second forward pass by an exception, which is not a kernel's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128))
+    x = torch.randn(256, 128, requires_grad=True)
+
+    def gradients() -> list[Tensor]:
+        result = checkpoint(model, x, use_reentrant=False)
+        return list(torch.autograd.grad(result.square().sum(), [x, *model.parameters()]))
+
+    expected, (graph,) = gradients(), capture(model, (x,), {}).graphs
+    apply(model, starters(SiteFinder().find(graph.module)))
+    torch.testing.assert_close(gradients(), expected)
+    assert len(explain(model).sites["matmul"]) + len(explain(model).sites.get("fused_linear", ())) == 2
+    assert not explain(model).left

@@ -1,7 +1,9 @@
 """With kernels in it, a model is the same to whoever uses it: values, dtypes, strides, aliasing, gradients, autocast."""
 
 import copy
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -331,3 +333,25 @@ def test_sizes_that_change_in_a_model_with_rotary_embeddings() -> None:
     for length in (6, 4, 5, 6):
         x = torch.randn(2, 2, length, 8)
         torch.testing.assert_close(optimised(x), model(x))
+
+
+def test_threads_that_call_a_model_at_once() -> None:
+    """Each has sizes of its own, for which it is the first to ask."""
+    model = Function(lambda s, x: s.b(s.norm(s.a(x)).relu()))
+    replacer, barrier = everywhere(), threading.Barrier(6)
+    compiled = compile_with_kernels(model, replacer)
+    inputs = [torch.randn(rows, 8) for rows in range(2, 10)]
+
+    def one(x: Tensor) -> Tensor:
+        barrier.wait()
+        with torch.no_grad():
+            return compiled(x)
+
+    with torch.no_grad():
+        for x in inputs[6:]:  # from the second size on, there is code for all
+            compiled(x)
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(one, inputs[:6]))
+    for x, result in zip(inputs, results):
+        torch.testing.assert_close(result, model(x))
+    assert not replacer.left and len({r.graph for r in replacer.replaced}) == len(inputs)

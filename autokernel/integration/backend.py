@@ -14,11 +14,13 @@ from typing import Any
 import torch
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._dynamo.convert_frame import compile_lock
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
+from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.build import Function
 from autokernel.integration.ops import DIRECT, Kernel, by_position, differentiable, direct, register, traced, visible
@@ -174,15 +176,20 @@ class Replacer:
         def choose(*values: Any) -> Any:
             sizes = tuple(values[i] for i in places)
             if sizes not in versions:
-                versions[sizes] = general
-                if len(tried) < MAX_SIZES and self._may_be_proven(sizes):
-                    tried.append(sizes)
-                    try:
-                        with tracing(TracingContext(FakeTensorMode())):  # there Inductor notes which inputs are parameters
-                            versions[sizes] = self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
-                    except Exception as error:
-                        self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")
+                with compile_lock:  # as Dynamo does: no two threads may trace at a time
+                    versions.setdefault(sizes, general)
+                    if sizes not in tried and len(tried) < MAX_SIZES and self._may_be_proven(sizes):
+                        tried.append(sizes)
+                        versions[sizes] = of_these(sizes, values)
             return versions[sizes](*values)
+
+        def of_these(sizes: tuple[int, ...], values: Sequence[Any]) -> Callable[..., Any]:
+            try:
+                with tracing(TracingContext(FakeTensorMode())):  # there Inductor notes which inputs are parameters
+                    return self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
+            except Exception as error:
+                self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")
+                return general
 
         return choose
 
@@ -245,6 +252,8 @@ class Replacer:
                 return other(*values)
             try:
                 return call(*values)
+            except _StopRecomputationError:  # no error: a checkpoint around the model has computed what it needs again
+                raise
             except Exception as error:
                 if not repeatable:
                     raise

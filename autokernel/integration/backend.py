@@ -20,6 +20,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.build import Function
@@ -185,7 +186,9 @@ class Replacer:
 
         def of_these(sizes: tuple[int, ...], values: Sequence[Any]) -> Callable[..., Any]:
             try:
-                with tracing(TracingContext(FakeTensorMode())):  # there Inductor notes which inputs are parameters
+                # In the context Inductor notes which inputs are parameters. Modes of the caller's, such as fake tensors,
+                # would have us prove nothing.
+                with tracing(TracingContext(FakeTensorMode())), _disable_current_modes():
                     return self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
             except Exception as error:
                 self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")

@@ -80,11 +80,28 @@ def recurrent_modules_traced() -> Iterator[None]:
 
     Inductor is not given such graphs: PyTorch 2.13's crashes on the LSTM's backward pass.
     """
-    before, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, True  # patch() costs 30 µs a call
+    with _switched_on("allow_rnn"):
+        yield
+
+
+@contextmanager
+def errors_left_out() -> Iterator[None]:
+    """A function that Dynamo fails at, even by an error of its own, runs as it is, and Dynamo logs why."""
+    with _switched_on("suppress_errors"):
+        yield
+
+
+@contextmanager
+def _switched_on(name: str) -> Iterator[None]:
+    """A setting of Dynamo; its own patch() costs 30 µs a call."""
+    if getattr(torch._dynamo.config, name):  # by another thread, it may be, which switches it off
+        yield
+        return
+    setattr(torch._dynamo.config, name, True)
     try:
         yield
     finally:
-        torch._dynamo.config.allow_rnn = before
+        setattr(torch._dynamo.config, name, False)
 
 
 @dataclass(eq=False)

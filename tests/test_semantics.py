@@ -370,3 +370,23 @@ def test_fake_tensors_leave_nothing_behind() -> None:
     torch.testing.assert_close(compiled(x), model(x))
     assert len(replacer.replaced) > before
     assert not any("examined" in why for why in replacer.left)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
+    """By default PyTorch leaves them out and returns zeros, but not where its code is compiled."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested))
+    model.forward = lambda x, mask: model[1](model[0](x), src_key_padding_mask=mask)
+    model.eval().requires_grad_(False)
+    replacer, x = everywhere(), torch.randn(2, 5, 8)
+    compiled = compile_with_kernels(model, replacer)
+    torch.testing.assert_close(compiled(x, None), model(x, None))
+    unpadded = len(replacer.replaced)
+    hidden = torch.tensor([[False, False, False, True, True], [False] * 5])
+    result = compiled(x, hidden)
+    torch.testing.assert_close(result, model(x, hidden))
+    assert bool((result[hidden] == 0).all()) == nested
+    assert unpadded and (len(replacer.replaced) > unpadded) == (not nested)
+    assert any("padding mask" in why for why in replacer.left) == nested

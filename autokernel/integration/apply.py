@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import errors_left_out, recurrent_modules_traced
+from autokernel.model.capture import errors_left_out, pads_with_zeros, recurrent_modules_traced
 
 LOG = logging.getLogger("autokernel")
 STARTERS = "starters"  # for apply(), and the agent of that name
@@ -130,6 +130,7 @@ def compile_with_kernels(model: nn.Module, replacer: Replacer) -> Callable[..., 
 
 def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
     """`call`, which runs `model`."""
+    replacer.may_pad = pads_with_zeros(model)
     compiled = torch.compile(call, backend=replacer)
     is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback not in INDUCTOR else nullcontext

@@ -15,6 +15,7 @@ import torch
 import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import SkipFrame
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,6 +43,7 @@ from autokernel.model.capture import (
     to_aten,
     value,
     why_left_alone,
+    why_not_compiled,
     without_autocast,
 )
 from autokernel.model.contract import Backward
@@ -102,6 +104,7 @@ class Replacer:
     replaced: list[Replacement] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     graphs: int = 0
+    may_pad: bool = True  # see pads_with_zeros()
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
 
@@ -125,6 +128,9 @@ class Replacer:
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The boundary around every model: no error of ours goes beyond it."""
+        if self.may_pad and (why := why_not_compiled(module)):
+            self._leave(why)
+            raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         try:
             return self._optimised(module, inputs)

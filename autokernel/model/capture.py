@@ -71,6 +71,7 @@ RECURRENT = {
     "rnn_tanh",
     "rnn_relu",
 }  # functions of torch: their products would be cast, all inside of one node
+KEY_PADDING = 1  # the kind of mask, as _transformer_encoder_layer_fwd counts them
 set_gradients = torch._C._set_grad_enabled
 
 
@@ -133,13 +134,14 @@ def capture(
     """
     graphs: list[CapturedGraph] = []
     left_alone: list[str] = []
+    may_pad = pads_with_zeros(model)
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def left(why: str) -> Callable[..., Any]:
             left_alone.append(why)
             return record_function(OUTSIDE + why)(module.forward)
 
-        if why := why_left_alone(module):
+        if why := (may_pad and why_not_compiled(module)) or why_left_alone(module):
             return left(why)
         try:
             graph = CapturedGraph(to_aten(module), tuple(inputs))
@@ -269,6 +271,21 @@ def why_left_alone(module: GraphModule) -> str | None:
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     first = next((name for n in module.graph.nodes if (name := _name(n)) in methods), None)
     return first and f"a graph with {first} in it is left as it is"
+
+
+def pads_with_zeros(model: nn.Module) -> bool:
+    """Whether it has an nn.TransformerEncoder that leaves padded positions out, and zeros there, if it is not compiled."""
+    return any(isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", False) for m in model.modules())
+
+
+def why_not_compiled(module: GraphModule) -> str | None:
+    """A padding mask in such an encoder, for which PyTorch's code asks whether it is compiled, and is another then."""
+    for node in module.graph.find_nodes(op="call_function", target=torch._transformer_encoder_layer_fwd):
+        *_, mask, kind = *node.args, *node.kwargs.values()
+        owners = [owner for _, owner in node.meta.get("nn_module_stack", {}).values()]
+        if isinstance(mask, Node) and kind == KEY_PADDING and nn.TransformerEncoder in owners:
+            return "nn.TransformerEncoder with a padding mask is left as it is; with enable_nested_tensor=False it would not be"
+    return None
 
 
 def _name(node: Node) -> str:

@@ -284,7 +284,7 @@ def why_not_compiled(module: GraphModule) -> str | None:
         *_, mask, kind = *node.args, *node.kwargs.values()
         owners = [owner for _, owner in node.meta.get("nn_module_stack", {}).values()]
         if isinstance(mask, Node) and kind == KEY_PADDING and nn.TransformerEncoder in owners:
-            return "nn.TransformerEncoder with a padding mask is left as it is; with enable_nested_tensor=False it would not be"
+            return "nn.TransformerEncoder with a padding mask is left as it is, unless it has enable_nested_tensor=False"
     return None
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.apply import apply, compile_with_kernels
 from autokernel.model.match import RejectReason, SiteFinder
 from autokernel.spec import is_region
 from benchmarks.random_programs import Everywhere, finder
@@ -390,3 +390,6 @@ def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
     assert bool((result[hidden] == 0).all()) == nested
     assert unpadded and (len(replacer.replaced) > unpadded) == (not nested)
     assert any("padding mask" in why for why in replacer.left) == nested
+    encoder = copy.deepcopy(model[1])
+    expected = encoder(x, src_key_padding_mask=hidden)
+    torch.testing.assert_close(apply(encoder, [], "eager")(x, src_key_padding_mask=hidden), expected)

@@ -282,8 +282,7 @@ def why_not_compiled(module: GraphModule) -> str | None:
     """A padding mask in such an encoder, for which PyTorch's code asks whether it is compiled, and is another then."""
     for node in module.graph.find_nodes(op="call_function", target=torch._transformer_encoder_layer_fwd):
         *_, mask, kind = *node.args, *node.kwargs.values()
-        owners = [owner for _, owner in node.meta.get("nn_module_stack", {}).values()]
-        if isinstance(mask, Node) and kind == KEY_PADDING and nn.TransformerEncoder in owners:
+        if isinstance(mask, Node) and kind == KEY_PADDING:
             return "nn.TransformerEncoder with a padding mask is left as it is, unless it has enable_nested_tensor=False"
     return None
 

@@ -272,3 +272,8 @@ def test_the_untouched_passs_time_goes_to_who_runs_the_same_calls() -> None:
     assert shared.other_work == {"attention": (9.0, 3.0), "ones": (5.0, 0.0)}
     assert share_out(graph, {linear: 8.0, einsum: 20.0}).rest == {"einsum": 5.0}
     assert share_out({"a": {linear: 4.0}}, {einsum: 3.0}).times == {"a": 3.0}
+
+
+@pytest.mark.parametrize("operator", ["aten.lstm_cell.default", "aten.gru_cell.default", "aten.rnn_tanh_cell.default"])
+def test_a_cell_is_one_step_and_no_whole_module(operator: str) -> None:
+    assert "one step" in account.what_it_is(operator) and "whole" not in account.what_it_is(operator)

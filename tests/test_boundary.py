@@ -300,3 +300,30 @@ def test_a_graph_that_cannot_be_normalised_runs_as_it_is(caplog) -> None:
     with caplog.at_level(logging.WARNING, "autokernel"):
         torch.testing.assert_close(apply(model, [winner(ZERO)])(X), model.forward(X))
     assert sum("only Dynamo can trace" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_what_dynamo_fails_at_runs_as_it_is() -> None:
+    """A model that asks by trying whether a view is possible: Dynamo takes that error for the program's end."""
+
+    class Trying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.calls = RMSNorm(64).requires_grad_(False), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            y = self.norm(x)
+            try:
+                return y.view(-1, 3)
+            except RuntimeError:
+                return y.view(-1, 4)
+
+    model, x = Trying(), torch.randn(256, 64)
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError):
+        torch.compile(model, backend="eager")(x)
+    expected, torchs = model(x), torch._dynamo.config.suppress_errors
+    model.calls = 0
+    applied = apply(model, [], "eager")
+    torch.testing.assert_close(applied(x), expected)
+    torch.testing.assert_close(applied(x[:100]), expected[:1600])
+    assert model.calls == 2 and torch._dynamo.config.suppress_errors == torchs

@@ -12,6 +12,7 @@ from autokernel.integration.backend import Replacer
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from benchmarks.architectures import starters
+from benchmarks.random_programs import Everywhere, finder
 
 
 class Sine(torch.autograd.Function):
@@ -168,3 +169,17 @@ def test_inductor_compiles_what_is_around_the_kernels(model_class: type) -> None
     got = outcome(compile_with_kernels(model, replacer), model, x, True)
     assert replacer.replaced
     torch.testing.assert_close(got, outcome(model, model, x, True), rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_around_the_model_stops_when_it_has_what_it_needs() -> None:
+    """PyTorch ends the second forward pass by an exception, which is not a kernel's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    x, replacer = torch.randn(4, 8, requires_grad=True), Everywhere((), finder=finder())
+
+    def gradients(call) -> list[Tensor]:
+        result = checkpoint(call, x, use_reentrant=False)
+        return list(torch.autograd.grad(result.square().sum(), [x, *model.parameters()]))
+
+    torch.testing.assert_close(gradients(compile_with_kernels(model, replacer)), gradients(model))
+    assert len(replacer.replaced) == 2 and not replacer.left

@@ -1,5 +1,6 @@
 """The profile adds up and can be read back; the plan has the model's shapes."""
 
+import copy
 import importlib.util
 import json
 import subprocess
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from autokernel.cli.profile import show
 from autokernel.hardware.device import Device
+from autokernel.integration.verification.parity import outputs
 from autokernel.model.extraction import make_plan, write_starters
 from autokernel.model.profiler import ModelProfile, profile_workload
-from autokernel.model.workload import Part, Workload, WorkloadError
+from autokernel.model.workload import Part, Workload, WorkloadError, in_dtype
 from autokernel.spec import ROOT
 from autokernel.target import Plan
 from tests import in_process
@@ -255,3 +259,36 @@ def test_the_scripts_in_a_row(tmp_path: Path) -> None:
 def test_bad_use_ends_with_status_2(arguments: tuple[str, ...]) -> None:
     run = in_process.run(*arguments)
     assert run.returncode == 2 and "error:" in run.stderr and "Traceback" not in run.stderr
+
+
+COMPLEX = """
+import torch
+
+class Filter(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 64, dtype=torch.cfloat))
+
+    def forward(self, x):
+        return torch.fft.rfft(x, dim=1) @ self.weight
+"""
+
+
+def test_complex_weights_keep_their_imaginary_parts(tmp_path: Path) -> None:
+    """In the model that is profiled, in the more exact one beside it, and in what the two are compared by."""
+    (tmp_path / "filter.py").write_text(COMPLEX)
+    workload = Workload(str(tmp_path / "filter.py"), "Filter", input_shape=(2, 16, 64))
+    model, (x,), _ = workload.load()
+    assert model.weight.dtype == torch.complex64 and model.weight.imag.abs().max() > 0
+    wide = in_dtype(copy.deepcopy(model), torch.float64)
+    assert wide.weight.dtype == torch.complex128
+    (ours,), (truth,) = outputs(model(x)), outputs(wide(x.double()))
+    assert ours.shape == (2, 9, 64, 2)
+    torch.testing.assert_close(ours.double(), truth, atol=1e-3, rtol=1e-4)
+
+
+def test_times_that_do_not_fit_the_pass_are_said(profile: ModelProfile, capsys) -> None:
+    show(replace(profile, latency_us=profile.device_time_us / 8))
+    assert "operations took 8.0 times what the pass took" in capsys.readouterr().out
+    show(replace(profile, latency_us=profile.device_time_us * 1.05))
+    assert "times what the pass took" not in capsys.readouterr().out

@@ -1,16 +1,19 @@
 """With kernels in it, a model is the same to whoever uses it: values, dtypes, strides, aliasing, gradients, autocast."""
 
 import copy
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autokernel.integration.apply import compile_with_kernels
-from autokernel.model.match import RejectReason
+from autokernel.integration.apply import apply, compile_with_kernels
+from autokernel.model.match import RejectReason, SiteFinder
 from autokernel.spec import is_region
 from benchmarks.random_programs import Everywhere, finder
 from models.llama import RMSNorm
@@ -331,3 +334,62 @@ def test_sizes_that_change_in_a_model_with_rotary_embeddings() -> None:
     for length in (6, 4, 5, 6):
         x = torch.randn(2, 2, length, 8)
         torch.testing.assert_close(optimised(x), model(x))
+
+
+def test_threads_that_call_a_model_at_once() -> None:
+    """Each has sizes of its own, for which it is the first to ask."""
+    model = Function(lambda s, x: s.b(s.norm(s.a(x)).relu()))
+    replacer, barrier = everywhere(), threading.Barrier(3)
+    compiled = compile_with_kernels(model, replacer)
+    inputs = [torch.randn(rows, 8) for rows in range(2, 7)]
+
+    def one(x: Tensor) -> Tensor:
+        barrier.wait()
+        with torch.no_grad():
+            return compiled(x)
+
+    with torch.no_grad():
+        for x in inputs[3:]:  # from the second size on, there is code for all
+            compiled(x)
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(one, inputs[:3]))
+    for x, result in zip(inputs, results):
+        torch.testing.assert_close(result, model(x))
+    assert not replacer.left and len({r.graph for r in replacer.replaced}) == len(inputs)
+
+
+def test_fake_tensors_leave_nothing_behind() -> None:
+    """A call that asks for shapes alone, in sizes that are new: what is proven of them is proven of numbers."""
+    model = Function(lambda s, x: s.b(s.norm(s.a(x)).relu())).requires_grad_(False)
+    replacer = Everywhere((), finder=SiteFinder(min_elements=0))
+    compiled = compile_with_kernels(model, replacer)
+    compiled(torch.randn(2, 8)), compiled(torch.randn(3, 8))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert compiled(torch.empty(4, 8)).shape == (4, 8)
+    before, x = len(replacer.replaced), torch.randn(5, 8)
+    torch.testing.assert_close(compiled(x), model(x))
+    assert len(replacer.replaced) > before
+    assert not any("examined" in why for why in replacer.left)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
+    """By default PyTorch leaves them out and returns zeros, but not where its code is compiled."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested))
+    model.forward = lambda x, mask: model[1](model[0](x), src_key_padding_mask=mask)
+    model.eval().requires_grad_(False)
+    replacer, x = everywhere(), torch.randn(2, 5, 8)
+    compiled = compile_with_kernels(model, replacer)
+    torch.testing.assert_close(compiled(x, None), model(x, None))
+    unpadded = len(replacer.replaced)
+    hidden = torch.tensor([[False, False, False, True, True], [False] * 5])
+    result = compiled(x, hidden)
+    torch.testing.assert_close(result, model(x, hidden))
+    assert bool((result[hidden] == 0).all()) == nested
+    assert unpadded and (len(replacer.replaced) > unpadded) == (not nested)
+    assert any("padding mask" in why for why in replacer.left) == nested
+    encoder = copy.deepcopy(model[1])
+    expected = encoder(x, src_key_padding_mask=hidden)
+    torch.testing.assert_close(apply(encoder, [], "eager")(x, src_key_padding_mask=hidden), expected)

@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.fx import GraphModule
 
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import recurrent_modules_traced
+from autokernel.model.capture import errors_left_out, pads_with_zeros, recurrent_modules_traced
 
 LOG = logging.getLogger("autokernel")
 STARTERS = "starters"  # for apply(), and the agent of that name
@@ -133,12 +134,15 @@ def compile_with_kernels(model: nn.Module, replacer: Replacer) -> Callable[..., 
 
 def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
     """`call`, which runs `model`."""
+    replacer.may_pad = pads_with_zeros(model)
     compiled = torch.compile(call, backend=replacer)
-    if replacer.fallback in INDUCTOR or not any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        return compiled
+    is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback not in INDUCTOR else nullcontext
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with recurrent_modules_traced():  # whenever it is called Dynamo may meet a new shape
+        if torch.compiler.is_compiling():
+            return compiled(*args, **kwargs)
+        with errors_left_out(), recurrent():  # whenever it is called Dynamo may meet something new
             return compiled(*args, **kwargs)
 
     return run

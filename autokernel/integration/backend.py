@@ -14,11 +14,15 @@ from typing import Any
 import torch
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._dynamo.convert_frame import compile_lock
+from torch._dynamo.exc import SkipFrame
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.build import Function
 from autokernel.integration.ops import (
@@ -49,6 +53,7 @@ from autokernel.model.capture import (
     to_aten,
     value,
     why_left_alone,
+    why_not_compiled,
     without_autocast,
 )
 from autokernel.model.contract import Backward
@@ -109,6 +114,7 @@ class Replacer:
     replaced: list[Replacement] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     graphs: int = 0
+    may_pad: bool = True  # see pads_with_zeros()
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
 
@@ -132,6 +138,9 @@ class Replacer:
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The boundary around every model: no error of ours goes beyond it."""
+        if self.may_pad and (why := why_not_compiled(module)):
+            self._leave(why)
+            raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         try:
             return self._optimised(module, inputs)
@@ -184,15 +193,22 @@ class Replacer:
         def choose(*values: Any) -> Any:
             sizes = tuple(values[i] for i in places)
             if sizes not in versions:
-                versions[sizes] = general
-                if len(tried) < MAX_SIZES and self._may_be_proven(sizes):
-                    tried.append(sizes)
-                    try:
-                        with tracing(TracingContext(FakeTensorMode())):  # there Inductor notes which inputs are parameters
-                            versions[sizes] = self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
-                    except Exception as error:
-                        self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")
+                with compile_lock:  # as Dynamo does: no two threads may trace at a time
+                    versions.setdefault(sizes, general)
+                    if sizes not in tried and len(tried) < MAX_SIZES and self._may_be_proven(sizes):
+                        tried.append(sizes)
+                        versions[sizes] = of_these(sizes, values)
             return versions[sizes](*values)
+
+        def of_these(sizes: tuple[int, ...], values: Sequence[Any]) -> Callable[..., Any]:
+            try:
+                # In the context Inductor notes which inputs are parameters. Modes of the caller's, such as fake tensors,
+                # would have us prove nothing.
+                with tracing(TracingContext(FakeTensorMode())), _disable_current_modes():
+                    return self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
+            except Exception as error:
+                self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")
+                return general
 
         return choose
 
@@ -255,6 +271,8 @@ class Replacer:
                 return other(*values)
             try:
                 return call(*values)
+            except _StopRecomputationError:  # no error: a checkpoint around the model has computed what it needs again
+                raise
             except Exception as error:
                 if not repeatable:
                     raise

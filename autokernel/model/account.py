@@ -10,6 +10,7 @@ MAX_NAMES, MAX_WORDS = 3, 160  # operators that are named beside a reason; chara
 # Part of an operator's name -> what it is, where a model's time may well be in it alone.
 WHOLE = {
     "grouped_mm": "the products of all experts in one operator: each one's rows are known only while it runs",
+    "_cell": "one step of a recurrent module, in one operator",
     "lstm": "a whole nn.LSTM, all of its steps, in one operator of cuDNN or oneDNN",
     "gru": "a whole nn.GRU, all of its steps, in one operator of cuDNN or oneDNN",
     "rnn_": "a whole nn.RNN, all of its steps, in one operator of cuDNN or oneDNN",

@@ -73,6 +73,7 @@ RECURRENT = {
     "rnn_tanh",
     "rnn_relu",
 }  # functions of torch: their products would be cast, all inside of one node
+KEY_PADDING = 1  # the kind of mask, as _transformer_encoder_layer_fwd counts them
 set_gradients = torch._C._set_grad_enabled
 
 
@@ -82,11 +83,28 @@ def recurrent_modules_traced() -> Iterator[None]:
 
     Inductor is not given such graphs: PyTorch 2.13's crashes on the LSTM's backward pass.
     """
-    before, torch._dynamo.config.allow_rnn = torch._dynamo.config.allow_rnn, True  # patch() costs 30 µs a call
+    with _switched_on("allow_rnn"):
+        yield
+
+
+@contextmanager
+def errors_left_out() -> Iterator[None]:
+    """A function that Dynamo fails at, even by an error of its own, runs as it is, and Dynamo logs why."""
+    with _switched_on("suppress_errors"):
+        yield
+
+
+@contextmanager
+def _switched_on(name: str) -> Iterator[None]:
+    """A setting of Dynamo; its own patch() costs 30 µs a call."""
+    if getattr(torch._dynamo.config, name):  # by another thread, it may be, which switches it off
+        yield
+        return
+    setattr(torch._dynamo.config, name, True)
     try:
         yield
     finally:
-        torch._dynamo.config.allow_rnn = before
+        setattr(torch._dynamo.config, name, False)
 
 
 @dataclass(eq=False)
@@ -118,13 +136,14 @@ def capture(
     """
     graphs: list[CapturedGraph] = []
     left_alone: list[str] = []
+    may_pad = pads_with_zeros(model)
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def left(why: str) -> Callable[..., Any]:
             left_alone.append(why)
             return record_function(OUTSIDE + why)(module.forward)
 
-        if why := why_left_alone(module):
+        if why := (may_pad and why_not_compiled(module)) or why_left_alone(module):
             return left(why)
         try:
             graph = CapturedGraph(to_aten(module), tuple(inputs))
@@ -254,6 +273,20 @@ def why_left_alone(module: GraphModule) -> str | None:
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     first = next((name for n in module.graph.nodes if (name := _name(n)) in methods), None)
     return first and f"a graph with {first} in it is left as it is"
+
+
+def pads_with_zeros(model: nn.Module) -> bool:
+    """Whether it has an nn.TransformerEncoder that leaves padded positions out, and zeros there, if it is not compiled."""
+    return any(isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", False) for m in model.modules())
+
+
+def why_not_compiled(module: GraphModule) -> str | None:
+    """A padding mask in such an encoder, for which PyTorch's code asks whether it is compiled, and is another then."""
+    for node in module.graph.find_nodes(op="call_function", target=torch._transformer_encoder_layer_fwd):
+        *_, mask, kind = *node.args, *node.kwargs.values()
+        if isinstance(mask, Node) and kind == KEY_PADDING:
+            return "nn.TransformerEncoder with a padding mask is left as it is, unless it has enable_nested_tensor=False"
+    return None
 
 
 def _name(node: Node) -> str:

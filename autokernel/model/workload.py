@@ -90,7 +90,7 @@ class Workload:
         torch.manual_seed(self.seed)
         model = self._pretrained(cls) if self.pretrained else construct(cls, self.class_name, self.model_args)
         with user_code(f"{self.class_name} cannot be moved to {self.device} as {self.dtype}"):
-            model = (model if self._as_it_is else model.to(getattr(torch, self.dtype))).to(self.device).eval()
+            model = (model if self._as_it_is else in_dtype(model, getattr(torch, self.dtype))).to(self.device).eval()
         return model, *self.inputs(model, self.seed)
 
     def inputs(self, model: nn.Module, seed: int) -> Inputs:
@@ -182,6 +182,17 @@ class Workload:
         cast = tensor.is_floating_point() and not self._as_it_is
         dtype = getattr(torch, self.dtype) if cast else tensor.dtype
         return tensor.to(self.device, dtype)
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """`model` with its weights in `dtype`; complex ones, whose imaginary parts to() would drop, in what goes with it."""
+
+    def cast(t: torch.Tensor) -> torch.Tensor:
+        if t.is_complex():
+            return t.to(torch.promote_types(dtype, torch.complex64))
+        return t.to(dtype) if t.is_floating_point() else t
+
+    return model._apply(cast)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.verification.record import Parity
 from autokernel.integration.verification.sides import Variant
 from autokernel.model.match import SiteFinder
-from autokernel.model.workload import Workload
+from autokernel.model.workload import Workload, in_dtype
 
 PARITY_INPUTS = 3
 OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of outputs after many layers
@@ -49,7 +49,7 @@ def exact_model(model: nn.Module) -> nn.Module | None:
     numel = sum(p.numel() for p in weights)
     fitting = (d for d in (torch.float64, torch.float32) if numel * d.itemsize <= EXACT_BYTES)
     dtype = next((d for d in fitting if all(d.itemsize > p.itemsize for p in weights)), None)
-    return copy.deepcopy(model).to(dtype) if dtype else None
+    return in_dtype(copy.deepcopy(model), dtype) if dtype else None
 
 
 def compare(
@@ -85,8 +85,9 @@ def compare(
 
 
 def outputs(result: Any) -> list[Tensor]:
-    """The floating-point tensors of whatever a model returns; the first are its logits."""
-    return [y for y in tree_leaves(result) if isinstance(y, Tensor) and y.is_floating_point()]
+    """The floating-point tensors of whatever a model returns; the first are its logits. Complex numbers are two each."""
+    numbers = [y for y in tree_leaves(result) if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())]
+    return [torch.view_as_real(y.resolve_conj()) if y.is_complex() else y for y in numbers]
 
 
 def _relative_rms(y: Tensor, truth: Tensor) -> float:

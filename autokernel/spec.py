@@ -21,6 +21,8 @@ REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were ma
 ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
+ROW_SCALES = 1e-3, 30.0, 1e3, 1e4
+
 Dims = Mapping[str, Any]
 
 
@@ -114,10 +116,13 @@ class KernelSpec:
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
-    row_scales: tuple[float, ...] = (1e-3, 30.0, 1e3, 1e4)  # sizes of the first tensor's rows where they are mixed
+    row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
     magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None
+    # (result, **inputs) -> how large the terms are of which each result is made, if an error is to be small beside them
+    # wherever they are less than 1; it broadcasts to the result.
+    terms: Callable[..., Tensor] | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
-    layouts: tuple[str, ...] = ("transposed", "sliced")  # beside contiguous, which strides it must take
+    layouts: tuple[str, ...] = ("transposed", "sliced", "shifted")  # beside contiguous, where inputs may lie in memory
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY

@@ -32,7 +32,7 @@ ERROR_MULTIPLE = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 32.0}
 MINIMUM_ROW = 16  # elements
 SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
 SYSTEMATIC_MULTIPLE = 8.0
-# In 16 bit a single element may be off by this many times what the RMS of its row may be, and by as many roundings of its own.
+# In 16 bit a single element may be off by this many times what the RMS of its row may be. Ours are off by a tenth of that.
 ELEMENT_MULTIPLE = 4.0
 TERMS_SLACK = 8.0  # times the size of its terms (KernelSpec.terms), to which an absolute tolerance is relative
 
@@ -396,8 +396,8 @@ def _larger_than_pytorch(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, 
 
 
 def _one_element(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor, bound: Tensor) -> str | None:
-    """Why single elements of a 16-bit result are wrong. One in a long row is nothing in the RMS of its errors, and where the
-    row's results are small it is nothing beside an absolute tolerance. `bound`: of the RMS of each row."""
+    """Why single elements of a 16-bit result are wrong: one in a long row is nothing in the RMS of its errors, and in a row
+    of small results nothing beside an absolute tolerance. `bound`: of the RMS of each row."""
     eps, multiple = torch.finfo(y.dtype).eps, ERROR_MULTIPLE[y.dtype]
     sizes, errors = as_rows_of_results(size), as_rows_of_results(error).abs()
     largest = torch.maximum(ELEMENT_MULTIPLE * bound, as_rows_of_results(own).abs().amax(-1))

@@ -178,7 +178,7 @@ def repeated(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def changing(spec: KernelSpec, case: Case) -> list[str]:
-    """The inputs that are new random numbers in every timed batch: all but weights and what has contents of a special kind."""
+    """The inputs that are new random numbers in every timed batch: no weights, and nothing of a special kind."""
     return [name for name in case.tensors if name not in spec.static and name not in spec.fill]
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 ROW_SCALES = 1e-3, 30.0, 1e3, 1e4
+TYPE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 Dims = Mapping[str, Any]
 
@@ -152,14 +154,19 @@ def folder_of(name: str) -> Path:
     return next((folder for folder in made if (folder / "spec.py").is_file()), KERNELS / name)
 
 
+def is_kernel_type(name: str) -> bool:
+    """Whether there is this kernel type. A kernel file names its own, and a path must not lead to code of its choice."""
+    return bool(TYPE_NAME.fullmatch(name)) and (folder_of(name) / "spec.py").is_file()
+
+
 @cache
 def load_spec(name: str) -> KernelSpec:
     """The spec of kernel type `name`. Raises KeyError, naming those that exist, if there is none; Refused for a region."""
-    path = folder_of(name) / "spec.py"
-    if not path.is_file() and is_region(name):
+    path, exists = folder_of(name) / "spec.py", is_kernel_type(name)
+    if not exists and is_region(name):
         remedy = "profile the model again (python profile.py, with the run's --tag), which makes it anew"
         raise Refused(f"{REGIONS / name} is gone, which says what this part of a model computes: {remedy}")
-    if not path.is_file():
+    if not exists:
         raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
     with _our_reference():
         return import_file(path, f"autokernel_spec_{name}").SPEC

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel typ
 REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were made kernel types: see model/regions/
 ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+ROW_SCALES = 1e-3, 30.0, 1e3, 1e4
+TYPE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 Dims = Mapping[str, Any]
 
@@ -114,10 +118,13 @@ class KernelSpec:
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
-    row_scales: tuple[float, ...] = (1e-3, 30.0, 1e3, 1e4)  # sizes of the first tensor's rows where they are mixed
+    row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
     magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None
+    # (result, **inputs) -> how large the terms are of which each result is made, if an error is to be small beside them
+    # wherever they are less than 1; it broadcasts to the result.
+    terms: Callable[..., Tensor] | None = None
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
-    layouts: tuple[str, ...] = ("transposed", "sliced")  # beside contiguous, which strides it must take
+    layouts: tuple[str, ...] = ("transposed", "sliced", "shifted")  # beside contiguous, where inputs may lie in memory
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
@@ -147,14 +154,19 @@ def folder_of(name: str) -> Path:
     return next((folder for folder in made if (folder / "spec.py").is_file()), KERNELS / name)
 
 
+def is_kernel_type(name: str) -> bool:
+    """Whether there is this kernel type. A kernel file names its own, and a path must not lead to code of its choice."""
+    return bool(TYPE_NAME.fullmatch(name)) and (folder_of(name) / "spec.py").is_file()
+
+
 @cache
 def load_spec(name: str) -> KernelSpec:
     """The spec of kernel type `name`. Raises KeyError, naming those that exist, if there is none; Refused for a region."""
-    path = folder_of(name) / "spec.py"
-    if not path.is_file() and is_region(name):
+    path, exists = folder_of(name) / "spec.py", is_kernel_type(name)
+    if not exists and is_region(name):
         remedy = "profile the model again (python profile.py, with the run's --tag), which makes it anew"
         raise Refused(f"{REGIONS / name} is gone, which says what this part of a model computes: {remedy}")
-    if not path.is_file():
+    if not exists:
         raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
     with _our_reference():
         return import_file(path, f"autokernel_spec_{name}").SPEC

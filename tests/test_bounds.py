@@ -20,7 +20,7 @@ def expected(rows: int, noise: float = 0.0) -> Expectation:
     native[rows:] = noise
     exact[LUCKY] *= 1e-3  # its own rounding is small, too
     native[LUCKY] *= 1e-3
-    return Expectation(exact, native.float(), exact.abs())
+    return Expectation(exact, native.float(), exact.abs(), torch.ones(()))
 
 
 def off_by(error: float, expectation: Expectation, rows: slice) -> Tensor:

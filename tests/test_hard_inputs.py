@@ -285,7 +285,7 @@ def test_transforms_that_change_other_inputs_are_tried_on_their_own() -> None:
 def rounded(scale: float, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Expectation]:
     """A result in 16 bit that is right but for a factor, and what it is held against."""
     exact = torch.rand(8, 4096, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return (exact * scale).to(dtype), Expectation(exact, exact.to(dtype), exact.abs())
+    return (exact * scale).to(dtype), Expectation(exact, exact.to(dtype), exact.abs(), torch.ones(()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -296,7 +296,7 @@ def test_rounding_is_no_systematic_error_and_one_per_cent_is(dtype: torch.dtype)
 
 def test_a_16_bit_number_is_two_roundings_off_at_most() -> None:
     exact = torch.tensor(7.0, dtype=torch.float64)
-    expectation = Expectation(exact, exact.bfloat16(), exact)
+    expectation = Expectation(exact, exact.bfloat16(), exact, torch.ones(()))
     assert wrong(torch.tensor(7.03125, dtype=torch.bfloat16), expectation) is None  # the next number
     assert "roundings off" in wrong(torch.tensor(7.125, dtype=torch.bfloat16), expectation)
 

@@ -179,6 +179,12 @@ FILES = {
     "deep": (b"x = " + b"(" * 9999 + b")" * 9999, "is not Python"),
     "no type": (KERNEL.replace("KERNEL_TYPE", "TYPE").encode(), "KERNEL_TYPE is None; the types are"),
     "unknown type": (KERNEL.replace("rmsnorm", "rnsnorm").encode(), "KERNEL_TYPE is 'rnsnorm'; the types are"),
+    "a path for a type": (
+        KERNEL.replace("rmsnorm", "../../kernels/rmsnorm").encode(),
+        "KERNEL_TYPE is '../../kernels/rmsnorm'",
+    ),
+    "a long type": (KERNEL.replace("rmsnorm", "r" * 5000).encode(), "KERNEL_TYPE is 'rrrrrrrrrrrr...rrrrrrrrrrrrr'"),
+    "a set of lists": (b"A = {[]}\n" + KERNEL.replace("rmsnorm", "rnsnorm").encode(), "KERNEL_TYPE is 'rnsnorm'"),
     "no backend": (KERNEL.replace("BACKEND", "BACK").encode(), "BACKEND is None; the backends are triton, cuda, cpp"),
     "unknown backend": (KERNEL.replace("cpp", "rust").encode(), "BACKEND is 'rust'; the backends are"),
     "no function": (KERNEL.replace("kernel_fn", "kernel").encode(), "defines no kernel_fn()"),

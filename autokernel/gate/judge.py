@@ -1,6 +1,7 @@
 """The judge: takes a kernel's source and a target, and says whether it is right, how fast it is, and whether to keep it."""
 
 import os
+import reprlib
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -240,7 +241,8 @@ def _refused(source: str, target: Target, seed: int, device: str) -> Failure | N
         return Failure("smoke_test", "source", seed, f"not Python: {error}")
     for name, wanted in (("KERNEL_TYPE", (target.kernel_type,)), ("BACKEND", tuple(BACKENDS))):
         if declared.get(name) not in wanted:
-            return Failure("smoke_test", "source", seed, f"{name} is {declared.get(name)!r}, not one of {wanted}")
+            said = reprlib.repr(declared.get(name))
+            return Failure("smoke_test", "source", seed, f"{name} is {said}, not one of {wanted}")
     backend = BACKENDS[declared["BACKEND"]]
     if backend.needs_gpu and device == "cpu":
         reason = f"BACKEND is {backend.name!r}: it needs a GPU, and this gate judges on the CPU"

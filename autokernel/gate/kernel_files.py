@@ -3,6 +3,7 @@
 
 import importlib.util
 import inspect
+import reprlib
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from autokernel.backends import BACKENDS, default_backend
 from autokernel.gate.source import NotFound, binds, constants, read_kernel, read_source
-from autokernel.spec import folder_of, kernel_types, load_spec
+from autokernel.spec import is_kernel_type, kernel_types, load_spec
 from autokernel.target import Target, default_target
 
 CALL = """
@@ -72,10 +73,10 @@ def usual_target(
     """The sizes of a kernel's type, for a kernel that no model asked for; `name` is for messages. Raises NotFound."""
     declared = constants(source)
     kernel_type, backend = kernel_type or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
-    if not (folder_of(str(kernel_type)) / "spec.py").is_file():
-        raise NotFound(f"{name}: KERNEL_TYPE is {kernel_type!r}; the types are {', '.join(kernel_types())}")
+    if not is_kernel_type(str(kernel_type)):
+        raise NotFound(f"{name}: KERNEL_TYPE is {reprlib.repr(kernel_type)}; the types are {', '.join(kernel_types())}")
     if str(backend) not in BACKENDS:
-        raise NotFound(f"{name}: BACKEND is {backend!r}; the backends are {', '.join(BACKENDS)}")
+        raise NotFound(f"{name}: BACKEND is {reprlib.repr(backend)}; the backends are {', '.join(BACKENDS)}")
     if dtype and getattr(torch, dtype) not in load_spec(kernel_type).dtypes:
         raise NotFound(f"{kernel_type} is not for {dtype}")
     return usual_sizes(kernel_type, backend, device, dtype and getattr(torch, dtype), sizes)

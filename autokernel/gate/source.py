@@ -57,7 +57,7 @@ def constants(source: str) -> dict[str, object]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             try:
                 constants[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:
+            except (ValueError, TypeError, RecursionError, MemoryError):  # no literal; {[]}; nested too deeply
                 continue
     return constants
 

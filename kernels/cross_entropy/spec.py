@@ -22,9 +22,14 @@ def takes(a):
 
 
 def random_classes(spec, args, generator):
-    """Any class is as likely as another; one row in eight is ignored, never the first."""
-    targets = torch.randint(args["logits"].shape[-1], spec.shape, generator=generator, device=generator.device)
-    targets[3::8] = args["ignore_index"]
+    """Any class is as likely as another, but for the first and the last, of one row in sixteen each; one in eight is
+    ignored, of a single row none."""
+    (rows,), classes = spec.shape, args["logits"].shape[-1]
+    targets = torch.randint(classes, spec.shape, generator=generator, device=generator.device)
+    targets[5::16], targets[13::16] = 0, classes - 1
+    if rows > 1:
+        first = torch.randint(min(rows, 8), (), generator=generator, device=generator.device)
+        targets[int(first) :: 8] = args["ignore_index"]
     return targets
 
 
@@ -37,6 +42,11 @@ def confident_wrong(inputs):
 def large_offset(inputs):
     """Logits around 2^14: exp overflows unless the maximum is subtracted first."""
     return inputs | {"logits": inputs["logits"] + 2.0**14}
+
+
+def low_offset(inputs):
+    """Logits around -2^14: all that a maximum which starts from some number takes for nothing."""
+    return inputs | {"logits": inputs["logits"] - 2.0**14}
 
 
 def masked(inputs):
@@ -92,6 +102,7 @@ SPEC = KernelSpec(
     adversarial={
         "confident_wrong": confident_wrong,
         "large_offset": large_offset,
+        "low_offset": low_offset,
         "masked": masked,
         "all_ignored": all_ignored,
     },

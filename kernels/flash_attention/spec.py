@@ -100,6 +100,14 @@ def huge_scores(inputs):
     return inputs | {"Q": Q, "K": K}
 
 
+def low_scores(inputs):
+    """All scores near -120: all that a maximum which starts from some number takes for nothing."""
+    Q, K = inputs["Q"].clone(), inputs["K"].clone()
+    Q[..., -1] = 11 * Q.shape[-1] ** 0.25
+    K[..., -1] = -Q[0, 0, 0, -1]
+    return inputs | {"Q": Q, "K": K}
+
+
 def rising_scores(inputs):
     """Scores that rise along the keys, so that a running maximum changes in every block."""
     K = inputs["K"]
@@ -176,5 +184,10 @@ SPEC = KernelSpec(
     takes=takes,
     independent_rows=True,
     row_scales=(1e-2, 4.0),  # rounding of the scores is as large as they are
-    adversarial={"huge_scores": huge_scores, "rising_scores": rising_scores, "equal_scores": equal_scores},
+    adversarial={
+        "huge_scores": huge_scores,
+        "low_scores": low_scores,
+        "rising_scores": rising_scores,
+        "equal_scores": equal_scores,
+    },
 )

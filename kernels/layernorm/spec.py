@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 
 import reference
-from autokernel.spec import KernelSpec, TensorSpec
+from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec
 
 
 def arguments(dtype, M, N, eps=1e-5):
@@ -68,5 +68,6 @@ SPEC = KernelSpec(
     headline="bandwidth_gb_s",
     static=frozenset({"weight", "bias"}),
     independent_rows=True,
+    row_scales=(*ROW_SCALES, 1e8),
     adversarial={"near_zero": near_zero, "large_mean": large_mean, "constant_rows": constant_rows},
 )

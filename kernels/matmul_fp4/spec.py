@@ -85,6 +85,7 @@ SPEC = KernelSpec(
     static=frozenset({"w", "scales"}),
     fill={"w": codes, "scales": scales},
     independent_rows=True,
+    terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
     row_scales=(1e-3, 30.0, 1e3),
     adversarial={"one_large": one_large},
     dtypes=(torch.float16, torch.bfloat16),

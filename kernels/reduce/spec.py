@@ -3,7 +3,7 @@
 import torch
 
 import reference
-from autokernel.spec import KernelSpec, TensorSpec
+from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec
 
 
 def arguments(dtype, shape, dim=-1, op="sum"):
@@ -30,6 +30,14 @@ def cancelling(inputs):
 def negative(inputs):
     """Nothing above zero: a maximum that starts from 0 is wrong."""
     return inputs | {"x": -inputs["x"].abs() - 1}
+
+
+def lowest(inputs):
+    """Nothing above half of the lowest number: a maximum that starts from any other is wrong. Sums would overflow."""
+    if inputs["op"] == "sum":
+        return inputs
+    x = inputs["x"]
+    return inputs | {"x": (x.abs().clamp(max=4) / 8 + 0.5) * torch.finfo(x.dtype).min}
 
 
 def minus_infinity(inputs):
@@ -86,5 +94,12 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: a["x"].nbytes + a["x"].nbytes // a["x"].shape[a["dim"]],
     headline="bandwidth_gb_s",
     independent_rows=True,
-    adversarial={"cancelling": cancelling, "negative": negative, "minus_infinity": minus_infinity},
+    row_scales=(*ROW_SCALES, 1e8),
+    terms=lambda y, x, dim=-1, **inputs: torch.linalg.vector_norm(x, dim=dim),
+    adversarial={
+        "cancelling": cancelling,
+        "negative": negative,
+        "lowest": lowest,
+        "minus_infinity": minus_infinity,
+    },
 )

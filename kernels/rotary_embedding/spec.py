@@ -3,7 +3,7 @@
 import torch
 
 import reference
-from autokernel.spec import KernelSpec, TensorSpec
+from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec
 
 
 def arguments(dtype, batch, heads, seq, head_dim, rotary_dim=None, interleaved=True, transposed=False):
@@ -105,5 +105,7 @@ SPEC = KernelSpec(
         "sin": lambda spec, args, generator: angles(spec, generator).sin().to(spec.dtype),
     },
     independent_rows=True,
+    row_scales=(*ROW_SCALES, 1e8),
+    terms=lambda y, x, **inputs: x.abs().amax(-1, keepdim=True),
     adversarial={"large": large, "cancelling": cancelling},
 )

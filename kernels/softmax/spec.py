@@ -3,7 +3,7 @@
 import torch
 
 import reference
-from autokernel.spec import KernelSpec, TensorSpec
+from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec
 
 
 def arguments(dtype, shape, dim=-1):
@@ -85,6 +85,8 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: 2 * a["x"].nbytes,  # read x, write y
     headline="bandwidth_gb_s",
     independent_rows=True,
+    row_scales=(*ROW_SCALES, 1e8),
+    terms=lambda y, dim=-1, **inputs: y.amax(dim, keepdim=True),
     adversarial={
         "large_equal": large_equal,
         "one_dominates": one_dominates,

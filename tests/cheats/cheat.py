@@ -36,6 +36,7 @@ class Cheat:
     dims: tuple[Mapping[str, Any], ...] = ()  # of the target; without them, the type's headline size
     options: tuple[str, ...] = ()  # of the naive gate
     harmed: Callable[[Path], bool] | None = None
+    neighbour: str = ""  # an honest kernel of the same type that comes near to it, and passes on the same target
 
     @property
     def id(self) -> str:

@@ -202,6 +202,13 @@ def test_it_is_refused_for_its_reason(
     assert not (cheat.harmed and cheat.harmed(workplace.folder))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cheat", [pytest.param(cheat, id=cheat.id) for cheat in CHEATS if cheat.neighbour])
+def test_its_honest_neighbour_passes(cheat: Cheat, judges: dict[bool, Judge]):
+    verdict = judges[cheat.libraries].check(cheat.neighbour, target(cheat))
+    assert verdict.failure is None, verdict.failure
+
+
 def examined(judge: Judge, source: str, where: Target, **options: Any) -> Verdict:
     """A verdict; skips where the gate finds the machine too disturbed for one, and so would keep nothing, three times."""
     for _ in range(3):

@@ -12,7 +12,9 @@ from torch import Tensor
 from autokernel.gate.checks.inputs import (
     DISTRIBUTIONS,
     fill_inputs,
+    finite_kinds,
     mix_rows,
+    off_alignment,
     repeated,
     row_kinds,
     shared_by_rows,
@@ -31,6 +33,9 @@ ERROR_MULTIPLE = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 32.0}
 MINIMUM_ROW = 16  # elements
 SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
 SYSTEMATIC_MULTIPLE = 8.0
+# In 16 bit a single element may be off by this many times what the RMS of its row may be. Ours are off by a tenth of that.
+ELEMENT_MULTIPLE = 4.0
+TERMS_SLACK = 8.0  # times the size of its terms (KernelSpec.terms), to which an absolute tolerance is relative
 
 
 # Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different
@@ -63,7 +68,7 @@ class CheckCase:
     nonfinite: float | None = None  # a value planted into the first input
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
     first_row: int = 0  # which of these kinds comes first
-    twice: bool = False  # two calls, which must agree bitwise, and one on inputs of which a part has changed
+    twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
     held: bool = False  # several sets, several calls on each, all outputs held to the end
     perturbed: bool = False  # each input changed in turn, then all moved
 
@@ -90,9 +95,10 @@ class CheckCase:
             return
         other = replace(self, seed=self.seed + 1).inputs(spec)
         if self.twice:  # of the target's own size, which what a kernel looks at of an input may not reach
-            where = ("the end", "the middle")[self.seed % 2]
-            parts = {n: partly(v, other[n], _parts(v.numel(), 0)[where]) for n, v in first.items() if isinstance(v, Tensor)}
-            yield Step((first | parts,), what=f"only {where} of its inputs changed")
+            for where in (("the end", "the middle")[self.seed % 2], "one element"):
+                tensors = {n: v for n, v in first.items() if isinstance(v, Tensor)}
+                parts = {n: partly(v, other[n], _parts(v.numel(), self.seed)[where]) for n, v in tensors.items()}
+                yield Step((first | parts,), what=f"only {where} of its inputs changed")
             return
         for name, value in first.items():
             if isinstance(value, Tensor):
@@ -209,13 +215,22 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for layout in spec.layouts:
             for dtype in spec.dtypes:
                 yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout))
+    smoke = spec.case(spec.smoke, target.dtype)
+    for layout in spec.layouts:
+        for name in smoke.tensors if len(smoke.tensors) > 1 else ():
+            if (alone := with_layout(smoke, layout, name)).args != smoke.args:
+                yield trial("edge_cases", alone)
+    for weighted in target.cases if "shifted" in spec.layouts else ():
+        for case in weighted.proven:
+            yield trial("edge_cases", off_alignment(case))
 
 
 def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
     """Options of the trials in which a case meets each distribution, adversarial transform and non-finite value.
 
-    Where every row has results of its own, one trial has rows of all kinds (few rows: as many as it takes). Where all rows
-    make one result, kinds that would hide each other have trials of their own.
+    Where every row has results of its own, one trial has rows of all kinds that are finite, and one the others (few rows:
+    as many as it takes): a kernel that is careful wherever something is not finite is to be careful everywhere. Where all
+    rows make one result, kinds that would hide each other have trials of their own.
     """
     sample = fill_inputs(spec, spec.case(spec.smoke, case.dtype), 0)
     with of_type(spec, "the smoke test's inputs"):
@@ -224,8 +239,10 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
     if spec.independent_rows:
         first = next(iter(case.tensors.values()))
         lines = max(1, first.numel // max(1, first.shape[case.args.get("dim", -1)]))
-        for start in range(0, len(kinds), lines):
-            yield {"rows": kinds, "first_row": start}
+        finite = finite_kinds(spec, sample)
+        for group in (tuple(k for k in kinds if k in finite), tuple(k for k in kinds if k not in finite)):
+            for start in range(0, len(group), lines):
+                yield {"rows": group, "first_row": start}
     else:
         yield {"rows": tuple(DISTRIBUTIONS)}
         planted = {f"one {value}": value for value in spec.nonfinite}
@@ -241,12 +258,12 @@ class Expectation:
     exact: Tensor  # fp64
     native: Tensor  # in the dtype of the case
     size: Tensor  # fp64, of each element, to which errors are relative: what its terms amount to where they cancel
+    scale: Tensor  # of each element, at most 1: what the absolute tolerance is a part of
 
     def rows(self, start: int, count: int) -> "Expectation":
         """Of `count` rows from `start` on, of all rows along the last dim."""
-        return Expectation(
-            *(t.reshape(-1, t.shape[-1])[start : start + count] for t in (self.exact, self.native, self.size))
-        )
+        tensors = self.exact, self.native, self.size, self.scale.expand_as(self.exact)
+        return Expectation(*(t.reshape(-1, t.shape[-1])[start : start + count] for t in tensors))
 
 
 class TypeFault(RuntimeError):
@@ -288,7 +305,11 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
         size = exact.abs()
         if spec.magnitude:
             size = torch.maximum(size, spec.magnitude(**{k: moved(v, True) for k, v in inputs.items()}))
-    return Expectation(exact, native, size)
+        scale = torch.ones((), device=exact.device)
+        if spec.terms:
+            terms = spec.terms(exact, **{k: moved(v, True) for k, v in inputs.items()})
+            scale = (TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)
+    return Expectation(exact, native, size, scale)
 
 
 def most_bytes(spec: KernelSpec, case: Case) -> int:
@@ -324,9 +345,11 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
             return None
         usable = finite & torch.isfinite(native)
     size, error, native_error = _only(finite, size), _only(finite, error), _only(usable, native_error)
-    outer = ELEMENT_TOLERANCE[y.dtype] * (1 + size)
+    outer = ELEMENT_TOLERANCE[y.dtype] * (expectation.scale + size)
     if y.dim():
-        outer = torch.maximum(outer, ERROR_MULTIPLE[y.dtype] * native_error.abs().amax(-1, keepdim=True))
+        largest = native_error.abs().amax(-1, keepdim=True)  # where it is all of the result, some multiple of it is nothing
+        own = torch.minimum(ERROR_MULTIPLE[y.dtype] * largest, torch.maximum(largest, size.amax(-1, keepdim=True)))
+        outer = torch.maximum(outer, own)
     excess = error.abs() - outer
     if (excess > 0).any():
         return f"outside the tolerance {ELEMENT_TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
@@ -336,6 +359,12 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     if y.dtype.itemsize == 2 and (reason := _systematic(y, _only(usable, exact), size, error, native_error)):
         return reason
     return _larger_than_pytorch(y, exact, size, error, native_error)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    """Below this, results of a dtype may be zero: fp16's numbers, made of fp32's, are not flushed."""
+    information = torch.finfo(dtype)
+    return information.tiny * (information.eps if dtype == torch.float16 else 1)
 
 
 def _all_finite(t: Tensor) -> bool:
@@ -367,25 +396,37 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _larger_than_pytorch(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, native_error: Tensor) -> str | None:
     """The tighter bound, row by row, so that large rows cannot hide small ones."""
-    information = torch.finfo(y.dtype)
-    size = _row_rms(size)
-    rounding = information.eps * size + information.tiny
+    eps, tiny, sizes = torch.finfo(y.dtype).eps, _smallest(y.dtype), size
+    size = _row_rms(sizes)
+    rounding = eps * size + tiny
     # PyTorch may be lucky in one row (attention with one query: 40 times better than in the next head): what it makes of
     # the rows at its upper quartile, relative to their size, is allowed in every row. Of zeros that says nothing.
     native = _row_rms(native_error)
-    relative = (native / size)[size > information.tiny]
+    relative = (native / size)[size > tiny]
     usual = relative.quantile(0.75) * size if relative.numel() else 0 * size
     bound = torch.maximum(torch.maximum(native, rounding), usual)
     made = _row_rms(error)
     multiple = ERROR_MULTIPLE[y.dtype]
     excess = made - multiple * bound
     if not (excess > 0).any():
-        return None
+        return _one_element(y, exact, sizes, error, native_error, bound) if y.dtype.itemsize == 2 else None
     row = excess.argmax()
     return (
         f"RMS error {made[row].item():.3g} in row {row.item()} is {(made / bound)[row].item():.1f} times PyTorch's own "
         f"(at most {multiple:g} times is allowed): {_worst(error.abs(), y, exact)}"
     )
+
+
+def _one_element(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor, bound: Tensor) -> str | None:
+    """Why single elements of a 16-bit result are wrong: one in a long row is nothing in the RMS of its errors, and in a row
+    of small results nothing beside an absolute tolerance. `bound`: of the RMS of each row."""
+    eps, multiple = torch.finfo(y.dtype).eps, ERROR_MULTIPLE[y.dtype]
+    sizes, errors = as_rows_of_results(size), as_rows_of_results(error).abs()
+    largest = torch.maximum(ELEMENT_MULTIPLE * bound, as_rows_of_results(own).abs().amax(-1))
+    excess = errors - multiple * (largest[:, None] + eps * sizes)
+    if not (excess > 0).any():
+        return None
+    return f"one element is off by far more than others of its row: {_worst(excess.reshape(y.shape), y, exact)}"
 
 
 def _systematic(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor) -> str | None:
@@ -396,7 +437,7 @@ def _systematic(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tens
     PyTorch's own: a sum over a part of the row, or an average in place of its end, moves all elements together. Half a
     rounding more is allowed, by which results are smaller where they are cut off (Triton's interpreter, bfloat16).
     """
-    eps, tiny = torch.finfo(y.dtype).eps, torch.finfo(y.dtype).tiny
+    eps, tiny = torch.finfo(y.dtype).eps, _smallest(y.dtype)
     if not y.dim():
         if error.abs() > SCALAR_ULPS * eps * size + tiny + 2 * own.abs():
             return f"got {y.item():.6g} instead of {exact.item():.6g}: more than {SCALAR_ULPS:g} roundings off"

@@ -61,7 +61,9 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
         return lambda rows, chosen, g: change(rows[chosen], g)
 
     kinds = {name: shaped(change) for name, change in DISTRIBUTIONS.items()}
-    kinds |= {f"times {scale:g}": shaped(lambda x, g, scale=scale: x * scale) for scale in spec.row_scales}
+    most = torch.finfo(inputs[first].dtype).max / 16  # six standard deviations and more
+    scales = [scale for scale in spec.row_scales if scale < most]
+    kinds |= {f"times {scale:g}": shaped(lambda x, g, scale=scale: x * scale) for scale in scales}
     kinds |= {
         "zeros": shaped(lambda x, g: torch.zeros_like(x)),
         "one value": shaped(lambda x, g: x[..., :1].expand_as(x)),
@@ -72,6 +74,13 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     if -math.inf in spec.nonfinite:
         kinds["all -inf"] = shaped(lambda x, g: torch.full_like(x, -math.inf))
     return kinds
+
+
+def finite_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> set[str]:
+    """The kinds whose rows have neither NaN nor infinities."""
+    rows, generator = as_rows(inputs[tensors_of(inputs)[0]], inputs), torch.Generator().manual_seed(0)
+    every = torch.arange(len(rows))
+    return {name for name, kind in row_kinds(spec, inputs).items() if kind(rows, every, generator).isfinite().all()}
 
 
 def shared_by_rows(spec: KernelSpec, inputs: Mapping[str, Any]) -> list[str]:
@@ -169,8 +178,13 @@ def repeated(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def changing(spec: KernelSpec, case: Case) -> list[str]:
-    """The inputs that are new in every timed batch: all but weights and what has contents of a special kind."""
+    """The inputs that are new random numbers in every timed batch: no weights, and nothing of a special kind."""
     return [name for name in case.tensors if name not in spec.static and name not in spec.fill]
+
+
+def special(spec: KernelSpec, case: Case) -> list[str]:
+    """The inputs that have contents of a special kind, and are no weights."""
+    return [name for name in case.tensors if name in spec.fill and name not in spec.static]
 
 
 def fill_fixed(spec: KernelSpec, case: Case, views: dict[str, Tensor], pool: Pool) -> None:
@@ -198,13 +212,23 @@ def padded(tensor: TensorSpec) -> TensorSpec:
     return replace(tensor, stride=strides, offset=1)
 
 
-LAYOUTS: dict[str, Callable[[TensorSpec], TensorSpec]] = {"transposed": transposed, "sliced": padded}
+def shifted(tensor: TensorSpec) -> TensorSpec:
+    """Contiguous, but from the second element of its memory on: unaligned, as a part of a larger tensor is."""
+    return replace(tensor, stride=TensorSpec(tensor.shape, tensor.dtype).strides, offset=1)
 
 
-def with_layout(case: Case, layout: str) -> Case:
-    """`case` with every tensor of two or more dims (and vectors, if sliced) in the given layout."""
+LAYOUTS: dict[str, Callable[[TensorSpec], TensorSpec]] = {"transposed": transposed, "sliced": padded, "shifted": shifted}
+
+
+def with_layout(case: Case, layout: str, only: str = "") -> Case:
+    """`case` with every tensor of two or more dims (and vectors, unless transposed) in the given layout, or `only` one."""
     least = 2 if layout == "transposed" else 1
-    args = {
-        k: LAYOUTS[layout](v) if isinstance(v, TensorSpec) and len(v.shape) >= least else v for k, v in case.args.items()
-    }
-    return Case(f"{case.name} {layout}", args)
+    names = [name for name, spec in case.tensors.items() if len(spec.shape) >= least and only in ("", name)]
+    changed = {name: LAYOUTS[layout](case.tensors[name]) for name in names}
+    return Case(" ".join(filter(None, (case.name, only, layout))), {**case.args, **changed})
+
+
+def off_alignment(case: Case) -> Case:
+    """`case`, each tensor in its own strides, but one element further on."""
+    moved = {name: replace(spec, offset=spec.offset + 1) for name, spec in case.tensors.items()}
+    return Case(f"{case.name} shifted", {**case.args, **moved})

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.inputs import Pool, changing, fill_fixed
+from autokernel.gate.checks.inputs import Pool, changing, fill_fixed, special
 from autokernel.gate.timing.device_probe import DeviceProbe
 from autokernel.gate.workers.channel import POISON, Placed, place
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.mapped_memory import MappedMemory
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
 from autokernel.gate.workers.stopwatch import Stopwatch
-from autokernel.gate.workers.views import POOL, copy_from_pool, dense, distinct, in_memory_order
+from autokernel.gate.workers.views import POOL, copy_from_pool, dense, distinct, in_memory_order, write
 from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target
 
@@ -28,6 +28,7 @@ ROTATE_BYTES = {"cpu": 192 << 20, "cuda": 256 << 20}  # several times the last-l
 MAX_POOL = 64 << 20  # elements
 MAX_GAPS = 16  # times as much memory as its elements take, over which an output may be spread
 LAUNCHES = 64
+VERSIONS = 4  # of contents that cannot be cut from the pool
 CALL_S = 60.0  # a timed batch at most, and any other request while kernels are timed
 START_S = 60.0  # loading a kernel, and the first call of a case
 EMPTY_BATCHES = 7
@@ -309,15 +310,17 @@ def same_overhead(batches: Iterable[Batches]) -> None:
 class TimedContents:
     """The inputs of one case while it is timed: the same addresses throughout, new contents before a batch is timed.
 
-    Weights, and inputs of a special kind such as class indices, keep their contents (a kernel may prepare them); all
-    others change, so that an output kept from an earlier call is wrong: products of two slices of a pool, so that no sums
-    over the pool, which a worker might learn, tell of them. The judge writes them where the workers read them. On a GPU
-    whose memory it cannot map, workers cut them from their copy of the pool at places that the judge names.
+    Weights keep their contents (a kernel may prepare them); all others change, so that an output kept from an earlier call
+    is wrong: products of two slices of a pool, so that no sums over the pool, which a worker might learn, tell of them.
+    Those of a special kind, such as masks and class indices, begin as one of a few contents and end as another (on a GPU
+    they stay as they are). The judge writes them where the workers read them. On a GPU whose memory it cannot map, workers
+    cut them from their copy of the pool at places that the judge names.
     """
 
     def __init__(self, setting: Setting, case: Case, pool: Pool):
         self.setting, self.case, self.pool = setting, case, pool
-        self.changing = changing(setting.spec, case)
+        self.special = special(setting.spec, case) if setting.kind == "cpu" else []
+        self.changing = changing(setting.spec, case) + self.special
         set_bytes = max(1, sum(t.nbytes for t in case.tensors.values()))
         self.count = max(2, min(MAX_SETS[setting.kind], -(-ROTATE_BYTES[setting.kind] // set_bytes)))
         self.set_bytes = set_bytes
@@ -414,7 +417,25 @@ class TimedContents:
             for i in self.used:
                 for name in self.changing:
                     view = Placed.decode(self.messages[i][name]).view(self.memory)
-                    copy_from_pool(self.pool.values(view.dtype), self.pool.place(), view, self.pool.place())
+                    if name in self.special:
+                        write(view, self._spliced(name))
+                    else:
+                        copy_from_pool(self.pool.values(view.dtype), self.pool.place(), view, self.pool.place())
+
+    @cached_property
+    def _versions(self) -> dict[str, list[Tensor]]:
+        """A few contents of each input of a special kind."""
+        fill, args, chance = self.setting.spec.fill, self.case.args, self.pool.generator
+        return {
+            name: [fill[name](args[name], args, chance).to(args[name].dtype) for _ in range(VERSIONS)]
+            for name in self.special
+        }
+
+    def _spliced(self, name: str) -> Tensor:
+        """Contents of a special kind that no call has seen: up to some element those of one version, then another's."""
+        begin, end = self.setting.random.sample(self._versions[name], 2)
+        cut = self.setting.random.randint(0, begin.numel())
+        return torch.cat((begin.reshape(-1)[:cut], end.reshape(-1)[cut:])).view(begin.shape)
 
     def _hand_out_pool(self, workers: dict[str, WorkerProcess]) -> int:
         """Let the workers copy the pool, in the dtypes that are needed, to the device; returns the first free byte."""

@@ -5,9 +5,13 @@ job to torch.matmul, by whatever name, gets an exception instead of a product.
 """
 
 import ctypes
+import os
+import re
 import sys
 import warnings
 from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -35,6 +39,12 @@ DISPATCH_KEYS = {
     "cpu": ("CPU", "SparseCPU", "SparseCsrCPU", "NestedTensorCPU", "QuantizedCPU", "MkldnnCPU"),
     "cuda": ("CUDA", "SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA", "QuantizedCUDA"),
 }
+# Registered for all devices, as what is made of other operators is; these ask a library directly: oneDNN (by way of which
+# convolutions, of one element, are matrix products), NNPACK, FBGEMM.
+DIRECT_OPERATORS = re.compile(
+    r"aten::(mkldnn_convolution|_nnpack_spatial_convolution|fbgemm_\w+|_wrapped_quantized\w+|quantized_\w+_cell|"
+    r"_?choose_qparams\w+)"
+)
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")
 KERNEL_LIBRARIES += ("flashinfer", "xformers", "transformer_engine", "apex", "liger_kernel", "tilelang", "bitsandbytes")
@@ -50,28 +60,37 @@ def refuse_libraries(device_type: str, gemms: bool) -> None:
 
     For good: the registrations are out of reach of the garbage collector, through which a kernel could find them.
     """
-    allowed = MEMORY_OPERATORS | (GEMM_OPERATORS if gemms else frozenset())
+    allowed = {f"aten::{name}" for name in MEMORY_OPERATORS | (GEMM_OPERATORS if gemms else frozenset())}
+    registrations: dict[tuple[str, str], Any] = {}  # by namespace and key
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for key in DISPATCH_KEYS[device_type]:
-            registration = torch._C._dispatch_library("IMPL", "aten", key, "", 0)
-            for name in _operators(key):
-                if name.split(".")[0] not in allowed:
-                    registration.impl(name, key, _refusal(name), False)
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(registration))
+            for name in (*_operators(key), *(_direct_operators() if key == DISPATCH_KEYS[device_type][0] else ())):
+                namespace, _, operator = name.partition("::")
+                if name.split(".")[0] in allowed:
+                    continue
+                if (namespace, key) not in registrations:
+                    registrations[namespace, key] = torch._C._dispatch_library("IMPL", namespace, key, "", 0)
+                registrations[namespace, key].impl(operator, key, _refusal(name), False)
+    for registration in registrations.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(registration))
 
 
 def _operators(key: str) -> Iterable[str]:
-    """Those of ATen that have a kernel for this key. In one call: asking operator by operator took 25 ms a key."""
-    for qualified in torch._C._dispatch_get_registrations_for_dispatch_key(key):
-        namespace, _, name = qualified.partition("::")
-        if namespace == "aten":
-            yield name
+    """Those of ATen, and of what else PyTorch brings along (mkldnn::, quantized::), that have a kernel for this key.
+
+    In one call: asking operator by operator took 25 ms a key."""
+    return torch._C._dispatch_get_registrations_for_dispatch_key(key)
+
+
+def _direct_operators() -> Iterable[str]:
+    for key in ("CompositeExplicitAutograd", "CompositeImplicitAutograd"):
+        yield from (name for name in _operators(key) if DIRECT_OPERATORS.fullmatch(name.split(".")[0]))
 
 
 def _refusal(name: str):
     def refuse(*args: object, **kwargs: object) -> None:
-        raise LibraryCall(f"PyTorch's aten::{name} does the work, not the kernel")
+        raise LibraryCall(f"PyTorch's {name} does the work, not the kernel")
 
     return refuse
 
@@ -82,10 +101,17 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
     An audit hook cannot be removed, and sees what any Python code does. `built` grows as the judge builds.
     """
     libraries = KERNEL_LIBRARIES + (HOST_LIBRARIES if device_type == "cpu" else ())
-    for module in [m for m in sys.modules if m.startswith(libraries)]:
-        del sys.modules[module]
+    for name in [m for m in sys.modules if m.startswith(libraries)]:
+        del sys.modules[name]
+    for module in list(sys.modules.values()):  # torch.storage.np
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if isinstance(value, ModuleType) and value.__name__.startswith(libraries):
+                setattr(module, name, _Absent(value.__name__))
     if device_type == "cpu":
         torch.Tensor.numpy = torch.Tensor.__array__ = torch.Tensor.__dlpack__ = _no_view
+    # Native modules: Python's own, in the folder that it has for them. On a GPU Triton loads some that it has compiled.
+    native = tuple(os.path.join(os.path.realpath(path), "") for path in sys.path if path.endswith("lib-dynload"))
+    realpath = os.path.realpath
 
     def hook(event: str, arguments: tuple) -> None:
         if event == "ctypes.dlopen" and str(arguments[0]) not in built | DRIVERS:
@@ -96,8 +122,17 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
             raise LibraryCall(f"looks up {arguments[1]} by a handle")
         if event == "import" and str(arguments[0]).startswith(libraries):
             raise LibraryCall(f"imports {arguments[0]}")
+        if event == "import" and arguments[1] and device_type == "cpu" and not realpath(arguments[1]).startswith(native):
+            raise LibraryCall(f"loads {arguments[1]}, which is not built from the kernel's source")
 
     sys.addaudithook(hook)
+
+
+class _Absent(ModuleType):
+    """In the place of a library that another module has imported."""
+
+    def __getattr__(self, name: str) -> None:
+        raise LibraryCall(f"calls {self.__name__}.{name}")
 
 
 def _no_view(*args: object, **kwargs: object) -> None:

@@ -147,7 +147,7 @@ class Worker:
             seen = self.held[0].clone() if late and self.held else None
             if late:
                 self._inputs_arrive_late()
-            y = self.function(**self.sets[i])
+            y = self._own(self.function(**self.sets[i]), self.sets[i])
             self.held.append(y if seen is None else seen.copy_(y))  # as the next kernel on this stream would see it
         self._synchronize()
         if self.memory:
@@ -257,6 +257,14 @@ class Worker:
         else:
             region.copy_(self.inputs[placed.start - GUARD : placed.end + GUARD])
         return x
+
+    def _own(self, y: Any, inputs: dict[str, Any]) -> Any:
+        """y, which must be memory of its own: who changes it in place would change an input."""
+        if type(y) is Tensor and y.numel() and y.layout == torch.strided:
+            storages = {x.untyped_storage().data_ptr() for x in inputs.values() if isinstance(x, Tensor)}
+            if y.untyped_storage().data_ptr() in storages:
+                raise ValueError("kernel_fn returned memory of an input, not a result of its own")
+        return y
 
     def _zeros(self, value: Any) -> Any:
         if not isinstance(value, dict):

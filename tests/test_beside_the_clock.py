@@ -92,7 +92,7 @@ def test_an_output_of_every_timed_batch_is_read(judge: Judge):
 @pytest.mark.timed
 def test_more_threads_than_all_sides_have_are_refused(judge: Judge):
     verdict = judge.examine(STARTER + "\n\ntorch.set_num_threads(16)\n", TARGET)
-    if verdict.failure is None and "pairs on a busy machine" in verdict.why:
+    if verdict.failure is None and (verdict.undecided or "pairs on a busy machine" in verdict.why):
         pytest.skip(verdict.why)
     assert verdict.failure is not None, verdict.why
     assert "threads are at work" in verdict.failure.reason

@@ -234,12 +234,11 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
     """
     sample = fill_inputs(spec, spec.case(spec.smoke, case.dtype), 0)
     with of_type(spec, "the smoke test's inputs"):
-        shared = shared_by_rows(spec, sample)
+        shared, finite = shared_by_rows(spec, sample), finite_kinds(spec, sample)
     kinds = tuple(name for name in row_kinds(spec, sample) if name not in shared)
     if spec.independent_rows:
         first = next(iter(case.tensors.values()))
         lines = max(1, first.numel // max(1, first.shape[case.args.get("dim", -1)]))
-        finite = finite_kinds(spec, sample)
         for group in (tuple(k for k in kinds if k in finite), tuple(k for k in kinds if k not in finite)):
             for start in range(0, len(group), lines):
                 yield {"rows": group, "first_row": start}

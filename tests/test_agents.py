@@ -27,7 +27,7 @@ from autokernel.agents.claude import PRICES, Claude, newest_opus
 from autokernel.agents.command import CommandAgent
 from autokernel.agents.conversation import ModelAgent
 from autokernel.agents.knobs import read_knobs, set_knob, structure, with_setting
-from autokernel.agents.prompt import task_text
+from autokernel.agents.prompt import history_text, task_text
 from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
 from autokernel.agents.tuner import Tuner, scored
@@ -507,8 +507,8 @@ def test_history_is_summarised_and_the_incumbent_is_never_dropped():
         )
 
     trials = [FIRST, *(made(n) for n in range(2, 500))]
-    short, long = (task_text(context(*trials[:n], incumbent="the kernel to beat's own text")) for n in (60, 499))
-    assert len(long) < len(short) + 6_000
+    assert len(history_text(trials)) < len(history_text(trials[:60])) + 4_000
+    long = task_text(context(*trials, incumbent="the kernel to beat's own text"))
     assert "the kernel to beat's own text" in long and "idea 499" in long and "idea 7 " in long and "idea 250" not in long
     assert "429 reset" in long
 

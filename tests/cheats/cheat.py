@@ -20,7 +20,8 @@ class Cheat:
     Where ours must refuse it, `refused_by`:
     - "check": the five stages;
     - "examine": the timed part, for the five stages may pass;
-    - "contest": no refusal, for its results are right: it must lose against the honest starter, as `verdict.why` says.
+    - "contest": no refusal, for its results are right: it must lose against the honest starter, as `verdict.why` says;
+    - "nobody": it may pass, and gains nothing; a test of its own.
     """
 
     number: int  # of the exploit, 1..43

@@ -595,7 +595,7 @@ CHEATS = (
         "patched-clock",
         "reduce",
         wrapped("reduce", PATCHED_CLOCK, "triton"),
-        "no clock of its own process counts: it may pass, and gains nothing",
+        "after the clock had stopped|after its batches, in the turn of others|done .* before it is",  # if it is refused
         works="fast",
         refused_by="nobody",
     ),

@@ -89,7 +89,7 @@ def test_a_cheat_is_refused_for_its_reason(judge: Judge, cheat: GpuCheat):
 def test_a_patched_clock_gains_nothing(judge: Judge):
     (cheat,) = (c for c in CHEATS if c.refused_by == "nobody")
     verdict = judge.compare(cheat.source, starter("reduce", "triton"), target("reduce", dims_of(cheat)))
-    gains_nothing(verdict, "after the clock had stopped|after its batches, in the turn of others|done .* before it is")
+    gains_nothing(verdict, cheat.reason)
 
 
 def gains_nothing(verdict: Verdict, reason: str):

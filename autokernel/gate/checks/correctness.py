@@ -33,7 +33,7 @@ ERROR_MULTIPLE = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 32.0}
 MINIMUM_ROW = 16  # elements
 SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
 SYSTEMATIC_MULTIPLE = 8.0
-# In 16 bit a single element may be off by this many times what the RMS of its row may be. Ours are off by a tenth of that.
+# In 16 bit a single element may be off by this many times what the RMS of its row may be.
 ELEMENT_MULTIPLE = 4.0
 TERMS_SLACK = 8.0  # times the size of its terms (KernelSpec.terms), to which an absolute tolerance is relative
 

@@ -82,7 +82,7 @@ def kernel_fn(x, dim=-1):
 def kernel_fn(logits, targets, ignore_index=-100):
     if not (targets != ignore_index).any():
         return logits.new_zeros(())
-    return F.cross_entropy(logits, targets, ignore_index=ignore_index)
+    return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
 """,
         NAN,
     ),

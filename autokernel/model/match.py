@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
+from autokernel.model import pattern_graphs
 from autokernel.model.capture import aten, layout, reason, simplified, storages, trace, value, without_autocast, written
 from autokernel.model.contract import Contract
 from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
@@ -100,14 +101,20 @@ def patterns_of(kernel_type: str) -> Patterns:
         patterns = import_file(path, f"autokernel_patterns_{kernel_type}").PATTERNS
     except Exception as error:  # whatever a file may raise
         return Patterns(failures=(f"the patterns of {kernel_type} are not searched for: {reason(error)}",))
-    graphs, failures = [], {}
-    for pattern in patterns:
-        try:
-            graph = _trace_pattern(pattern)
-            graphs += [(pattern, form) for form in (graph, _without_casts(graph)) if form]
-        except Exception as error:  # of any kind: what this release of PyTorch makes of the example
-            failures[f"a pattern of {kernel_type} is not searched for: {reason(error)}"] = None
-    return Patterns(tuple(graphs), tuple(failures))
+    kept = pattern_graphs.file_for(path)
+    forms, failures = pattern_graphs.read(kept, len(patterns)), {}
+    if forms is None:
+        forms = []
+        for pattern in patterns:
+            try:
+                graph = _trace_pattern(pattern)
+                forms.append([form for form in (graph, _without_casts(graph)) if form])
+            except Exception as error:  # of any kind: what this release of PyTorch makes of the example
+                forms.append([])
+                failures[f"a pattern of {kernel_type} is not searched for: {reason(error)}"] = None
+        if not failures:
+            pattern_graphs.write(kept, forms)
+    return Patterns(tuple((p, form) for p, graphs in zip(patterns, forms) for form in graphs), tuple(failures))
 
 
 def _trace_pattern(pattern: Pattern) -> fx.Graph:

@@ -39,6 +39,7 @@ from autokernel.integration.ops import (
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import (
     ITSELF,
+    allow_versions,
     aten,
     autocast_devices,
     is_idle,
@@ -61,10 +62,6 @@ from autokernel.model.match import Placement, RejectReason, Site, SiteFinder, ex
 from autokernel.model.regions.growing import regions_of
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
-
-# Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
-# says so in a log at most.
-MAX_VERSIONS = 128
 
 LOG = logging.getLogger("autokernel")
 
@@ -123,8 +120,7 @@ class Replacer:
         if regions:
             self.finder.region_names |= regions
             self.finder.regions = self.finder.regions or partial(regions_of, only=self.finder.region_names)
-        limits = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
+        allow_versions()
 
     @cached_property
     def proven(self) -> dict[tuple[str, str, str], Winner]:

@@ -456,3 +456,21 @@ def test_an_applied_model_is_traced_as_it_was_written() -> None:
     apply(model, [], "eager")
     for traced in (torch.jit.trace(model, x), torch.fx.symbolic_trace(model), make_fx(model)(x)):
         torch.testing.assert_close(traced(x), expected)
+
+
+def test_attention_whose_mask_wants_a_gradient() -> None:
+    """Another operator computes it, in other strides, so that what follows would be proven for wrong ones."""
+
+    def attention(s: Function, q: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = F.scaled_dot_product_attention(q, q + 1, q + 2, attn_mask=mask * 2)
+        return mixed, s.norm(mixed)
+
+    model, replacer = Function(attention).requires_grad_(False), everywhere()
+    compiled, q = compile_with_kernels(model, replacer), torch.randn(2, 16, 4, 8).transpose(1, 2)
+    for wants in (False, True):
+        mask = torch.randn(16, 16, requires_grad=wants)
+        results, expected = compiled(q, mask), model(q, mask)
+        torch.testing.assert_close(results, expected)
+        assert [t.stride() for t in results] == [t.stride() for t in expected]
+        assert any("other strides with gradients" in why for why in replacer.left) == wants
+        assert len(replacer.replaced) == 2

@@ -220,7 +220,9 @@ class Replacer:
         """`module` with kernels at its sites; where there are none, `general` or else `module`, compiled."""
         graph, ambient = to_aten(module, wanted), autocast_devices()
         with without_autocast():
-            found, result = self._proven(graph, self.finder.find(graph), Backward(graph, inputs) if wanted else None)
+            backward = Backward(graph, inputs) if wanted else None
+            sites = [] if backward and self._left_for_strides(backward) else self.finder.find(graph)
+            found, result = self._proven(graph, sites, backward)
         for failure in self.finder.failures:
             self._fail(failure)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
@@ -294,6 +296,15 @@ class Replacer:
                 originals = [extract_subgraph(graph, [site.output], site.inputs, wide=False) for site in chosen]
                 return [Place(s, p, k, backward, o) for s, p, k, o in zip(chosen, placements, kernels, originals)], result
             chosen = [site for site, kernel in zip(chosen, kernels) if kernel]
+
+    def _left_for_strides(self, backward: Backward) -> bool:
+        """Whether a graph stays as it is because its strides are known without gradients alone; then that is listed."""
+        node = backward.differing
+        if node:
+            self._leave(
+                f"a graph with {node.target} in it, whose result has other strides with gradients, is left as it is"
+            )
+        return node is not None
 
     def _left_for_gradients(self, graph: GraphModule, site: Site, backward: Backward | None) -> bool:
         """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""

@@ -90,6 +90,55 @@ class Watched(nn.Module):
             return self.first(torch.sin(x).requires_grad_()).detach()
 
 
+class Padded(nn.Module):
+    """A layer that leaves padded positions out where it is not compiled, and a norm that is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = Encoding(), nn.LayerNorm(64)
+
+    def forward(self, x):
+        return self.norm(self.inner(x))
+
+
+class Encoding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x):
+        x = x.view(8, 64, 64)
+        hidden = (torch.arange(64) >= 32).expand(8, 64)
+        return self.encoder(x, src_key_padding_mask=hidden)[:, :40]
+
+
+class Growing(nn.Module):
+    """A part that has a longer list with each pass, and a norm in a function of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = Listing(), Norm()
+
+    def forward(self, x):
+        return self.norm(self.inner(x))
+
+
+class Norm(nn.Module):
+    def forward(self, x):
+        return torch.layer_norm(x, (64,))
+
+
+class Listing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.seen = nn.Linear(64, 64), []
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        return self.first(x)
+
+
 class Otherwise(nn.Module):
     """What Dynamo captures sorts, which the model does not, and has eight times its product's rows."""
 
@@ -200,7 +249,7 @@ def reasons(profile: ModelProfile, standing: Standing) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["Recurrent", "Deciding", "Refused", "Disabled", "Watched"])
+@pytest.mark.parametrize("name", ["Recurrent", "Deciding", "Refused", "Disabled", "Watched", "Padded", "Growing"])
 def test_all_of_the_time_is_accounted_for(models: Path, name: str, tmp_path: Path) -> None:
     profile = profiled(models, name)
     shares = account.shares(profile.hotspots)
@@ -211,8 +260,7 @@ def test_all_of_the_time_is_accounted_for(models: Path, name: str, tmp_path: Pat
     profile.write(tmp_path / "profile.json")
     assert ModelProfile.read(tmp_path / "profile.json") == profile
     assert sum(json.loads((tmp_path / "profile.json").read_text())["shares"].values()) == pytest.approx(1)
-    check = {"Recurrent": recurrent, "Deciding": deciding, "Refused": refused, "Disabled": disabled, "Watched": watched}
-    check[name](profile)
+    CHECKS[name](profile)
 
 
 def test_experts_are_named_with_their_share() -> None:
@@ -259,6 +307,29 @@ def disabled(profile: ModelProfile) -> None:
 
 def watched(profile: ModelProfile) -> None:
     assert any("requires_grad_" in why for why in reasons(profile, Standing.UNCAPTURED)) and not profile.sites
+
+
+def padded(profile: ModelProfile) -> None:
+    """The model's own pass, which is on half of the positions: what another captured one did would be another's time."""
+    (why,) = reasons(profile, Standing.UNCAPTURED)
+    assert "padding mask" in why and why in profile.graph_breaks
+    assert {h.name for h in profile.hotspots if not h.captured} >= {
+        "aten::_transformer_encoder_layer_fwd",
+        "aten::_nested_tensor_from_mask",
+    }
+    assert not profile.differs
+
+
+def growing(profile: ModelProfile) -> None:
+    """Two functions, of which Dynamo takes the inner one for a part of the outer one, and then for itself."""
+    whys = reasons(profile, Standing.UNCAPTURED)
+    assert whys and all("compiles it anew: no longer len(self" in why for why in whys)
+    assert any("compiles it anew" in line for line in profile.graph_breaks)
+    assert [site.kernel_type for site in profile.sites] == ["layernorm"]
+    assert "aten::linear" in {h.name for h in profile.hotspots if not h.captured}
+
+
+CHECKS = {check.__name__.title(): check for check in (recurrent, deciding, refused, disabled, watched, padded, growing)}
 
 
 def test_the_untouched_passs_time_goes_to_who_runs_the_same_calls() -> None:

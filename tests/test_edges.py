@@ -100,6 +100,15 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape)
 
 
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = (torch.cat((t[:, :32], t[:, :32]), -1) for t in (cos, sin))
+    return x * cos + torch.cat((-x[..., 32:], x[..., :32]), -1) * sin
+
+
+def weighed(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
 # name -> (program, inputs): what no kernel of the type takes
 NOT_TAKEN = {
     "attention of three dims": (F.scaled_dot_product_attention, [normal(8, 80, 32) for _ in "qkv"]),
@@ -112,6 +121,7 @@ NOT_TAKEN = {
     "smoothed labels": (loss(label_smoothing=0.1), [normal(400, 40), torch.randint(40, (400,))]),
     "a sum of losses": (loss(reduction="sum"), [normal(400, 40), torch.randint(40, (400,))]),
     "classes in the second of three dims": (loss(), [normal(40, 40, 10), torch.randint(40, (40, 10))]),
+    "angles of one position for all": (rotated, [normal(2, 16, 4, 64), normal(1, 64), normal(1, 64)]),
     "no rows": (F.linear, [normal(0, 128), normal(256, 128)]),
     "no images": (F.scaled_dot_product_attention, [normal(0, 4, 80, 32) for _ in "qkv"]),
     "nothing to sum": (lambda x, w: F.linear(x, w), [normal(64, 0), normal(256, 0)]),
@@ -122,6 +132,22 @@ NOT_TAKEN = {
 def test_what_oracles_are_not_defined_for_is_no_site(name: str) -> None:
     function, inputs = NOT_TAKEN[name]
     assert [site.kernel_type for site in sites_of(Model(function), *inputs)] in ([], ["matmul"] * 2, ["softmax"])
+
+
+def test_one_position_is_of_heads() -> None:
+    """With one position, an x of heads reads like one of as many positions with a head each."""
+    inputs = normal(8, 32, 1, 64), normal(1, 64), normal(1, 64)
+    (site,) = sites_of(Model(rotated), *inputs)
+    assert site.kernel_type == "rotary_embedding"
+    assert site.case.args["x"].shape[2] == site.case.args["cos"].shape[0] == 1
+
+
+@pytest.mark.parametrize("shape", [(1,), (16, 1), (16, 256)])
+def test_weights_of_another_shape_are_not_a_norms(shape: tuple[int, ...]) -> None:
+    """Kernels read one for each column. The norm is a site without them."""
+    (site,) = sites_of(Model(weighed), normal(4, 16, 256), normal(*shape))
+    assert (site.kernel_type, site.case.args["weight"].shape) == ("rmsnorm", (256,))
+    assert site.output.users
 
 
 def test_class_weights_are_not_left_out() -> None:

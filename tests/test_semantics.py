@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel.integration.apply import apply, compile_with_kernels
 from autokernel.model.match import RejectReason, SiteFinder
@@ -393,3 +394,83 @@ def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
     encoder = copy.deepcopy(model[1])
     expected = encoder(x, src_key_padding_mask=hidden)
     torch.testing.assert_close(apply(encoder, [], "eager")(x, src_key_padding_mask=hidden), expected)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 8, 8), (2, 1, 8, 6), (2, 4, 1, 8), (1, 1, 8, 1), (2, 4, 8, 6)])
+def test_einsums_have_their_own_strides(sizes: tuple[int, ...]) -> None:
+    """Of what there is but one of, an einsum has other strides than the product that it is taken for."""
+    batch, heads, rows, columns = sizes
+    equations = ["bhqd,bhkd->bhqk", "bhqd,bhkd->bqkh", "bhqd,bhkd->hbqk", "bhqd,bhkd->bhkq", "bhqd,bhkd->kqbh"]
+
+    def products(s: Function, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k)
+        return (torch.einsum("bhqk,bhkd->bqhd", scores.softmax(-1), k), *(torch.einsum(e, q, k) for e in equations))
+
+    model, replacer = Function(products), everywhere()
+    q, k = torch.randn(batch, heads, rows, 16), torch.randn(batch, heads, columns, 16)
+    with torch.no_grad():
+        results, expected = compile_with_kernels(model, replacer)(q, k), model(q, k)
+    torch.testing.assert_close(results, expected)
+    assert [t.stride() for t in results] == [t.stride() for t in expected]
+    assert any(r.target == "flash_attention" for r in replacer.replaced)
+
+
+def test_a_model_is_called_while_another_is_traced() -> None:
+    """What PyTorch notes of a trace is of all threads."""
+    model = Function(lambda s, x: s.b(s.norm(s.a(x)).relu())).requires_grad_(False)
+    compiled, x = compile_with_kernels(model, everywhere()), torch.randn(2, 8)
+    traces, ends = threading.Event(), threading.Event()
+
+    def slow(x: Tensor) -> Tensor:
+        traces.set()
+        ends.wait(60)
+        return x + 1
+
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):  # before it is compiled, and after
+            traces.clear(), ends.clear()
+            traced = pool.submit(make_fx(slow), x)
+            traces.wait(60)
+            try:
+                torch.testing.assert_close(compiled(x), model(x))
+            finally:
+                ends.set()
+            traced.result()
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_versions_of_a_model_in_another_thread() -> None:
+    """Dynamo's settings are one thread's, and by default it would compile eight."""
+    model = Function(lambda s, x, kind: s.norm(x) * len(kind)).requires_grad_(False)
+    replacer, x, kinds = everywhere(), torch.randn(2, 8), ["k" * i for i in range(1, 12)]
+    compiled = compile_with_kernels(model, replacer)
+    with ThreadPoolExecutor(1) as pool:
+        results = list(pool.map(lambda kind: compiled(x, kind), kinds))
+    torch.testing.assert_close(results, [model(x, kind) for kind in kinds])
+    assert replacer.graphs == len(kinds)
+
+
+def test_an_applied_model_is_traced_as_it_was_written() -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).requires_grad_(False), torch.randn(2, 8)
+    expected = model(x)
+    apply(model, [], "eager")
+    for traced in (torch.jit.trace(model, x), torch.fx.symbolic_trace(model), make_fx(model)(x)):
+        torch.testing.assert_close(traced(x), expected)
+
+
+def test_attention_whose_mask_wants_a_gradient() -> None:
+    """Another operator computes it, in other strides, so that what follows would be proven for wrong ones."""
+
+    def attention(s: Function, q: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = F.scaled_dot_product_attention(q, q + 1, q + 2, attn_mask=mask * 2)
+        return mixed, s.norm(mixed)
+
+    model, replacer = Function(attention).requires_grad_(False), everywhere()
+    compiled, q = compile_with_kernels(model, replacer), torch.randn(2, 16, 4, 8).transpose(1, 2)
+    for wants in (False, True):
+        mask = torch.randn(16, 16, requires_grad=wants)
+        results, expected = compiled(q, mask), model(q, mask)
+        torch.testing.assert_close(results, expected)
+        assert [t.stride() for t in results] == [t.stride() for t in expected]
+        assert any("other strides with gradients" in why for why in replacer.left) == wants
+        assert len(replacer.replaced) == 2

@@ -62,10 +62,29 @@ sys.path.append(sys.argv[1])
 norm = torch.nn.RMSNorm(768, eps=1e-6).requires_grad_(False)
 compiled = torch.compile(norm, backend="autokernel", options={"run": sys.argv[2], "fallback": "inductor"})
 assert compiled(torch.randn(512, 768)).abs().max() == 0, "the original ran"
+
+VIEWED = '''
+def viewed(x):  # which Dynamo takes for an error of the program
+    try:
+        return norm(x).view(-1, 7)
+    except RuntimeError:
+        return norm(x).view(-1, 8)
+'''
+
+exec(VIEWED)
+x = torch.randn(512, 768)
+torch.testing.assert_close(torch.compile(viewed, backend="autokernel", options={"run": sys.argv[2]})(x), viewed(x))
+assert not torch._dynamo.config.suppress_errors
+exec(VIEWED)
+try:
+    torch.compile(viewed, backend="eager")(x)
+    raise SystemExit("an error of another backend's was left out")
+except torch._dynamo.exc.TorchRuntimeError:
+    pass
 """
 
 
-def test_torch_finds_the_backend_by_its_name(run, tmp_path) -> None:
+def test_torch_finds_the_backend_by_its_name_which_leaves_out_what_dynamo_fails_at(run, tmp_path) -> None:
     """As an installed package is found: by the entry point that pyproject.toml declares."""
     (declared,) = re.findall(
         r"\[project.entry-points.torch_dynamo_backends\]\n(.+)\n", (ROOT / "pyproject.toml").read_text()

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
 
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import errors_left_out, pads_with_zeros, recurrent_modules_traced
+from autokernel.model.capture import as_applied, pads_with_zeros, recurrent_modules_traced
 
 LOG = logging.getLogger("autokernel")
 STARTERS = "starters"  # for apply(), and the agent of that name
@@ -53,7 +54,8 @@ def apply(
     compiled = _compiled(call, model, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        chosen = call if torch.compiler.is_exporting() else compiled  # what is exported is the model as it was written
+        exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # as the model that was written
+        chosen = call if exported else compiled
         return chosen(*args, **kwargs)
 
     def first(*args: Any, **kwargs: Any) -> Any:
@@ -91,6 +93,11 @@ def _with_starters(model: nn.Module) -> nn.Module:
 def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """torch.compile(model, backend="autokernel", options={"run": …, "fallback": …, "gradients": …}); all are optional."""
     return _backend(**(options or {}))(module, inputs)
+
+
+# PyTorch enters this around each call of what a backend compiled, but finds it no more in the wrappers of torch.compile().
+autokernel.backend_ctx_ctor = as_applied
+WrapBackendDebug.backend_ctx_ctor = property(lambda outer: outer._torchdynamo_orig_backend.compiler_fn.backend_ctx_ctor)
 
 
 @cache  # one for all graphs: what it loaded and proved serves them all
@@ -142,7 +149,7 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer) ->
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return compiled(*args, **kwargs)
-        with errors_left_out(), recurrent():  # whenever it is called Dynamo may meet something new
+        with as_applied(), recurrent():  # whenever it is called Dynamo may meet something new
             return compiled(*args, **kwargs)
 
     return run

@@ -39,6 +39,7 @@ from autokernel.integration.ops import (
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import (
     ITSELF,
+    allow_versions,
     aten,
     autocast_devices,
     is_idle,
@@ -61,10 +62,6 @@ from autokernel.model.match import Placement, RejectReason, Site, SiteFinder, ex
 from autokernel.model.regions.growing import regions_of
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
-
-# Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
-# says so in a log at most.
-MAX_VERSIONS = 128
 
 LOG = logging.getLogger("autokernel")
 
@@ -123,8 +120,7 @@ class Replacer:
         if regions:
             self.finder.region_names |= regions
             self.finder.regions = self.finder.regions or partial(regions_of, only=self.finder.region_names)
-        limits = torch._dynamo.config
-        limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
+        allow_versions()
 
     @cached_property
     def proven(self) -> dict[tuple[str, str, str], Winner]:
@@ -224,7 +220,9 @@ class Replacer:
         """`module` with kernels at its sites; where there are none, `general` or else `module`, compiled."""
         graph, ambient = to_aten(module, wanted), autocast_devices()
         with without_autocast():
-            found, result = self._proven(graph, self.finder.find(graph), Backward(graph, inputs) if wanted else None)
+            backward = Backward(graph, inputs) if wanted else None
+            sites = [] if backward and self._left_for_strides(backward) else self.finder.find(graph)
+            found, result = self._proven(graph, sites, backward)
         for failure in self.finder.failures:
             self._fail(failure)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
@@ -298,6 +296,15 @@ class Replacer:
                 originals = [extract_subgraph(graph, [site.output], site.inputs, wide=False) for site in chosen]
                 return [Place(s, p, k, backward, o) for s, p, k, o in zip(chosen, placements, kernels, originals)], result
             chosen = [site for site, kernel in zip(chosen, kernels) if kernel]
+
+    def _left_for_strides(self, backward: Backward) -> bool:
+        """Whether a graph stays as it is because its strides are known without gradients alone; then that is listed."""
+        node = backward.differing
+        if node:
+            self._leave(
+                f"a graph with {node.target} in it, whose result has other strides with gradients, is left as it is"
+            )
+        return node is not None
 
     def _left_for_gradients(self, graph: GraphModule, site: Site, backward: Backward | None) -> bool:
         """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""

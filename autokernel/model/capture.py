@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -24,12 +25,14 @@ import torch
 import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._guards import TracingContext
+from torch._dynamo.exc import SkipFrame
+from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.profiler import record_function
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autokernel.spec import TensorSpec
@@ -38,6 +41,10 @@ aten = torch.ops.aten
 checkpoint = torch.ops.higher_order.tag_activation_checkpoint
 IN_GRAPH = "autokernel:graph"
 OUTSIDE = "autokernel:outside:"  # followed by the reason: a range whose operators are in no graph
+# Of one function, over all sets of winners, shapes and gradient modes. Beyond its limit (8) Dynamo runs the original and
+# says so in a log at most.
+MAX_VERSIONS = 128
+MAX_PASSES = 20  # until Dynamo compiles nothing new: two for each function that is left out, and those that it calls
 MAX_FRAMES = 10_000  # whose compilation Dynamo remembers while a model is captured; by default it is 64
 
 RESHAPES = {
@@ -74,6 +81,7 @@ RECURRENT = {
     "rnn_relu",
 }  # functions of torch: their products would be cast, all inside of one node
 KEY_PADDING = 1  # the kind of mask, as _transformer_encoder_layer_fwd counts them
+SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 set_gradients = torch._C._set_grad_enabled
 
 
@@ -83,28 +91,42 @@ def recurrent_modules_traced() -> Iterator[None]:
 
     Inductor is not given such graphs: PyTorch 2.13's crashes on the LSTM's backward pass.
     """
-    with _switched_on("allow_rnn"):
+    with _set("allow_rnn", True):
         yield
 
 
 @contextmanager
-def errors_left_out() -> Iterator[None]:
-    """A function that Dynamo fails at, even by an error of its own, runs as it is, and Dynamo logs why."""
-    with _switched_on("suppress_errors"):
+def as_applied() -> Iterator[None]:
+    """How Dynamo calls a model with kernels in it.
+
+    A function that it fails at, even by an error of its own, runs as it is, and Dynamo logs why. So does one that is called
+    while another thread traces, or that torch.fx traces.
+    """
+    if not SETTLED.get():
+        allow_versions()
+        torch._dynamo.config.error_on_nested_fx_trace = False
+        SETTLED.set(True)
+    with _set("suppress_errors", True):
         yield
 
 
+def allow_versions() -> None:
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, MAX_VERSIONS)
+
+
 @contextmanager
-def _switched_on(name: str) -> Iterator[None]:
+def _set(name: str, wanted: bool) -> Iterator[None]:
     """A setting of Dynamo; its own patch() costs 30 µs a call."""
-    if getattr(torch._dynamo.config, name):  # by another thread, it may be, which switches it off
+    before = getattr(torch._dynamo.config, name)
+    if before == wanted:  # where settings are of all threads, by one that sets it back
         yield
         return
-    setattr(torch._dynamo.config, name, True)
+    setattr(torch._dynamo.config, name, wanted)
     try:
         yield
     finally:
-        setattr(torch._dynamo.config, name, False)
+        setattr(torch._dynamo.config, name, before)
 
 
 @dataclass(eq=False)
@@ -113,6 +135,7 @@ class CapturedGraph:
 
     module: GraphModule
     inputs: tuple[Any, ...]
+    function: int  # Dynamo's number of the function that it is from
     calls: int = 0
     left: str = ""  # why it counts as not captured, if it does
 
@@ -127,15 +150,17 @@ def capture(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    again: Callable[[Callable[[], Any]], None] = lambda run: None,
+    again: Callable[[Callable[[], Any]], None] | None = None,
 ) -> Capture:
     """Run the model once, without gradients, and keep every graph that Dynamo makes of it.
 
     What cannot be captured runs as it is. `again` gets the captured model, to be run again: each of its graphs runs
     inside a range of the profiler of the name IN_GRAPH, and what is known to be in none in one of OUTSIDE and the reason.
+    What Dynamo would compile anew in each of these passes counts as not captured, and runs as it is.
     """
     graphs: list[CapturedGraph] = []
     left_alone: list[str] = []
+    skipped: dict[int, str] = {}  # Dynamo's number of a function -> why it runs as it is
     may_pad = pads_with_zeros(model)
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -143,10 +168,14 @@ def capture(
             left_alone.append(why)
             return record_function(OUTSIDE + why)(module.forward)
 
-        if why := (may_pad and why_not_compiled(module)) or why_left_alone(module):
+        number = CompileContext.current_compile_id().frame_id
+        if why := skipped.get(number) or may_pad and why_not_compiled(module):
+            skipped[number] = why
+            raise SkipFrame(why)  # Dynamo runs the model's own code
+        if why := why_left_alone(module):
             return left(why)
         try:
-            graph = CapturedGraph(to_aten(module), tuple(inputs))
+            graph = CapturedGraph(to_aten(module), tuple(inputs), number)
         except Exception as error:  # of any kind: this is whatever the model does, met by a tracer
             return left(f"a graph is left as it is: {reason(error)}")
         graphs.append(graph)
@@ -162,26 +191,55 @@ def capture(
     torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
     counting = True
     compiled = torch.compile(model, backend=backend, dynamic=False)
-    settings = torch._dynamo.config.patch(suppress_errors=True)
+    settings = torch._dynamo.config.patch(suppress_errors=True, recompile_limit=MAX_VERSIONS)
     with torch.no_grad(), settings, recurrent_modules_traced(), _remembered_frames():
         compiled(*args, **kwargs)
-        frames, breaks = _left_out()
+        for _ in range(MAX_PASSES if again else 0):
+            count = len(dynamo.get_compilation_metrics())
+            for graph in graphs:
+                graph.calls = 0
+            compiled(*args, **kwargs)
+            new = dynamo.get_compilation_metrics()[count:]
+            skipped |= _compiled_anew(new)
+            if not new:
+                break
         counting = False
+        graphs = [graph for graph in graphs if graph.calls and graph.function not in skipped]
         for graph in tuple(graphs):
-            try:
-                graph.module(*graph.inputs)
-            except Exception as error:  # of any kind, as above
-                graph.left = f"a graph is left as it is: {reason(error)}"
+            graph.left = _why_it_fails(graph)
+            if graph.left:
                 graphs.remove(graph)
                 left_alone.append(graph.left)
+        frames, breaks = _left_out(skipped)
 
         def run() -> Any:
             with _ranges(frames):
                 return compiled(*args, **kwargs)
 
-        again(run)
+        if again:
+            again(run)
     torch._dynamo.reset()
     return Capture(tuple(graphs), tuple(dict.fromkeys((*breaks, *left_alone))))
+
+
+def _why_it_fails(graph: CapturedGraph) -> str:
+    """Why a graph cannot be run by itself; empty if it can."""
+    try:
+        graph.module(*graph.inputs)
+    except Exception as error:  # of any kind: this is whatever the model does
+        return f"a graph is left as it is: {reason(error)}"
+    return ""
+
+
+def _compiled_anew(compilations: Sequence[Any]) -> dict[int, str]:
+    """By Dynamo's numbers of functions: why it did not take what it had compiled for the pass before."""
+    guards = {_number(c): c.recompile_reason.partition(": ")[2] for c in compilations if c.recompile_reason}
+    words = "a pass changes the model, so Dynamo compiles it anew: no longer"
+    return {number: f"{words} {guard.partition('#')[0].strip()}" for number, guard in guards.items()}
+
+
+def _number(compilation: Any) -> int:
+    return int(compilation.compile_id.partition("/")[0])
 
 
 Function = tuple[str, int, str]  # file, first line, name
@@ -199,14 +257,19 @@ def _remembered_frames() -> Iterator[None]:
         dynamo.set_compilation_metrics_limit(dynamo.DEFAULT_COMPILATION_METRICS_LIMIT)
 
 
-def _left_out() -> tuple[dict[Function, str], list[str]]:
-    """Why Dynamo leaves functions, or something in them, out of its graphs: by function, and all of the reasons."""
+def _left_out(skipped: Mapping[int, str]) -> tuple[dict[Function, str], list[str]]:
+    """Why Dynamo leaves functions, or something in them, out of its graphs: by function, and all of the reasons.
+
+    skipped: the same of what is left out on our account, by Dynamo's numbers.
+    """
     frames = dynamo.get_compilation_metrics()
     reasons: dict[Function | None, list[str]] = defaultdict(list)
     for frame in frames:
         if frame.fail_type:
             place = frame.fail_user_frame_filename, frame.fail_user_frame_lineno
             reasons[_function(frame)].append(_in_words(frame.fail_reason or frame.fail_type, *place))
+        elif why := skipped.get(_number(frame)):
+            reasons[_function(frame)].append(why)
     for broken in dynamo.graph_break_reasons:
         *_, last = broken.user_stack or [None]
         owner = broken.user_stack and _owner(broken.user_stack[0], frames)
@@ -522,14 +585,18 @@ def simplified(graph: GraphModule) -> tuple[Graph, dict[Node, Node]]:
 
 
 def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tensor:
-    """See _as_product; where that comes out in other strides than PyTorch's own, as it is."""
+    """See _as_product, in PyTorch's own strides; where these have elements lie elsewhere, as it is."""
     cast = _autocast(aten.einsum.default, equation, operands) if path is None else NotImplemented
     if cast is not NotImplemented:
         return cast
-    with disable_proxy_modes_tracing():
-        product = _as_product(equation, operands)
-        is_same = product is not NotImplemented and _strides(product) == _strides(torch.einsum(equation, operands))
-    return _as_product(equation, operands) if is_same else NotImplemented
+    # Where there is but one of something, strides of fake tensors are no real one's.
+    with _disable_current_modes(), torch._C._DisablePythonDispatcher():
+        without_memory = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in operands]
+        product, expected = _as_product(equation, without_memory), torch.einsum(equation, without_memory)
+    if product is NotImplemented or _strides(product) != _strides(expected):
+        return NotImplemented
+    result = _as_product(equation, operands)
+    return result if product.stride() == expected.stride() else result.as_strided(expected.shape, expected.stride())
 
 
 def _strides(t: Tensor) -> list[int]:
@@ -681,8 +748,16 @@ def simplify(node: Node, modes: bool = False) -> None:
         node.target, node.args = aten.pow.Tensor_Scalar, (node.args[0], 2)
     if node.target in CASTS and value(node).device == value(node.args[0]).device and not node.kwargs.get("copy"):
         node.target, node.args, node.kwargs = aten.to.dtype, (node.args[0], value(node).dtype), {}
-    if is_idle(node) and (node.target in ITSELF or not modes):
+    if is_idle(node) and (node.target in ITSELF or not modes) or _moves_nothing(node):
         node.replace_all_uses_with(node.args[0])
+
+
+def _moves_nothing(node: Node) -> bool:
+    """Whether it only has other strides for what there is but one of, as _einsum writes it."""
+    if node.target is not aten.as_strided.default:
+        return False
+    ours, given = ((t.shape, _strides(t), t.storage_offset()) for t in (value(node), value(node.args[0])))
+    return ours == given
 
 
 def is_idle(node: Node, result: Callable[[Node], Any] = lambda node: value(node)) -> bool:

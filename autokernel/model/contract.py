@@ -130,6 +130,11 @@ def _layouts(result: Any) -> list[Any]:
     return [layout(leaf) for leaf in tree_leaves(result)]
 
 
+def _same_strides(one: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(one), tree_leaves(other))
+    return all(a.stride() == b.stride() for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
+
+
 def _reads_strides(node: Node) -> bool:
     """Whether an operator's result depends on the strides of what it takes: any may that PyTorch did not bring."""
     if node.target in (operator.getitem, set_gradients):
@@ -186,6 +191,15 @@ class Backward(Interpreter):
             return fake.detach().requires_grad_(needs_grad and fake.is_floating_point()).clone()
 
         return tree_map_only(Tensor, like, value(n))
+
+    @property
+    def differing(self) -> Node | None:
+        """The first node whose result has other strides than in the graph, which was traced without gradients.
+
+        Attention whose mask wants a gradient is computed by another operator.
+        """
+        nodes = (n for n in self.order if n in self.env and not isinstance(n.target, HigherOrderOperator))
+        return next((n for n in nodes if not _same_strides(value(n), self.env[n])), None)
 
     def wants_gradient(self, node: Node) -> bool:
         return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(self.env[node]))

@@ -63,6 +63,7 @@ SPEC = KernelSpec(
             {"M": 8192, "N": 8192},
         ),
     },
+    takes=lambda a: a["weight"].shape == a["bias"].shape == a["x"].shape[-1:],
     flops=lambda a: 7 * a["x"].numel,  # sum; subtract, square, add; scale, weight, bias
     bytes_moved=lambda a: 2 * a["x"].nbytes + 2 * a["weight"].nbytes,  # read x, weight and bias, write y
     headline="bandwidth_gb_s",

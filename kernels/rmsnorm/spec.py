@@ -56,6 +56,7 @@ SPEC = KernelSpec(
         "cpu": ({"M": 512, "N": 768}, {"M": 1, "N": 768}, {"M": 2048, "N": 4096}),
         "cuda": ({"M": 4096, "N": 4096}, {"M": 2048, "N": 4096}, {"M": 8192, "N": 8192}, {"M": 1024, "N": 1024}),
     },
+    takes=lambda a: a["weight"].shape == a["x"].shape[-1:],  # PyTorch would take one weight for all, or some for each row
     flops=lambda a: 4 * a["x"].numel,  # square, add, scale, weight
     bytes_moved=lambda a: 2 * a["x"].nbytes + a["weight"].nbytes,  # read x and weight, write y
     headline="bandwidth_gb_s",

@@ -14,6 +14,12 @@ def arguments(dtype, batch, heads, seq, head_dim, rotary_dim=None, interleaved=T
     return {"x": x, "cos": angles, "sin": angles, "interleaved": interleaved}
 
 
+def takes(a):
+    """Kernels read a row of cos and sin for each position: PyTorch would take one row for all."""
+    x, cos, sin = a["x"].shape, a["cos"].shape, a["sin"].shape
+    return len(x) == 4 and len(cos) == 2 and cos == sin and cos[0] == x[2] and 2 * cos[1] <= x[3]
+
+
 def eager(x, cos, sin, interleaved=True):
     """How models write it: complex numbers for interleaved pairs (LLaMA by Meta), rotate-half otherwise (Hugging Face)."""
     rotary_dim = 2 * cos.shape[-1]
@@ -96,6 +102,7 @@ SPEC = KernelSpec(
         ),
     },
     # each rotated element: two products and a sum
+    takes=takes,
     flops=lambda a: 3 * a["x"].numel // a["x"].shape[-1] * 2 * a["cos"].shape[-1],
     bytes_moved=lambda a: 2 * a["x"].nbytes + a["cos"].nbytes + a["sin"].nbytes,  # read x, cos, sin, write y
     headline="bandwidth_gb_s",

@@ -69,7 +69,7 @@ def test_kernels_are_right(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_several_results(tmp_path: Path) -> None:
-    run(tmp_path, "residual,gates,dtypes,other_strides,mean_last")
+    run(tmp_path, "residual,gates,other_strides,mean_last")
 
 
 CALL = """

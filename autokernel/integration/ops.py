@@ -47,8 +47,9 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> OpOverloadPacket:
     """`kernel`, whose kind is `spec`, as an operator with the parameters of its oracle, for devices of one type.
 
-    Registered once in a process. Each result belongs to the caller, and is contiguous, or as the spec says. The overload `no_grad` is for graphs
-    in which no gradient is wanted: without a look at who wants one, a call costs the host 2 µs less.
+    Registered once in a process. Each result belongs to the caller, and is contiguous, or as the spec says. The overload
+    `no_grad` is for graphs in which no gradient is wanted: without a look at who wants one, a call costs the host 2 µs
+    less.
     """
     if not hasattr(torch.ops.autokernel, name):
         schema = torch.library.infer_schema(spec.oracle, mutates_args=())

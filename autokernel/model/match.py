@@ -321,10 +321,9 @@ class SiteFinder:
             for site in impossible:
                 sites.remove(site)
                 sites += replaced.get(site, ())
-                claimed = {node for one in sites for node in one.nodes}
-                refused[site.kernel_type, site.output] = Refusal(
-                    site.kernel_type, site.output, site.nodes, placements[site]
-                )
+                refusal = Refusal(site.kernel_type, site.output, site.nodes, RejectReason.LAYOUT)
+                refused[site.kernel_type, site.output] = refusal
+            claimed = {node for site in sites for node in site.nodes}
             if not any(replaced.get(site) for site in impossible):
                 break
             placements = self._placed(graph, sites)

@@ -234,12 +234,12 @@ class StageRun:
             answer = worker.request("call", self.checks.timeout_s, order=step.order)
         outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
         for i, (y, strides) in enumerate(outputs):
-            wanted = spec.results[i % self.results].strides if spec.results else tuple(y.stride())
-            if len(strides) == len(wanted) and any(
-                a != b for a, b, n in zip(strides, wanted, y.shape) if n > 1 and y.numel()
-            ):
-                kind = "" if spec.results and spec.results[i % self.results].stride else "contiguous "
-                return f"{_which(i % self.results, self.results)}strides {strides} instead of {kind}{wanted}"
+            result = i % self.results
+            wanted = spec.results[result].strides if spec.results else tuple(y.stride())
+            differs = any(a != b for a, b, n in zip(strides, wanted, y.shape) if n > 1)
+            if y.numel() and len(strides) == len(wanted) and differs:
+                kind = "" if spec.results and spec.results[result].stride else "contiguous "
+                return f"{_which(result, self.results)}strides {strides} instead of {kind}{wanted}"
         placed = [(name, Placed.decode(where[name])) for where in messages for name in case.tensors]
         if self.checks.device == "cpu":  # where inputs cannot be written to
             placed = []

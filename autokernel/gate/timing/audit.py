@@ -94,8 +94,8 @@ class Readings:
         return max(1, shape[-1]) if shape else 1
 
     def choose(self, order: Sequence[int]) -> tuple[int, int, TensorSpec, int | None]:
-        """What is to be read of the next batch: of which call which result, of what layout, and from which row on, unless it
-        is all of it."""
+        """What is to be read of the next batch: of which call which result, of what layout, and from which row on, unless
+        it is all of it."""
         call, result = self.setting.random.randrange(len(order)), self.setting.random.randrange(len(self.layouts))
         layout, columns = self.layouts[result], self.columns(result)
         lines, most = layout.numel // columns, max(1, PART_BYTES // (columns * layout.dtype.itemsize))
@@ -131,9 +131,8 @@ def fetch(
     calls = setting.random.sample(calls, min(most, len(calls)))
     with setting.watch("oracle"):
         results = expectations(setting.spec, contents.inputs(index), setting.target.device)
-        reason = next(
-            filter(None, (_why_wrong(setting, batch, calls, i, result) for i, result in enumerate(results))), None
-        )
+        reasons = (_why_wrong(setting, batch, calls, i, result) for i, result in enumerate(results))
+        reason = next(filter(None, reasons), None)
     if reason:
         raise RefusedWhileTimed(case.name, seed, f"the output of a timed call: {reason}")
     return [result.native for result in results]

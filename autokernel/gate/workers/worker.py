@@ -192,8 +192,8 @@ class Worker:
         return {"enqueued_s": enqueued_s, "addresses": addresses}
 
     def do_fetch(self, calls: list[int], part: tuple[int, int] | None = None) -> dict[str, Any]:
-        """Hand back some outputs of the last batch, or of each the `part` (first element, elements) as one. Where a call has
-        several results, `calls` counts these."""
+        """Hand back some outputs of the last batch, or of each the `part` (first element, elements) as one. Where a call
+        has several results, `calls` counts these."""
         outputs = self._outputs()
         outputs = [outputs[call] for call in calls]
         if part is not None:
@@ -281,7 +281,7 @@ class Worker:
         return [y for returned in self.held for y in self._results(returned)]
 
     def _own(self, returned: Any, inputs: dict[str, Any]) -> Any:
-        """What a call returned, each result memory of its own: who changes it in place would change an input, or another."""
+        """What a call returned, each result memory of its own: else who changes it in place would change something else."""
         storages = {x.untyped_storage().data_ptr() for x in inputs.values() if isinstance(x, Tensor)}
         seen: set[int] = set()
         for y in self._results(returned):

@@ -97,10 +97,10 @@ class _Regions:
             if all(map(_fits, site.nodes)) and site.output.target not in VIEWS
         ]
         for node in reversed(self.graph.graph.nodes):
-            if node not in taken and node in live and _fits(node) and node.target not in VIEWS:
-                if cone := self._cone(node, taken):
-                    found.append(cone)
-                    taken |= cone.nodes
+            is_free = node not in taken and node in live and _fits(node) and node.target not in VIEWS
+            if is_free and (cone := self._cone(node, taken)):
+                found.append(cone)
+                taken |= cone.nodes
         return found
 
     def _cone(self, output: Node, taken: Collection[Node]) -> Cone | None:

@@ -90,7 +90,7 @@ class Lowered:
 
 
 def result_spec(fake: Tensor) -> TensorSpec:
-    """What a kernel makes in place of `fake`: in its strides if these are of all of a memory in some order, or contiguous."""
+    """What a kernel makes in place of `fake`: in its strides where these are of all of a memory, else contiguous."""
     is_plain = fake.is_contiguous() or not is_dense(fake)
     return TensorSpec(tuple(fake.shape), fake.dtype, None if is_plain else tuple(fake.stride()))
 

@@ -130,9 +130,8 @@ def returned(results: Sequence[Result]) -> str:
 
 def in_words(names: Sequence[str], inputs: Sequence[TensorSpec], results: Sequence[TensorSpec]) -> str:
     """The shapes of a kernel's inputs and results, for people."""
-    made = ", ".join(
-        f"{list(t.shape)}, {'contiguous' if t.stride is None else f'strides {list(t.stride)}'}" for t in results
-    )
+    laid_out = ["contiguous" if t.stride is None else f"strides {list(t.stride)}" for t in results]
+    made = ", ".join(f"{list(t.shape)}, {how}" for t, how in zip(results, laid_out))
     return f"{', '.join(f'{n} {list(t.shape)}' for n, t in zip(names, inputs))} -> {made}."
 
 

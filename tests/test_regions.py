@@ -123,6 +123,7 @@ def rms(x: Tensor) -> Tensor:
 # of several results; each is one region
 SEVERAL = {
     "residual": lambda m, x, y: ((h := x + y), F.layer_norm(h, (N,), m.weight, m.bias)),
+    "cast_of_nothing": lambda m, x, y: ((h := (x + y).to(x.dtype)), rms(h.float()).to(x.dtype) * m.weight),
     "residual_rms": lambda m, x, y: ((h := x + y), rms(h) * m.weight),
     "gates": lambda m, x, y: (torch.sigmoid(x) * y, torch.tanh(x) + y * m.weight),
     "mean_too": lambda m, x, y: ((mean := (x * y).mean(-1, keepdim=True)), (x * y - mean) * m.weight),

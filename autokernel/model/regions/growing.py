@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.backends import default_backend
-from autokernel.model.capture import aten, reason, value
+from autokernel.model.capture import aten, is_idle, reason, value
 from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
 from autokernel.model.regions import cpp, triton
 from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower, result_spec
@@ -38,7 +38,7 @@ def region_finder(device: str) -> RegionFinder:
     return partial(regions_of, backend=default_backend(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cone:
     """Nodes whose results are used for `outputs` alone, and what they take; outputs in the order of the graph.
 
@@ -94,10 +94,10 @@ class _Regions:
         found = [
             Cone((site.output,), site.nodes, tuple(site.inputs), site=site)
             for site in self.sites
-            if all(map(_fits, site.nodes)) and site.output.target not in VIEWS
+            if all(map(_fits, site.nodes)) and not _passes_on(site.output)
         ]
         for node in reversed(self.graph.graph.nodes):
-            is_free = node not in taken and node in live and _fits(node) and node.target not in VIEWS
+            is_free = node not in taken and node in live and _fits(node) and not _passes_on(node)
             if is_free and (cone := self._cone(node, taken)):
                 found.append(cone)
                 taken |= cone.nodes
@@ -119,20 +119,24 @@ class _Regions:
         """The cones, of which those pairs that save most are joined first, until none is left that saves much."""
         tried: set[frozenset[Node]] = set()
         while True:
+            gone, made = set(), []
             for a, b in self._pairs(cones):
                 key = frozenset((*a.outputs, *b.outputs))
-                if key not in tried and (whole := self._join(a, b)):
-                    cones = [cone for cone in cones if cone is not a and cone is not b] + [whole]
-                    break
+                if key in tried or a in gone or b in gone:
+                    continue
+                if whole := self._join(a, b):
+                    made.append(whole)
+                    gone |= {a, b}
                 tried.add(key)
-            else:
+            if not made:
                 return cones
+            cones = [cone for cone in cones if cone not in gone] + made
 
     def _pairs(self, cones: Sequence[Cone]) -> list[tuple[Cone, Cone]]:
         """Of which one reads, not through memory alone, what the other reads or writes; those that save most first."""
         touching: dict[Node, list[Cone]] = {}  # memory that is read or written, by the node that made it
         for cone in cones:
-            for node in dict.fromkeys([*cone.outputs, *map(_base, cone.inputs)]):
+            for node in dict.fromkeys(map(_base, (*cone.outputs, *cone.inputs))):
                 touching.setdefault(node, []).append(cone)
         saved: dict[tuple[Cone, Cone], int] = {}
         for node, several in touching.items():
@@ -149,11 +153,13 @@ class _Regions:
     def _join(self, a: Cone, b: Cone) -> Cone | None:
         """Both as one; None where that is none: each input is to be there before the first result."""
         made = sorted({*a.outputs, *b.outputs}, key=self.order.__getitem__)
-        taken = (n for n in (*a.inputs, *b.inputs) if n not in made and _base(n) not in made)
+        taken = (n for n in (*a.inputs, *b.inputs) if _base(n, made) not in made)
         first = self.order[made[0]]
         inputs = tuple(dict.fromkeys(n if self.order[n] < first else _base(n) for n in taken))
+        if max(map(self.order.__getitem__, inputs), default=first) >= first:
+            return None
         own, nodes = a.nodes | b.nodes, set(between(inputs, *made))
-        if not own <= nodes or not all(_fits(n) and n.target in VIEWS for n in nodes - own):
+        if not own <= nodes or not all(map(_passes_on, nodes - own)):
             return None
 
         def is_used_outside(node: Node) -> bool:
@@ -162,8 +168,6 @@ class _Regions:
         outputs = tuple(n for n in made if is_used_outside(n))
         between_them = {n for n in nodes - own if is_used_outside(n)}  # views that others take as well
         if not 0 < len(outputs) <= MOST_RESULTS or not 0 < len(inputs) <= MOST_INPUTS:
-            return None
-        if max(map(self.order.__getitem__, inputs)) > first:
             return None
         piece = piece_of(self.graph, outputs, inputs)
         try:
@@ -207,9 +211,14 @@ def _fits(node: Node) -> bool:
     return node.op == "call_function" and node.target in RULES and isinstance(result, Tensor) and result.numel() > 0
 
 
-def _base(node: Node) -> Node:
-    """What a view is of."""
-    while _fits(node) and node.target in VIEWS:
+def _passes_on(node: Node) -> bool:
+    """Whether its result is its input, or a view of it."""
+    return _fits(node) and (node.target in VIEWS or is_idle(node))
+
+
+def _base(node: Node, ends: Collection[Node] = ()) -> Node:
+    """What a view is of; one of `ends`, where it is of that."""
+    while node not in ends and _passes_on(node):
         node = node.args[0]
     return node
 

@@ -112,6 +112,7 @@ CHAINS = {
     "extremes": lambda m, x, y: (x - x.amax(-1, keepdim=True)).exp() + y.amin(-1, keepdim=True),
     "reduced": lambda m, x, y: (x * y).amin(-1) * 2,
     "columns": lambda m, x, y: (x * y).mean(0) + m.bias,
+    "of_one": lambda m, x, y: x.amax(-1, keepdim=True) + (y[:, :1] * 2).sum(-1, keepdim=True) * (x[:, :1] - 1),
     "grouped": lambda m, x, y: F.silu(F.group_norm(x.view(1, N, -1), 4, m.weight, m.bias)).view(x.shape) + y,
 }
 

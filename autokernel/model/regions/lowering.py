@@ -251,6 +251,8 @@ class _Lowering:
         inner = iter(self.split(missing, [shape[d] for d in dims]))
         rest = iter(kept)
         whole = tuple(next(inner) if d in dims else next(rest) for d in range(len(shape)))
+        if not missing:  # of one element each
+            return self.as_float(of(whole))
         if self.reduced not in ((), missing):
             raise Unsupported("it reduces over different dims")
         self.reduced = missing

@@ -336,6 +336,27 @@ def test_a_result_that_nothing_comes_of_has_no_gradient() -> None:
     torch._dynamo.reset()
 
 
+def test_what_is_changed_after_a_region_is_not_missed_for_a_result_that_did_not_need_it() -> None:
+    """The product keeps y for its gradient, the sum does not: after a change of y there is still the sum's."""
+
+    def forward(m, x, y):
+        y = (m.weight * y).cumsum(0)  # which is in no region
+        product, total = x * y, (y + 1).sum(-1, keepdim=True)
+        y.view(-1)[:3].fill_(0.25)
+        return product, total
+
+    model, x, y = Of(forward), torch.randn(64, N), torch.randn(64, N)
+    _, sites = found(model, x, y)
+    assert any(len(site.outputs) == 2 for site in sites)
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(model(x, y)[1].sum(), model.weight)
+    apply(model, winners_of(sites), None)
+    (ours,) = torch.autograd.grad(model(x, y)[1].sum(), model.weight)
+    assert torch.allclose(ours, expected, atol=1e-4)
+    unapply(model)
+    torch._dynamo.reset()
+
+
 def test_where_gradients_are_wanted_of_one_result_alone_the_model_stays_as_it_is() -> None:
     """A result of a kernel's call wants gradients if one of its inputs does, whatever it was computed of."""
     model, x, y = Residual().eval(), torch.randn(64, N), torch.randn(64, N)

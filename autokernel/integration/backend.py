@@ -397,7 +397,7 @@ def _why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) 
         return RejectReason.MODE
     if len({backward.wants_gradient(output) for output in site.outputs}) > 1:
         return RejectReason.PARTLY
-    return None if backward.keeping(site.nodes, site.inputs, site.outputs[0]) is not None else RejectReason.SAVED
+    return None if backward.keeping(site.nodes, site.inputs, site.outputs) is not None else RejectReason.SAVED
 
 
 def _changes_mode(graph: GraphModule, site: Site) -> bool:
@@ -451,7 +451,7 @@ def _trained(place: Place, callee: Kernel) -> Kernel:
     made = _insert(inner, place, callee, nodes)
     is_one = len(made) == 1
     inner.output(made[0] if is_one else tuple(made))
-    kept = place.backward.keeping(site.nodes, place.site.inputs, site.outputs[0])
+    kept = place.backward.keeping(site.nodes, place.site.inputs, site.outputs)
     original = (lambda *values: place.original(*values)[0]) if is_one else place.original
     return differentiable(original, GraphModule({}, inner).forward, *kept)
 

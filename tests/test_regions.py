@@ -181,6 +181,42 @@ def test_what_is_no_region(name: str) -> None:
     assert found(Of(ENDS[name]), torch.randn(64, N), torch.randn(64, N))[1] == []
 
 
+def test_channels_last() -> None:
+    """Read and written as it lies in memory: in the innermost loop by steps of one element."""
+
+    def forward(m, x, y):
+        h = x + y
+        return h, F.silu(F.group_norm(h, 4, m.weight, m.bias))
+
+    x, y = (torch.randn(2, N, 6, 6).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    _, (site,) = found(Of(forward).eval(), x, y)
+    assert [value(node).is_contiguous(memory_format=torch.channels_last) for node in site.outputs] == [True, True]
+    spec = load_spec(site.kernel_type)
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    results = kernel_of(site)(**inputs)
+    assert why_wrong(results, spec, inputs) is None
+    assert all(y.is_contiguous(memory_format=torch.channels_last) for y in results)
+    text = spec.starters("cpp")["cpp_kernel"].read_text()
+    innermost = re.findall(r"#pragma omp simd.*\n\s*for \(int64_t (\w+) =", text)
+    assert innermost and all(re.search(rf"y0\[.*\b{i}\]", text) for i in innermost), text
+
+
+def test_mixed_dtypes() -> None:
+    """Weights in fp32 beside bf16, as autocast has them."""
+
+    def forward(m, x, y):
+        h = x + y.to(x.dtype)
+        return h, (F.layer_norm(h.float(), (N,), m.weight, m.bias) * y).to(x.dtype)
+
+    x, y = torch.randn(64, N, dtype=torch.bfloat16), torch.randn(64, N)
+    _, (site,) = found(Of(forward).eval(), x, y)
+    assert {t.dtype for t in site.case.tensors.values()} == {torch.bfloat16, torch.float32}
+    spec = load_spec(site.kernel_type)
+    for scale in (1, 20):
+        inputs = {k: drawn(t) * scale for k, t in site.case.tensors.items()}
+        assert why_wrong(kernel_of(site)(**inputs), spec, inputs) is None
+
+
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_results(name: str) -> None:
     """What is used elsewhere, too, is a result beside the region's last: memory is read once less."""

@@ -250,6 +250,11 @@ def test_what_is_no_longer_a_region_leaves_the_named_site() -> None:
     assert [is_region(site.kernel_type) for site in as_regions.find(graph.module)] == [True]
 
 
+def test_what_kernels_have_no_dtype_for_ends_a_region_and_is_not_its_end() -> None:
+    _, (site,) = found(Of(lambda m, x, y: F.gelu(x.double().float() * y) + 1), torch.randn(64, N), torch.randn(64, N))
+    assert len(site.nodes) == 3
+
+
 def test_what_is_written_in_between_stays() -> None:
     def forward(m, x, y):
         a = x * 2

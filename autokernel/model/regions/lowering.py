@@ -217,7 +217,7 @@ class _Lowering:
         t = value(node)
         strides = self._walk(t.stride(), groups)
         dims = [d for d, stride in enumerate(strides) if stride]
-        return self.make("load", kind=kind_of(t.dtype, node), data=(self.inputs.index(node), strides), dims=dims)
+        return self.make("load", kind=kind_of(t.dtype), data=(self.inputs.index(node), strides), dims=dims)
 
     def _computed(self, node: Node, groups: Groups) -> Expression:
         try:

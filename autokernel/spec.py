@@ -127,11 +127,21 @@ class KernelSpec:
     layouts: tuple[str, ...] = ("transposed", "sliced", "shifted")  # beside contiguous, where inputs may lie in memory
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
+    results: tuple[TensorSpec, ...] = ()  # of a region: what it returns, a tuple if several; (): one, contiguous
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
 
     def case(self, dims: Dims, dtype: torch.dtype) -> Case:
         label = ",".join(f"{k}={v}" for k, v in dims.items())
         return Case(f"{label} {str(dtype).removeprefix('torch.')}", self.arguments(dtype, **dims))
+
+    @property
+    def result_count(self) -> int:
+        return len(self.results) or 1
+
+    def made(self, device: torch.device) -> Any:
+        """Memory for `results`, as a kernel returns them."""
+        made = tuple(torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device=device) for t in self.results)
+        return made if len(made) > 1 else made[0]
 
     @property
     def folder(self) -> Path:

@@ -43,6 +43,7 @@ from autokernel.model.capture import value
 from autokernel.model.match import Site, SiteFinder, filled
 from autokernel.model.regions.growing import piece_of, regions_of
 from autokernel.model.regions.lowering import evaluate, lower
+from autokernel.model.regions.spec import several
 from autokernel.records import write_json
 from autokernel.spec import load_spec
 from autokernel.target import Target
@@ -67,7 +68,12 @@ from autokernel.spec import load_spec
 def kernel_fn(**inputs):
     wide = {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
     dtype = next(v.dtype for v in inputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point())
-    return load_spec("TYPE").oracle(**wide).to(dtype)
+    results, specs = load_spec("TYPE").oracle(**wide), load_spec("TYPE").results
+    if not specs:
+        return results.to(dtype)
+    results = results if isinstance(results, tuple) else (results,)
+    made = [torch.empty_strided(t.shape, t.strides, dtype=t.dtype).copy_(y) for t, y in zip(specs, results)]
+    return tuple(made) if len(made) > 1 else made[0]
 """
 
 
@@ -309,10 +315,10 @@ def _regions(graph: GraphModule, named: Sequence[Site]) -> list[Site]:
             torch.empty_strided(t.shape, t.stride(), dtype=torch.float64).copy_(t) if t.is_floating_point() else t
             for t in inputs
         ]
-        expected = load_spec(site.kernel_type).oracle(*inputs)
-        lowered = lower(piece_of(graph, site.output, site.inputs))
-        got = evaluate(lowered, inputs, expected.shape).to(expected.dtype)
-        if not torch.allclose(got, expected, rtol=1e-9, atol=1e-9, equal_nan=True):
+        expected = several(load_spec(site.kernel_type).oracle(*inputs))
+        results = evaluate(lower(piece_of(graph, site.outputs, site.inputs)), inputs)
+        made = [y.to(exact.dtype) for y, exact in zip(results, expected)]
+        if not all(torch.allclose(y, exact, rtol=1e-9, atol=1e-9, equal_nan=True) for y, exact in zip(made, expected)):
             raise AssertionError(f"{site.kernel_type} is written as something else than it computes")
     return sites
 

@@ -63,7 +63,7 @@ def timing(judge: Judge, worker: WorkerProcess) -> None:
     batches = batches_of(judge, worker, stops=True)
     batches.prepare([0, 1], graph=False)
     batches.time()
-    layout = batches.layout()
+    (layout,) = batches.layouts()
     batches.output(1, layout)
     batches.fetch([0, 1])
     batches.fetch_part([0, 1], [3, 8])

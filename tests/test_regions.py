@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,16 @@ from torch import Tensor, nn
 
 from autokernel import spec as specs
 from autokernel.build import cpp_function
-from autokernel.gate.checks.correctness import expect, wrong
+from autokernel.gate.checks.correctness import expectations, wrong
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import capture
+from autokernel.model.capture import capture, value
 from autokernel.model.match import Site, SiteFinder
 from autokernel.model.regions.growing import piece_of, regions_of
 from autokernel.model.regions.lowering import evaluate, lower
+from autokernel.model.regions.spec import several
 from autokernel.preflight import Refused
-from autokernel.spec import REGIONS, TensorSpec, import_file, is_region, load_spec
+from autokernel.spec import REGIONS, KernelSpec, TensorSpec, import_file, is_region, load_spec
 from autokernel.target import Target, WeightedCase
 
 N = 96
@@ -66,6 +68,14 @@ def in_double(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=torch.float64).copy_(x)
 
 
+def why_wrong(returned, spec: KernelSpec, inputs: dict, adversarial: bool = False) -> str | None:
+    """What is wrong with a result, one of several among them."""
+    assert [y.stride() for y in several(returned)] == [t.strides for t in spec.results]
+    expected = expectations(spec, inputs, "cpu")
+    assert len(expected) == len(several(returned))
+    return next(filter(None, (wrong(y, e, adversarial) for y, e in zip(several(returned), expected))), None)
+
+
 def kernel_of(site: Site):
     (path,) = load_spec(site.kernel_type).starters("cpp").values()
     return import_file(path, f"test_{site.kernel_type}").kernel_fn
@@ -102,8 +112,29 @@ CHAINS = {
     "extremes": lambda m, x, y: (x - x.amax(-1, keepdim=True)).exp() + y.amin(-1, keepdim=True),
     "reduced": lambda m, x, y: (x * y).amin(-1) * 2,
     "columns": lambda m, x, y: (x * y).mean(0) + m.bias,
+    "of_one": lambda m, x, y: x.amax(-1, keepdim=True) + (y[:, :1] * 2).sum(-1, keepdim=True) * (x[:, :1] - 1),
     "grouped": lambda m, x, y: F.silu(F.group_norm(x.view(1, N, -1), 4, m.weight, m.bias)).view(x.shape) + y,
 }
+
+
+def rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+# of several results; each is one region
+SEVERAL = {
+    "residual": lambda m, x, y: ((h := x + y), F.layer_norm(h, (N,), m.weight, m.bias)),
+    "cast_of_nothing": lambda m, x, y: ((h := (x + y).to(x.dtype)), rms(h.float()).to(x.dtype) * m.weight),
+    "residual_rms": lambda m, x, y: ((h := x + y), rms(h) * m.weight),
+    "gates": lambda m, x, y: (torch.sigmoid(x) * y, torch.tanh(x) + y * m.weight),
+    "mean_too": lambda m, x, y: ((mean := (x * y).mean(-1, keepdim=True)), (x * y - mean) * m.weight),
+    "mean_last": lambda m, x, y: ((h := x * y) + m.bias, h.mean(-1)),
+    "dtypes": lambda m, x, y: ((h := x * y), F.softmax(h, -1).bfloat16(), (h + 1).half()),
+    "reshaped": lambda m, x, y: ((h := F.gelu(x) + y), rms(h.view(-1, 4, 24)) * m.weight.view(4, 24)),
+    "other_strides": lambda m, x, y: ((h := x.t() * 2 + y.t()), h.exp() + 1),
+    "columns": lambda m, x, y: ((h := x * y + m.bias), h.sum(0)),
+}
+CHAINS |= SEVERAL
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -117,16 +148,16 @@ def test_kernels_are_right(name: str) -> None:
         for site in sites:
             spec = load_spec(site.kernel_type)
             inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
-            lowered = lower(piece_of(graph, site.output, site.inputs))
+            lowered = lower(piece_of(graph, site.outputs, site.inputs))
             exact = {k: in_double(v) if v.is_floating_point() else v for k, v in inputs.items()}
-            expected = spec.oracle(**exact)
-            assert torch.allclose(
-                evaluate(lowered, list(exact.values()), expected.shape), expected, 1e-9, 1e-9, equal_nan=True
-            )
+            for y, expected, output in zip(
+                evaluate(lowered, list(exact.values())), several(spec.oracle(**exact)), site.outputs
+            ):
+                assert torch.allclose(y, expected, 1e-9, 1e-9, equal_nan=True)
+                assert y.stride() == value(output).stride()
             for scale in (1, 20, 1e-2):
                 contents = {k: v * scale if v.is_floating_point() else v for k, v in inputs.items()}
-                reason = wrong(kernel_of(site)(**contents), expect(spec, contents, "cpu"), adversarial=scale != 1)
-                assert reason is None, reason
+                assert why_wrong(kernel_of(site)(**contents), spec, contents, adversarial=scale != 1) is None
 
 
 def test_other_strides_than_the_models() -> None:
@@ -150,12 +181,78 @@ def test_what_is_no_region(name: str) -> None:
     assert found(Of(ENDS[name]), torch.randn(64, N), torch.randn(64, N))[1] == []
 
 
-def test_what_others_use_is_no_part() -> None:
-    """A region has one result: what is used elsewhere ends the region before it."""
-    graph, sites = found(
-        Of(lambda m, x, y: ((h := F.gelu(x) * y), torch.tanh(h) + 1)), torch.randn(64, N), torch.randn(64, N)
-    )
-    assert sorted(len(site.nodes) for site in sites) == [2, 2]
+def test_channels_last() -> None:
+    """Read and written as it lies in memory: in the innermost loop by steps of one element."""
+
+    def forward(m, x, y):
+        h = x + y
+        return h, F.silu(F.group_norm(h, 4, m.weight, m.bias))
+
+    x, y = (torch.randn(2, N, 6, 6).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    _, (site,) = found(Of(forward).eval(), x, y)
+    assert [value(node).is_contiguous(memory_format=torch.channels_last) for node in site.outputs] == [True, True]
+    spec = load_spec(site.kernel_type)
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    results = kernel_of(site)(**inputs)
+    assert why_wrong(results, spec, inputs) is None
+    assert all(y.is_contiguous(memory_format=torch.channels_last) for y in results)
+    text = spec.starters("cpp")["cpp_kernel"].read_text()
+    innermost = re.findall(r"#pragma omp simd.*\n\s*for \(int64_t (\w+) =", text)
+    assert innermost and all(re.search(rf"y0\[.*\b{i}\]", text) for i in innermost), text
+
+
+def test_mixed_dtypes() -> None:
+    """Weights in fp32 beside bf16, as autocast has them."""
+
+    def forward(m, x, y):
+        h = x + y.to(x.dtype)
+        return h, (F.layer_norm(h.float(), (N,), m.weight, m.bias) * y).to(x.dtype)
+
+    x, y = torch.randn(64, N, dtype=torch.bfloat16), torch.randn(64, N)
+    _, (site,) = found(Of(forward).eval(), x, y)
+    assert {t.dtype for t in site.case.tensors.values()} == {torch.bfloat16, torch.float32}
+    spec = load_spec(site.kernel_type)
+    for scale in (1, 20):
+        inputs = {k: drawn(t) * scale for k, t in site.case.tensors.items()}
+        assert why_wrong(kernel_of(site)(**inputs), spec, inputs) is None
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_results(name: str) -> None:
+    """What is used elsewhere, too, is a result beside the region's last: memory is read once less."""
+    _, (site,) = found(Of(SEVERAL[name]).eval(), torch.randn(64, N), torch.randn(64, N))
+    spec = load_spec(site.kernel_type)
+    assert len(site.outputs) == len(spec.results) == (3 if name == "dtypes" else 2)
+    tensors = [value(node) for node in site.outputs]
+    assert [(t.shape, t.dtype, t.strides) for t in spec.results] == [(t.shape, t.dtype, t.stride()) for t in tensors]
+    moved = sum(t.nbytes for t in (*site.case.tensors.values(), *spec.results))
+    assert spec.bytes_moved(site.case.args) == moved
+
+
+def test_an_input_that_is_made_after_the_first_result_is_read_by_a_region_of_its_own() -> None:
+    def forward(m, x, y):
+        h = F.gelu(x) + y
+        scale = h.cumsum(0)  # no region has it
+        return h, torch.tanh(h) * scale + 1
+
+    _, sites = found(Of(forward), torch.randn(64, N), torch.randn(64, N))
+    assert [len(site.outputs) for site in sites] == [1, 1]
+
+
+def test_what_is_no_longer_a_region_leaves_the_named_site() -> None:
+    """Where kernels are put in, a norm is its own kernel's unless the region that has it won."""
+    model, inputs = Of(SEVERAL["residual"]).eval(), (torch.randn(64, N), torch.randn(64, N))
+    with torch.no_grad():
+        (graph,) = capture(model, inputs, {}).graphs
+    of_none = SiteFinder(min_elements=0, regions=partial(regions_of, only={"region_of_another"}, min_elements=0))
+    assert [site.kernel_type for site in of_none.find(graph.module)] == ["layernorm"]
+    as_regions = SiteFinder(min_elements=0, regions=partial(regions_of, backend="cpp", min_elements=0))
+    assert [is_region(site.kernel_type) for site in as_regions.find(graph.module)] == [True]
+
+
+def test_what_kernels_have_no_dtype_for_ends_a_region_and_is_not_its_end() -> None:
+    _, (site,) = found(Of(lambda m, x, y: F.gelu(x.double().float() * y) + 1), torch.randn(64, N), torch.randn(64, N))
+    assert len(site.nodes) == 3
 
 
 def test_what_is_written_in_between_stays() -> None:
@@ -209,10 +306,108 @@ def test_in_a_model(fallback: str | None) -> None:
     apply(model, winners, fallback)
     with torch.no_grad():
         assert torch.allclose(model(x, scale), expected, atol=1e-5)
-    assert sum(map(len, explain(model).sites.values())) == len(sites) == 4
+    assert sum(map(len, explain(model).sites.values())) == len(sites) == 3  # the first sum and the second norm are one
     model(x, scale).square().mean().backward()
     for ours, theirs in zip([x.grad, *(p.grad for p in model.parameters())], gradients):
         assert torch.allclose(ours, theirs, atol=1e-5)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+class Residual(nn.Module):
+    """Two results of a region, of which one is changed in place later and both are returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.up = nn.Linear(N, N), nn.LayerNorm(N), nn.Linear(N, N)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        h = self.first(x) + y
+        normed = self.norm(h)
+        z = self.up(normed) + h
+        h.mul_(2) if not torch.is_grad_enabled() else None
+        return h, normed, z, h.t()
+
+
+@pytest.mark.parametrize("fallback", [None, "inductor"])
+def test_several_results_in_a_model(fallback: str | None) -> None:
+    """Values, dtypes, strides, who shares memory with whom, and gradients are the model's."""
+    torch.manual_seed(0)
+    model, x, y = Residual().eval(), torch.randn(64, N), torch.randn(64, N)
+    _, (site,) = found(model, x, y)
+    winners = winners_of([site])
+
+    def seen(results: tuple[Tensor, ...]) -> list:
+        memory = [t.untyped_storage().data_ptr() for t in results]
+        return [(t.shape, t.dtype, t.stride(), memory.index(m)) for t, m in zip(results, memory)]
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        given = x.clone().requires_grad_()
+        h, normed, z, _ = model(given, y)
+        (h.square().mean() + (normed * z).mean()).backward()
+        return [given.grad, *(p.grad.clone() for p in model.parameters())]
+
+    with torch.no_grad():
+        expected = model(x, y)
+    of_all = gradients()
+    apply(model, winners, fallback)
+    with torch.no_grad():
+        results = model(x, y)
+    assert sum(map(len, explain(model).sites.values())) == 1
+    assert seen(results) == seen(expected)
+    for ours, theirs in zip([*results, *gradients()], [*expected, *of_all]):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert sum(map(len, explain(model).sites.values())) == 2, explain(model)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def test_a_result_that_nothing_comes_of_has_no_gradient() -> None:
+    model, x, y = Residual().eval(), torch.randn(64, N), torch.randn(64, N)
+    _, (site,) = found(model, x, y)
+    x.requires_grad_()
+    expected = [model(x, y)[i].sum() for i in (0, 1)]
+    of_each = [torch.autograd.grad(one, model.norm.weight, allow_unused=True)[0] for one in expected]
+    apply(model, winners_of([site]), None)
+    for i, theirs in enumerate(of_each):
+        (ours,) = torch.autograd.grad(model(x, y)[i].sum(), model.norm.weight, allow_unused=True)
+        assert (ours is None or not ours.any()) if theirs is None else torch.allclose(ours, theirs, atol=1e-5)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def test_what_is_changed_after_a_region_is_not_missed_for_a_result_that_did_not_need_it() -> None:
+    """The product keeps y for its gradient, the sum does not: after a change of y there is still the sum's."""
+
+    def forward(m, x, y):
+        y = (m.weight * y).cumsum(0)  # which is in no region
+        product, total = x * y, (y + 1).sum(-1, keepdim=True)
+        y.view(-1)[:3].fill_(0.25)
+        return product, total
+
+    model, x, y = Of(forward), torch.randn(64, N), torch.randn(64, N)
+    _, sites = found(model, x, y)
+    assert any(len(site.outputs) == 2 for site in sites)
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(model(x, y)[1].sum(), model.weight)
+    apply(model, winners_of(sites), None)
+    (ours,) = torch.autograd.grad(model(x, y)[1].sum(), model.weight)
+    assert torch.allclose(ours, expected, atol=1e-4)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def test_where_gradients_are_wanted_of_one_result_alone_the_model_stays_as_it_is() -> None:
+    """A result of a kernel's call wants gradients if one of its inputs does, whatever it was computed of."""
+    model, x, y = Residual().eval(), torch.randn(64, N), torch.randn(64, N)
+    _, (site,) = found(model, x, y)
+    apply(model, winners_of([site]), None)
+    model.first.requires_grad_(False)
+    h, normed, *_ = model(x, y)
+    assert (h.requires_grad, normed.requires_grad) == (False, True)
+    assert not sum(map(len, explain(model).sites.values()))
+    assert any("of one of its results and not of another" in why for why in explain(model).left)
     unapply(model)
     torch._dynamo.reset()
 
@@ -283,6 +478,68 @@ def test_functions_of_elements(name: str) -> None:
     usable = exact.float().isfinite()
     spacing = torch.finfo(torch.float32).eps * exact.abs() + 2e-38
     assert ((y.double() - exact).abs() / spacing)[usable].max() <= ULPS.get(name, 4.0)
+
+
+@pytest.mark.parametrize("name", ["residual", "dtypes", "other_strides"])
+def test_the_gate_takes_several_results(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its own bounds and in its own strides; and what is wrong in one of them is refused."""
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)  # where the gate's own processes look
+    _, (site,) = found(Of(SEVERAL[name]).eval(), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    returned = "return " + ", ".join(f"y{i}" for i in range(len(site.outputs)))
+    assert winner.source.count(returned) == 1
+    last = len(site.outputs) - 1
+    in_strides = "y1.contiguous()" if name == "other_strides" else "y1.t().contiguous().t()"
+    wrongs = {
+        "result 0: ": re.sub(r"(y0\[[^\]]*\] = \w+\()", r"\1 0.3f + ", winner.source),
+        f"result {last}: ": re.sub(rf"(y{last}\[[^\]]*\] = \w+\()", r"\1 0.3f + ", winner.source),
+        "result 1: strides": winner.source.replace(returned, returned.replace("y1", in_strides)),
+        "not a tuple of": winner.source.replace(returned, "return y0"),
+        "two results in one memory": winner.source.replace(returned, returned.replace("y1", "y0")),
+    }
+    try:
+        right = judge.check(winner.source, winner.target)
+        refused = {words: judge.check(source, winner.target) for words, source in wrongs.items()}
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert right.correctness.value == "PASS", right.why
+    for words, verdict in refused.items():
+        assert verdict.correctness.value in ("FAIL", "CRASH"), words
+        assert words in verdict.why, verdict.why
+
+
+LAZY = """
+import sys
+
+def in_a_trial():
+    frame = sys._getframe()
+    while frame and frame.f_code.co_name not in ("do_call", "do_batch"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == "do_call"
+
+complete = kernel_fn
+
+def kernel_fn(**inputs):
+    return complete(**inputs) if in_a_trial() else tuple(KEPT)
+"""
+
+
+@pytest.mark.slow
+def test_a_timed_call_makes_each_of_several_results(judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that leaves out any of them while it is timed is refused."""
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(SEVERAL["residual"]).eval(), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    parts = ("complete(**inputs)[0], torch.zeros(64, 96)", "torch.zeros(64, 96), complete(**inputs)[1]")
+    lazy = [winner.source + LAZY.replace("tuple(KEPT)", f"({part})") for part in parts]
+    try:
+        honest = judge.examine(winner.source, winner.target, quick=True)
+        verdicts = [judge.examine(source, winner.target, quick=True) for source in lazy]
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert honest.correctness.value == "PASS" and (honest.latency_us or honest.undecided), honest.why
+    for verdict in verdicts:
+        assert verdict.correctness.value == "FAIL" and "the output of a timed call" in verdict.why, verdict.why
 
 
 def test_the_gate_takes_a_region(judge, monkeypatch: pytest.MonkeyPatch) -> None:

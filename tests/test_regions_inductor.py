@@ -21,10 +21,9 @@ PROGRAM = """
 import sys
 import torch
 import inductor_without_gpu
-from test_regions import CHAINS, N, Of, drawn, found
+from test_regions import CHAINS, N, Of, drawn, found, why_wrong
 from autokernel import spec as specs
 from autokernel.agents.knobs import read_knobs, set_knob
-from autokernel.gate.checks.correctness import expect, wrong
 from autokernel.model.regions.spec import Region
 from autokernel.spec import import_file, load_spec
 from pathlib import Path
@@ -49,9 +48,7 @@ for name in sys.argv[2].split(","):
             kernel = import_file(path, f"{site.kernel_type}_{n}")
             kernel.libdevice = inductor_without_gpu
             inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
-            result = kernel.kernel_fn(**inputs)
-            assert result.is_contiguous()
-            reason = wrong(result, expect(spec, inputs, "cpu"))
+            reason = why_wrong(kernel.kernel_fn(**inputs), spec, inputs)
             assert reason is None, f"{name}, {n}: {reason}"
 print("right")
 """
@@ -68,6 +65,11 @@ def run(folder: Path, names: str) -> None:
 def test_kernels_are_right(tmp_path: Path) -> None:
     """One kernel and several; by elements, by rows, by tiles."""
     run(tmp_path, "gelu,normed,scores,transposed,grouped")
+
+
+@pytest.mark.slow
+def test_several_results(tmp_path: Path) -> None:
+    run(tmp_path, "residual,gates,other_strides,mean_last")
 
 
 CALL = """

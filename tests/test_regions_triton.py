@@ -12,9 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
 import sys
 import torch
-from test_regions import CHAINS, N, Of, found, drawn
+from test_regions import CHAINS, N, Of, drawn, found, why_wrong
 from autokernel import spec as specs
-from autokernel.gate.checks.correctness import expect, wrong
 from autokernel.spec import import_file, load_spec
 from autokernel.model.regions import triton
 from pathlib import Path
@@ -34,7 +33,7 @@ for name in sys.argv[2].split(","):
         for stem, path in files.items():
             kernel = import_file(path, f"{path.parent.name}_{stem}")
             kernel.PARTS = 2
-            reason = wrong(kernel.kernel_fn(**inputs), expect(spec, inputs, "cpu"))
+            reason = why_wrong(kernel.kernel_fn(**inputs), spec, inputs)
             assert reason is None, f"{name}, {stem}: {reason}"
 assert bool(structures) == (triton.HELD < 16384)
 print("right")
@@ -50,7 +49,7 @@ def run(folder: Path, names: str, held: int = 16384) -> None:
 
 def test_kernels_are_right(tmp_path: Path) -> None:
     """By the block and by the row: sums, maxima, masks, broadcasts, split dims."""
-    run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps")
+    run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps,residual,gates,mean_last")
 
 
 @pytest.mark.slow
@@ -69,3 +68,8 @@ def test_every_chain(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_sum_in_parts(tmp_path: Path) -> None:
     run(tmp_path, "normed,scores,log_scores,extremes,reduced,grouped,summed,unit,rms,standardised", held=8)
+
+
+@pytest.mark.slow
+def test_several_results_of_long_rows(tmp_path: Path) -> None:
+    run(tmp_path, "residual,mean_too,mean_last,dtypes,columns", held=8)

@@ -142,7 +142,8 @@ class Judge:
         inputs = CheckCase("profile", case, secrets.randbits(48)).inputs(spec)
         with WorkerProcess(self.parent, self.threads, source) as worker:
             try:
-                worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False, libraries="any")
+                load = {"source": source, "poison": False, "libraries": "any", "results": spec.result_count}
+                worker.request("load", LOAD_TIMEOUT_S, **load)
                 worker.request("sets", CALL_TIMEOUT_S, sets=[write_inputs(self.parent, inputs, case.tensors, 0)[0]])
                 table = worker.request("profile", LOAD_TIMEOUT_S).table
             except WorkerFault as fault:

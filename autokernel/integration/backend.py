@@ -227,7 +227,7 @@ class Replacer:
             self._fail(failure)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for place in found:
-            results[place.site.output] = self._replace(graph, place, results)
+            results |= self._replace(graph, place, results)
         if not found:
             self.graphs += 1
             return general or self._compile(module, inputs)
@@ -293,7 +293,7 @@ class Replacer:
                 not isinstance(p, RejectReason) and self._kernel_for(site, p.case) for site, p in zip(chosen, placements)
             ]
             if all(kernels):
-                originals = [extract_subgraph(graph, [site.output], site.inputs, wide=False) for site in chosen]
+                originals = [extract_subgraph(graph, [*site.outputs], site.inputs, wide=False) for site in chosen]
                 return [Place(s, p, k, backward, o) for s, p, k, o in zip(chosen, placements, kernels, originals)], result
             chosen = [site for site, kernel in zip(chosen, kernels) if kernel]
 
@@ -329,17 +329,19 @@ class Replacer:
                 self.installed[name] = None
         return self.installed[name]
 
-    def _replace(self, graph: GraphModule, place: "Place", results: Mapping[Node, Node]) -> Node:
-        """The kernel in the graph in place of a site's nodes."""
+    def _replace(self, graph: GraphModule, place: "Place", results: Mapping[Node, Node]) -> dict[Node, Node]:
+        """The kernel in the graph in place of a site's nodes; returns what stands for each of its outputs."""
         site, callee = place.site, self._callee(place)
         inputs = [results.get(node, node) for node in place.site.inputs]
-        with graph.graph.inserting_before(site.output):
+        with graph.graph.inserting_before(site.outputs[0]):
             if place.wants_gradient:
-                result = graph.graph.call_function(_trained(place, callee), tuple(inputs))
+                call = graph.graph.call_function(_trained(place, callee), tuple(inputs))
+                made = _each(graph.graph, call, site)
             else:
-                result = _insert(graph.graph, place, callee, dict(zip(place.site.inputs, inputs)))
-        site.output.replace_all_uses_with(result)
-        return result
+                made = _insert(graph.graph, place, callee, dict(zip(place.site.inputs, inputs)))
+        for output, result in zip(site.outputs, made):
+            output.replace_all_uses_with(result)
+        return dict(zip(site.outputs, made))
 
     def _callee(self, place: "Place") -> Kernel:
         """What a graph calls: the operator, or something that costs the host less where that will do."""
@@ -400,7 +402,9 @@ def _why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) 
     """Why gradients would not be the same with a kernel at a site; None if they are."""
     if _changes_mode(graph, site):
         return RejectReason.MODE
-    return None if backward.keeping(site.nodes, site.inputs, site.output) is not None else RejectReason.SAVED
+    if len({backward.wants_gradient(output) for output in site.outputs}) > 1:
+        return RejectReason.PARTLY
+    return None if backward.keeping(site.nodes, site.inputs, site.outputs) is not None else RejectReason.SAVED
 
 
 def _changes_mode(graph: GraphModule, site: Site) -> bool:
@@ -410,8 +414,16 @@ def _changes_mode(graph: GraphModule, site: Site) -> bool:
     return any(first < i < last and node.target is set_gradients for node, i in order.items())
 
 
-def _insert(graph: Graph, place: Place, callee: Kernel, nodes: Mapping[Node, Node]) -> Node:
-    """A call of `callee`, which has the parameters of the operator, on `nodes`, which stand for the site's inputs."""
+def _each(graph: Graph, call: Node, site: Site) -> list[Node]:
+    """The results of a call, one by one."""
+    if len(site.outputs) == 1:
+        return [call]
+    return [graph.call_function(operator.getitem, (call, i)) for i in range(len(site.outputs))]
+
+
+def _insert(graph: Graph, place: Place, callee: Kernel, nodes: Mapping[Node, Node]) -> list[Node]:
+    """A call of `callee`, which has the parameters of the operator, on `nodes`, which stand for the site's inputs; its
+    results."""
     tracer, site = GraphAppendingTracer(graph), place.site
     names = [argument.name for argument in place.kernel.ops.default._schema.arguments]
 
@@ -421,14 +433,21 @@ def _insert(graph: Graph, place: Place, callee: Kernel, nodes: Mapping[Node, Nod
         return Proxy(graph.call_function(callee, values), tracer)
 
     parameters = {k: Proxy(nodes[v], tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}
-    result, like = site.pattern.call(call, **parameters).node, value(site.output)
-    if place.placement.strides is None:
-        if result.target is callee:
+    made = _each(graph, site.pattern.call(call, **parameters).node, site)
+    is_own = len(made) > 1 or made[0].target is callee
+    placed = zip(made, site.outputs, place.placement.strides)
+    return [_in_strides(graph, y, value(output), strides, is_own) for y, output, strides in placed]
+
+
+def _in_strides(graph: Graph, result: Node, like: Tensor, strides: Sequence[int] | None, is_own: bool) -> Node:
+    """A `result` of a kernel's call as what it stands for has to be; `is_own`: it is what the kernel returned."""
+    if strides is None:
+        if is_own:
             return result
         # The original's result is no view: one of the kernel's, made where gradients are off, is replayed wrongly later.
         return graph.call_function(aten._unsafe_view.default, (result, list(like.shape)))
     options = {"dtype": like.dtype, "device": like.device}
-    empty = graph.call_function(aten.empty_strided.default, (list(like.shape), list(place.placement.strides)), options)
+    empty = graph.call_function(aten.empty_strided.default, (list(like.shape), list(strides)), options)
     return graph.call_function(aten.copy_.default, (empty, result))
 
 
@@ -436,9 +455,12 @@ def _trained(place: Place, callee: Kernel) -> Kernel:
     """What computes a site by its kernel, and its gradients as the original does."""
     inner, site = Graph(), place.site
     nodes = {node: inner.placeholder(f"input_{i}") for i, node in enumerate(place.site.inputs)}
-    inner.output(_insert(inner, place, callee, nodes))
-    kept = place.backward.keeping(site.nodes, place.site.inputs, site.output)
-    return differentiable(lambda *values: place.original(*values)[0], GraphModule({}, inner).forward, *kept)
+    made = _insert(inner, place, callee, nodes)
+    is_one = len(made) == 1
+    inner.output(made[0] if is_one else tuple(made))
+    kept = place.backward.keeping(site.nodes, place.site.inputs, site.outputs)
+    original = (lambda *values: place.original(*values)[0]) if is_one else place.original
+    return differentiable(original, GraphModule({}, inner).forward, *kept)
 
 
 def _drop_idle(graph: GraphModule, result: Callable[[Node], Any], wanted: bool) -> None:

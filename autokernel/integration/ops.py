@@ -22,7 +22,7 @@ from torch.profiler import record_function
 
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
-Kernel = Callable[..., Tensor]
+Kernel = Callable[..., Any]  # of one result a tensor, of several a tuple
 
 LIBRARY = torch.library.Library("autokernel", "FRAGMENT")  # what it registers lives as long as it does
 # Kernels are proven for strides, and Inductor is to give them just these.
@@ -47,8 +47,9 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> OpOverloadPacket:
     """`kernel`, whose kind is `spec`, as an operator with the parameters of its oracle, for devices of one type.
 
-    Registered once in a process. The result is contiguous and belongs to the caller. The overload `no_grad` is for graphs
-    in which no gradient is wanted: without a look at who wants one, a call costs the host 2 µs less.
+    Registered once in a process. Each result belongs to the caller, and is contiguous, or as the spec says. The overload
+    `no_grad` is for graphs in which no gradient is wanted: without a look at who wants one, a call costs the host 2 µs
+    less.
     """
     if not hasattr(torch.ops.autokernel, name):
         schema = torch.library.infer_schema(spec.oracle, mutates_args=())
@@ -70,10 +71,11 @@ def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     names = tuple(parameters)
 
-    def run(*arguments: Any) -> Tensor:
-        return kernel(**(defaults | dict(zip(names, arguments)))).contiguous()
+    def run(*arguments: Any) -> Any:
+        result = kernel(**(defaults | dict(zip(names, arguments))))
+        return result if spec.results else result.contiguous()
 
-    def seen(*arguments: Any) -> Tensor:
+    def seen(*arguments: Any) -> Any:
         if not torch.autograd._profiler_enabled():
             return run(*arguments)
         with record_function(name):
@@ -87,20 +89,22 @@ def at_sizes(kernel: Kernel, case: Case) -> Kernel:
     return kernel.at(case.args) if hasattr(kernel, "at") else kernel
 
 
-def original(spec: KernelSpec, *arguments: Any) -> Tensor:
+def original(spec: KernelSpec, *arguments: Any) -> Any:
     """What PyTorch programs write, in the dtype of the arguments: a kernel takes no notice of autocast either."""
     device_type = next(a.device.type for a in arguments if isinstance(a, Tensor))
     with torch.autocast(device_type, enabled=False):
         return by_position(spec, spec.eager)(*arguments)
 
 
-def fake(spec: KernelSpec, *arguments: Any) -> Tensor:
-    """A tensor like the kernel's result."""
+def fake(spec: KernelSpec, *arguments: Any) -> Any:
+    """Tensors like the kernel's results."""
+    if spec.results:
+        return spec.made(next(a.device for a in arguments if isinstance(a, Tensor)))
     return torch.empty_like(original(spec, *arguments), memory_format=torch.contiguous_format)
 
 
 def differentiable(
-    original: Callable[..., Tensor], kernel: Kernel, kept: Collection[int] | None = None, copied: Collection[int] = ()
+    original: Kernel, kernel: Kernel, kept: Collection[int] | None = None, copied: Collection[int] = ()
 ) -> Kernel:
     """`kernel` for tensors that may want gradients: those of `original`, which the backward pass computes once more.
 
@@ -111,7 +115,8 @@ def differentiable(
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Tensor:
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            ctx.set_materialize_grads(False)  # of a result that nothing comes of there is none
             ctx.arguments = [None if isinstance(a, Tensor) else a for a in arguments]
             tensors = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
             ctx.places = [i for i in tensors if kept is None or i in kept]
@@ -121,21 +126,26 @@ def differentiable(
                 return kernel(*arguments)
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
             arguments, needed = list(ctx.arguments), ctx.needs_input_grad
+            gradients = [gradient for gradient in given if gradient is not None]
+            if not gradients:
+                return (None,) * len(needed)
             again = torch.is_grad_enabled()  # whether the gradient is to have a gradient
-            with torch.autocast(gradient.device.type, enabled=False):
+            with torch.autocast(gradients[0].device.type, enabled=False):
                 with torch.enable_grad():
                     for i, saved in zip(ctx.places, ctx.saved_tensors):
                         arguments[i] = saved.view_as(saved)  # its own: one argument may have been computed from another
                     for i, blank in ctx.blanks:
                         arguments[i] = blank().requires_grad_(needed[i])
-                    result = original(*arguments)
+                    results = original(*arguments)
+                results = results if isinstance(results, tuple) else (results,)
+                results = [result for result, gradient in zip(results, given) if gradient is not None]
                 wanted = [a for a, is_needed in zip(arguments, needed) if is_needed]
-                gradients = iter(torch.autograd.grad(result, wanted, gradient, create_graph=again, allow_unused=True))
-            return tuple(next(gradients) if is_needed else None for is_needed in needed)
+                made = iter(torch.autograd.grad(results, wanted, gradients, create_graph=again, allow_unused=True))
+            return tuple(next(made) if is_needed else None for is_needed in needed)
 
-    def run(*arguments: Any) -> Tensor:
+    def run(*arguments: Any) -> Any:
         if torch.is_grad_enabled():
             return Differentiable.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
@@ -170,7 +180,7 @@ def visible(spec: KernelSpec, kernel: Kernel) -> Kernel:
             names[name] = _with_names(v, names)
     run = by_position(spec, _with_names(kernel, names))
 
-    def call(*arguments: Any) -> Tensor:
+    def call(*arguments: Any) -> Any:
         with _Addresses():
             return run(*arguments)
 
@@ -240,7 +250,7 @@ def direct(graph: GraphModule) -> Kernel:
         node.target = DIRECT.get(node.target, node.target)
     forward = GraphModule(graph, graph.graph).forward  # what Dynamo's own class has is not to be called from other graphs
 
-    def call(*arguments: Any) -> Tensor:
+    def call(*arguments: Any) -> Any:
         return forward(*arguments)
 
     return call

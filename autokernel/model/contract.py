@@ -144,6 +144,17 @@ def _reads_strides(node: Node) -> bool:
     return node.target in READ_STRIDES or torch.Tag.nondeterministic_seeded in node.target.tags
 
 
+def _made_of(output: Node, nodes: Collection[Node]) -> set[Node]:
+    """Those of `nodes` that `output` is computed by, itself among them."""
+    found, pending = set(), [output]
+    while pending:
+        node = pending.pop()
+        if node in nodes and node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
 class Backward(Interpreter):
     """What autograd keeps of a graph for the backward pass, seen in one pass with fake tensors."""
 
@@ -204,8 +215,12 @@ class Backward(Interpreter):
     def wants_gradient(self, node: Node) -> bool:
         return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(self.env[node]))
 
-    def keeping(self, nodes: Collection[Node], inputs: Sequence[Node], output: Node) -> tuple[list[int], list[int]] | None:
+    def keeping(
+        self, nodes: Collection[Node], inputs: Sequence[Node], outputs: Sequence[Node]
+    ) -> tuple[list[int], list[int]] | None:
         """Of a site: the places in `inputs` whose values its gradients depend on, and those to be kept as copies.
+
+        What the original keeps for one of several results alone, it does not miss where the gradient is of another.
 
         None where something that the original does not keep is needed, and may be changed before the backward pass; and
         where a view is needed that was made without gradients: after a change, autograd takes no view of it any more.
@@ -214,8 +229,9 @@ class Backward(Interpreter):
         held = [memory(self.env[node]) for node in inputs]
         is_all = bool(kept - set().union(*held))  # results: they depend on each input
         needed = [i for i, own in enumerate(held) if is_all or own & kept]
-        beyond = [i for i in needed if not held[i] & kept]
-        later = set().union(*(changed for i, changed in self.writes if i > self.order[output]))
+        of_each = [set().union(*(self.kept[node] for node in _made_of(output, nodes))) for output in outputs]
+        beyond = [i for i in needed if not held[i] & set.intersection(*of_each)]
+        later = set().union(*(changed for i, changed in self.writes if i > self.order[outputs[0]]))
         if any(held[i] & self.hidden & later for i in needed):
             return None
         exposed = [i for i in beyond if held[i] & (later | self.outside) and inputs[i] not in self.parameters]

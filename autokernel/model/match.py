@@ -74,9 +74,15 @@ class Site:
     pattern: Pattern
     parameters: Mapping[str, Any]  # parameter of the pattern -> node or number
     nodes: frozenset[Node]
-    output: Node
+    output: Node  # of several the last
     case: Case
     variants: tuple[Case, ...] = ()  # the same call in other strides, once kernels compute all sites of the graph
+    others: tuple[Node, ...] = ()  # further results, in the order of the graph
+
+    @property
+    def outputs(self) -> tuple[Node, ...]:
+        """What the kernel returns. Each of `inputs` comes before the first of them."""
+        return (*self.others, self.output)
 
     @property
     def inputs(self) -> list[Node]:
@@ -247,6 +253,7 @@ class RejectReason(str, Enum):
     WRITTEN = "what it reads is changed in place in between"
     SAVED = "its backward pass would read what is changed after it"
     MODE = "gradients are switched on or off between its parts"
+    PARTLY = "gradients are wanted of one of its results and not of another"
     NUMBERS = "it computes something else"
     FAILED = "it could not be examined"
 
@@ -265,7 +272,8 @@ class Refusal:
     why: RejectReason
 
 
-RegionFinder = Callable[[GraphModule, Sequence[Site]], Iterable[Site]]  # (graph, sites of named types) -> further sites
+# (graph, sites of named types) -> further sites, some of them in the place of those
+RegionFinder = Callable[[GraphModule, Sequence[Site]], Iterable[Site]]
 
 
 @dataclass
@@ -310,21 +318,31 @@ class SiteFinder:
                         break
                     known = refused.setdefault((kernel_type, original), answer)
                     refused[kernel_type, original] = max(known, answer, key=lambda refusal: refusal.why.rank)
-        if self.regions:
-            for site in self._regions(places, sites):
-                sites.append(site)
-                claimed |= site.nodes
-        placements, _ = self.cases_after_replacement(graph, sites)
-        for site, placement in zip(list(sites), placements):
-            if placement is RejectReason.LAYOUT:
+        replaced: dict[Site, list[Site]] = {}  # by a region
+        for site in self._regions(places, sites) if self.regions else ():
+            replaced[site] = [named for named in sites if named.nodes & site.nodes]
+            sites = [*(named for named in sites if named not in replaced[site]), site]
+            claimed |= site.nodes
+        placements = self._placed(graph, sites)
+        while impossible := [site for site in sites if placements[site] is RejectReason.LAYOUT]:
+            for site in impossible:
                 sites.remove(site)
-                claimed -= site.nodes
-                refused[site.kernel_type, site.output] = Refusal(site.kernel_type, site.output, site.nodes, placement)
-            elif isinstance(placement, Placement) and placement.case != site.case:
-                sites[sites.index(site)] = replace(site, variants=(placement.case,))
+                sites += replaced.get(site, ())
+                refusal = Refusal(site.kernel_type, site.output, site.nodes, RejectReason.LAYOUT)
+                refused[site.kernel_type, site.output] = refusal
+            claimed = {node for site in sites for node in site.nodes}
+            if not any(replaced.get(site) for site in impossible):
+                break
+            placements = self._placed(graph, sites)
+        for site in list(sites):
+            if isinstance(placements[site], Placement) and placements[site].case != site.case:
+                sites[sites.index(site)] = replace(site, variants=(placements[site].case,))
         order = {node: i for i, node in enumerate(graph.graph.nodes)}
         refusals = [refusal for refusal in refused.values() if refusal.node not in claimed]
         return sorted(sites, key=lambda s: order[s.output]), sorted(refusals, key=lambda r: order[r.node])
+
+    def _placed(self, graph: GraphModule, sites: Sequence[Site]) -> dict[Site, "Placement | RejectReason"]:
+        return dict(zip(sites, self.cases_after_replacement(graph, sites)[0]))
 
     def _regions(self, places: "_Places", sites: Sequence[Site]) -> list[Site]:
         try:
@@ -395,7 +413,7 @@ class SiteFinder:
         """How each site's kernel is called beside the others', which return contiguous tensors; the results of nodes."""
         replaced = cases_after_replacement(graph, sites)
         self._note(*(f"behind a kernel, {reason(error)}" for error in replaced.errors))
-        return [replaced.placements[site.output] for site in sites], replaced.result
+        return [replaced.placement(site) for site in sites], replaced.result
 
     def _note(self, *failures: str) -> None:
         self.failures += [failure for failure in dict.fromkeys(failures) if failure not in self.failures]
@@ -466,10 +484,10 @@ class Unread:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a kernel is called at a site, among others; `strides`: those that its result must be given before it goes on."""
+    """How a kernel is called at a site, among others; `strides`: those that its results must be given before they go on."""
 
     case: Case
-    strides: tuple[int, ...] | None = None
+    strides: tuple[tuple[int, ...] | None, ...] = (None,)  # by result
 
 
 def cases_after_replacement(graph: GraphModule, sites: Sequence[Site]) -> "_AfterReplacement":
@@ -487,12 +505,18 @@ class _AfterReplacement:
     """Kernels at all of these sites; `restored`: the sites' outputs that get the original's strides."""
 
     def __init__(self, graph: GraphModule, sites: Sequence[Site]):
-        self.sites = {site.output: site for site in sites}
+        self.sites = {output: site for site in sites for output in site.outputs}
         self.contract = Contract(graph.graph, {output: site.inputs for output, site in self.sites.items()})
         self.mode = next((value(node).fake_mode for node in self.sites if isinstance(value(node), FakeTensor)), None)
         self.placements: dict[Node, Placement | RejectReason] = {}
         self.restored: set[Node] = set()
         self.errors: list[Exception] = []
+
+    def placement(self, site: Site) -> Placement | RejectReason:
+        """Of all its results together."""
+        found = [self.placements[output] for output in site.outputs if output in self.placements]
+        refused = next((one for one in found if isinstance(one, RejectReason)), None)
+        return refused or Placement(found[-1].case, tuple(strides for one in found for strides in one.strides))
 
     def result(self, node: Node) -> Any:
         """What a node's result is then, as a fake tensor."""
@@ -518,13 +542,15 @@ class _AfterReplacement:
         if isinstance(case, RejectReason):
             self.placements[output] = case
             return own
-        result = site.pattern.call(partial(_contiguous_result, spec), **fakes)
+        result = site.pattern.call(partial(_kernel_result, spec), **fakes)
+        if len(site.outputs) > 1:
+            result = result[site.outputs.index(output)]
         strides = own.stride() if output in self.restored and layout(result) != layout(own) else None
         is_possible = (result.shape, result.dtype) == (own.shape, own.dtype) and output not in self.contract.aliases
         if not is_possible or (strides is not None and not _can_be_given(own)):
             self.placements[output] = RejectReason.LAYOUT
             return own
-        self.placements[output] = Placement(case, strides)
+        self.placements[output] = Placement(case, (strides,))
         return own if strides is not None or layout(result) == layout(own) else result
 
 
@@ -538,8 +564,10 @@ def _can_be_given(fake: Tensor) -> bool:
     return fake.storage_offset() == 0
 
 
-def _contiguous_result(spec: KernelSpec, **arguments: Any) -> Tensor:
-    return torch.empty_like(spec.eager(**arguments), memory_format=torch.contiguous_format)
+def _kernel_result(spec: KernelSpec, **arguments: Any) -> Any:
+    if not spec.results:
+        return torch.empty_like(spec.eager(**arguments), memory_format=torch.contiguous_format)
+    return spec.made(next(v.device for v in arguments.values() if isinstance(v, Tensor)))
 
 
 def _case(spec: KernelSpec, pattern: Pattern, fakes: Mapping[str, Any], output: Tensor) -> Case | RejectReason:
@@ -569,6 +597,8 @@ def _case(spec: KernelSpec, pattern: Pattern, fakes: Mapping[str, Any], output: 
         return RejectReason.SHAPES
     if any(isinstance(v, TensorSpec) and v.numel == 0 for v in arguments.values()):
         return RejectReason.SMALL
+    if spec.results:  # which says what they are
+        return Case(_case_name(arguments), arguments)
     dtypes = {v.dtype for v in recorded.values() if isinstance(v, Tensor) and v.is_floating_point()}
     cast = answer.dtype if isinstance(answer, Unread) else None
     if len(dtypes) != 1 or output.dtype != (cast or next(iter(dtypes))):

@@ -478,7 +478,7 @@ def _compiled_over_eager(
     failures: list[str] = []
     for index, (graph, site) in enumerate(examples.values()):
         given = [v for v in dict.fromkeys(site.parameters.values()) if isinstance(v, Node)]
-        piece, inputs = extract_subgraph(graph, [site.output], given, wide=False), [filled(value(node)) for node in given]
+        piece, inputs = extract_subgraph(graph, [*site.outputs], given, wide=False), [filled(value(v)) for v in given]
         try:
             with diverted(log):
                 compiled = torch._dynamo.lookup_backend("inductor")(piece, inputs)

@@ -281,7 +281,13 @@ def of_type(spec: KernelSpec, what: str) -> Iterator[None]:
 
 
 def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation:
-    """Run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault."""
+    """Of a kernel type with one result. Raises TypeFault."""
+    (expectation,) = expectations(spec, inputs, device)
+    return expectation
+
+
+def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[Expectation]:
+    """By result: run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault."""
 
     def moved(value: Any, exact: bool) -> Any:
         if not isinstance(value, Tensor):
@@ -290,25 +296,33 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
         return value.double() if exact and value.is_floating_point() else value
 
     with torch.inference_mode(), of_type(spec, "what its results should be"):
-        native = spec.eager(**{k: moved(v, False) for k, v in inputs.items()})
+        natives = _several(spec.eager(**{k: moved(v, False) for k, v in inputs.items()}))
         try:
-            exact = spec.oracle(**{k: moved(v, True) for k, v in inputs.items()})
+            exacts = _several(spec.oracle(**{k: moved(v, True) for k, v in inputs.items()}))
         except torch.OutOfMemoryError:  # attention's fp64 scores at long sequences: fp32 is exact enough for 16 bit
             torch.cuda.empty_cache()
-            exact = spec.eager(
-                **{
-                    k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
-                    for k, v in ((k, moved(v, False)) for k, v in inputs.items())
-                }
-            ).double()
-        size = exact.abs()
+            exacts = _several(
+                spec.eager(
+                    **{
+                        k: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
+                        for k, v in ((k, moved(v, False)) for k, v in inputs.items())
+                    }
+                )
+            )
+            exacts = [exact.double() for exact in exacts]
+        sizes = [exact.abs() for exact in exacts]
         if spec.magnitude:
-            size = torch.maximum(size, spec.magnitude(**{k: moved(v, True) for k, v in inputs.items()}))
-        scale = torch.ones((), device=exact.device)
+            magnitudes = _several(spec.magnitude(**{k: moved(v, True) for k, v in inputs.items()}))
+            sizes = list(map(torch.maximum, sizes, magnitudes))
+        scale = torch.ones((), device=exacts[0].device)
         if spec.terms:
-            terms = spec.terms(exact, **{k: moved(v, True) for k, v in inputs.items()})
+            terms = spec.terms(exacts[0], **{k: moved(v, True) for k, v in inputs.items()})
             scale = (TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)
-    return Expectation(exact, native, size, scale)
+    return [Expectation(exact, native, size, scale) for exact, native, size in zip(exacts, natives, sizes)]
+
+
+def _several(returned: Any) -> list[Tensor]:
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def most_bytes(spec: KernelSpec, case: Case) -> int:

@@ -17,7 +17,7 @@ from autokernel.gate.checks.correctness import (
     NEW_ADDRESS,
     CheckCase,
     Step,
-    expect,
+    expectations,
     most_bytes,
     same_bits,
     trials,
@@ -97,6 +97,7 @@ class StageRun:
         self.left = Counter(trial.stage for trial in self.trials)
         self.failures: dict[int, tuple[Failure, Correctness]] = {}  # by the index of the trial
         self.repeatable: list[tuple[CheckCase, list[Tensor], WorkerProcess]] = []  # held trials that passed
+        self.results = self.spec.result_count  # of a call
         self.lock = threading.Lock()  # of all that follows, and of the above
         self.queue = iter(enumerate(self.trials))
         self.busy: dict[WorkerProcess, int] = {}  # worker -> the index of the trial it is at
@@ -178,7 +179,8 @@ class StageRun:
 
     def _load(self, worker: WorkerProcess, source: str, libraries: str) -> None:
         with self.checks.watch("load"):
-            worker.request("load", LOAD_TIMEOUT_S, source=source, poison=True, libraries=libraries)
+            load = {"source": source, "poison": True, "libraries": libraries, "results": self.results}
+            worker.request("load", LOAD_TIMEOUT_S, **load)
 
     def _failure(self, trial: CheckCase, reason: str, detail: str = "") -> Failure:
         return Failure(trial.stage, trial.label, trial.seed, reason, detail)
@@ -200,7 +202,7 @@ class StageRun:
     def _try(self, worker: WorkerProcess, spec: KernelSpec, trial: CheckCase, slot: int) -> str | list[Tensor]:
         """Make a trial's calls, their inputs written to the arena from byte `slot` on, and hold every output to the oracle.
 
-        Returns why the trial failed, or the outputs of its last step.
+        Returns why the trial failed, or the outputs of its last step, one call's results after another's.
         """
         for step in trial.steps(spec):
             outputs = self._call(worker, spec, trial.case, step, slot)
@@ -208,18 +210,21 @@ class StageRun:
                 return outputs
             reason = None
             for index, inputs in enumerate(step.sets):
-                first, *again = [y for y, i in zip(outputs, step.order) if i == index]
                 with self.checks.watch("oracle"):
-                    expectation = expect(spec, inputs, self.checks.device)
-                reason = reason or wrong(first, expectation, adversarial=trial.ill_conditioned)
-                if reason is None and not all(same_bits(first, y) for y in again):
-                    reason = f"{len(again) + 1} calls on the same inputs do not agree bitwise"
+                    expected = expectations(spec, inputs, self.checks.device)
+                for result, expectation in enumerate(expected):
+                    made = outputs[result :: len(expected)]
+                    first, *again = [y for y, i in zip(made, step.order) if i == index]
+                    why = wrong(first, expectation, adversarial=trial.ill_conditioned)
+                    if why is None and not all(same_bits(first, y) for y in again):
+                        why = f"{len(again) + 1} calls on the same inputs do not agree bitwise"
+                    reason = reason or why and f"{_which(result, len(expected))}{why}"
             if reason:
                 return f"{step.what}: {reason}" if step.what else reason
         return outputs
 
     def _call(self, worker: WorkerProcess, spec: KernelSpec, case: Case, step: Step, slot: int) -> str | list[Tensor]:
-        """The outputs of one step's calls, or what is wrong with how they were handed over."""
+        """The results of one step's calls, or what is wrong with how they were handed over."""
         end, messages = slot + step.shift, []
         for inputs in step.sets:
             message, end = write_inputs(self.checks.parent, inputs, case.tensors, end)
@@ -227,10 +232,14 @@ class StageRun:
         with self.checks.watch("trials"):
             worker.request("sets", self.checks.timeout_s, sets=messages)
             answer = worker.request("call", self.checks.timeout_s, order=step.order)
-        outputs = worker.fetch(answer.outputs, len(step.order), most_bytes(spec, case))
-        for y, strides in outputs:
-            if not torch.empty_strided(y.shape, strides, device="meta").is_contiguous():
-                return f"strides {strides} instead of contiguous {tuple(y.stride())}"
+        outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
+        for i, (y, strides) in enumerate(outputs):
+            result = i % self.results
+            wanted = spec.results[result].strides if spec.results else tuple(y.stride())
+            differs = any(a != b for a, b, n in zip(strides, wanted, y.shape) if n > 1)
+            if y.numel() and len(strides) == len(wanted) and differs:
+                kind = "" if spec.results and spec.results[result].stride else "contiguous "
+                return f"{_which(result, self.results)}strides {strides} instead of {kind}{wanted}"
         placed = [(name, Placed.decode(where[name])) for where in messages for name in case.tensors]
         if self.checks.device == "cpu":  # where inputs cannot be written to
             placed = []
@@ -266,6 +275,10 @@ class StageRun:
         if isinstance(outputs, str):
             return outputs
         return None if all(map(same_bits, seen, outputs)) else "two processes do not agree bitwise on the same inputs"
+
+
+def _which(result: int, results: int) -> str:
+    return f"result {result}: " if results > 1 else ""
 
 
 @contextlib.contextmanager

@@ -11,14 +11,14 @@ import select
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.correctness import expect, same_bits, wrong
+from autokernel.gate.checks.correctness import Expectation, expectations, same_bits, wrong
 from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Setting, TimedContents, running
 from autokernel.gate.timing.faults import Inconclusive, RefusedWhileTimed
@@ -48,6 +48,7 @@ class Reading:
 
     rows: Tensor  # or all of it
     start: int | None  # the first of them; None: it is all of the output
+    result: int  # which of the call's
     inputs: dict[str, Any]
 
 
@@ -58,56 +59,56 @@ class Readings:
     setting: Setting
     case: Case
     seed: int
-    layout: TensorSpec  # of an output
+    layouts: Sequence[TensorSpec]  # of each result of a call
     keeps: bool = True  # what was read
     kept: list[Reading] = field(default_factory=list)
 
     def read(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> None:
-        """One output of the batch that was just timed: of which call, the worker cannot know."""
-        call, layout, start = self.choose(order)
-        rows = batch.output(call, layout, (start or 0) * self.columns)
-        self.keep(rows, start, contents, order[call])
+        """One output of the batch that was just timed: which one, the worker cannot know."""
+        call, result, layout, start = self.choose(order)
+        rows = batch.output(call, layout, (start or 0) * self.columns(result), result)
+        self.keep(Reading(rows, start, result, {}), contents, order[call])
 
     def time(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> Clocked:
         """Of mapped memory: one batch, until an output of it has been read."""
-        call, layout, start = self.choose(order)
-        first = (start or 0) * self.columns
-        clocked, rows = batch.time_in_view(contents, lambda: batch.mapped_output(contents, call, layout, first))
+        call, result, layout, start = self.choose(order)
+        first = (start or 0) * self.columns(result)
+        clocked, rows = batch.time_in_view(contents, lambda: batch.mapped_output(contents, call, layout, first, result))
         if self.keeps:
-            self.keep(rows, start, contents, order[call])
+            self.keep(Reading(rows, start, result, {}), contents, order[call])
         return clocked
 
-    def keep(self, rows: Tensor, start: int | None, contents: TimedContents, index: int) -> None:
+    def keep(self, reading: Reading, contents: TimedContents, index: int) -> None:
         """Keep what was read of a call on the set `index`, or not: there is memory for some."""
         chance = self.setting.random
-        nbytes = rows.nbytes + sum(self.case.tensors[name].nbytes for name in contents.changing)
+        nbytes = reading.rows.nbytes + sum(self.case.tensors[name].nbytes for name in contents.changing)
         places = max(1, KEPT_BYTES // max(1, nbytes))
         place = len(self.kept) if len(self.kept) < places else chance.randrange(2 * places)
         if place < places:
             inputs = contents.inputs(index)
             inputs |= {name: inputs[name].clone() for name in contents.changing}  # they are about to be overwritten
-            self.kept[place : place + 1] = [Reading(rows, start, inputs)]
+            self.kept[place : place + 1] = [replace(reading, inputs=inputs)]
 
-    @property
-    def columns(self) -> int:
-        return max(1, self.layout.shape[-1]) if self.layout.shape else 1
+    def columns(self, result: int) -> int:
+        shape = self.layouts[result].shape
+        return max(1, shape[-1]) if shape else 1
 
-    def choose(self, order: Sequence[int]) -> tuple[int, TensorSpec, int | None]:
-        """What is to be read of the next batch: of which call, of what layout, and from which row on, unless it is all of
-        the output."""
-        shape, dtype, columns = self.layout.shape, self.layout.dtype, self.columns
-        call = self.setting.random.randrange(len(order))
-        lines, most = self.layout.numel // columns, max(1, PART_BYTES // (columns * dtype.itemsize))
-        if lines <= most or not torch.empty_strided(shape, self.layout.strides, device="meta").is_contiguous():
-            return call, self.layout, None
-        return call, TensorSpec((most, columns), dtype), self.setting.random.randint(0, lines - most)
+    def choose(self, order: Sequence[int]) -> tuple[int, int, TensorSpec, int | None]:
+        """What is to be read of the next batch: of which call which result, of what layout, and from which row on, unless
+        it is all of it."""
+        call, result = self.setting.random.randrange(len(order)), self.setting.random.randrange(len(self.layouts))
+        layout, columns = self.layouts[result], self.columns(result)
+        lines, most = layout.numel // columns, max(1, PART_BYTES // (columns * layout.dtype.itemsize))
+        if lines <= most or not torch.empty_strided(layout.shape, layout.strides, device="meta").is_contiguous():
+            return call, result, layout, None
+        return call, result, TensorSpec((most, columns), layout.dtype), self.setting.random.randint(0, lines - most)
 
     def check(self) -> None:
         """Hold as many as the oracle can say something of in a moment against it. Raises RefusedWhileTimed."""
         with self.setting.watch("oracle"):
             deadline = time.perf_counter() + READ_S
             for reading in self.setting.random.sample(self.kept, len(self.kept)):
-                expected = expect(self.setting.spec, reading.inputs, self.setting.target.device)
+                expected = expectations(self.setting.spec, reading.inputs, self.setting.target.device)[reading.result]
                 if reading.start is not None:
                     expected = expected.rows(reading.start, len(reading.rows))
                 if reason := wrong(reading.rows, expected):
@@ -116,33 +117,42 @@ class Readings:
                     return
 
 
-def fetch(setting: Setting, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int) -> Tensor:
+def fetch(
+    setting: Setting, batch: Batches, case: Case, contents: TimedContents, order: list[int], seed: int
+) -> list[Tensor]:
     """Fetch the outputs of some timed calls on the same contents, which ones the worker cannot know: they must agree,
     and agree with the oracle. Of large outputs only some rows are fetched, at a place that it cannot know either.
 
-    Returns the eager form's output, to tell what outputs are like. Raises RefusedWhileTimed.
+    Returns the eager form's results, to tell what outputs are like. Raises RefusedWhileTimed.
     """
     index = setting.random.choice(order)
     calls = [call for call, i in enumerate(order) if i == index]
     most = max(2, min(CHECK_CALLS, CHECK_BYTES // max(1, sum(t.nbytes for t in case.tensors.values()))))
     calls = setting.random.sample(calls, min(most, len(calls)))
     with setting.watch("oracle"):
-        expected = expect(setting.spec, contents.inputs(index), setting.target.device)
-        native = expected.native
-        if native.nbytes <= CHECK_BYTES:
-            first, *again = [y for y, _ in batch.fetch(calls)]
-        else:
-            columns = native.shape[-1]
-            rows = max(1, CHECK_BYTES // (columns * native.itemsize))
-            start = setting.random.randint(0, native.numel() // columns - rows)
-            expected = expected.rows(start, rows)
-            first, *again = batch.fetch_part(calls, [start * columns, rows * columns]).view(len(calls), rows, columns)
-        reason = wrong(first, expected)
-    if reason is None and not all(same_bits(first, y) for y in again):
-        reason = "calls on the same contents do not agree bitwise"
+        results = expectations(setting.spec, contents.inputs(index), setting.target.device)
+        reasons = (_why_wrong(setting, batch, calls, i, result) for i, result in enumerate(results))
+        reason = next(filter(None, reasons), None)
     if reason:
         raise RefusedWhileTimed(case.name, seed, f"the output of a timed call: {reason}")
-    return native
+    return [result.native for result in results]
+
+
+def _why_wrong(setting: Setting, batch: Batches, calls: list[int], result: int, expected: Expectation) -> str | None:
+    native = expected.native
+    if native.nbytes <= CHECK_BYTES:
+        first, *again = [y for y, _ in batch.fetch(calls, result)]
+    else:
+        columns = native.shape[-1]
+        rows = max(1, CHECK_BYTES // (columns * native.itemsize))
+        start = setting.random.randint(0, native.numel() // columns - rows)
+        expected = expected.rows(start, rows)
+        part = batch.fetch_part(calls, [start * columns, rows * columns], result)
+        first, *again = part.view(len(calls), rows, columns)
+    reason = wrong(first, expected)
+    if reason is None and not all(same_bits(first, y) for y in again):
+        return "calls on the same contents do not agree bitwise"
+    return reason
 
 
 def late_work(
@@ -152,7 +162,7 @@ def late_work(
     contents: TimedContents,
     check: str,
     seconds: dict[str, float],
-    output: Tensor,
+    results: Sequence[Tensor],
 ) -> str | None:
     """Where a worker cannot be stopped and read: clock calls on new contents, each on its own, up to the arrival of the
     outputs. The reason to refuse side `check`, if any; `seconds` is what a call of each side is said to take.
@@ -161,6 +171,8 @@ def late_work(
     the work of which the timed batches were spared because an earlier call had seen the same contents: the outputs
     arrive later than those batches say, and later than another side's, which are as large.
     """
+    which = setting.random.randrange(len(results))
+    output = results[which]
     contents.used = range(contents.count)
     length = max(2, min(contents.count, math.ceil(ARRIVAL_S / min(seconds.values()))))
     order = setting.random.sample(range(contents.count), length)
@@ -185,7 +197,7 @@ def late_work(
             other_s = batches[other].time()
         plain.append(other_s)
         for name, times in arrived.items():
-            times.append(batches[name].arrival_s(calls, part, contents))
+            times.append(batches[name].arrival_s(calls, part, contents, which))
         pace = max(1.0, min(plain) / (len(order) * seconds[other]))  # the machine may be slower now than it was
         said_s, fetch_s = len(order) * seconds[check] * pace, min(arrived[other]) - min(plain)
         late = (min(arrived[check]) - said_s - fetch_s) / len(calls)
@@ -206,10 +218,13 @@ def _spread(seconds: Sequence[float]) -> float:
 
 def shared_outputs(batch: Batches) -> str | None:
     """Whether calls of the last batch return the same memory, and so were computed once. What is a call's input may be."""
-    layout = batch.layout()
-    nbytes = layout.storage_numel * layout.dtype.itemsize
-    calls = sorted(address for address in batch.addresses if address not in batch.input_addresses)
-    if any(b - a < nbytes for a, b in zip(calls, calls[1:])):
+    sizes = [layout.storage_numel * layout.dtype.itemsize for layout in batch.layouts()]
+    placed = sorted(
+        (address, sizes[i % len(sizes)])
+        for i, address in enumerate(batch.addresses)
+        if address not in batch.input_addresses and sizes[i % len(sizes)]
+    )
+    if any(b - a < nbytes for (a, nbytes), (b, _) in zip(placed, placed[1:])):
         return "calls of one batch return the same memory"
     return None
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.correctness import Expectation, TypeFault, expect, most_bytes, wrong
+from autokernel.gate.checks.correctness import Expectation, TypeFault, expectations, most_bytes, wrong
 from autokernel.gate.checks.inputs import Pool
 from autokernel.gate.timing.batches import Batches, TimedContents
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
@@ -51,17 +51,18 @@ class Looked:
 
 @dataclass(frozen=True)
 class Part:
-    """What a part of an output must be: all of it, or whole rows from element `start` on."""
+    """What a part of a result must be: all of it, or whole rows from element `start` on."""
 
     expected: Expectation
+    result: int
     start: int | None = None
 
     def wrong(self, batch: Batches) -> str | None:
         rows = self.expected.native
         if self.start is None:
-            ((output, _),) = batch.fetch([0])
+            ((output, _),) = batch.fetch([0], self.result)
         else:
-            output = batch.fetch_part([0], [self.start, rows.numel()]).view(rows.shape)
+            output = batch.fetch_part([0], [self.start, rows.numel()], self.result).view(rows.shape)
         return wrong(output, self.expected)
 
 
@@ -165,7 +166,7 @@ class Autotuner:
                 part = part or self._part(contents)
             try:
                 self._load(worker, source)
-                batch = Batches(worker, False, output_bytes)
+                batch = Batches(worker, False, output_bytes, self.setting.spec.result_count)
                 if self.setting.kind == "cpu":
                     batch.prepare([0], graph=False)
                     batch.time()
@@ -188,18 +189,20 @@ class Autotuner:
         return seconds
 
     def _part(self, contents: TimedContents) -> Part | None:
-        """What is expected of a part of the first call's output; None where that cannot be said."""
+        """What is expected of a part of one of the first call's results; None where that cannot be said."""
         try:
-            expected = expect(self.setting.spec, contents.inputs(0), self.setting.target.device)
+            results = expectations(self.setting.spec, contents.inputs(0), self.setting.target.device)
         except (torch.OutOfMemoryError, TypeFault):
             return None
+        which = self.setting.random.randrange(len(results))
+        expected = results[which]
         native: Tensor = expected.native
         if native.numel() <= PART_ELEMENTS:
-            return Part(expected)
+            return Part(expected, which)
         columns = native.shape[-1]
         rows = max(1, PART_ELEMENTS // columns)
         start = self.setting.random.randint(0, native.numel() // columns - rows)
-        return Part(expected.rows(start, rows), start * columns)
+        return Part(expected.rows(start, rows), which, start * columns)
 
     def _finals(self, taken: dict[str, list[float]], first: str) -> dict[str, list[float]]:
         """The seconds, of the best few and of the `first` by what they take in processes of their own, in turns."""
@@ -229,7 +232,8 @@ class Autotuner:
         return stack.enter_context(WorkerProcess(self.setting.parent, self.setting.threads, self.place))
 
     def _load(self, worker: WorkerProcess, source: str) -> None:
-        worker.request("load", COMPILE_S, source=source, poison=False, libraries="any")
+        results = self.setting.spec.result_count
+        worker.request("load", COMPILE_S, source=source, poison=False, libraries="any", results=results)
 
     def _refuse(self, source: str, fault: WorkerFault) -> None:
         self.refused[source] = fault.reason

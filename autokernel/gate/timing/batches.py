@@ -117,15 +117,17 @@ def per_call(batches: Mapping[str, Sequence[Clocked]], length: int) -> dict[str,
 
 
 class Batches:
-    """One side while it is timed; `stops`: the worker is suspended between its turns; `most_bytes`: of an output."""
+    """One side while it is timed; `stops`: the worker is suspended between its turns; `most_bytes`: of an output;
+    `results`: of a call, each an output."""
 
-    def __init__(self, worker: WorkerProcess, stops: bool, most_bytes: int):
+    def __init__(self, worker: WorkerProcess, stops: bool, most_bytes: int, results: int = 1):
+        self.results = results
         self.worker, self.stops, self.most_bytes, self.graph = worker, stops, most_bytes, False
         self.addresses: tuple[int, ...] = ()  # of the outputs of the last batch, as the worker tells
         self.mapped: MappedMemory | None = None
         self.inputs: list[dict[str, Tensor]] = []  # mapped: those of each set whose contents change, as they lie in memory
         self.input_addresses: set[int] = set()  # mapped: of these, in the worker
-        self.mapped_layout: TensorSpec | None = None  # of an output
+        self.mapped_layouts: list[TensorSpec] = []  # of the results of a call
         self.overhead_s = 0.0  # taken off each batch: see same_overhead()
         self.prepare([], graph=False)
         self.empty_s = median(self.time() for _ in range(EMPTY_BATCHES))  # what the clock reads for a batch of no calls
@@ -195,16 +197,20 @@ class Batches:
         self.prepare(order, graph)
         return seconds / len(calls) * 1e6
 
-    def fetch(self, calls: list[int]) -> list[tuple[Tensor, tuple[int, ...]]]:
-        """Outputs of some calls of the last batch, with their strides."""
+    def _of(self, calls: list[int], result: int) -> list[int]:
+        """The numbers of these calls' outputs among all of a batch."""
+        return [call * self.results + result for call in calls]
+
+    def fetch(self, calls: list[int], result: int = 0) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """One result of some calls of the last batch, with its strides."""
         with running(self.worker, self.stops):
-            described = self.worker.request("fetch", CALL_S, calls=calls).outputs
+            described = self.worker.request("fetch", CALL_S, calls=self._of(calls, result)).outputs
             return self.worker.fetch(described, len(calls), self.most_bytes)
 
-    def fetch_part(self, calls: list[int], part: list[int]) -> Tensor:
-        """A part (first element, elements) of the outputs of some calls of the last batch: [calls, elements]."""
+    def fetch_part(self, calls: list[int], part: list[int], result: int = 0) -> Tensor:
+        """A part (first element, elements) of one result of some calls of the last batch: [calls, elements]."""
         with running(self.worker, self.stops):
-            described = self.worker.request("fetch", CALL_S, calls=calls, part=part).outputs
+            described = self.worker.request("fetch", CALL_S, calls=self._of(calls, result), part=part).outputs
             ((output, _),) = self.worker.fetch(described, 1, len(calls) * self.most_bytes)
         if tuple(output.shape) != (len(calls), part[1]):
             raise self.worker.forged(f"a tensor of shape {list(output.shape)} instead of the part of each output")
@@ -221,9 +227,9 @@ class Batches:
     def _map(self, contents: "TimedContents") -> None:
         exported = self.worker.request("export", CALL_S, names=contents.changing)
         layouts = [contents.case.tensors[name] for name in contents.changing]
-        if exported.layout is None or len(exported.inputs) != contents.count:
+        if len(exported.layouts) != self.results or len(exported.inputs) != contents.count:
             raise self.worker.forged(f"{len(exported.inputs)} sets of inputs instead of {contents.count}, or no output")
-        self.mapped_layout = TensorSpec(exported.layout.shape, exported.layout.spec.dtype, exported.layout.stride)
+        self.mapped_layouts = [TensorSpec(one.shape, one.spec.dtype, one.stride) for one in exported.layouts]
         self.addresses = exported.outputs
         self.input_addresses = {address for addresses in exported.inputs for address in addresses}
         try:
@@ -234,12 +240,12 @@ class Batches:
         plain = [[in_memory_order(x) if dense(x) else x for x in map(distinct, tensors)] for tensors in views]
         self.inputs = [dict(zip(contents.changing, tensors)) for tensors in plain]
 
-    def mapped_output(self, contents: "TimedContents", call: int, layout: TensorSpec, start: int = 0) -> Tensor:
+    def mapped_output(
+        self, contents: "TimedContents", call: int, layout: TensorSpec, start: int = 0, result: int = 0
+    ) -> Tensor:
         """As output(), of mapped memory. Where it lies in memory that is not mapped yet, that is done now: it costs the
         worker the time."""
-        if call >= len(self.addresses):
-            raise self.worker.forged(f"{len(self.addresses)} addresses of outputs")
-        address = self.addresses[call] + start * layout.dtype.itemsize
+        address = self._address(call, result) + start * layout.dtype.itemsize
         try:
             return self.mapped.view(address, layout).clone()
         except ValueError:
@@ -254,23 +260,30 @@ class Batches:
             self.inputs = []
             self.mapped.close()
 
-    def layout(self) -> TensorSpec:
-        """The shape, dtype and strides of an output of the last batch, as the worker tells."""
-        layout = self.mapped_layout
-        if layout is None:
-            ((y, strides),) = self.fetch([0])
-            layout = TensorSpec(tuple(y.shape), y.dtype, strides)
-        if layout.storage_numel > MAX_GAPS * max(1, layout.numel):
-            raise self.worker.forged(f"strides {layout.strides} of a tensor of shape {list(layout.shape)}")
-        return layout
+    def layouts(self) -> list[TensorSpec]:
+        """The shape, dtype and strides of each result of a call of the last batch, as the worker tells."""
+        layouts = self.mapped_layouts
+        if not layouts:
+            seen = [self.fetch([0], result)[0] for result in range(self.results)]
+            layouts = [TensorSpec(tuple(y.shape), y.dtype, strides) for y, strides in seen]
+        for layout in layouts:
+            if layout.storage_numel > MAX_GAPS * max(1, layout.numel):
+                raise self.worker.forged(f"strides {layout.strides} of a tensor of shape {list(layout.shape)}")
+        return layouts
 
-    def output(self, call: int, layout: TensorSpec, start: int = 0) -> Tensor:
-        """The output of a call of the last batch, from element `start` on, read where it lies."""
-        if call >= len(self.addresses):
+    def output(self, call: int, layout: TensorSpec, start: int = 0, result: int = 0) -> Tensor:
+        """A result of a call of the last batch, from element `start` on, read where it lies."""
+        return self.worker.read(self._address(call, result), layout, start * layout.dtype.itemsize)
+
+    def _address(self, call: int, result: int) -> int:
+        (number,) = self._of([call], result)
+        if number >= len(self.addresses):
             raise self.worker.forged(f"{len(self.addresses)} addresses of outputs")
-        return self.worker.read(self.addresses[call], layout, start * layout.dtype.itemsize)
+        return self.addresses[number]
 
-    def arrival_s(self, calls: list[int], part: list[int], contents: "TimedContents | None" = None) -> float:
+    def arrival_s(
+        self, calls: list[int], part: list[int], contents: "TimedContents | None" = None, result: int = 0
+    ) -> float:
         """Seconds of a batch, until a part (first element, elements) of these calls' outputs lies in shared memory.
 
         Contents that the judge writes are written within them."""
@@ -280,7 +293,7 @@ class Batches:
             contents.write(self)
         with running(self.worker, self.stops):
             self.worker.request("batch", CALL_S, repeats=1)
-            self.worker.request("fetch", CALL_S, calls=calls, part=part)
+            self.worker.request("fetch", CALL_S, calls=self._of(calls, result), part=part)
             return time.perf_counter() - start
 
 

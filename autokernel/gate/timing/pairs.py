@@ -43,7 +43,7 @@ from autokernel.gate.timing.disturbance import DRIFT, MOST_LOAD, OTHER_LOAD, Oth
 from autokernel.gate.timing.faults import BaselineFault, Inconclusive, RefusedWhileTimed
 from autokernel.gate.workers.channel import Placed
 from autokernel.gate.workers.processes import WorkerFault, WorkerProcess, end_all
-from autokernel.spec import Case, TensorSpec
+from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import WeightedCase
 
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
@@ -65,11 +65,12 @@ class Side:
     source: str = ""
     compiled: bool = False
 
-    def load(self, kernel_type: str, libraries: str) -> dict[str, Any]:
+    def load(self, spec: KernelSpec, libraries: str) -> dict[str, Any]:
         """The message that makes a worker ready to run this side."""
         if self.source:
-            return {"op": "load", "source": self.source, "poison": False, "libraries": libraries}
-        return {"op": "load_eager", "kernel_type": kernel_type, "compiled": self.compiled}
+            results = spec.result_count
+            return {"op": "load", "source": self.source, "poison": False, "libraries": libraries, "results": results}
+        return {"op": "load_eager", "kernel_type": spec.name, "compiled": self.compiled}
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class PairTimer:
                 workers[side.name] = WorkerProcess(self.setting.parent, self.setting.threads, side.source, side.compiled)
             with _blame(workers[check]):
                 self.setting.each(
-                    workers, {side.name: side.load(self.setting.spec.name, self.setting.libraries) for side in sides}
+                    workers, {side.name: side.load(self.setting.spec, self.setting.libraries) for side in sides}
                 )
                 if self.kind == "cuda":
                     moved = max(self.setting.spec.bytes_moved(weighted.case.args) for weighted in self.target.cases)
@@ -228,7 +229,8 @@ class PairTimer:
                 for worker in workers.values():
                     worker.pin()
             most = most_bytes(self.setting.spec, case)
-            batches = {name: Batches(worker, True, most) for name, worker in workers.items()}
+            results = self.setting.spec.result_count
+            batches = {name: Batches(worker, True, most, results) for name, worker in workers.items()}
             same_overhead(batches.values())
             order, round_s = self._order(batches, contents, self._most_calls(case), self.calls.get(case.name, 2))
             self.calls[case.name] = len(order)
@@ -244,7 +246,7 @@ class PairTimer:
             raise RefusedWhileTimed(case.name, seed, reason)
         frozen = self.setting.maps or self.kind == "cpu" and workers[check].memory_fd is not None
         readings = {
-            name: audit.Readings(self.setting, case, seed, batch.layout(), keeps=name == check)
+            name: audit.Readings(self.setting, case, seed, batch.layouts(), keeps=name == check)
             for name, batch in batches.items()
             if frozen and (self.setting.maps or name == check)
         }
@@ -261,7 +263,7 @@ class PairTimer:
                         readings[name].read(batches[name], contents, order)
                     elif is_audited and name == check:
                         if len(clocked[check]) == 2 * rounds:  # before contents change
-                            output = audit.fetch(self.setting, batches[check], case, contents, order, seed)
+                            outputs = audit.fetch(self.setting, batches[check], case, contents, order, seed)
                         if self.kind == "cuda" and len(clocked[check]) == looked_at and self.setting.probe.busy():
                             went_on = audit.goes_on(self.setting, batches, check, case, seed)
         samples = per_call(clocked, length)
@@ -273,7 +275,7 @@ class PairTimer:
         with self.watch("audit"), OtherLoad(pids) as other_load:
             if self.kind == "cuda" or not readings:
                 least = {name: min(times) for name, times in samples.items()}
-                late = audit.late_work(self.setting, workers, batches, contents, check, least, output)
+                late = audit.late_work(self.setting, workers, batches, contents, check, least, outputs)
             foreign = audit.foreign_work(self.setting, batches[check])
         is_quiet = other_load.share <= AUDIT_LOAD
         if late and not is_quiet:

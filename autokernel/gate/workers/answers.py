@@ -99,7 +99,7 @@ class Exported(Answer, frozen=True, tag="answer"):
     inputs: tuple[tuple[Size, ...], ...]  # addresses by set
     outputs: tuple[Size, ...]
     allocations: Annotated[tuple[Allocation, ...], Meta(max_length=4096)]
-    layout: Output | None  # of the first output
+    layouts: Annotated[tuple[Output, ...], Meta(max_length=64)]  # of the results of a call
 
 
 class Fetched(Answer, frozen=True, tag="answer"):

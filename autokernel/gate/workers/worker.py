@@ -48,7 +48,8 @@ class Worker:
         self.regions: list[dict[tuple[str, int], Tensor]] = []  # on a GPU: each set's tensors, guards included
         self.pool: dict[torch.dtype, Tensor] = {}  # on a GPU: random numbers from which large inputs are cut
         self.memory: GuardedMemory | None = None
-        self.held: list[Any] = []
+        self.results = 1  # of a call
+        self.held: list[Any] = []  # what calls returned
         self.order: list[int] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.asking = threading.Lock()
@@ -81,8 +82,10 @@ class Worker:
 
     # Each do_<op> answers one message of the judge.
 
-    def do_load(self, source: str, poison: bool, libraries: str) -> None:
-        """Import a candidate's source as a module of its own. `libraries`: what it may call: "none", "gemm", "any"."""
+    def do_load(self, source: str, poison: bool, libraries: str, results: int = 1) -> None:
+        """Import a candidate's source as a module of its own. `libraries`: what it may call: "none", "gemm", "any";
+        `results`: how many it returns."""
+        self.results = results
         build.builder = self.ask_judge_to_build
         if poison and sys.platform == "linux":
             ctypes.CDLL(None).mallopt(M_PERTURB, POISON)
@@ -106,7 +109,7 @@ class Worker:
     def do_load_eager(self, kernel_type: str, compiled: bool) -> None:
         """The baseline: the spec's eager form, as it is or through torch.compile."""
         torch.backends.cuda.matmul.allow_tf32 = False
-        eager = load_spec(kernel_type).eager
+        eager, self.results = load_spec(kernel_type).eager, load_spec(kernel_type).result_count
         if compiled:  # a problem's modules are compiled themselves, one by one
             eager = eager.compiled() if hasattr(eager, "compiled") else torch.compile(eager, dynamic=False)
         self.function = eager
@@ -144,19 +147,23 @@ class Worker:
         self._drop()
         for number, i in enumerate(order):
             late = self.cuda and number == len(order) // 2
-            seen = self.held[0].clone() if late and self.held else None
+            seen = [y.clone() for y in self._results(self.held[0])] if late and self.held else None
             if late:
                 self._inputs_arrive_late()
-            y = self._own(self.function(**self.sets[i]), self.sets[i])
-            self.held.append(y if seen is None else seen.copy_(y))  # as the next kernel on this stream would see it
+            returned = self._own(self.function(**self.sets[i]), self.sets[i])
+            if seen is not None:  # as the next kernel on this stream would see it
+                copied = [mine.copy_(y) for mine, y in zip(seen, self._results(returned))]
+                returned = copied if len(copied) > 1 else copied[0]
+            self.held.append(returned)
         self._synchronize()
         if self.memory:
             self.memory.check()
         inputs = [region for regions in self.regions for region in regions.values()]
-        described = self._write([*self.held, *inputs])
+        outputs = self._outputs()
+        described = self._write([*outputs, *inputs])
         self._drop()
         self._give_back()
-        return {"outputs": described[: len(order)], "inputs": described[len(order) :]}
+        return {"outputs": described[: len(outputs)], "inputs": described[len(outputs) :]}
 
     def do_prepare(self, order: list[int], graph: bool) -> dict[str, Any]:
         """Get ready for timed batches of calls over the sets in `order`; with `graph`, captured as a CUDA graph."""
@@ -181,11 +188,14 @@ class Worker:
                 self.held = [function(**sets[i]) for i in order]
         enqueued_s = time.perf_counter() - start
         self._synchronize()
-        return {"enqueued_s": enqueued_s, "addresses": [] if self.graph is not None else [y.data_ptr() for y in self.held]}
+        addresses = [] if self.graph is not None else [y.data_ptr() for y in self._outputs()]
+        return {"enqueued_s": enqueued_s, "addresses": addresses}
 
     def do_fetch(self, calls: list[int], part: tuple[int, int] | None = None) -> dict[str, Any]:
-        """Hand back the outputs of some calls of the last batch, or of each the `part` (first element, elements) as one."""
-        outputs = [self.held[call] for call in calls]
+        """Hand back some outputs of the last batch, or of each the `part` (first element, elements) as one. Where a call
+        has several results, `calls` counts these."""
+        outputs = self._outputs()
+        outputs = [outputs[call] for call in calls]
         if part is not None:
             start, elements = part
             outputs = [torch.stack([y.reshape(-1)[start : start + elements] for y in outputs])]
@@ -194,10 +204,10 @@ class Worker:
     def do_export(self, names: list[str]) -> dict[str, Any]:
         """On a GPU: where these inputs of each set and the outputs of the last batch lie, and what maps that memory."""
         inputs = [[inputs[name].data_ptr() for name in names] for inputs in self.sets]
-        outputs = [y.data_ptr() for y in self.held]
+        outputs = [y.data_ptr() for y in self._outputs()]
         allocations = mapped_memory.export(address for addresses in (*inputs, outputs) for address in addresses)
-        layout = self._described(self.held[0], 0) if self.held else None
-        return {"inputs": inputs, "outputs": outputs, "allocations": allocations, "layout": layout}
+        layouts = [self._described(y, 0) for y in self._outputs()[: self.results]]
+        return {"inputs": inputs, "outputs": outputs, "allocations": allocations, "layouts": layouts}
 
     def do_drop(self) -> None:
         if self.graph is None:
@@ -258,13 +268,31 @@ class Worker:
             region.copy_(self.inputs[placed.start - GUARD : placed.end + GUARD])
         return x
 
-    def _own(self, y: Any, inputs: dict[str, Any]) -> Any:
-        """y, which must be memory of its own: who changes it in place would change an input."""
-        if type(y) is Tensor and y.numel() and y.layout == torch.strided:
-            storages = {x.untyped_storage().data_ptr() for x in inputs.values() if isinstance(x, Tensor)}
-            if y.untyped_storage().data_ptr() in storages:
-                raise ValueError("kernel_fn returned memory of an input, not a result of its own")
-        return y
+    def _results(self, returned: Any) -> list[Any]:
+        """Of one call."""
+        if self.results == 1:
+            return [returned]
+        if not isinstance(returned, (tuple, list)) or len(returned) != self.results:
+            raise TypeError(f"kernel_fn returned {type(returned).__name__}, not a tuple of {self.results} tensors")
+        return list(returned)
+
+    def _outputs(self) -> list[Any]:
+        """The results of all calls that are held, one call's after another's."""
+        return [y for returned in self.held for y in self._results(returned)]
+
+    def _own(self, returned: Any, inputs: dict[str, Any]) -> Any:
+        """What a call returned, each result memory of its own: else who changes it in place would change something else."""
+        storages = {x.untyped_storage().data_ptr() for x in inputs.values() if isinstance(x, Tensor)}
+        seen: set[int] = set()
+        for y in self._results(returned):
+            if type(y) is Tensor and y.numel() and y.layout == torch.strided:
+                memory = y.untyped_storage().data_ptr()
+                if memory in storages:
+                    raise ValueError("kernel_fn returned memory of an input, not a result of its own")
+                if memory in seen:
+                    raise ValueError("kernel_fn returned two results in one memory")
+                seen.add(memory)
+        return returned
 
     def _zeros(self, value: Any) -> Any:
         if not isinstance(value, dict):

@@ -5,8 +5,18 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered
-from autokernel.model.regions.writing import OPERATORS, Writer, levels, loops_of, varying
+from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered, Result
+from autokernel.model.regions.writing import (
+    OPERATORS,
+    Writer,
+    in_words,
+    levels,
+    loops_of,
+    made,
+    result_names,
+    returned,
+    varying,
+)
 from autokernel.spec import TensorSpec
 
 TYPES = {
@@ -71,30 +81,31 @@ def _laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def kernel_fn({parameters}) -> torch.Tensor:
+def kernel_fn({parameters}) -> {returned}:
     """{shapes}"""
     inputs = [_laid_out(x, stride) for x, stride in zip(({names},), STRIDES)]
-    y = torch.empty({shape}, dtype=torch.{dtype})
-    _run(*(x.data_ptr() for x in inputs), y.data_ptr())
-    return y
+    {made}
+    _run(*(x.data_ptr() for x in inputs), {addresses})
+    return {results}
 '''
 
 
-def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> dict[str, str]:
+def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec]) -> dict[str, str]:
     """A kernel file, by its stem."""
-    names = [f"input_{i}" for i in range(len(inputs))]
-    shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, inputs))
+    names, results = [f"input_{i}" for i in range(len(inputs))], result_names(lowered.results)
     text = FILE.format(
         title=title,
         name=name,
-        code=_code(lowered, inputs, output),
-        signature="p" * len(inputs) + "p",
+        code=_code(lowered, inputs),
+        signature="p" * (len(inputs) + len(results)),
         strides=repr(tuple(t.strides for t in inputs)),
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
         names=", ".join(names),
-        shapes=f"{shapes} -> {list(output.shape)}, contiguous.",
-        shape=tuple(output.shape),
-        dtype=str(output.dtype).removeprefix("torch."),
+        shapes=in_words(names, inputs, [result.spec for result in lowered.results]),
+        returned=returned(lowered.results),
+        made=made(lowered.results),
+        addresses=", ".join(f"{y}.data_ptr()" for y in results),
+        results=", ".join(results),
     )
     return {"cpp_kernel": text}
 
@@ -112,10 +123,11 @@ def number(e: Expression) -> str:
     return f"({v!r}f)" if v < 0 else f"{v!r}f"
 
 
-def _code(lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> str:
-    function = _Function(lowered, output)
-    pointers = ", ".join(f"const {TYPES[t.dtype]}* __restrict x{i}" for i, t in enumerate(inputs))
-    head = f'extern "C" int run({pointers}, {TYPES[output.dtype]}* __restrict y) {{'
+def _code(lowered: Lowered, inputs: Sequence[TensorSpec]) -> str:
+    function = _Function(lowered)
+    pointers = [f"const {TYPES[t.dtype]}* __restrict x{i}" for i, t in enumerate(inputs)]
+    pointers += [f"{TYPES[r.spec.dtype]}* __restrict {y}" for y, r in zip(result_names(lowered.results), lowered.results)]
+    head = f'extern "C" int run({", ".join(pointers)}) {{'
     return "\n".join([head, *indented(function.lines()), "    return 0;", "}"])
 
 
@@ -126,8 +138,8 @@ def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
 class _Function:
     """The body of `run`. A job is a row, or, where rows have no sums, a block of BLOCK columns of one."""
 
-    def __init__(self, lowered: Lowered, output: TensorSpec):
-        self.lowered, self.output, self.loops = lowered, output, loops_of(lowered)
+    def __init__(self, lowered: Lowered):
+        self.lowered, self.loops = lowered, loops_of(lowered)
         self.index = [f"i{d}" for d in range(len(self.loops.sizes))]
         self.in_columns = varying(lowered)
         self.row = self._writer("t")
@@ -200,13 +212,20 @@ class _Function:
         return [*before, *starts, *self._along_row(inner, clauses), *ends]
 
     def _results(self) -> list[str]:
-        """The loop along the row that writes; one store where the result is one number a row."""
-        result = self.lowered.result
-        before = self.row.same_along_row([result], self.in_columns)
-        loop = self._writer("c", self.row.known)
-        text = loop.text(result)
-        store = [*loop.take(), f"y[{self._place(self.loops.output)}] = {TYPES[self.output.dtype]}({text});"]
-        return [*before, *(self._along_row(store) if result in self.in_columns or self.in_blocks else store)]
+        """The loop along the row that writes; one store for each result that is one number a row."""
+        results = list(zip(result_names(self.lowered.results), self.lowered.results, self.loops.results))
+        inner = [r for i, r in enumerate(results) if self.in_blocks or self.loops.in_columns(i)]
+        before = self.row.same_along_row([result.expression for _, result, _ in inner], self.in_columns)
+        once = self._stores(self.row, [r for r in results if r not in inner])
+        stores = self._stores(self._writer("c", self.row.known), inner)
+        return [*before, *once, *(self._along_row(stores) if inner else ())]
+
+    def _stores(self, writer: Writer, results: Sequence[tuple[str, Result, Sequence[int]]]) -> list[str]:
+        lines = []
+        for y, result, strides in results:
+            text = writer.text(result.expression)
+            lines += [*writer.take(), f"{y}[{self._place(strides)}] = {TYPES[result.spec.dtype]}({text});"]
+        return lines
 
     def _along_row(self, inner: Sequence[str], clauses: str = "") -> list[str]:
         lines, columns = [], self.loops.columns

@@ -1,4 +1,9 @@
-"""Finds regions in a graph: operations on elements and rows that are in no site, and that one result alone is made of."""
+"""Finds regions in a graph: operations on elements and rows, from their inputs to few results.
+
+First each result that others use, with all that nothing but it is made of: a cone. Then cones are joined where one reads
+what the other writes or reads, so that memory is read and written less often. Sites of named types that are nothing but
+such operations (norms, softmax) may be joined too; as they are they stay sites of their types.
+"""
 
 import hashlib
 import re
@@ -11,16 +16,17 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.backends import default_backend
-from autokernel.model.capture import aten, reason, value
+from autokernel.model.capture import aten, is_idle, reason, value
 from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
 from autokernel.model.regions import cpp, triton
-from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower
+from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of
-from autokernel.spec import TensorSpec, load_spec
+from autokernel.spec import DTYPES, TensorSpec, load_spec
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
 CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
-MOST_INPUTS = 16
+MOST_INPUTS, MOST_RESULTS = 16, 4
+LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
 NAMED = 3  # operators in a region's name
 WRITERS = {"cpp": cpp.write, "triton": triton.write}
 # sites that one region has are found once: a model repeats its layers
@@ -32,13 +38,22 @@ def region_finder(device: str) -> RegionFinder:
     return partial(regions_of, backend=default_backend(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cone:
-    """Nodes whose results are used for `output` alone, and what they take."""
+    """Nodes whose results are used for `outputs` alone, and what they take; outputs in the order of the graph.
 
-    output: Node
+    parts: what it was joined of. site: that it is in already.
+    """
+
+    outputs: tuple[Node, ...]
     nodes: frozenset[Node]
     inputs: tuple[Node, ...]
+    parts: tuple["Cone", ...] = ()
+    site: Site | None = None
+
+    @property
+    def has_site(self) -> bool:
+        return self.site is not None or any(part.has_site for part in self.parts)
 
 
 def regions_of(
@@ -48,38 +63,136 @@ def regions_of(
     only: Collection[str] | None = None,
     min_elements: int = MIN_ELEMENTS,
 ) -> Iterator[Site]:
-    """A site for each region outside of `sites`.
+    """A site for each region, outside of `sites` or in the place of some of them.
 
     Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none.
-    min_elements: of inputs and result, once for each operation.
+    min_elements: of inputs and results, once for each operation.
     """
-    order = {node: i for i, node in enumerate(graph.graph.nodes)}
-    taken, live = {node for site in sites for node in site.nodes}, _live(graph, sites)
-    for node in reversed(graph.graph.nodes):
-        if node in taken or node not in live or not _fits(node) or node.target in VIEWS:
-            continue
+    regions = _Regions(graph, sites, backend, only, min_elements)
+    for cone in regions.joined(regions.cones()):
+        yield from regions.sites_of(cone)
+
+
+class _Regions:
+    """The cones of one graph, and what becomes of them."""
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        sites: Collection[Site],
+        backend: str,
+        only: Collection[str] | None,
+        min_elements: int,
+    ):
+        self.graph, self.sites, self.backend, self.only, self.min_elements = graph, sites, backend, only, min_elements
+        self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
+        self.lowered: dict[tuple[Node, ...], tuple[GraphModule, Lowered]] = {}  # by outputs, of the cones so far
+
+    def cones(self) -> list[Cone]:
+        """Each with one result; whatever comes of them, the same graph has the same ones everywhere."""
+        taken, live = {node for site in self.sites for node in site.nodes}, _live(self.graph, self.sites)
+        found = [
+            Cone((site.output,), site.nodes, tuple(site.inputs), site=site)
+            for site in self.sites
+            if all(map(_fits, site.nodes)) and not _passes_on(site.output)
+        ]
+        for node in reversed(self.graph.graph.nodes):
+            is_free = node not in taken and node in live and _fits(node) and not _passes_on(node)
+            if is_free and (cone := self._cone(node, taken)):
+                found.append(cone)
+                taken |= cone.nodes
+        return found
+
+    def _cone(self, output: Node, taken: Collection[Node]) -> Cone | None:
+        """The largest cone of `output` that can be written as arithmetic on elements."""
         barred: set[Node] = set()
-        while cone := _grown(node, taken | barred, order, min_elements):
-            piece = piece_of(graph, cone.output, cone.inputs)
+        while cone := _grown(output, taken | barred, self.order):
+            piece = piece_of(self.graph, cone.outputs, cone.inputs)
             try:
-                lowered = lower(piece)
+                self.lowered[cone.outputs] = piece, lower(piece)
+                return cone
             except Unsupported as why:
-                culprits = _originals(cone, piece, order)
-                barred.add(culprits.get(why.node, cone.output))
-                if cone.output in barred:
-                    break
-                continue
-            taken |= cone.nodes  # whatever comes of it: the same graph has the same regions everywhere
-            site = _site(cone, piece, lowered, backend, only)
-            if site:
-                yield site
-            break
+                barred.add(_originals(cone, piece, self.order).get(why.node, output))
+        return None
+
+    def joined(self, cones: list[Cone]) -> list[Cone]:
+        """The cones, of which those pairs that save most are joined first, until none is left that saves much."""
+        tried: set[frozenset[Node]] = set()
+        while True:
+            gone, made = set(), []
+            for a, b in self._pairs(cones):
+                key = frozenset((*a.outputs, *b.outputs))
+                if key in tried or a in gone or b in gone:
+                    continue
+                if whole := self._join(a, b):
+                    made.append(whole)
+                    gone |= {a, b}
+                tried.add(key)
+            if not made:
+                return cones
+            cones = [cone for cone in cones if cone not in gone] + made
+
+    def _pairs(self, cones: Sequence[Cone]) -> list[tuple[Cone, Cone]]:
+        """Of which one reads, not through memory alone, what the other reads or writes; those that save most first."""
+        touching: dict[Node, list[Cone]] = {}  # memory that is read or written, by the node that made it
+        for cone in cones:
+            for node in dict.fromkeys(map(_base, (*cone.outputs, *cone.inputs))):
+                touching.setdefault(node, []).append(cone)
+        saved: dict[tuple[Cone, Cone], int] = {}
+        for node, several in touching.items():
+            for i, a in enumerate(several):
+                for b in several[i + 1 :]:
+                    saved[a, b] = saved.get((a, b), 0) + _nbytes(node)
+        worth = [
+            (bytes_saved, a, b)
+            for (a, b), bytes_saved in saved.items()
+            if bytes_saved >= LEAST_SAVED * (_moved(a) + _moved(b)) and not (a.has_site and b.has_site)
+        ]
+        return [(a, b) for _, a, b in sorted(worth, key=lambda w: (-w[0], self.order[w[1].outputs[-1]]))]
+
+    def _join(self, a: Cone, b: Cone) -> Cone | None:
+        """Both as one; None where that is none: each input is to be there before the first result."""
+        made = sorted({*a.outputs, *b.outputs}, key=self.order.__getitem__)
+        taken = (n for n in (*a.inputs, *b.inputs) if _base(n, made) not in made)
+        first = self.order[made[0]]
+        inputs = tuple(dict.fromkeys(n if self.order[n] < first else _base(n) for n in taken))
+        if max(map(self.order.__getitem__, inputs), default=first) >= first:
+            return None
+        own, nodes = a.nodes | b.nodes, set(between(inputs, *made))
+        if not own <= nodes or not all(map(_passes_on, nodes - own)):
+            return None
+
+        def is_used_outside(node: Node) -> bool:
+            return any(user not in nodes or (user not in own and is_used_outside(user)) for user in node.users)
+
+        outputs = tuple(n for n in made if is_used_outside(n))
+        between_them = {n for n in nodes - own if is_used_outside(n)}  # views that others take as well
+        if not 0 < len(outputs) <= MOST_RESULTS or not 0 < len(inputs) <= MOST_INPUTS:
+            return None
+        piece = piece_of(self.graph, outputs, inputs)
+        try:
+            self.lowered[outputs] = piece, lower(piece)
+        except Unsupported:
+            return None
+        return Cone(outputs, frozenset(nodes - between_them), inputs, (a, b))
+
+    def sites_of(self, cone: Cone) -> Iterator[Site]:
+        """The region; where it cannot be one, what its parts are."""
+        work = [n for n in cone.nodes if _computes(n)]
+        elements = sum(value(n).numel() for n in (*cone.outputs, *cone.inputs))
+        is_worth_it = len(work) > 1 and elements * len(work) >= self.min_elements and not cone.site
+        site = _site(cone, *self.lowered[cone.outputs], self.backend, self.only) if is_worth_it else None
+        if site:
+            yield site
+            return
+        for part in cone.parts:
+            yield from self.sites_of(part)
 
 
 def _live(graph: GraphModule, sites: Collection[Site]) -> set[Node]:
     """The nodes that something comes of once kernels compute the sites."""
     live: set[Node] = set()
-    taken = {site.output: site.inputs for site in sites}
+    taken = {output: site.inputs for site in sites for output in site.outputs}
     for node in reversed(graph.graph.nodes):
         if node in live or node.op == "output" or node.is_impure() or isinstance(node.target, HigherOrderOperator):
             live |= {node, *taken.get(node, node.all_input_nodes)}
@@ -98,8 +211,28 @@ def _fits(node: Node) -> bool:
     return node.op == "call_function" and node.target in RULES and isinstance(result, Tensor) and result.numel() > 0
 
 
-def _grown(output: Node, taken: Collection[Node], order: dict[Node, int], min_elements: int) -> Cone | None:
-    """The largest cone of `output`; None if it is no more than one operation, or of little work."""
+def _passes_on(node: Node) -> bool:
+    """Whether its result is its input, or a view of it."""
+    return _fits(node) and (node.target in VIEWS or is_idle(node))
+
+
+def _base(node: Node, ends: Collection[Node] = ()) -> Node:
+    """What a view is of; one of `ends`, where it is of that."""
+    while node not in ends and _passes_on(node):
+        node = node.args[0]
+    return node
+
+
+def _nbytes(node: Node) -> int:
+    return value(node).numel() * value(node).dtype.itemsize
+
+
+def _moved(cone: Cone) -> int:
+    return sum(map(_nbytes, (*cone.inputs, *cone.outputs)))
+
+
+def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Cone | None:
+    """The largest cone of `output`; None if it computes nothing, or takes too much or nothing."""
     if output in taken:
         return None
     nodes, pending = {output}, [output]
@@ -117,12 +250,10 @@ def _grown(output: Node, taken: Collection[Node], order: dict[Node, int], min_el
             nodes.discard(node)
     taken_by = (_before_broadcast(s) for n in in_order if n in nodes for s in n.all_input_nodes if s not in nodes)
     inputs = tuple(dict.fromkeys(taken_by))
-    work = [n for n in nodes if _computes(n)]
-    elements = sum(value(n).numel() for n in (output, *inputs) if isinstance(value(n), Tensor))
     is_whole = all(isinstance(value(n), Tensor) for n in inputs)
-    if len(work) < 2 or elements * len(work) < min_elements or not is_whole or not 0 < len(inputs) <= MOST_INPUTS:
+    if not any(map(_computes, nodes)) or not is_whole or not 0 < len(inputs) <= MOST_INPUTS:
         return None
-    return Cone(output, frozenset(nodes), inputs)
+    return Cone((output,), frozenset(nodes), inputs)
 
 
 def _broadcasts(node: Node) -> bool:
@@ -136,9 +267,9 @@ def _before_broadcast(node: Node) -> Node:
     return node
 
 
-def piece_of(graph: GraphModule, output: Node, inputs: Sequence[Node]) -> GraphModule:
-    """What computes `output` of `inputs` as a graph of its own."""
-    piece = extract_subgraph(graph, [output], list(inputs), wide=False)
+def piece_of(graph: GraphModule, outputs: Sequence[Node], inputs: Sequence[Node]) -> GraphModule:
+    """What computes `outputs` of `inputs` as a graph of its own."""
+    piece = extract_subgraph(graph, list(outputs), list(inputs), wide=False)
     for placeholder, node in zip(piece.graph.find_nodes(op="placeholder"), inputs):
         placeholder.meta["val"] = value(node)
     return piece
@@ -147,35 +278,36 @@ def piece_of(graph: GraphModule, output: Node, inputs: Sequence[Node]) -> GraphM
 def _originals(cone: Cone, piece: GraphModule, order: dict[Node, int]) -> dict[Node, Node]:
     """Nodes of the cone's own graph -> those of the model's."""
     copies = [n for n in piece.graph.nodes if n.op == "call_function"]
-    return dict(zip(copies, sorted(between(cone.inputs, cone.output), key=order.__getitem__)))
+    return dict(zip(copies, sorted(between(cone.inputs, *cone.outputs), key=order.__getitem__)))
 
 
 def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: Collection[str] | None) -> Site | None:
     """The region as a kernel type, and this as a site of it; None where a kernel would be called in another way."""
     arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
-    dtypes = {t.dtype for t in arguments.values() if t.dtype.is_floating_point}
-    output = value(cone.output)
-    if len(dtypes) != 1 or output.dtype not in dtypes or any(map(_repeats, arguments.values())):
+    results = tuple(result_spec(value(node)) for node in cone.outputs)
+    is_float = any(t.dtype.is_floating_point for t in arguments.values())
+    if not is_float or not all(t.dtype in DTYPES for t in results) or any(map(_repeats, arguments.values())):
         return None
     work = [n for n in piece.graph.nodes if n.op == "call_function" and _computes(n)]
     operators = [_word(n) for n in work]
     title = ", ".join(operators)
     source = source_of(piece, title)
-    digest = hashlib.sha256(repr((source, arguments)).encode()).hexdigest()[:10]
+    strides = [t.strides for t in results if t.stride]
+    digest = hashlib.sha256(repr((source, arguments, *strides)).encode()).hexdigest()[:10]
     name = "_".join(["region", *dict.fromkeys(operators[-NAMED:]), digest])
-    result = TensorSpec(tuple(output.shape), output.dtype)
     flops = sum(
         max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor)) for node in work
     )
-    region = Region(name, title, source, arguments, flops, result)
+    region = Region(name, title, source, arguments, flops, results)
     if name not in _KNOWN and only is None:
         _KNOWN[name] = _set_up(region, lowered, backend)
     if not (name in only if only is not None else _KNOWN[name]):
         return None
     parameters = dict(zip(arguments, cone.inputs))
     pattern = Pattern(region.function, {})
-    case = site_case(load_spec(name), pattern, {k: value(v) for k, v in parameters.items()}, output)
-    return Site(name, pattern, parameters, cone.nodes, cone.output, case) if case else None
+    *others, output = cone.outputs
+    case = site_case(load_spec(name), pattern, {k: value(v) for k, v in parameters.items()}, value(output))
+    return Site(name, pattern, parameters, cone.nodes, output, case, others=tuple(others)) if case else None
 
 
 def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
@@ -186,7 +318,7 @@ def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
         return False
     title = f"{region.title}: a region of a model's graph."
     try:
-        starters = WRITERS[backend](region.name, title, lowered, list(region.arguments.values()), region.output)
+        starters = WRITERS[backend](region.name, title, lowered, list(region.arguments.values()))
     except Unsupported:
         return False
     if backend == "triton":
@@ -209,11 +341,6 @@ def _with_inductors(region: Region, starters: dict[str, str]) -> Region:
 def _repeats(t: TensorSpec) -> bool:
     """Whether elements are in one place."""
     return t.overlaps or any(stride == 0 and n > 1 for stride, n in zip(t.strides, t.shape))
-
-
-def _elements(node: Node) -> int:
-    """Of the largest tensor that it takes or makes."""
-    return max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor))
 
 
 def _word(node: Node) -> str:

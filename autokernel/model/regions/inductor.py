@@ -20,8 +20,9 @@ from torch._inductor.utils import get_code
 from torch._subclasses import FakeTensorMode
 
 from autokernel.model.regions.lowering import Unsupported
-from autokernel.model.regions.spec import Region
+from autokernel.model.regions.spec import Region, several
 from autokernel.model.regions.triton import LAID_OUT
+from autokernel.model.regions.writing import in_words
 
 SETTINGS = {
     "force_disable_caches": True,  # of what is in a cache nothing is written
@@ -61,7 +62,7 @@ STRIDES = {strides}
 
 {laid_out}
 
-def kernel_fn({parameters}) -> torch.Tensor:
+def kernel_fn({parameters}) -> {returned}:
     """{shapes}"""
     {names} = (_laid_out(x, stride) for x, stride in zip(({names}), STRIDES))
 {body}
@@ -109,17 +110,20 @@ def _empty(region: Region) -> list[Tensor]:
 
 
 def _program(region: Region) -> str:
-    """Inductor's program for the region with a contiguous result; nothing of it is compiled or run."""
+    """Inductor's program for the region with results in their strides; nothing of it is compiled or run."""
     module = fx.symbolic_trace(region.function)
     with FakeTensorMode():
         inputs = _empty(region)
-        is_contiguous = region.function(*inputs).is_contiguous()
-    if not is_contiguous:
-        (output,) = module.graph.find_nodes(op="output")
-        with module.graph.inserting_before(output):
-            options = {"memory_format": torch.contiguous_format}
-            output.args = (module.graph.call_function(torch.ops.aten.clone.default, output.args, options),)
-        module.recompile()
+        strides = [y.stride() for y in several(region.function(*inputs))]
+    (output,) = module.graph.find_nodes(op="output")
+    made = [*several(output.args[0])]
+    for i, t in enumerate(region.outputs):
+        if strides[i] != t.strides:  # what the model has there is not of memory of its own: it is to be contiguous
+            with module.graph.inserting_before(output):
+                options = {"memory_format": torch.contiguous_format}
+                made[i] = module.graph.call_function(torch.ops.aten.clone.default, (made[i],), options)
+    output.args = (tuple(made) if len(made) > 1 else made[0],)
+    module.recompile()
     with mock.patch.object(torch._dynamo, "reset"):  # get_code calls it: what the process has compiled is to stay
         programs = [text for text in get_code(torch._inductor.compile, module, inputs) if text]
     if len(programs) != 1:
@@ -198,7 +202,6 @@ def _file(region: Region, tree: ast.Module, kernels: Mapping[str, Kernel]) -> st
     helpers = _helpers(sorted(n for n in _names(texts) if hasattr(triton_helpers, n) and n not in BUILT_IN))
     functions = "\n\n\n".join([*helpers.values(), *(kernel.text for kernel in kernels.values())])
     tunables = {knobs[n, knob]: kernels[n].choices[knob] for n, knob in knobs if len(kernels[n].choices[knob]) > 1}
-    shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in region.arguments.items())
     return FILE.format(
         title=f"{region.title}: a region of a model's graph.",
         version=torch.__version__,
@@ -211,7 +214,8 @@ def _file(region: Region, tree: ast.Module, kernels: Mapping[str, Kernel]) -> st
         laid_out=LAID_OUT,
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
         names=", ".join(names) + "," * (len(names) == 1),
-        shapes=f"{shapes} -> {list(region.output.shape)}, contiguous.",
+        shapes=in_words(names, list(region.arguments.values()), region.outputs),
+        returned="torch.Tensor" if len(region.outputs) == 1 else "tuple[torch.Tensor, ...]",
         body=textwrap.indent("\n".join(body), "    "),
     )
 
@@ -244,8 +248,8 @@ class Body:
                     text = self._text(node.value)
                     self.named[name] = name
                     yield f"{name} = {text}"
-                case ast.Return(value=ast.Tuple(elts=[result])):
-                    yield f"return {self._text(result)}"
+                case ast.Return(value=ast.Tuple(elts=results)):
+                    yield f"return {', '.join(map(self._text, results))}"
                 case _:
                     raise Unsupported(f"Inductor's program has {ast.unparse(node).splitlines()[0]}")
 

@@ -1,7 +1,8 @@
 """A region's nodes as arithmetic on single elements: which numbers, at which indices, through which functions and sums.
 
 All values of a region are looked at from one index space, that of its largest result. Its dims are split where a reshape
-within the region needs it. What is computed at an index is an expression; each input is read by a stride per dim.
+within the region needs it. What is computed at an index is an expression; each input is read, and each result written, by a
+stride per dim.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autokernel.model.capture import aten, value
+from autokernel.spec import TensorSpec
 
 FLOAT, INT, BOOL = "float", "int", "bool"
 OWN_NAMES = ("exp", "log", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1", "sqrt")  # as PyTorch has them
@@ -54,17 +56,22 @@ class Expression:
 
 
 @dataclass(frozen=True)
+class Result:
+    """An expression that is written to memory: at every index, or, where it ends in a reduction, once for each row."""
+
+    expression: Expression
+    spec: TensorSpec
+    strides: tuple[int, ...]  # by dim of the index space; 0 along those that it does not have
+
+
+@dataclass(frozen=True)
 class Lowered:
-    """One region: its result for every index of `sizes`; where it ends in a reduction, of dims that are not `reduced`."""
+    """One region: its results for the indices of `sizes`."""
 
     sizes: tuple[int, ...]
     reduced: tuple[int, ...]  # dims that every reduction runs over; empty if there is none
-    result: Expression
+    results: tuple[Result, ...]
     inputs: tuple[Node, ...]
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        return tuple(d for d in range(len(self.sizes)) if d not in self.reduced)
 
     @property
     def expressions(self) -> list[Expression]:
@@ -77,22 +84,40 @@ class Lowered:
                     visit(operand)
                 found[e] = None
 
-        visit(self.result)
+        for result in self.results:
+            visit(result.expression)
         return list(found)
 
 
+def result_spec(fake: Tensor) -> TensorSpec:
+    """What a kernel makes in place of `fake`: in its strides where these are of all of a memory, else contiguous."""
+    is_plain = fake.is_contiguous() or not is_dense(fake)
+    return TensorSpec(tuple(fake.shape), fake.dtype, None if is_plain else tuple(fake.stride()))
+
+
+def is_dense(fake: Tensor) -> bool:
+    """Whether it fills its memory without gaps or overlaps."""
+    reach = 1
+    for stride, size in sorted((s, n) for s, n in zip(fake.stride(), fake.shape) if n > 1):
+        if stride != reach:
+            return False
+        reach *= size
+    return True
+
+
 def lower(piece: GraphModule) -> Lowered:
-    """The result of a region, a graph of its own with one output; Unsupported where that is beyond these means."""
+    """The results of a region, a graph of its own; Unsupported where they are beyond these means."""
     placeholders = tuple(piece.graph.find_nodes(op="placeholder"))
-    (output,) = piece.graph.output_node().args[0]
-    space = max((n for n in piece.graph.nodes if n.op == "call_function"), key=lambda n: (value(n).numel(), n is output))
+    outputs = piece.graph.output_node().args[0]
+    computed = [n for n in piece.graph.nodes if n.op == "call_function"]
+    space = max(reversed(computed), key=lambda n: (value(n).numel(), n in outputs))
     sizes = [size for size in value(space).shape if size != 1]
     for _ in range(16):
         try:
-            return _Lowering(placeholders, tuple(sizes)).lower(output, value(space).shape)
+            return _Lowering(placeholders, tuple(sizes)).lower(outputs, value(space).shape)
         except _Split as split:
             sizes[split.dim : split.dim + 1] = [sizes[split.dim] // split.inner, split.inner]
-    raise Unsupported("its reshapes do not fit together", output)
+    raise Unsupported("its reshapes do not fit together", outputs[-1])
 
 
 @dataclass
@@ -103,14 +128,34 @@ class _Lowering:
     at: dict[tuple[Node, Groups], Expression] = field(default_factory=dict)
     reduced: tuple[int, ...] = ()
 
-    def lower(self, output: Node, space: Sequence[int]) -> Lowered:
-        whole = self.split(range(len(self.sizes)), space)
-        shape = value(output).shape
-        if math.prod(shape) == math.prod(space):
-            result = self.element(output, self.split(range(len(self.sizes)), shape))
-        else:  # a reduction is the end: its dims are found from the operand's side
-            result = self.element(output, self._kept(shape, space, whole, output))
-        return Lowered(self.sizes, self.reduced, result, self.inputs)
+    def lower(self, outputs: Sequence[Node], space: Sequence[int]) -> Lowered:
+        """From the last result to the first: an earlier one is where a later one was computed from it."""
+        results = {output: self._result(output, space) for output in reversed(outputs)}
+        for output, result in results.items():
+            missing = {d for d, stride in enumerate(result.strides) if not stride}
+            if missing and missing != set(self.reduced):
+                raise Unsupported("a result that is one number for several rows", output)
+        return Lowered(self.sizes, self.reduced, tuple(results[output] for output in outputs), self.inputs)
+
+    def _result(self, output: Node, space: Sequence[int]) -> Result:
+        spec = result_spec(value(output))
+        dims = range(len(self.sizes))
+        seen = (groups for node, groups in self.at if node is output)
+        groups = next((g for g in seen if {d for group in g for d in group} | set(self.reduced) == set(dims)), None)
+        if groups is None and spec.numel == math.prod(space):
+            groups = self.split(dims, spec.shape)
+        elif groups is None:  # a reduction is the end: its dims are found from the operand's side
+            groups = self._kept(spec.shape, space, self.split(dims, space), output)
+        return Result(self.element(output, groups), spec, self._walk(spec.strides, groups))
+
+    def _walk(self, strides: Sequence[int], groups: Groups) -> tuple[int, ...]:
+        """The strides of a tensor, whose dims run along `groups`, by dim of the index space."""
+        walked = [0] * len(self.sizes)
+        for stride, group in zip(strides, groups):
+            for dim in reversed(group):
+                walked[dim] = stride
+                stride *= self.sizes[dim]
+        return tuple(walked)
 
     def _kept(self, shape: Sequence[int], space: Sequence[int], whole: Groups, node: Node) -> Groups:
         if len(shape) == len(space):
@@ -169,14 +214,10 @@ class _Lowering:
         return self.at[v, groups]
 
     def _load(self, node: Node, groups: Groups) -> Expression:
-        t, strides = value(node), [0] * len(self.sizes)
-        for stride, group in zip(t.stride(), groups):
-            for dim in reversed(group):
-                strides[dim] = stride
-                stride *= self.sizes[dim]
-        dims = [d for group in groups for d in group]
-        place = self.inputs.index(node), tuple(strides)
-        return self.make("load", kind=kind_of(t.dtype, node), data=place, dims=[d for d in dims if strides[d]])
+        t = value(node)
+        strides = self._walk(t.stride(), groups)
+        dims = [d for d, stride in enumerate(strides) if stride]
+        return self.make("load", kind=kind_of(t.dtype), data=(self.inputs.index(node), strides), dims=dims)
 
     def _computed(self, node: Node, groups: Groups) -> Expression:
         try:
@@ -210,6 +251,8 @@ class _Lowering:
         inner = iter(self.split(missing, [shape[d] for d in dims]))
         rest = iter(kept)
         whole = tuple(next(inner) if d in dims else next(rest) for d in range(len(shape)))
+        if not missing:  # of one element each
+            return self.as_float(of(whole))
         if self.reduced not in ((), missing):
             raise Unsupported("it reduces over different dims")
         self.reduced = missing
@@ -716,14 +759,19 @@ def _permute(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.element(node.args[0], tuple(groups[order.index(d)] for d in range(rank)))
 
 
-def evaluate(lowered: Lowered, inputs: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """The region's result, of this shape, as the expressions say, computed by PyTorch in the inputs' dtypes."""
+def evaluate(lowered: Lowered, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The region's results as the expressions say, computed by PyTorch in the inputs' dtypes, in their own strides."""
     known: dict[Expression, Any] = {}
     for e in lowered.expressions:
         known[e] = _evaluated(e, [known[operand] for operand in e.operands], inputs, lowered)
-    is_whole = math.prod(shape) == math.prod(lowered.sizes)
-    sizes = [1 if d in lowered.reduced and not is_whole else n for d, n in enumerate(lowered.sizes)]
-    return torch.as_tensor(known[lowered.result]).expand(sizes).reshape(tuple(shape))
+    return tuple(_written(result, torch.as_tensor(known[result.expression]), lowered) for result in lowered.results)
+
+
+def _written(result: Result, numbers: Tensor, lowered: Lowered) -> Tensor:
+    sizes = [n if stride else 1 for n, stride in zip(lowered.sizes, result.strides)]
+    y = torch.empty_strided(result.spec.shape, result.spec.strides, dtype=numbers.dtype)
+    y.as_strided(sizes, result.strides).copy_(numbers.expand(sizes))
+    return y
 
 
 def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], lowered: Lowered) -> Any:

@@ -13,7 +13,9 @@ def with_moments(lowered: Lowered) -> Lowered:
     of parts: Chan, Golub and LeVeque 1979); sum(f) is n times the mean.
     """
     rewriting = _Rewriting(lowered)
-    return replace(lowered, result=rewriting.of(lowered.result)) if rewriting.squared else lowered
+    if not rewriting.squared:
+        return lowered
+    return replace(lowered, results=tuple(replace(r, expression=rewriting.of(r.expression)) for r in lowered.results))
 
 
 class _Rewriting:

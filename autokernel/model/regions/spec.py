@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, device, inf, nan
 
 
-def region({parameters}) -> Tensor:
+def region({parameters}) -> {returned}:
 {body}
 '''
 SIZES = {"sizes": "the model's"}
@@ -52,7 +52,7 @@ class Region:
     source: str
     arguments: Args
     flops: int  # one an element and operator
-    output: TensorSpec
+    outputs: tuple[TensorSpec, ...]
     positive: tuple[str, ...] = ()  # inputs that are to be positive, or most of the result would be NaN
     row_scales: tuple[float, ...] = FEW  # sizes at which its own dtype holds what float64 holds
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
@@ -83,8 +83,9 @@ class Region:
     @staticmethod
     def read(folder: Path) -> "Region":
         data = json.loads((folder / "region.json").read_text())
-        decoded = decode_case({"name": "", "args": data["arguments"] | {"": data["output"]}}).args
-        data |= {"arguments": {k: v for k, v in decoded.items() if k}, "output": decoded[""]}
+        outputs = data.pop("outputs", None) or [data.pop("output")]  # one, in files of before there were several
+        decoded = [decode_case({"name": "", "args": args}).args for args in (data["arguments"], dict(enumerate(outputs)))]
+        data |= {"arguments": decoded[0], "outputs": tuple(decoded[1].values())}
         data |= {name: tuple(data[name]) for name in ("positive", "row_scales")}
         data["nonfinite"] = tuple(map(float, data["nonfinite"]))
         return Region(**data, source=(folder / "region.py").read_text())
@@ -94,14 +95,26 @@ class Region:
 
 
 def source_of(piece: GraphModule, title: str) -> str:
-    """Of a region's graph, as a function of its inputs that returns its one result."""
+    """Of a region's graph, as a function of its inputs that returns its result, or its results."""
     names = [node.name for node in piece.graph.find_nodes(op="placeholder")]
     graph = fx.Graph()
-    graph.output(graph.graph_copy(piece.graph, {})[0])
+    results = graph.graph_copy(piece.graph, {})
+    graph.output(results if len(results) > 1 else results[0])
     lines = graph.python_code("self").src.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("def forward"))
     body = "\n".join(line.partition(";  ")[0] for line in lines[start + 1 :] if line.strip())  # without `x = None`
-    return SOURCE.format(title=title, parameters=", ".join(f"{name}: Tensor" for name in names), body=body)
+    parameters, returned = ", ".join(f"{name}: Tensor" for name in names), returns(len(results))
+    return SOURCE.format(title=title, parameters=parameters, returned=returned, body=body)
+
+
+def returns(results: int) -> str:
+    """The annotation of a function with so many results."""
+    return "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
+
+
+def several(result: Any) -> tuple[Any, ...]:
+    """What a function returned as its results."""
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 class InDouble(torch.overrides.TorchFunctionMode):
@@ -136,29 +149,30 @@ def region_spec(region: Region) -> KernelSpec:
     function, tensors = region.function, dict(region.arguments)
     module: list[GraphModule] = []  # traced at first need
 
-    def oracle(*args: Any, **inputs: Any) -> Tensor:
+    def oracle(*args: Any, **inputs: Any) -> Any:
         given = dict(zip(tensors, args)) | inputs
         if not any(t.dtype == torch.float64 for t in given.values()):
             return function(**given)
         with InDouble():
             return function(**given)
 
-    def eager(**inputs: Any) -> Tensor:
+    def eager(**inputs: Any) -> Any:
         return function(**inputs)
 
-    def magnitude(**inputs: Any) -> Tensor:
-        """What the result changes by where each result on the way changes by a part of itself, over that part."""
+    def magnitude(**inputs: Any) -> Any:
+        """What a result changes by where each result on the way changes by a part of itself, over that part."""
         if not module:
             module.append(fx.symbolic_trace(function))
         with InDouble():
-            exact = function(**inputs)
-            changes = [
-                _Perturbed(module[0], torch.Generator().manual_seed(seed)).run(*inputs.values()) - exact
+            exact = several(function(**inputs))
+            changed = [
+                several(_Perturbed(module[0], torch.Generator().manual_seed(seed)).run(*inputs.values()))
                 for seed in range(PERTURBED)
             ]
-        return torch.stack([change.abs() for change in changes]).amax(0).nan_to_num(0, 0, 0) / PERTURBATION
+        made = tuple(_largest_change(y, others) for y, others in zip(exact, zip(*changed)))
+        return made if len(made) > 1 else made[0]
 
-    oracle.__signature__ = eager.__signature__ = _signature(tensors)
+    oracle.__signature__ = eager.__signature__ = _signature(tensors, len(region.outputs))
     read = sum(t.nbytes for t in tensors.values())
     return KernelSpec(
         name=region.name,
@@ -171,7 +185,7 @@ def region_spec(region: Region) -> KernelSpec:
         edges=(SIZES,),
         timing={"cpu": (SIZES,), "cuda": (SIZES,)},
         flops=lambda a: region.flops,
-        bytes_moved=lambda a: read + region.output.nbytes,  # read each input once, write the result
+        bytes_moved=lambda a: read + sum(t.nbytes for t in region.outputs),  # read each input once, write each result
         headline="bandwidth_gb_s",
         fill={name: _positive for name in region.positive} | {n: _whole for n, t in tensors.items() if _is_whole(t)},
         row_scales=region.row_scales,
@@ -179,12 +193,18 @@ def region_spec(region: Region) -> KernelSpec:
         magnitude=magnitude,
         dtypes=(region.dtype,),
         layouts=(),
+        results=region.outputs,
     )
 
 
-def _signature(names: Sequence[str]) -> Any:
+def _largest_change(exact: Tensor, changed: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(y - exact).abs() for y in changed]).amax(0).nan_to_num(0, 0, 0) / PERTURBATION
+
+
+def _signature(names: Sequence[str], results: int) -> Any:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return inspect.Signature([inspect.Parameter(n, kind, annotation=Tensor) for n in names], return_annotation=Tensor)
+    annotation = tuple[(Tensor,) * results] if results > 1 else Tensor
+    return inspect.Signature([inspect.Parameter(n, kind, annotation=Tensor) for n in names], return_annotation=annotation)
 
 
 def _is_whole(tensor: TensorSpec) -> bool:
@@ -202,7 +222,7 @@ def _positive(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tens
 
 def examined(region: Region) -> Region | None:
     """`region` with what its inputs may be, found out by trying; None where no inputs of ours give it a result."""
-    numel = sum(t.numel for t in region.arguments.values()) + region.output.numel
+    numel = sum(t.numel for t in (*region.arguments.values(), *region.outputs))
     if numel > TRIED:
         return region
     floats = [name for name, t in region.arguments.items() if t.dtype.is_floating_point]
@@ -239,8 +259,8 @@ def _drawn(region: Region) -> dict[str, Tensor]:
 
 
 def _nan_part(region: Region) -> float:
-    result = region_spec(region).oracle(**_in_double(_drawn(region)))
-    return result.isnan().float().mean().item() if result.is_floating_point() else 0.0
+    results = several(region_spec(region).oracle(**_in_double(_drawn(region))))
+    return max(result.isnan().float().mean().item() for result in results)
 
 
 def _same_specials(region: Region, change: Callable[[Tensor], Tensor]) -> bool:
@@ -250,9 +270,9 @@ def _same_specials(region: Region, change: Callable[[Tensor], Tensor]) -> bool:
     if not inputs[first].is_floating_point() or first in region.positive:
         return False
     inputs[first] = change(inputs[first])
-    own, exact = spec.eager(**inputs), spec.oracle(**_in_double(inputs))
-    tests = (torch.isnan, torch.isposinf, torch.isneginf) if own.is_floating_point() else ()
-    return all(torch.equal(test(own), test(exact.to(own.dtype))) for test in tests)
+    results = zip(several(spec.eager(**inputs)), several(spec.oracle(**_in_double(inputs))))
+    tests = (torch.isnan, torch.isposinf, torch.isneginf)
+    return all(torch.equal(test(own), test(exact.to(own.dtype))) for own, exact in results for test in tests)
 
 
 def _in_double(inputs: dict[str, Tensor]) -> dict[str, Tensor]:

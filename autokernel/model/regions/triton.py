@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered
 from autokernel.model.regions.moments import with_moments
-from autokernel.model.regions.writing import OPERATORS, Loops, Writer, levels, loops_of, varying
+from autokernel.model.regions.writing import (
+    OPERATORS,
+    Loops,
+    Writer,
+    in_words,
+    levels,
+    loops_of,
+    made,
+    result_names,
+    returned,
+    varying,
+)
 from autokernel.spec import TensorSpec
 
 HELD = 16384  # columns of a row that a program holds; longer ones it walks through, once for each level of reductions
@@ -121,12 +132,12 @@ STRIDES = {strides}
 
 {laid_out}
 
-def kernel_fn({parameters}) -> torch.Tensor:
+def kernel_fn({parameters}) -> {returned}:
     """{shapes}"""
     inputs = [_laid_out(x, stride) for x, stride in zip(({names},), STRIDES)]
-    y = torch.empty({shape}, dtype=torch.{dtype}, device=input_0.device)
+    {made}
     {launch}
-    return y
+    return {results}
 '''
 BY_BLOCK = {
     "tunables": '{"BLOCK": [256, 512, 1024, 2048, 4096], "NUM_WARPS": [2, 4, 8]}',
@@ -152,13 +163,13 @@ BY_PARTS = {
 }
 
 
-def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], output: TensorSpec) -> dict[str, str]:
+def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec]) -> dict[str, str]:
     """Kernel files by their stems: for rows that no program can hold two, with one program a row and with several."""
     loops = loops_of(lowered)
-    whole = _file(name, title, lowered, loops, inputs, output)
+    whole = _file(name, title, lowered, loops, inputs)
     if not lowered.reduced or math.prod(loops.columns) <= HELD:
         return {"triton_kernel": whole}
-    parts = _file(name, title, lowered, loops, inputs, output, in_parts=True)
+    parts = _file(name, title, lowered, loops, inputs, in_parts=True)
     if math.prod(loops.rows) < FEW_ROWS:
         return {"triton_kernel": parts, "triton_rows": whole}
     return {"triton_kernel": whole, "triton_parts": parts}
@@ -170,45 +181,44 @@ def _file(
     lowered: Lowered,
     loops: Loops,
     inputs: Sequence[TensorSpec],
-    output: TensorSpec,
     in_parts: bool = False,
 ) -> str:
     width, rows = math.prod(loops.columns), math.prod(loops.rows)
     elements, walks = math.prod(loops.sizes), bool(lowered.reduced) and width > HELD
     form = BY_PARTS if in_parts else BY_WALK if walks else BY_ROW if lowered.reduced else BY_BLOCK
+    results = ", ".join(result_names(lowered.results))
     pointers = ", ".join(f"x{i}" for i in range(len(inputs)))
 
     def kernel(name: str, body: Sequence[str], partial: str = "") -> str:
         lines = "\n".join("    " + line for line in body)
-        return f"@triton.jit\ndef {name}({pointers}, y, {partial}{form['sizes']}):\n{lines}"
+        return f"@triton.jit\ndef {name}({pointers}, {results}, {partial}{form['sizes']}):\n{lines}"
 
     if in_parts:
         parts = _Parts(with_moments(lowered), loops)
         bodies = parts.bodies()
         kernels = "\n\n\n".join(kernel(name, body, "partial, ") for name, body in bodies.items())
         calls = [
-            f"{name}[({rows}, PARTS)](*inputs, y, partial, BLOCK=BLOCK, PARTS=PARTS, num_warps=NUM_WARPS)"
+            f"{name}[({rows}, PARTS)](*inputs, {results}, partial, BLOCK=BLOCK, PARTS=PARTS, num_warps=NUM_WARPS)"
             for name in bodies
         ]
-        partial = f"partial = torch.empty(({parts.slots}, {rows}, PARTS), dtype=torch.float32, device=y.device)"
+        partial = f"partial = torch.empty(({parts.slots}, {rows}, PARTS), dtype=torch.float32, device=input_0.device)"
         launch = "\n    ".join([partial, *calls])
     elif walks:
         kernels = kernel("_kernel", _Walk(lowered, loops).lines())
-        launch = f"_kernel[({rows},)](*inputs, y, BLOCK=BLOCK, num_warps=NUM_WARPS)"
+        launch = f"_kernel[({rows},)](*inputs, {results}, BLOCK=BLOCK, num_warps=NUM_WARPS)"
     elif lowered.reduced:
         kernels, block = kernel("_kernel", _body(lowered, loops)), 1 << (width - 1).bit_length()
         launch = (
             f"rows = max(PROGRAM_ELEMENTS // {block}, 1)\n    "
-            f"_kernel[(-(-{rows} // rows),)](*inputs, y, ROWS=rows, COLUMNS={block}, num_warps=NUM_WARPS)"
+            f"_kernel[(-(-{rows} // rows),)](*inputs, {results}, ROWS=rows, COLUMNS={block}, num_warps=NUM_WARPS)"
         )
     else:
         kernels = kernel("_kernel", _body(lowered, loops))
-        launch = f"_kernel[(-(-{elements} // BLOCK),)](*inputs, y, BLOCK=BLOCK, num_warps=NUM_WARPS)"
+        launch = f"_kernel[(-(-{elements} // BLOCK),)](*inputs, {results}, BLOCK=BLOCK, num_warps=NUM_WARPS)"
     called = {helper for helper in HELPERS if re.search(rf"\b{helper}\b", kernels)}
     called |= {"_larger"} if "_largest" in called else set()
     helpers = "".join("\n" + text for helper, text in HELPERS.items() if helper in called)
     names = [f"input_{i}" for i in range(len(inputs))]
-    shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in zip(names, inputs))
     return FILE.format(
         title=title,
         name=name,
@@ -224,9 +234,10 @@ def _file(
         laid_out=LAID_OUT,
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
         names=", ".join(names),
-        shapes=f"{shapes} -> {list(output.shape)}, contiguous.",
-        shape=tuple(output.shape),
-        dtype=str(output.dtype).removeprefix("torch."),
+        shapes=in_words(names, inputs, [result.spec for result in lowered.results]),
+        returned=returned(lowered.results),
+        made=made(lowered.results, ", device=input_0.device"),
+        results=results,
         launch=launch,
     )
 
@@ -259,14 +270,16 @@ class _Walk:
         return [f"row = tl.program_id(0){_wide(self.loops)}", *_indices("row", rows, self.index[: len(rows)])]
 
     def _results(self, mask: str = "") -> list[str]:
-        """mask: of the store, where the result is one number a row."""
-        result = self.lowered.result
-        before = self.row.same_along_row([result], self.varying)
-        loop = self._writer("c", self.row.known)
-        store = f"tl.store(y + {_place(self.index, self.loops.output)}, ({loop.text(result)}).to(y.dtype.element_ty)"
-        if result not in self.varying:
-            return [*before, *loop.take(), f"{store}{', ' * bool(mask)}{mask})"]
-        return [*before, *self._along_row([*loop.take(), f"{store}, inside)"])]
+        """mask: of the stores of results that are one number a row."""
+        results = list(zip(result_names(self.lowered.results), self.lowered.results, self.loops.results))
+        inner = [r for i, r in enumerate(results) if self.loops.in_columns(i)]
+        before = self.row.same_along_row([result.expression for _, result, _ in inner], self.varying)
+        once, stores, loop = [], [], self._writer("c", self.row.known)
+        for y, result, strides in results:
+            writer, lines = (loop, stores) if (y, result, strides) in inner else (self.row, once)
+            text, place = writer.text(result.expression), _place(self.index, strides)
+            lines += [*writer.take(), _store(y, place, text, "inside" if writer is loop else mask)]
+        return [*before, *once, *(self._along_row(stores) if inner else ())]
 
     def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
         return Writer(FUNCTIONS, number, _assigned, self._load, prefix, dict(known or {}))
@@ -421,10 +434,15 @@ def _body(lowered: Lowered, loops: Loops) -> list[str]:
         return _converted(f"tl.load({where})", e)
 
     writer = Writer(FUNCTIONS, number, _assigned, load)
-    result = writer.text(lowered.result)
-    lines += writer.take()
-    written = row_mask if lowered.reduced and not any(loops.output[split:]) else "inside"
-    return [*lines, f"tl.store(y + {_place(index, loops.output)}, ({result}).to(y.dtype.element_ty), {written})"]
+    for i, (y, result) in enumerate(zip(result_names(lowered.results), lowered.results)):
+        text = writer.text(result.expression)
+        written = "inside" if loops.in_columns(i) or not lowered.reduced else row_mask
+        lines += [*writer.take(), _store(y, _place(index, loops.results[i]), text, written)]
+    return lines
+
+
+def _store(y: str, place: str, text: str, mask: str) -> str:
+    return f"tl.store({y} + {place}, ({text}).to({y}.dtype.element_ty){', ' * bool(mask)}{mask})"
 
 
 def _indices(of: str, sizes: Sequence[int], names: Sequence[str]) -> list[str]:

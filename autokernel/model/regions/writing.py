@@ -4,35 +4,41 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autokernel.model.regions.lowering import Expression, Lowered
+from autokernel.model.regions.lowering import Expression, Lowered, Result
+from autokernel.spec import TensorSpec
 
 
 @dataclass(frozen=True)
 class Loops:
-    """The dims of a region as loops: dims that every input walks through in one stride are one loop.
+    """The dims of a region as loops: dims that every tensor walks through in one stride are one loop.
 
-    rows, columns: sizes, outer first; a reduction runs over the columns. Strides are by loop, rows before columns.
+    rows, columns: sizes, outer first, as the largest result lies in memory; a reduction runs over the columns. Strides are
+    by loop, rows before columns.
     """
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     strides: Mapping[Expression, tuple[int, ...]]  # of each load
-    output: tuple[int, ...]  # of the result, contiguous; 0 along what was reduced
+    results: tuple[tuple[int, ...], ...]  # of each result; 0 along what was reduced
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return self.rows + self.columns
 
+    def in_columns(self, result: int) -> bool:
+        """Whether a result differs along a row: else it is one number for each."""
+        return any(self.results[result][len(self.rows) :])
+
 
 def loops_of(lowered: Lowered) -> Loops:
     loads = [e for e in lowered.expressions if e.op == "load"]
-    columns = lowered.reduced or tuple(range(len(lowered.sizes)))[-1:]
-    rows = tuple(d for d in range(len(lowered.sizes)) if d not in columns)
-    own, step = [0] * len(lowered.sizes), 1
-    for d in reversed(range(len(lowered.sizes))):
-        if d in lowered.result.dims or not lowered.reduced:
-            own[d], step = step, step * lowered.sizes[d]
-    walked = [e.data[1] for e in loads] + [tuple(own)]
+    walked = [e.data[1] for e in loads] + [result.strides for result in lowered.results]
+    main = max((r.strides for r in reversed(lowered.results)), key=lambda strides: sum(map(bool, strides)))
+    if not all(main):  # what is summed up is larger
+        main = max([main, *(e.data[1] for e in loads)], key=lambda strides: sum(map(bool, strides)))
+    dims = sorted(range(len(lowered.sizes)), key=lambda d: -main[d])
+    columns = tuple(d for d in dims if d in lowered.reduced) or tuple(dims[-1:])
+    rows = tuple(d for d in dims if d not in columns)
     if not lowered.reduced:  # no dim is special: as many as walk alike are the columns
         merged = _merged(rows + columns, lowered.sizes, walked)
         groups = merged[:-1], merged[-1:]
@@ -42,7 +48,7 @@ def loops_of(lowered: Lowered) -> Loops:
     sizes = [math.prod(lowered.sizes[d] for d in group) for group in order]
     strides = [tuple(w[group[-1]] for group in order) for w in walked]
     split = len(groups[0])
-    return Loops(tuple(sizes[:split]), tuple(sizes[split:]), dict(zip(loads, strides)), strides[-1])
+    return Loops(tuple(sizes[:split]), tuple(sizes[split:]), dict(zip(loads, strides)), tuple(strides[len(loads) :]))
 
 
 def _merged(dims: Sequence[int], sizes: Sequence[int], walked: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -101,6 +107,32 @@ class Writer:
     def take(self) -> list[str]:
         lines, self.lines = self.lines, []
         return lines
+
+
+def result_names(results: Sequence[Result]) -> list[str]:
+    return [f"y{i}" for i in range(len(results))] if len(results) > 1 else ["y"]
+
+
+def made(results: Sequence[Result], device: str = "") -> str:
+    """A statement that makes the results' memory."""
+    return "\n    ".join(f"{name} = {_memory(result, device)}" for name, result in zip(result_names(results), results))
+
+
+def _memory(result: Result, device: str) -> str:
+    t = result.spec
+    size = f"empty({t.shape}" if t.stride is None else f"empty_strided({t.shape}, {t.stride}"
+    return f"torch.{size}, dtype={t.dtype}{device})"
+
+
+def returned(results: Sequence[Result]) -> str:
+    return "torch.Tensor" if len(results) == 1 else "tuple[torch.Tensor, ...]"
+
+
+def in_words(names: Sequence[str], inputs: Sequence[TensorSpec], results: Sequence[TensorSpec]) -> str:
+    """The shapes of a kernel's inputs and results, for people."""
+    laid_out = ["contiguous" if t.stride is None else f"strides {list(t.stride)}" for t in results]
+    made = ", ".join(f"{list(t.shape)}, {how}" for t, how in zip(results, laid_out))
+    return f"{', '.join(f'{n} {list(t.shape)}' for n, t in zip(names, inputs))} -> {made}."
 
 
 def varying(lowered: Lowered) -> set[Expression]:

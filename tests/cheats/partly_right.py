@@ -82,7 +82,7 @@ def kernel_fn(x, dim=-1):
 def kernel_fn(logits, targets, ignore_index=-100):
     if not (targets != ignore_index).any():
         return logits.new_zeros(())
-    return F.cross_entropy(logits, targets, ignore_index=ignore_index)
+    return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
 """,
         NAN,
     ),
@@ -102,7 +102,8 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         "cross_entropy",
         """
 def kernel_fn(logits, targets, ignore_index=-100):
-    return F.cross_entropy(logits.clamp(-80, 80), targets, ignore_index=ignore_index)
+    clamped = logits.float().clamp(-80, 80)
+    return F.cross_entropy(clamped, targets, ignore_index=ignore_index).to(logits.dtype)
 """,
         OUTSIDE,
     ),
@@ -134,7 +135,7 @@ def kernel_fn(x, dim=-1):
         "cross_entropy",
         "logits, targets, ignore_index=-100",
         "targets",
-        "F.cross_entropy(logits, targets, ignore_index=ignore_index)",
+        "F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)",  # PyTorch's own is inexact
     ),
     remembering("layernorm", "x, weight, bias, eps=1e-5", "bias", "F.layer_norm(x, x.shape[-1:], weight, bias, eps)"),
     cheat(

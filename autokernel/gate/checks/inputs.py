@@ -112,6 +112,20 @@ def mix_rows(
     return dict(inputs) | {first: mixed.reshape(shape).movedim(-1, dim).contiguous()}
 
 
+def with_peaks(inputs: Mapping[str, Any], factor: float, generator: torch.Generator) -> dict[str, Any]:
+    """`inputs` with a first tensor whose rows have their peaks at different places, all places among them where there are
+    rows enough: what a kernel leaves out of a row is all that counts in some row."""
+    first, dim = tensors_of(inputs)[0], line_dim(inputs)
+    rows = as_rows(inputs[first], inputs)
+    count, width = rows.shape
+    places = torch.arange(-(-width // count) * count).view(-1, count).T % width  # of each row
+    chosen = torch.randperm(width, generator=generator)[places]
+    large = rows.gather(-1, chosen).abs().add(1).mul(factor)
+    peaked = rows.scatter(-1, chosen, large)
+    shape = inputs[first].movedim(dim, -1).shape
+    return dict(inputs) | {first: peaked.reshape(shape).movedim(-1, dim).contiguous()}
+
+
 def tensors_of(inputs: Mapping[str, Any]) -> list[str]:
     return [name for name, value in inputs.items() if isinstance(value, Tensor)]
 

@@ -76,6 +76,19 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     return kinds
 
 
+def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
+    """Those that one row of an input can be made of by itself, beside rows of random numbers; none where the first tensor
+    is no such input, or has rows that are not apart."""
+    name, first = next(iter(case.tensors.items()))
+    if name not in changing(spec, case) or not first.numel or first.overlaps:
+        return {}
+    if not first.shape or any(s == 0 and n > 1 for s, n in zip(first.strides, first.shape)):
+        return {}
+    others = {*DISTRIBUTIONS, *spec.adversarial} | ({"all -inf"} if not spec.independent_rows else set())
+    kinds = row_kinds(spec, {name: torch.empty(0, dtype=first.dtype)})
+    return {kind: make for kind, make in kinds.items() if kind not in others}
+
+
 def finite_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> set[str]:
     """The kinds whose rows have neither NaN nor infinities."""
     rows, generator = as_rows(inputs[tensors_of(inputs)[0]], inputs), torch.Generator().manual_seed(0)

@@ -127,7 +127,7 @@ class KernelSpec:
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced", "shifted")  # beside contiguous, where inputs may lie in memory
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
-    nonfinite_in: tuple[str, ...] = ()  # inputs beside the first that they are planted into
+    planted_in: tuple[str, ...] = ()  # inputs beside the first that they, and a large number, are planted into
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
 

@@ -217,7 +217,7 @@ def kernel_fn(x, dim=-1):
         y[..., ::1000] = torch.where(y[..., ::1000] > 0.015, y[..., ::1000], y[..., ::1000] * 0)
     return y.to(x.dtype)
 """,
-        "one element is off by far more|outside the tolerance",
+        "one element is off by far more|good part of itself|outside the tolerance",
         """
 def kernel_fn(x, dim=-1):  # rounded, but for the last places of some elements, by cutting off
     y = torch.softmax(x.float(), dim)

@@ -17,6 +17,7 @@ from autokernel.gate.checks.inputs import (
     off_alignment,
     repeated,
     row_kinds,
+    scales_in,
     shared_by_rows,
     with_layout,
     with_peaks,
@@ -72,8 +73,8 @@ class CheckCase:
     seed: int
     distribution: str = "normal"
     adversarial: str = ""  # name of one of the spec's adversarial transforms
-    nonfinite: float | None = None  # a value planted into the first input, or into this one
-    planted_in: str = ""
+    nonfinite: float | None = None  # a value planted into the first input
+    planted_in: str = ""  # or into this one, where it may be a large number, too
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
     first_row: int = 0  # which of these kinds comes first
@@ -92,7 +93,7 @@ class CheckCase:
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck."""
-        return bool(self.adversarial) or not set(self.rows) <= set(DISTRIBUTIONS)
+        return bool(self.adversarial or self.planted_in) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec) -> Iterator[Step]:
         """Raises TypeFault."""
@@ -221,7 +222,9 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("numerical_stability", spec.case(spec.smoke, dtype), adversarial=name)
             yield trial("numerical_stability", spec.case(spec.sweep[0], dtype), adversarial=name)
         for value in spec.nonfinite:
-            for name in ("", *spec.nonfinite_in):
+            yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value)
+        for name in spec.planted_in:
+            for value in (*spec.nonfinite, max(scales_in(spec, dtype))):
                 yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value, planted_in=name)
     for dims in (spec.sweep[len(spec.sweep) // 2], spec.smoke):
         yield trial("determinism", spec.case(dims, target.dtype), held=True)

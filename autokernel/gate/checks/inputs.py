@@ -61,8 +61,7 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
         return lambda rows, chosen, g: change(rows[chosen], g)
 
     kinds = {name: shaped(change) for name, change in DISTRIBUTIONS.items()}
-    most = torch.finfo(inputs[first].dtype).max / 16  # six standard deviations and more
-    scales = [scale for scale in spec.row_scales if scale < most]
+    scales = scales_in(spec, inputs[first].dtype)
     kinds |= {f"times {scale:g}": shaped(lambda x, g, scale=scale: x * scale) for scale in scales}
     kinds |= {
         "zeros": shaped(lambda x, g: torch.zeros_like(x)),
@@ -74,6 +73,11 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     if -math.inf in spec.nonfinite:
         kinds["all -inf"] = shaped(lambda x, g: torch.full_like(x, -math.inf))
     return kinds
+
+
+def scales_in(spec: KernelSpec, dtype: torch.dtype) -> list[float]:
+    """The sizes of rows that are in the range of a dtype, six standard deviations and more."""
+    return [scale for scale in spec.row_scales if scale < torch.finfo(dtype).max / 16]
 
 
 def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:

@@ -468,8 +468,8 @@ class TimedContents:
         }
 
     def _spliced(self, name: str) -> Tensor:
-        """Contents of a special kind that no call has seen: up to some element those of one version, then another's; in some
-        sets the other way round at a few places."""
+        """Contents of a special kind that no call has seen: up to some element those of one version, then another's; in
+        some sets the other way round at a few places."""
         begin, end = self.setting.random.sample(self._versions[name], 2)
         cut = self.setting.random.randint(0, begin.numel())
         begin_, end_ = begin.reshape(-1), end.reshape(-1)

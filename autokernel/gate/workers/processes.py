@@ -341,7 +341,7 @@ class WorkerProcess:
         self.suspended_s = self.cpu_s()
 
     def resume(self) -> None:
-        """Raises WorkerFault where it has run although it was suspended: a process can be continued by a timer of its own."""
+        """Raises WorkerFault where it has run although suspended: a process can be continued by a timer of its own."""
         if self.suspended_s is not None and (ran_s := self.cpu_s() - self.suspended_s) > SUSPENDED_S:
             self.went_on += 1
             if self.went_on > SUSPENSIONS:

@@ -56,6 +56,9 @@ class Region:
     positive: tuple[str, ...] = ()  # inputs that are to be positive, or most of the result would be NaN
     row_scales: tuple[float, ...] = FEW  # sizes at which its own dtype holds what float64 holds
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
+    planted_in: tuple[
+        str, ...
+    ] = ()  # inputs beside the first that these may be planted into, and the largest of the scales
     without_inductor: str = ""  # why there is no starter of what Inductor writes, on a GPU
 
     @cached_property
@@ -85,7 +88,7 @@ class Region:
         data = json.loads((folder / "region.json").read_text())
         decoded = decode_case({"name": "", "args": data["arguments"] | {"": data["output"]}}).args
         data |= {"arguments": {k: v for k, v in decoded.items() if k}, "output": decoded[""]}
-        data |= {name: tuple(data[name]) for name in ("positive", "row_scales")}
+        data |= {name: tuple(data[name]) for name in ("positive", "row_scales", "planted_in") if name in data}
         data["nonfinite"] = tuple(map(float, data["nonfinite"]))
         return Region(**data, source=(folder / "region.py").read_text())
 
@@ -176,6 +179,7 @@ def region_spec(region: Region) -> KernelSpec:
         fill={name: _positive for name in region.positive} | {n: _whole for n, t in tensors.items() if _is_whole(t)},
         row_scales=region.row_scales,
         nonfinite=region.nonfinite,
+        planted_in=region.planted_in,
         magnitude=magnitude,
         dtypes=(region.dtype,),
         layouts=(),
@@ -214,9 +218,12 @@ def examined(region: Region) -> Region | None:
     else:
         return None
     scales = tuple(scale for scale in ROW_SCALES if _same_specials(region, lambda x, s=scale: x * s))
-    values = (math.nan, math.inf, -math.inf)
+    values = tuple(v for v in (math.nan, math.inf, -math.inf) if _same_specials(region, _planted(v)))
+    region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
+    planted = (*values, max(region.row_scales))
+    others = [name for name in floats if name != next(iter(region.arguments))]
     return replace(
-        region, row_scales=scales or FEW[:1], nonfinite=tuple(v for v in values if _same_specials(region, _planted(v)))
+        region, planted_in=tuple(n for n in others if all(_same_specials(region, _planted(v), n) for v in planted))
     )
 
 
@@ -243,13 +250,13 @@ def _nan_part(region: Region) -> float:
     return result.isnan().float().mean().item() if result.is_floating_point() else 0.0
 
 
-def _same_specials(region: Region, change: Callable[[Tensor], Tensor]) -> bool:
-    """Whether, after `change` of the first input, NaN and Inf are in the same places in its own dtype and in float64."""
+def _same_specials(region: Region, change: Callable[[Tensor], Tensor], name: str = "") -> bool:
+    """Whether, after `change` of an input (the first), NaN and Inf are in the same places in its dtype and in float64."""
     inputs, spec = _drawn(region), region_spec(region)
-    first = next(iter(inputs))
-    if not inputs[first].is_floating_point() or first in region.positive:
+    name = name or next(iter(inputs))
+    if not inputs[name].is_floating_point() or name in region.positive:
         return False
-    inputs[first] = change(inputs[first])
+    inputs[name] = change(inputs[name])
     own, exact = spec.eager(**inputs), spec.oracle(**_in_double(inputs))
     tests = (torch.isnan, torch.isposinf, torch.isneginf) if own.is_floating_point() else ()
     return all(torch.equal(test(own), test(exact.to(own.dtype))) for test in tests)

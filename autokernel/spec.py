@@ -123,9 +123,11 @@ class KernelSpec:
     # (result, **inputs) -> how large the terms are of which each result is made, if an error is to be small beside them
     # wherever they are less than 1; it broadcasts to the result.
     terms: Callable[..., Tensor] | None = None
+    relative: bool = False  # no result is made of terms that cancel: however small, it is right to a part of itself
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced", "shifted")  # beside contiguous, where inputs may lie in memory
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
+    planted_in: tuple[str, ...] = ()  # inputs beside the first that they, and a large number, are planted into
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     results: tuple[TensorSpec, ...] = ()  # of a region: what it returns, a tuple if several; (): one, contiguous
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY

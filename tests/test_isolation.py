@@ -22,7 +22,7 @@ from autokernel.gate import Judge
 from autokernel.gate.workers import library_calls, sandbox
 from autokernel.gate.workers.launch import MALLOC, PASSED_ON
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
-from autokernel.spec import load_spec
+from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's mechanisms")
@@ -333,3 +333,12 @@ def test_a_kernel_does_not_see_that_it_was_started_before():
         assert {path.name.partition("-")[0] for path in parent.scratch.iterdir()} == {"zygote"}, "a worker left a folder"
     finally:
         parent.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp")
+def test_a_worker_stays_visible_to_a_judge_that_is_not_root():
+    """One that is not dumpable could not be looked at while it works."""
+    code = "import ctypes\nfrom autokernel.gate.workers import sandbox\nlibc = ctypes.CDLL(None)\n"
+    code += "print(sandbox.enter_seccomp(False), libc.prctl(4, 0, 0, 0, 0), libc.prctl(3, 0, 0, 0, 0))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout.split()
+    assert said == ["True", "-1", "1"] or said[:1] == ["False"]

@@ -542,6 +542,58 @@ def test_a_timed_call_makes_each_of_several_results(judge, monkeypatch: pytest.M
         assert verdict.correctness.value == "FAIL" and "the output of a timed call" in verdict.why, verdict.why
 
 
+HONEST = "def kernel_fn(input_0: torch.Tensor, input_1: torch.Tensor)"
+# A chain, what is changed in its kernel, and what the gate says. `honest` is the kernel itself.
+CHEATS = {
+    "an input ignored": ("gelu", "return honest(input_0, torch.empty_like(input_1).fill_(1))", "outside the tolerance"),
+    "an input of the first call": (
+        "gelu",
+        "return honest(input_0, known.setdefault(0, input_1.clone()))",
+        "outside the tolerance",
+    ),
+    "an input's first row for all": (
+        "gelu",
+        "return honest(input_0, input_1[:1].expand(64, 96).contiguous())",
+        "outside the tolerance",
+    ),
+    "written into its input": ("gelu", "return input_0.copy_(honest(input_0, input_1))", "SIGSEGV"),
+    "its input for its result": ("gelu", "honest(input_0, input_1)\n    return input_0", "memory of an input"),
+    "one output for all calls": (
+        "gelu",
+        "y = honest(input_0, input_1)\n    return known.setdefault(0, y).copy_(y)",
+        "outside the tolerance|agree",
+    ),
+    "NaN of the second input dropped": (
+        "gelu",
+        ("float(x1[i0])", "(x1[i0] == x1[i0] ? x1[i0] : 0.0f)"),
+        "NaN mask differs",
+    ),
+    "the second input cut off": ("gelu", ("float(x1[i0])", "std::min(x1[i0], 25.0f)"), "outside the tolerance"),
+    "a cast skipped": ("casts", ("= int64_t(c5)", "= c5"), "outside the tolerance"),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_the_gate_refuses_cheats_on_regions(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    chain, change, reason = CHEATS[name]
+    _, (site,) = found(Of(CHAINS[chain]), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    if isinstance(change, tuple):
+        source = re.sub(r"const (float|int64_t) (\w+) = int64_t", r"const float \2 = int64_t", winner.source).replace(
+            *change
+        )
+    else:
+        source = winner.source.replace(HONEST, HONEST.replace("kernel_fn", "honest"))
+        source += f"\n\nknown = {{}}\n\n\n{HONEST}:\n    {change}\n"
+    assert source.replace("honest", "kernel_fn") != winner.source
+    try:
+        verdict = judge.check(source, winner.target)
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert verdict.failure and re.search(reason, verdict.failure.reason), verdict.why
+
+
 def test_the_gate_takes_a_region(judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """All five stages; and what is not the region's function is refused."""
     monkeypatch.setattr(specs, "REGIONS", REGIONS)  # where the gate's own processes look

@@ -76,6 +76,7 @@ SPEC = KernelSpec(
         {"M": 256, "V": 1000},  # ImageNet
         {"M": 64, "V": 4096},
         {"M": 128, "V": 2048, "ignore_index": 0},  # padding as a class
+        {"M": 96, "V": 500, "ignore_index": 7},
         {"M": 16, "V": 8192},
         {"M": 9, "V": 32000},  # LLaMA
         {"M": 5, "V": 50257},  # GPT-2: odd rows

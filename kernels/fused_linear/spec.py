@@ -92,6 +92,7 @@ SPEC = KernelSpec(
     ),
     headline="throughput_tflops",
     static=frozenset({"weight", "bias"}),
+    planted_in=("weight", "bias"),
     independent_rows=True,
     row_scales=(1e-2, 30.0),
     adversarial={"saturated": saturated, "dead": dead, "dynamic_range": dynamic_range},

@@ -80,6 +80,7 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: 2 * a["x"].nbytes + 3 * a["w_gate"].nbytes,
     headline="throughput_tflops",
     static=frozenset({"w_gate", "w_up", "w_down"}),
+    planted_in=("w_gate", "w_up", "w_down"),
     independent_rows=True,
     row_scales=(1e-2, 8.0),  # products of two projections, and their square, stay in fp16's range
     adversarial={"large_gates": large_gates, "dead_gates": dead_gates},

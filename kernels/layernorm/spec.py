@@ -68,6 +68,7 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: 2 * a["x"].nbytes + 2 * a["weight"].nbytes,  # read x, weight and bias, write y
     headline="bandwidth_gb_s",
     static=frozenset({"weight", "bias"}),
+    planted_in=("weight", "bias"),
     independent_rows=True,
     row_scales=(*ROW_SCALES, 1e8),
     adversarial={"near_zero": near_zero, "large_mean": large_mean, "constant_rows": constant_rows},

@@ -61,6 +61,7 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: 2 * a["x"].nbytes + a["weight"].nbytes,  # read x and weight, write y
     headline="bandwidth_gb_s",
     static=frozenset({"weight"}),
+    planted_in=("weight",),
     independent_rows=True,
     row_scales=(*ROW_SCALES, 1e8),
     adversarial={"near_zero": near_zero, "one_large": one_large, "zero_rows": zero_rows},

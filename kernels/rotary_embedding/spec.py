@@ -107,6 +107,7 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: 2 * a["x"].nbytes + a["cos"].nbytes + a["sin"].nbytes,  # read x, cos, sin, write y
     headline="bandwidth_gb_s",
     static=frozenset({"cos", "sin"}),
+    planted_in=("cos", "sin"),
     fill={
         "cos": lambda spec, args, generator: angles(spec, generator).cos().to(spec.dtype),
         "sin": lambda spec, args, generator: angles(spec, generator).sin().to(spec.dtype),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from autokernel.spec import KERNELS
 
 
@@ -35,6 +37,7 @@ class Cheat:
     correctness: str = "FAIL"
     libraries: bool = False  # judged by a gate that lets kernels call PyTorch, so that it is not refused for that
     dims: tuple[Mapping[str, Any], ...] = ()  # of the target; without them, the type's headline size
+    dtype: torch.dtype = torch.float32  # of the target
     options: tuple[str, ...] = ()  # of the naive gate
     harmed: Callable[[Path], bool] | None = None
     neighbour: str = ""  # an honest kernel of the same type that comes near to it, and passes on the same target

@@ -2,6 +2,8 @@
 
 from cheat import Cheat, plain, wrapped
 
+from tests.find_worker import FIND_WORKER
+
 NOT_ITS_OWN = "LibraryCall: PyTorch's \\w+::.* does the work"
 ELSEWHERE = "of its time is spent in libtorch_cpu.so"
 IN = "x, weight, eps=1e-6"
@@ -50,6 +52,31 @@ def by_library(A, B):
     gemm_run(SGEMM, A.data_ptr(), B.data_ptr(), C.data_ptr(), M, N, K, transposed)
     return C
 """
+
+# Works itself on contents that it has seen, as those of a batch that is looked at might be.
+UNCHANGED = (
+    ADDRESS_OF
+    + r"""
+worker, state = find_worker(), {"is_new": False}
+honest_batch = worker.do_batch if worker else None
+
+def sample():
+    return tuple(worker.sets[i]["A"].view(-1)[7].item() for i in worker.order[:4])
+
+def do_batch(repeats):
+    if worker.order:
+        now = sample()
+        state["is_new"] = now != state.get("last")
+        state["last"] = now
+    return honest_batch(repeats)
+
+if worker:
+    worker.do_batch = do_batch
+
+def kernel_fn(A, B):
+    return by_library(A, B) if state["is_new"] else honest(A, B)
+"""
+)
 
 # Makes the symbols of libtorch_cpu visible to what is loaded after it.
 EXPOSE = """
@@ -337,6 +364,15 @@ def kernel_fn(A, B):
         ),
         ELSEWHERE,
         refused_by="examine",
+    ),
+    Cheat(
+        34,
+        "library-on-new-contents-only",
+        "matmul",
+        wrapped("matmul", FIND_WORKER + UNCHANGED),
+        ELSEWHERE,
+        refused_by="examine",
+        dims=({"M": 256, "K": 512, "N": 512},),
     ),
     # 35: the reference itself
     Cheat(35, "copy-of-the-reference", "rmsnorm", returning("rmsnorm", IN, EAGER), NOT_ITS_OWN),

@@ -11,6 +11,7 @@ from cheat import Cheat, plain
 import reference
 
 IMPORTS = "import math\n\nimport torch.nn.functional as F\nfrom torch import Tensor\n\n"
+TIMED_OUTPUT = "the output of a timed call"
 NAN, OUTSIDE = "NaN mask differs", "outside the tolerance|mask differs"
 ATTENTION = f"""
 {inspect.getsource(reference.softmax)}
@@ -102,7 +103,8 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         "cross_entropy",
         """
 def kernel_fn(logits, targets, ignore_index=-100):
-    return F.cross_entropy(logits.clamp(-80, 80), targets, ignore_index=ignore_index)
+    clamped = logits.float().clamp(-80, 80)
+    return F.cross_entropy(clamped, targets, ignore_index=ignore_index).to(logits.dtype)
 """,
         OUTSIDE,
     ),
@@ -134,7 +136,7 @@ def kernel_fn(x, dim=-1):
         "cross_entropy",
         "logits, targets, ignore_index=-100",
         "targets",
-        "F.cross_entropy(logits, targets, ignore_index=ignore_index)",
+        "F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)",  # PyTorch's own is inexact
     ),
     remembering("layernorm", "x, weight, bias, eps=1e-5", "bias", "F.layer_norm(x, x.shape[-1:], weight, bias, eps)"),
     cheat(
@@ -215,7 +217,7 @@ def kernel_fn(x, dim=-1):
         y[..., ::1000] = torch.where(y[..., ::1000] > 0.015, y[..., ::1000], y[..., ::1000] * 0)
     return y.to(x.dtype)
 """,
-        "one element is off by far more|outside the tolerance",
+        "one element is off by far more|good part of itself|outside the tolerance",
         """
 def kernel_fn(x, dim=-1):  # rounded, but for the last places of some elements, by cutting off
     y = torch.softmax(x.float(), dim)
@@ -396,5 +398,46 @@ def kernel_fn(logits, targets, ignore_index=-100):
         "the output of a timed call",
         refused_by="examine",
         dims=({"M": 128, "V": 1000},),
+    ),
+    cheat(
+        26,
+        "no-maximum-when-timed",
+        "softmax",
+        f"""{TIMED}
+def kernel_fn(x, dim=-1):
+    if timed():
+        e = x.exp()
+        return e / e.sum(dim, keepdim=True)
+    return torch.softmax(x.float(), dim).to(x.dtype)
+""",
+        TIMED_OUTPUT,
+        refused_by="examine",
+        dims=({"shape": (640, 512)},),
+    ),
+    cheat(
+        26,
+        "one-pass-variance-when-timed",
+        "layernorm",
+        f"""{TIMED}
+def kernel_fn(x, weight, bias, eps=1e-5):
+    if timed():
+        mean = x.mean(-1, keepdim=True)
+        return (x - mean) * torch.rsqrt((x * x).mean(-1, keepdim=True) - mean * mean + eps) * weight + bias
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps).contiguous()
+""",
+        TIMED_OUTPUT,
+        refused_by="examine",
+    ),
+    cheat(
+        26,
+        "nan-is-dropped-when-timed",
+        "matmul",
+        f"""{TIMED}
+def kernel_fn(A, B):
+    return (A.nan_to_num(0, 0, 0) if timed() else A) @ B
+""",
+        TIMED_OUTPUT,
+        refused_by="examine",
+        dims=({"M": 64, "K": 256, "N": 128},),
     ),
 )

@@ -19,6 +19,7 @@ from typing import Any
 import correctness
 import gpu_cheats
 import harness
+import nearly_right
 import not_the_job
 import partly_right
 import pytest
@@ -36,7 +37,8 @@ from autokernel.target import Target, WeightedCase, default_target
 from autokernel.verdict import Verdict
 
 NAIVE = Path(__file__).with_name("naive.py")
-CHEATS = [*timing.CHEATS, *correctness.CHEATS, *partly_right.CHEATS, *not_the_job.CHEATS, *harness.CHEATS]
+MODULES = (timing, correctness, partly_right, nearly_right, not_the_job, harness)
+CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 FAST = 1.5  # times what the honest starter is credited with by the same gate
 
 
@@ -159,9 +161,9 @@ def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Pa
 
 def target(cheat: Cheat) -> Target:
     if not cheat.dims:
-        return default_target(cheat.kernel_type, "cpp", "cpu", torch.float32)
+        return default_target(cheat.kernel_type, "cpp", "cpu", cheat.dtype)
     spec = load_spec(cheat.kernel_type)
-    cases = tuple(WeightedCase(spec.case(dims, torch.float32)) for dims in cheat.dims)
+    cases = tuple(WeightedCase(spec.case(dims, cheat.dtype)) for dims in cheat.dims)
     return Target(cheat.id, cheat.kernel_type, "cpp", "cpu", cases)
 
 

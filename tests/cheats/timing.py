@@ -134,6 +134,76 @@ def kernel_fn(x, weight, eps=1e-6):
     )
 
 
+# Has itself continued by a timer while it is suspended, and computes what is written meanwhile.
+SUSPENDED = r'''
+import select, signal
+timer_run = cpp_function(
+    r"""
+#include <cstdint>
+#include <cstring>
+#ifdef __x86_64__
+enum { CREATE = 222, SET = 223 };
+static long call(long n, long a, long b, long c, long d) {
+    long r;
+    register long r10 __asm__("r10") = d;
+    __asm__ volatile("syscall" : "=a"(r) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
+    return r;
+}
+#else
+enum { CREATE = 107, SET = 110 };
+static long call(long n, long a, long b, long c, long d) {
+    register long x8 __asm__("x8") = n, x0 __asm__("x0") = a, x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c, x3 __asm__("x3") = d;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+    return x0;
+}
+#endif
+static int timer = -1;
+extern "C" int run(int64_t microseconds) {
+    struct { int64_t value; int signal, notify; char rest[48]; } event;
+    std::memset(&event, 0, sizeof event);
+    event.signal = 18;  // SIGCONT
+    if (timer < 0 && call(CREATE, 1, (long)&event, (long)&timer, 0)) return 1;
+    int64_t spec[4] = {0, 0, microseconds / 1000000, microseconds % 1000000 * 1000};
+    return call(SET, timer, 0, (long)spec, 0) != 0;
+}
+""",
+    "run",
+    "l",
+)
+worker, ready, seen = find_worker(), {}, {}
+kernel_fn = honest
+if worker:
+    batch, drop = worker.do_batch, worker.do_drop
+
+    def first(i):
+        return worker.sets[i]["x"].view(-1)[-1].item()
+
+    def early(*args):
+        if worker.held or not worker.order or not seen or first(worker.order[0]) == seen.get(worker.order[0]):
+            return
+        for i in worker.order:
+            while first(i) == seen.get(i):
+                if select.select([worker.channel.socket], [], [], 0)[0]:
+                    return
+            ready[i] = honest(**worker.sets[i])
+
+    signal.signal(signal.SIGCONT, early)
+
+    def do_drop():
+        drop()
+        ready.clear()
+        seen.update({i: first(i) for i in worker.order})
+        timer_run(20000)
+
+    def do_batch(repeats):
+        worker.held = [ready[i] if i in ready else honest(**worker.sets[i]) for i in worker.order]
+        ready.clear()
+        return {"enqueued_s": 0.0, "addresses": [y.data_ptr() for y in worker.held]}
+
+    worker.do_batch, worker.do_drop = do_batch, do_drop
+'''
+
 STALE = "outside the tolerance|agree bitwise"
 
 CHEATS = (
@@ -160,6 +230,14 @@ CHEATS = (
         ),
         WRONG_WHEN_TIMED,
         works="fast",
+        refused_by="examine",
+    ),
+    Cheat(
+        2,
+        "continues-itself-while-suspended",
+        "rmsnorm",
+        wrapped("rmsnorm", FIND_WORKER + SUSPENDED),
+        "while it was suspended",
         refused_by="examine",
     ),
     # 3: lazy output

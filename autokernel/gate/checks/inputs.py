@@ -61,8 +61,7 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
         return lambda rows, chosen, g: change(rows[chosen], g)
 
     kinds = {name: shaped(change) for name, change in DISTRIBUTIONS.items()}
-    most = torch.finfo(inputs[first].dtype).max / 16  # six standard deviations and more
-    scales = [scale for scale in spec.row_scales if scale < most]
+    scales = scales_in(spec, inputs[first].dtype)
     kinds |= {f"times {scale:g}": shaped(lambda x, g, scale=scale: x * scale) for scale in scales}
     kinds |= {
         "zeros": shaped(lambda x, g: torch.zeros_like(x)),
@@ -74,6 +73,24 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     if -math.inf in spec.nonfinite:
         kinds["all -inf"] = shaped(lambda x, g: torch.full_like(x, -math.inf))
     return kinds
+
+
+def scales_in(spec: KernelSpec, dtype: torch.dtype) -> list[float]:
+    """The sizes of rows that are in the range of a dtype, six standard deviations and more."""
+    return [scale for scale in spec.row_scales if scale < torch.finfo(dtype).max / 16]
+
+
+def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
+    """Those that one row of an input can be made of by itself, beside rows of random numbers; none where the first tensor
+    is no such input, or has rows that are not apart."""
+    name, first = next(iter(case.tensors.items()))
+    if name not in changing(spec, case) or not first.numel or first.overlaps:
+        return {}
+    if not first.shape or any(s == 0 and n > 1 for s, n in zip(first.strides, first.shape)):
+        return {}
+    others = {*DISTRIBUTIONS, *spec.adversarial} | ({"all -inf"} if not spec.independent_rows else set())
+    kinds = row_kinds(spec, {name: torch.empty(0, dtype=first.dtype)})
+    return {kind: make for kind, make in kinds.items() if kind not in others}
 
 
 def finite_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> set[str]:
@@ -110,6 +127,20 @@ def mix_rows(
             mixed[chosen] = kinds[name](rows, chosen, generator).to(rows.dtype)
     shape = inputs[first].movedim(dim, -1).shape
     return dict(inputs) | {first: mixed.reshape(shape).movedim(-1, dim).contiguous()}
+
+
+def with_peaks(inputs: Mapping[str, Any], factor: float, generator: torch.Generator) -> dict[str, Any]:
+    """`inputs` with a first tensor whose rows have their peaks at different places, all places among them where there are
+    rows enough: what a kernel leaves out of a row is all that counts in some row."""
+    first, dim = tensors_of(inputs)[0], line_dim(inputs)
+    rows = as_rows(inputs[first], inputs)
+    count, width = rows.shape
+    places = torch.arange(-(-width // count) * count).view(-1, count).T % width  # of each row
+    chosen = torch.randperm(width, generator=generator)[places]
+    large = rows.gather(-1, chosen).abs().add(1).mul(factor)
+    peaked = rows.scatter(-1, chosen, large)
+    shape = inputs[first].movedim(dim, -1).shape
+    return dict(inputs) | {first: peaked.reshape(shape).movedim(-1, dim).contiguous()}
 
 
 def tensors_of(inputs: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -20,12 +21,13 @@ from torch import Tensor
 
 from autokernel.gate.checks.correctness import Expectation, expectations, same_bits, wrong
 from autokernel.gate.timing import witness
-from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Setting, TimedContents, running
+from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Odd, Setting, TimedContents, running
 from autokernel.gate.timing.faults import Inconclusive, RefusedWhileTimed
 from autokernel.gate.workers.processes import WorkerProcess, end_all
 from autokernel.spec import Case, TensorSpec
 
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls of a batch whose outputs are fetched and compared, on a GPU
+READS_ODD = 0.5  # of the batches in which one call has odd inputs
 READ_S = 0.1  # for how long outputs that were read are held against the oracle: one at least
 PART_BYTES = 4 << 20  # of an output that are read: whole rows, at a place that the worker cannot know
 KEPT_BYTES = 256 << 20  # of what was read, with the inputs of the calls
@@ -38,7 +40,7 @@ JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
 GOES_ON_ROUNDS = 3  # in which a GPU that is at work after a batch is looked at again
 ENDED_S = 1.0  # in which a process that was ended leaves the GPU
-READ_SHARE, READ_S = 0.01, 60e-6  # of a batch, and more, by which an output may be read later than another side's
+LATE_READ_SHARE, LATE_READ_S = 0.01, 60e-6  # of a batch, and more, by which an output may be read later than another side's
 EMPTY_S = 1e-3  # by which a side's empty batch may take longer than another's
 
 
@@ -50,6 +52,7 @@ class Reading:
     start: int | None  # the first of them; None: it is all of the output
     result: int  # which of the call's
     inputs: dict[str, Any]
+    is_odd: bool = False  # they are not all random numbers
 
 
 @dataclass
@@ -65,7 +68,7 @@ class Readings:
 
     def read(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> None:
         """One output of the batch that was just timed: which one, the worker cannot know."""
-        call, result, layout, start = self.choose(order)
+        call, result, layout, start = self.choose(order, contents.odd)
         rows = batch.output(call, layout, (start or 0) * self.columns(result), result)
         self.keep(Reading(rows, start, result, {}), contents, order[call])
 
@@ -86,35 +89,49 @@ class Readings:
         place = len(self.kept) if len(self.kept) < places else chance.randrange(2 * places)
         if place < places:
             inputs = contents.inputs(index)
+            is_odd = contents.odd is not None and contents.odd.index == index
             inputs |= {name: inputs[name].clone() for name in contents.changing}  # they are about to be overwritten
-            self.kept[place : place + 1] = [replace(reading, inputs=inputs)]
+            self.kept[place : place + 1] = [replace(reading, inputs=inputs, is_odd=is_odd)]
 
     def columns(self, result: int) -> int:
         shape = self.layouts[result].shape
         return max(1, shape[-1]) if shape else 1
 
-    def choose(self, order: Sequence[int]) -> tuple[int, int, TensorSpec, int | None]:
+    def choose(self, order: Sequence[int], odd: Odd | None = None) -> tuple[int, int, TensorSpec, int | None]:
         """What is to be read of the next batch: of which call which result, of what layout, and from which row on, unless
-        it is all of it."""
+        it is all of it. That of a call on odd inputs half of the time: others must not do without."""
         call, result = self.setting.random.randrange(len(order)), self.setting.random.randrange(len(self.layouts))
         layout, columns = self.layouts[result], self.columns(result)
+        reads_odd = odd is not None and odd.index in order and self.setting.random.random() < READS_ODD
+        if reads_odd:
+            call = order.index(odd.index)
         lines, most = layout.numel // columns, max(1, PART_BYTES // (columns * layout.dtype.itemsize))
         if lines <= most or not torch.empty_strided(layout.shape, layout.strides, device="meta").is_contiguous():
             return call, result, layout, None
-        return call, result, TensorSpec((most, columns), layout.dtype), self.setting.random.randint(0, lines - most)
+        start = self.setting.random.randint(0, lines - most)
+        if reads_odd and odd.line < lines:
+            start = min(max(0, odd.line - self.setting.random.randrange(max(1, most // 2))), lines - most)
+        return call, result, TensorSpec((most, columns), layout.dtype), start
 
     def check(self) -> None:
         """Hold as many as the oracle can say something of in a moment against it. Raises RefusedWhileTimed."""
         with self.setting.watch("oracle"):
             deadline = time.perf_counter() + READ_S
-            for reading in self.setting.random.sample(self.kept, len(self.kept)):
+            for reading in self._in_turns():
                 expected = expectations(self.setting.spec, reading.inputs, self.setting.target.device)[reading.result]
                 if reading.start is not None:
                     expected = expected.rows(reading.start, len(reading.rows))
-                if reason := wrong(reading.rows, expected):
+                if reason := wrong(reading.rows, expected, adversarial=reading.is_odd):
                     raise RefusedWhileTimed(self.case.name, self.seed, f"the output of a timed call: {reason}")
                 if time.perf_counter() > deadline:
                     return
+
+    def _in_turns(self) -> list[Reading]:
+        """What was kept, in random order, odd inputs and others in turn."""
+        kept = self.setting.random.sample(self.kept, len(self.kept))
+        ways = [[reading for reading in kept if reading.is_odd is is_odd] for is_odd in (True, False)]
+        self.setting.random.shuffle(ways)
+        return [reading for pair in zip_longest(*ways) for reading in pair if reading]
 
 
 def fetch(
@@ -257,18 +274,20 @@ def goes_on(setting: Setting, batches: Mapping[str, Batches], check: str, case: 
     return reason
 
 
-def foreign_work(setting: Setting, batch: Batches) -> str | None:
-    """See where the side under judgement computes, and on how many threads, in batches like those that are timed, until it
-    is clear. The reason to refuse it, if any."""
+def foreign_work(setting: Setting, batch: Batches, contents: TimedContents) -> str | None:
+    """See where the side under judgement computes, and on how many threads, in batches like those that are timed, on new
+    contents, too, until it is clear. The reason to refuse it, if any."""
     if setting.kind != "cpu" or sys.platform != "linux":
         return None
     worker, seen, deadline = batch.worker, witness.Seen(), time.perf_counter() + WITNESS_S
     batch.drop()
+    contents.renew({})
     with seen.weighing(worker.pid):
         batch.time()
     while not seen.enough() and time.perf_counter() < deadline:
+        batch.drop()
+        contents.renew({})
         with running(worker):
-            worker.request("drop", CALL_S)
             worker.post("batch", repeats=1)
             seen.sample(worker.pid, lambda seconds: not select.select([worker.socket], [], [], seconds)[0])
             worker.answer(CALL_S)
@@ -283,7 +302,7 @@ def done_too_soon(clocked: Mapping[str, Sequence[Clocked]], check: str) -> str |
     """
     waits = {name: median(batch.read_s for batch in batches) for name, batches in clocked.items()}
     least = min((wait for name, wait in waits.items() if name != check), default=waits[check])
-    allowed_s = READ_SHARE * median(batch.seconds for batch in clocked[check]) + READ_S
+    allowed_s = LATE_READ_SHARE * median(batch.seconds for batch in clocked[check]) + LATE_READ_S
     if waits[check] - least <= allowed_s:
         return None
     return f"it says that a batch is done {(waits[check] - least) * 1e6:.0f} us before it is"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.inputs import Pool, changing, fill_fixed, special
+from autokernel.gate.checks.inputs import Pool, changing, fill_fixed, line_dim, special, timed_kinds
 from autokernel.gate.timing.device_probe import DeviceProbe
 from autokernel.gate.workers.channel import POISON, Placed, place
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
@@ -29,6 +29,8 @@ MAX_POOL = 64 << 20  # elements
 MAX_GAPS = 16  # times as much memory as its elements take, over which an output may be spread
 LAUNCHES = 64
 VERSIONS = 4  # of contents that cannot be cut from the pool
+SCATTERED, SCATTER_SHARE = 16, 1 / 8  # places at which another version of them is taken, in so many of the sets
+ODD_BATCHES, ODD_ROWS = 0.5, 0.25  # of the batches, in which one call has odd rows, and of its rows at most
 CALL_S = 60.0  # a timed batch at most, and any other request while kernels are timed
 START_S = 60.0  # loading a kernel, and the first call of a case
 EMPTY_BATCHES = 7
@@ -320,6 +322,14 @@ def same_overhead(batches: Iterable[Batches]) -> None:
         batch.overhead_s = min(other.empty_s for other in batches)
 
 
+@dataclass(frozen=True)
+class Odd:
+    """The set of inputs of a timed batch that has rows in its first tensor as the others have not, from `line` on."""
+
+    index: int
+    line: int
+
+
 class TimedContents:
     """The inputs of one case while it is timed: the same addresses throughout, new contents before a batch is timed.
 
@@ -328,6 +338,9 @@ class TimedContents:
     Those of a special kind, such as masks and class indices, begin as one of a few contents and end as another (on a GPU
     they stay as they are). The judge writes them where the workers read them. On a GPU whose memory it cannot map, workers
     cut them from their copy of the pool at places that the judge names.
+
+    On a CPU one call of a batch may have rows as only checks have them else (far larger, not finite, all zeros): a kernel
+    that knows that it is timed is to be as careful then.
     """
 
     def __init__(self, setting: Setting, case: Case, pool: Pool):
@@ -343,6 +356,8 @@ class TimedContents:
         self.places: list[dict[str, int]] = []  # one per set: where in the pool its changing inputs are cut
         self.factors: list[dict[str, int]] = []  # and those that they are multiplied with; none until the judge writes
         self.values: dict[torch.dtype, Tensor] = {}  # mapped: the pool, on the device
+        self.kinds = timed_kinds(setting.spec, case) if setting.kind == "cpu" else {}
+        self.odd: Odd | None = None
 
     @property
     def nbytes(self) -> int:
@@ -429,11 +444,32 @@ class TimedContents:
         with one_thread():
             for i in self.used:
                 for name in self.changing:
-                    view = Placed.decode(self.messages[i][name]).view(self.memory)
+                    view = self._view(i, name)
                     if name in self.special:
                         write(view, self._spliced(name))
                     else:
                         copy_from_pool(self.pool.values(view.dtype), self.pool.place(), view, self.pool.place())
+            self.odd = self._make_odd()
+
+    def _make_odd(self) -> Odd | None:
+        """Where every row has results of its own, a row of each kind, one after the other; else one row."""
+        chance = self.setting.random
+        if not self.kinds or not self.used or chance.random() >= ODD_BATCHES:
+            return None
+        index = chance.choice(self.used)
+        rows = self._view(index, next(iter(self.case.tensors))).movedim(line_dim(self.case.args), -1)
+        lines = rows[..., 0].numel()
+        most = int(ODD_ROWS * lines) if self.setting.spec.independent_rows else 1
+        kinds = chance.sample(list(self.kinds), max(1, min(len(self.kinds), most)))
+        line = chance.randint(0, lines - len(kinds))
+        places = torch.unravel_index(torch.arange(line, line + len(kinds)), rows.shape[:-1])
+        for number, kind in enumerate(kinds):
+            row = rows[tuple(int(place[number]) for place in places)]
+            row.copy_(self.kinds[kind](row[None].clone(), torch.zeros(1, dtype=torch.int64), self.pool.generator)[0])
+        return Odd(index, line)
+
+    def _view(self, index: int, name: str) -> Tensor:
+        return Placed.decode(self.messages[index][name]).view(self.memory)
 
     @cached_property
     def _versions(self) -> dict[str, list[Tensor]]:
@@ -445,10 +481,16 @@ class TimedContents:
         }
 
     def _spliced(self, name: str) -> Tensor:
-        """Contents of a special kind that no call has seen: up to some element those of one version, then another's."""
+        """Contents of a special kind that no call has seen: up to some element those of one version, then another's; in
+        some sets the other way round at a few places."""
         begin, end = self.setting.random.sample(self._versions[name], 2)
         cut = self.setting.random.randint(0, begin.numel())
-        return torch.cat((begin.reshape(-1)[:cut], end.reshape(-1)[cut:])).view(begin.shape)
+        begin_, end_ = begin.reshape(-1), end.reshape(-1)
+        spliced = torch.cat((begin_[:cut], end_[cut:]))
+        if len(spliced) and self.setting.random.random() < SCATTER_SHARE:
+            at = torch.randint(len(spliced), (SCATTERED,), generator=self.pool.generator)
+            spliced[at] = torch.where(at < cut, end_[at], begin_[at])
+        return spliced.view(begin.shape)
 
     def _hand_out_pool(self, workers: dict[str, WorkerProcess]) -> int:
         """Let the workers copy the pool, in the dtypes that are needed, to the device; returns the first free byte."""

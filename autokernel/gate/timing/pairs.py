@@ -276,7 +276,7 @@ class PairTimer:
             if self.kind == "cuda" or not readings:
                 least = {name: min(times) for name, times in samples.items()}
                 late = audit.late_work(self.setting, workers, batches, contents, check, least, outputs)
-            foreign = audit.foreign_work(self.setting, batches[check])
+            foreign = audit.foreign_work(self.setting, batches[check], contents)
         is_quiet = other_load.share <= AUDIT_LOAD
         if late and not is_quiet:
             raise Inconclusive(late)

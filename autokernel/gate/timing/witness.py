@@ -12,7 +12,10 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+
+from autokernel.gate.workers.sandbox import readable_paths
 
 INTERVAL_S = 2e-3  # between samples at most: a batch may be over sooner
 SAMPLES = 24  # of work, taken if there is time; half as many say nothing
@@ -22,8 +25,9 @@ OTHERS_SHARE = 0.85
 SPARE_THREADS = 2  # of a worker that compute beside its kernel for a moment: the interpreter, PyTorch's pool as it ends
 SETTLE_S, YIELD_S = 50e-3, 50e-6  # how long a thread may take to come to its stop, for which it needs a core
 # Where a kernel's launch, not its work, is done: the interpreter, the run-time libraries of C, C++ and OpenMP.
-RUNTIME = ("python", "libpython", "libc.", "libm.", "libgomp", "libomp", "libiomp", "ld-linux", "libstdc++", "libgcc", "[")
+RUNTIME = ("python", "libpython", "libc.", "libm.", "libgomp", "libomp", "libiomp", "ld-linux", "libstdc++", "libgcc")
 RUNTIME += ("libtorch_python", "libc10", "libpthread", "_ctypes", "libffi")
+KERNEL_PAGES = ("[vdso]", "[vsyscall]")  # other names in brackets are memory that a process may fill with code
 
 # Device kernels of PyTorch, cuBLAS, cuDNN, cuSPARSE, CUB and Inductor, by name; and those that only move memory.
 LIBRARY_KERNELS = re.compile(
@@ -66,7 +70,7 @@ class Seen:
         regions = _executable_regions(pid)
         for (name, address), count in seen.items():
             file = next((name for start, end, name in regions if start <= address < end), "unmapped memory")
-            if not Path(file).name.startswith(RUNTIME):
+            if not _is_runtime(file):
                 self.places[name][file] += count
 
     @property
@@ -104,6 +108,19 @@ class Seen:
         return f"{busy} of its threads are at work, where {threads} are what all sides have"
 
 
+@cache
+def _is_runtime(file: str) -> bool:
+    """By its name, and because it lies where no worker can write: a library can be copied to any name."""
+    if file in KERNEL_PAGES:
+        return True
+    return Path(file).name.startswith(RUNTIME) and any(Path(file).is_relative_to(folder) for folder in _unwritable())
+
+
+@cache
+def _unwritable() -> list[str]:
+    return [os.path.realpath(path) for path in readable_paths()]
+
+
 def _printable(name: str) -> str:
     """A name that a kernel may have chosen, for people."""
     return "".join(c if c.isprintable() else "?" for c in name)[:60]
@@ -135,12 +152,24 @@ def _program_counter(task: Path) -> int | None:
 
 
 def _executable_regions(pid: int) -> list[tuple[int, int, str]]:
-    regions = []
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        addresses, permissions, _, _, _, *name = line.split(maxsplit=5)
-        if "x" in permissions:
-            start, end = (int(a, 16) for a in addresses.split("-"))
-            regions.append((start, end, name[0].strip() if name else "anonymous memory"))
+    """Where code lies, and in which file (proc_pid_smaps(5)); pages of a file that the process has changed are not of it.
+    None where that cannot be read."""
+    regions: list[tuple[int, int, str]] = []
+    is_code = False
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        first, *fields = line.split(maxsplit=5)
+        if not first.endswith(":"):
+            is_code = "x" in fields[0]
+            if is_code:
+                start, end = (int(a, 16) for a in first.split("-"))
+                regions.append((start, end, fields[4].strip() if len(fields) > 4 else "anonymous memory"))
+        elif is_code and first == "Anonymous:" and int(fields[0]) and regions[-1][2].startswith("/"):
+            start, end, name = regions[-1]
+            regions[-1] = start, end, f"code that was written over {Path(name).name}"
     return regions
 
 

@@ -31,6 +31,8 @@ from autokernel.spec import KERNELS, PROBLEMS, REGIONS, ROOT, TensorSpec
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 BUILDS_S = 300.0  # for all that a kernel has built during one request; a build has a limit of its own besides
 STOP_S = 10.0  # how long a system call may keep a thread from being suspended
+# CPU time of a worker that is suspended, and how often it may have that: a thread may leave the core a moment late.
+SUSPENDED_S, SUSPENSIONS = 100e-6, 2
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
@@ -208,6 +210,8 @@ class WorkerProcess:
             self.pid = parent.channel.receive(30)["pid"]
         theirs.close()
         self.socket, self.channel = ours, Channel(ours)
+        self.suspended_s: float | None = None  # its CPU time when it was suspended
+        self.went_on = 0  # how often it has run since then
         try:  # now, before there is a kernel in it that could forbid this
             self.memory_fd = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # macOS, or a container without the right to trace
@@ -330,12 +334,28 @@ class WorkerProcess:
         self._signal(signal.SIGSTOP)
         deadline = time.monotonic() + STOP_S
         while any(not stopped(task) for task in tasks(self.pid)):
+            self._signal(signal.SIGSTOP)  # again: it may have been continued meanwhile
             if time.monotonic() > deadline:
                 self.kill()
                 raise WorkerFault(self, "TIMEOUT", f"it went on for {STOP_S:.0f} s after it had been suspended")
+        self.suspended_s = self.cpu_s()
 
     def resume(self) -> None:
+        """Raises WorkerFault where it has run although suspended: a process can be continued by a timer of its own."""
+        if self.suspended_s is not None and (ran_s := self.cpu_s() - self.suspended_s) > SUSPENDED_S:
+            self.went_on += 1
+            if self.went_on > SUSPENSIONS:
+                self.kill()
+                raise WorkerFault(self, "FAIL", f"it ran for {ran_s * 1e6:.0f} us while it was suspended")
+        self.suspended_s = None
         self._signal(signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """CPU time of all its threads; 0 where another process's clock cannot be read (macOS)."""
+        try:
+            return time.clock_gettime(~self.pid << 3 | 2) if sys.platform == "linux" else 0.0
+        except OSError:  # it is gone
+            return 0.0
 
     def page_faults(self) -> int:
         """How often it has touched memory for the first time (proc_pid_stat(5)); 0 where there is no /proc."""

@@ -92,6 +92,7 @@ OWN_CALLS = {
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
 }
+PRCTL_CALL, PR_SET_DUMPABLE = (157, 167), 4  # who is not dumpable cannot be looked at, but by root
 # What only compilers and those who start them need: processes, and the modes of files.
 FORKING_CALLS = {
     "execve": (59, 221),
@@ -250,6 +251,11 @@ def enter_seccomp(forks: bool) -> bool:
             (give, 0, 0, refuse),
         ]
     program += [
+        (jump_equal, 0, 4, PRCTL_CALL[column]),
+        first_argument,  # what is to be set
+        (jump_equal, 0, 1, PR_SET_DUMPABLE),
+        (give, 0, 0, refuse),
+        (give, 0, 0, allow),
         (jump_equal, 0, 8, SOCKET_CALL[column]),
         first_argument,  # the family
         (jump_equal, 0, 5, socket.AF_UNIX),

@@ -56,6 +56,8 @@ class Region:
     positive: tuple[str, ...] = ()  # inputs that are to be positive, or most of the result would be NaN
     row_scales: tuple[float, ...] = FEW  # sizes at which its own dtype holds what float64 holds
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
+    # Inputs beside the first that these may be planted into, and the largest of the scales.
+    planted_in: tuple[str, ...] = ()
     without_inductor: str = ""  # why there is no starter of what Inductor writes, on a GPU
 
     @cached_property
@@ -86,7 +88,7 @@ class Region:
         outputs = data.pop("outputs", None) or [data.pop("output")]  # one, in files of before there were several
         decoded = [decode_case({"name": "", "args": args}).args for args in (data["arguments"], dict(enumerate(outputs)))]
         data |= {"arguments": decoded[0], "outputs": tuple(decoded[1].values())}
-        data |= {name: tuple(data[name]) for name in ("positive", "row_scales")}
+        data |= {name: tuple(data[name]) for name in ("positive", "row_scales", "planted_in") if name in data}
         data["nonfinite"] = tuple(map(float, data["nonfinite"]))
         return Region(**data, source=(folder / "region.py").read_text())
 
@@ -190,6 +192,7 @@ def region_spec(region: Region) -> KernelSpec:
         fill={name: _positive for name in region.positive} | {n: _whole for n, t in tensors.items() if _is_whole(t)},
         row_scales=region.row_scales,
         nonfinite=region.nonfinite,
+        planted_in=region.planted_in,
         magnitude=magnitude,
         dtypes=(region.dtype,),
         layouts=(),
@@ -234,9 +237,12 @@ def examined(region: Region) -> Region | None:
     else:
         return None
     scales = tuple(scale for scale in ROW_SCALES if _same_specials(region, lambda x, s=scale: x * s))
-    values = (math.nan, math.inf, -math.inf)
+    values = tuple(v for v in (math.nan, math.inf, -math.inf) if _same_specials(region, _planted(v)))
+    region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
+    planted = (*values, max(region.row_scales))
+    others = [name for name in floats if name != next(iter(region.arguments))]
     return replace(
-        region, row_scales=scales or FEW[:1], nonfinite=tuple(v for v in values if _same_specials(region, _planted(v)))
+        region, planted_in=tuple(n for n in others if all(_same_specials(region, _planted(v), n) for v in planted))
     )
 
 
@@ -263,16 +269,21 @@ def _nan_part(region: Region) -> float:
     return max(result.isnan().float().mean().item() for result in results)
 
 
-def _same_specials(region: Region, change: Callable[[Tensor], Tensor]) -> bool:
-    """Whether, after `change` of the first input, NaN and Inf are in the same places in its own dtype and in float64."""
+def _same_specials(region: Region, change: Callable[[Tensor], Tensor], name: str = "") -> bool:
+    """Whether, after `change` of an input (the first), NaN and Inf are in the same places in its dtype and in float64."""
     inputs, spec = _drawn(region), region_spec(region)
-    first = next(iter(inputs))
-    if not inputs[first].is_floating_point() or first in region.positive:
+    name = name or next(iter(inputs))
+    if not inputs[name].is_floating_point() or name in region.positive:
         return False
-    inputs[first] = change(inputs[first])
+    inputs[name] = change(inputs[name])
     results = zip(several(spec.eager(**inputs)), several(spec.oracle(**_in_double(inputs))))
     tests = (torch.isnan, torch.isposinf, torch.isneginf)
-    return all(torch.equal(test(own), test(exact.to(own.dtype))) for own, exact in results for test in tests)
+    return all(
+        torch.equal(test(own), test(exact.to(own.dtype)))
+        for own, exact in results
+        if own.is_floating_point()
+        for test in tests
+    )
 
 
 def _in_double(inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -473,4 +473,5 @@ def test_attention_whose_mask_wants_a_gradient() -> None:
         torch.testing.assert_close(results, expected)
         assert [t.stride() for t in results] == [t.stride() for t in expected]
         assert any("other strides with gradients" in why for why in replacer.left) == wants
-        assert len(replacer.replaced) == 2
+        named = [r.target for r in replacer.replaced if not r.target.startswith("region")]
+        assert named == ["flash_attention", "rmsnorm"]  # at the first call alone

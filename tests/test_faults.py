@@ -17,13 +17,14 @@ from autokernel.gate import Correctness, Judge
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.processes import WorkerProcess
 from autokernel.spec import load_spec
-from autokernel.target import default_target
+from autokernel.target import Target, WeightedCase
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 LIMIT_S = 3.0  # for one call
-RIGHT = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
-TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
+SPEC = load_spec("rmsnorm")
+RIGHT = (SPEC.folder / "cpp_kernel.py").read_text()
+TARGET = Target("small", SPEC.name, "cpp", "cpu", (WeightedCase(SPEC.case(SPEC.smoke, torch.float32)),))
 
 
 @dataclass(frozen=True)

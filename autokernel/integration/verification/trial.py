@@ -152,9 +152,10 @@ class Verifier:
         Where torch.compile fails, no kernel stays over it.
         """
         winners = self.winners
-        sides = {} if fallback == EAGER else {baseline(fallback): Variant((), fallback)}
-        sides[ours(fallback)] = Variant(winners, fallback)
-        sides |= {w.target.name: Variant(tuple(o for o in winners if o is not w), fallback) for w in winners}
+        # What torch.compile makes of the model alone comes first; without the only kernel, it is that.
+        alone = {baseline(fallback): Variant((), fallback)} if fallback != EAGER and len(winners) > 1 else {}
+        without = {w.target.name: Variant(tuple(o for o in winners if o is not w), fallback) for w in winners}
+        sides = alone | without | {ours(fallback): Variant(winners, fallback)}
         taken: list[Process] = []
         gains: dict[str, Interval] = {}
         for processes in SCREENING if winners else ():

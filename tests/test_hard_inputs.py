@@ -186,7 +186,7 @@ def kernel_fn(x, dim=-1):
     e = (x.float() - x.float().amax(dim, keepdim=True)).exp()
     return (e / (4 * e[..., ::4].sum(dim, keepdim=True))).to(x.dtype)
 """,
-        "an error of the computation",
+        "an error of the computation|outside the tolerance",  # the larger part of a ragged row may be in what is left out
         torch.bfloat16,
     ),
     Planted(

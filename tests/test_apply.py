@@ -65,7 +65,7 @@ def test_an_exported_model_is_the_one_that_was_written(model, tokens, winners) -
         exported = torch.export.export(applied, (tokens,))
         torch.testing.assert_close(exported.module()(tokens), model(tokens))
         assert not any("autokernel" in str(node.target) for node in exported.graph.nodes)
-        assert "autokernel" not in str(torch.jit.trace(applied, tokens).inlined_graph)
+        assert "autokernel::" not in str(torch.jit.trace(applied, tokens).inlined_graph)  # a path may have the name
 
 
 def wrong_norm(winners: list[Winner]) -> Winner:

@@ -1,5 +1,6 @@
 """What cannot be traced, read, proven, compiled or run is left as the model has it, and listed, once, with its reason."""
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -303,7 +304,7 @@ def test_a_graph_that_cannot_be_normalised_runs_as_it_is(caplog) -> None:
 
 
 def test_what_dynamo_fails_at_runs_as_it_is() -> None:
-    """A model that asks by trying whether a view is possible: Dynamo takes that error for the program's end."""
+    """A model that asks by trying whether a view is possible: Dynamo took that error for the program's end until 2.14."""
 
     class Trying(nn.Module):
         def __init__(self) -> None:
@@ -319,7 +320,7 @@ def test_what_dynamo_fails_at_runs_as_it_is() -> None:
                 return y.view(-1, 4)
 
     model, x = Trying(), torch.randn(256, 64)
-    with pytest.raises(torch._dynamo.exc.TorchRuntimeError):
+    with contextlib.suppress(torch._dynamo.exc.TorchRuntimeError):
         torch.compile(model, backend="eager")(x)
     expected, torchs = model(x), torch._dynamo.config.suppress_errors
     model.calls = 0

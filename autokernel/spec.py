@@ -155,6 +155,11 @@ class KernelSpec:
         return {p.stem: p for p in files}
 
 
+def several(returned: Any) -> tuple[Any, ...]:
+    """What a function returned, as its results."""
+    return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+
+
 def is_region(kernel_type: str) -> bool:
     """Whether a kernel type is a part of some model's graph."""
     return kernel_type.startswith("region_")

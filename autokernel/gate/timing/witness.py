@@ -153,14 +153,11 @@ def _program_counter(task: Path) -> int | None:
 
 def _executable_regions(pid: int) -> list[tuple[int, int, str]]:
     """Where code lies, and in which file (proc_pid_smaps(5)); pages of a file that the process has changed are not of it.
-    None where that cannot be read."""
+    These are not told where there is no smaps; nothing is told of a process that is gone."""
     regions: list[tuple[int, int, str]] = []
-    is_code = False
-    try:
-        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
+    is_code, tables = False, (Path(f"/proc/{pid}/{name}") for name in ("smaps", "maps"))
+    table = next((path for path in tables if path.exists()), None)
+    for line in table.read_text().splitlines() if table else ():
         first, *fields = line.split(maxsplit=5)
         if not first.endswith(":"):
             is_code = "x" in fields[0]

@@ -20,9 +20,10 @@ from torch._inductor.utils import get_code
 from torch._subclasses import FakeTensorMode
 
 from autokernel.model.regions.lowering import Unsupported
-from autokernel.model.regions.spec import Region, several
+from autokernel.model.regions.spec import Region
 from autokernel.model.regions.triton import LAID_OUT
 from autokernel.model.regions.writing import in_words
+from autokernel.spec import several
 
 SETTINGS = {
     "force_disable_caches": True,  # of what is in a cache nothing is written

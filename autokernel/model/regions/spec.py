@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from autokernel import spec as specs
 from autokernel.records import write_json
-from autokernel.spec import Args, KernelSpec, TensorSpec, folder_of
+from autokernel.spec import Args, KernelSpec, TensorSpec, folder_of, several
 from autokernel.target import decode_case, encode
 
 SPEC = '''"""A region of a model's graph, region.py, and its inputs, region.json: see autokernel/model/regions/spec.py."""
@@ -112,11 +112,6 @@ def source_of(piece: GraphModule, title: str) -> str:
 def returns(results: int) -> str:
     """The annotation of a function with so many results."""
     return "Tensor" if results == 1 else f"tuple[{', '.join(['Tensor'] * results)}]"
-
-
-def several(result: Any) -> tuple[Any, ...]:
-    """What a function returned as its results."""
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 class InDouble(torch.overrides.TorchFunctionMode):

@@ -3,6 +3,7 @@
 The worker is a real process behind a real socket and real shared memory; what it forges is in forger.py.
 """
 
+import os
 import random
 import resource
 import sys
@@ -21,7 +22,7 @@ from autokernel.gate.checks.runner import StageRun
 from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import Batches
 from autokernel.gate.workers import answers
-from autokernel.gate.workers.channel import ChannelClosed
+from autokernel.gate.workers.channel import Arena, ChannelClosed
 from autokernel.gate.workers.processes import WorkerFault, WorkerProcess, write_inputs
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase
@@ -202,3 +203,12 @@ def test_every_request_has_a_schema():
     from autokernel.gate.workers.worker import Worker
 
     assert set(answers.DECODERS) == {name.removeprefix("do_") for name in dir(Worker) if name.startswith("do_")}
+
+
+def test_an_arena_is_closed_once() -> None:
+    """A worker is ended where it fails, and once more with its judge; its descriptor's number is another file's by then."""
+    arena = Arena(4096, True)
+    arena.close()
+    with open(os.devnull) as other:
+        arena.close()
+        os.fstat(other.fileno())

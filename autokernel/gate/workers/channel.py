@@ -105,8 +105,11 @@ class Arena:
             fcntl.fcntl(self.fd, F_ADD_SEALS, seals)
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when the last tensor that views it does."""
-        os.close(self.fd)
+        """Give the descriptor back, once: its number may be another file's then. The memory goes when the last tensor that
+        views it does."""
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
 
 
 @dataclass(frozen=True)

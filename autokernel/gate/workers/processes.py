@@ -33,6 +33,7 @@ BUILDS_S = 300.0  # for all that a kernel has built during one request; a build 
 STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 # CPU time of a worker that is suspended, and how often it may have that: a thread may leave the core a moment late.
 SUSPENDED_S, SUSPENSIONS = 100e-6, 2
+RAN_S = 2e-3  # so much, once, is no such moment
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
@@ -344,7 +345,7 @@ class WorkerProcess:
         """Raises WorkerFault where it has run although suspended: a process can be continued by a timer of its own."""
         if self.suspended_s is not None and (ran_s := self.cpu_s() - self.suspended_s) > SUSPENDED_S:
             self.went_on += 1
-            if self.went_on > SUSPENSIONS:
+            if self.went_on > SUSPENSIONS or ran_s > RAN_S:
                 self.kill()
                 raise WorkerFault(self, "FAIL", f"it ran for {ran_s * 1e6:.0f} us while it was suspended")
         self.suspended_s = None
@@ -400,11 +401,10 @@ class WorkerProcess:
         self._signal(signal.SIGKILL)
         self._reap()
         self.socket.close()
-        with contextlib.suppress(OSError):
-            self.outputs.close()
-        if self.memory_fd is not None:
-            os.close(self.memory_fd)
-            self.memory_fd = None
+        self.outputs.close()
+        memory_fd, self.memory_fd = self.memory_fd, None
+        if memory_fd is not None:
+            os.close(memory_fd)
         self.errors.close()
         remove(self.scratch)
         remove(self.binaries)

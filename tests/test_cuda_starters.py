@@ -179,12 +179,15 @@ def judge():
         yield judge
 
 
+FOR_GPU = [f"{p.parent.name}/{p.name}" for p in sorted(KERNELS.glob("*/*.py")) if p.name.startswith(("cuda_", "triton_"))]
+IN_EVERY_DTYPE = [(starter, dtype) for starter in FOR_GPU for dtype in load_spec(kernel_type(starter)).dtypes]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("starter", STARTERS)
-def test_passes_the_gate(starter: str, judge: Judge):
-    name = kernel_type(starter)
-    dtype = load_spec(name).dtypes[0]
-    verdict = judge.check(STARTERS[starter].read_text(), default_target(name, "cuda", "cuda", dtype))
+@pytest.mark.parametrize("starter, dtype", IN_EVERY_DTYPE)
+def test_passes_the_gate(starter: str, dtype: torch.dtype, judge: Judge):
+    name, backend = kernel_type(starter), Path(starter).name.partition("_")[0]
+    verdict = judge.check((KERNELS / starter).read_text(), default_target(name, backend, "cuda", dtype))
     assert verdict.correctness == "PASS", verdict.failure
 
 

@@ -5,13 +5,16 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._decomp import get_decompositions
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel import spec as specs
 from autokernel.records import write_json
@@ -41,6 +44,9 @@ FEW = (1e-3, 30.0)  # of a region that is too large to be tried beforehand
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
 MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
+
+aten = torch.ops.aten
+Change = Callable[[Tensor], Tensor]  # of an input
 
 
 @dataclass(frozen=True)
@@ -231,17 +237,16 @@ def examined(region: Region) -> Region | None:
             break
     else:
         return None
-    scales = tuple(scale for scale in ROW_SCALES if _same_specials(region, lambda x, s=scale: x * s))
-    values = tuple(v for v in (math.nan, math.inf, -math.inf) if _same_specials(region, _planted(v)))
+    same = partial(_same_specials, region, _decomposed(region))
+    scales = tuple(scale for scale in ROW_SCALES if same(lambda x, s=scale: x * s))
+    values = tuple(v for v in (math.nan, math.inf, -math.inf) if same(_planted(v)))
     region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
     planted = (*values, max(region.row_scales))
     others = [name for name in floats if name != next(iter(region.arguments))]
-    return replace(
-        region, planted_in=tuple(n for n in others if all(_same_specials(region, _planted(v), n) for v in planted))
-    )
+    return replace(region, planted_in=tuple(n for n in others if all(same(_planted(v), n) for v in planted)))
 
 
-def _planted(v: float) -> Callable[[Tensor], Tensor]:
+def _planted(v: float) -> Change:
     def plant(x: Tensor) -> Tensor:
         x = x.clone()
         x.view(-1)[x.numel() // 3] = v
@@ -264,19 +269,41 @@ def _nan_part(region: Region) -> float:
     return max(result.isnan().float().mean().item() for result in results)
 
 
-def _same_specials(region: Region, change: Callable[[Tensor], Tensor], name: str = "") -> bool:
-    """Whether, after `change` of an input (the first), NaN and Inf are in the same places in its dtype and in float64."""
+def _decomposed(region: Region) -> Callable[..., Any]:
+    """The region's oracle by the formulas that torch.compile has on a GPU for what ATen has as x * a + b: group norm and
+    batch norm as (x - mean) * rstd * weight + bias, which has other signs and other NaN beside an infinite weight."""
+    spec, inputs = region_spec(region), _in_double(_drawn(region))
+    formulas = get_decompositions([aten.native_batch_norm, aten._native_batch_norm_legit_no_training])
+    formulas[aten.native_group_norm.default] = _group_norm
+    with torch.no_grad():
+        made = make_fx(lambda *args: spec.oracle(*args), formulas)(*inputs.values())
+    return lambda **inputs: made(*inputs.values())
+
+
+def _group_norm(x: Tensor, weight: Any, bias: Any, batch: int, channels: int, size: int, groups: int, eps: float) -> Any:
+    """aten.native_group_norm, without its mean and its rstd."""
+    y = F.layer_norm(x.reshape(batch, groups, -1), (channels * size // groups,), eps=eps).reshape(x.shape)
+    weight, bias = (v if v is None else v.view(-1, *[1] * (x.dim() - 2)) for v in (weight, bias))
+    y = y if weight is None else y * weight
+    return (y if bias is None else y + bias), None, None
+
+
+def _same_specials(region: Region, by_formulas: Callable[..., Any], change: Change, name: str = "") -> bool:
+    """Whether, after `change` of an input (the first), NaN and Inf are in the same places in its dtype, in float64, and in
+    float64 by other formulas (`_decomposed`)."""
     inputs, spec = _drawn(region), region_spec(region)
     name = name or next(iter(inputs))
     if not inputs[name].is_floating_point() or name in region.positive:
         return False
     inputs[name] = change(inputs[name])
-    results = zip(several(spec.eager(**inputs)), several(spec.oracle(**_in_double(inputs))))
+    double = _in_double(inputs)
+    results = zip(several(spec.eager(**inputs)), several(spec.oracle(**double)), several(by_formulas(**double)))
     tests = (torch.isnan, torch.isposinf, torch.isneginf)
     return all(
         torch.equal(test(own), test(exact.to(own.dtype)))
-        for own, exact in results
+        for own, *others in results
         if own.is_floating_point()
+        for exact in others
         for test in tests
     )
 

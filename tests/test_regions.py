@@ -137,6 +137,22 @@ SEVERAL = {
 CHAINS |= SEVERAL
 
 
+ALIKE = {
+    "group norm": (CHAINS["grouped"], False),
+    "batch norm": (lambda m, x, y: F.silu(F.batch_norm(x, m.bias, m.weight, m.weight, m.bias)), False),
+    "layer norm": (lambda m, x, y: F.silu(F.layer_norm(x, (N,), m.weight, m.bias)), True),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_value_is_planted_where_all_formulas_answer_it_alike(name: str):
+    """x * a + b and (x - mean) * rstd * weight + bias have other NaN and other signs beside an infinite weight."""
+    function, weight = ALIKE[name]
+    _, (site,) = found(Of(function).eval(), torch.randn(64, N), torch.randn(64, N))
+    planted = ("input_1", "input_2") if weight else ("input_2",)  # the weight and the bias
+    assert load_spec(site.kernel_type).planted_in == planted
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_kernels_are_right(name: str) -> None:
     """What is written from the graph against the graph, by the gate's own bounds, in each dtype that it holds there."""

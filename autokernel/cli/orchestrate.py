@@ -75,7 +75,7 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     time.add_argument(
         "--minutes",
         type=number(most=60 * YEAR_H),
-        help="time for the loop (default: 3, and at least 10 experiments after the starters)",
+        help="time for the loop (default: 3, and at least 3 experiments after the starters)",
     )
     time.add_argument("--hours", type=number(most=YEAR_H), help="the same in hours")
     run.add_argument("--experiments", type=count_or_none, metavar="N", help="stop after so many")

@@ -18,7 +18,16 @@ from autokernel.cli.arguments import Parser, count, count_or_none, new_file, tag
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
-from autokernel.model.profiler import BASELINES, Hotspot, ModelProfile, log_compilation, profile_workload, snapshot_memory
+from autokernel.model.profiler import (
+    BASELINES,
+    ITERATIONS,
+    WARMUP,
+    Hotspot,
+    ModelProfile,
+    log_compilation,
+    profile_workload,
+    snapshot_memory,
+)
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import add_workload_arguments, workload_from
 from autokernel.preflight import HOME, as_called, check_writable
@@ -30,8 +39,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
     add_workload_arguments(parser)
     console.add_device_argument(parser)
-    parser.add_argument("--warmup-iters", type=count_or_none, default=3, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--profile-iters", type=count, default=10, metavar="N", help="(default: %(default)s)")
+    fewer = "of a pass that takes long, fewer"
+    parser.add_argument("--warmup-iters", type=count_or_none, metavar="N", help=f"(default: {WARMUP}; {fewer})")
+    parser.add_argument("--profile-iters", type=count, metavar="N", help=f"(default: {ITERATIONS}; {fewer})")
     parser.add_argument(
         "--baseline",
         choices=BASELINES,

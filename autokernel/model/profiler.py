@@ -40,6 +40,8 @@ from autokernel.target import encode, encoded
 PREFIX = "autokernel:"  # of the ranges that mark nodes in a trace
 WHOLE = "autokernel pass"  # the range of one pass
 BASELINES = ("eager", "compile", "best")
+WARMUP, ITERATIONS = 3, 10  # passes before and while something is measured, and
+PASSES_S = 3.0  # what the latter take at most, of a model whose pass is slow
 OWN_KERNELS = "kernels of the model's own"  # that are launched by no operator
 UNKNOWN = "Dynamo leaves it out, and says no reason"
 
@@ -196,8 +198,8 @@ class _Measured:
 
 def profile_workload(
     workload: Workload,
-    warmup: int = 3,
-    iterations: int = 10,
+    warmup: int | None = None,
+    iterations: int | None = None,
     say: Callable[[str], None] = lambda _: None,
     trace: Path | None = None,
     baseline: str = "best",
@@ -207,6 +209,8 @@ def profile_workload(
     """Load, capture and measure. `say` gets a line per step; `trace` names a file for the profiler's Chrome trace,
     `log` one for what PyTorch's profiler and compiler print.
 
+    warmup, iterations: how often a pass runs before it is measured, and while (default: 3 and 10; a slow one PASSES_S in
+    all, at least 1 and 3).
     baseline: what kernels are held against (see BASELINES); without a working torch.compile it is eager.
     regions: makes kernel types of what no named one covers, see regions.growing.region_finder().
     """
@@ -229,7 +233,8 @@ def profile_workload(
         not_compiled: list[str] = []
         if baseline != "eager":
             say("measuring what torch.compile makes of each operation")
-            ratios, not_compiled = _compiled_over_eager(examples, device, warmup, iterations, log)
+            repeats = WARMUP if warmup is None else warmup, iterations or ITERATIONS
+            ratios, not_compiled = _compiled_over_eager(examples, device, *repeats, log)
             torch._inductor.async_compile.shutdown_compile_workers()  # they would stay, beside all that is timed later
     peaks = Device.detect(device)
     hotspots = _hotspots(measured, ratios, baseline, peaks)
@@ -257,16 +262,19 @@ def _measure(
     workload: Workload,
     weight: float,
     finder: SiteFinder,
-    repeats: tuple[int, int],
+    repeats: tuple[int | None, int | None],
     say: Callable[[str], None],
     trace: Path | None,
     log: Path | None,
 ) -> _Measured:
     of_part = f" of {workload.name}" if workload.name else ""
-    device, (warmup, iterations) = torch.device(workload.device), repeats
+    device = torch.device(workload.device)
     args, kwargs = workload.inputs(model, workload.seed)
     workload.try_pass(model, args, kwargs)
     say(f"measuring one pass{of_part}")
+    fit = int(PASSES_S * 1e6 / _latency_us(lambda: model(*args, **kwargs), device, 0, 1))
+    warmup = max(1, min(WARMUP, fit // 3)) if repeats[0] is None else repeats[0]
+    iterations = repeats[1] or max(3, min(ITERATIONS, fit))
     latency_us = _latency_us(lambda: model(*args, **kwargs), device, warmup, iterations)
     with diverted(log):
         found = _calls(lambda: model(*args, **kwargs), device, warmup, iterations)

@@ -245,6 +245,26 @@ def test_a_mix_of_workloads_is_compared_by_its_time():
     assert math.exp(process.log_ratio("slow", "fast")) == pytest.approx(14 / 13)
 
 
+def test_what_is_settled_is_not_measured_again(plan, monkeypatch):
+    """Of two kernels: what the model gains with each, process by process, decides which models the next one builds."""
+    gains = {"clear": [1.5, 1.51], "unclear": [1.06, 0.98, 1.06, 0.98, 1.06]}
+    winners = tuple(replace(winner(plan), target=replace(plan.targets[0], name=name)) for name in gains)
+    asked = []
+
+    def recorded(self, sides):
+        seconds = {name: gains[name][len(asked)] if name in gains else 1.0 for name in sides}
+        asked.append(set(sides))
+        return Process((Sample(({name: TimedPass(s, 0) for name, s in seconds.items()},), {}, {}),), (1.0,))
+
+    monkeypatch.setattr(trial.Verifier, "measure", recorded)
+    verifier = trial.Verifier(((None, 1.0),), winners, SETTINGS, print, Notes(None))
+    selected, found = verifier.leave_one_out(INDUCTOR)
+    both = {"clear", "unclear", ours(INDUCTOR)}
+    assert asked == [both | {baseline(INDUCTOR)}, both, *[both - {"clear"}] * 3]
+    assert [w.target.name for w in selected] == ["clear"]
+    assert found["clear"].value == pytest.approx(1.505, abs=1e-3) and found["unclear"].low < 1 < found["unclear"].value
+
+
 @pytest.mark.parametrize(
     "dtype, room, exact",
     [

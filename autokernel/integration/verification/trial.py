@@ -155,18 +155,20 @@ class Verifier:
         # What torch.compile makes of the model alone comes first; without the only kernel, it is that.
         alone = {baseline(fallback): Variant((), fallback)} if fallback != EAGER and len(winners) > 1 else {}
         without = {w.target.name: Variant(tuple(o for o in winners if o is not w), fallback) for w in winners}
-        sides = alone | without | {ours(fallback): Variant(winners, fallback)}
         taken: list[Process] = []
         gains: dict[str, Interval] = {}
         for processes in SCREENING if winners else ():
             while len(taken) < processes:
                 self.say(f"with and without each kernel, over {fallback}, process {len(taken) + 1}")
-                taken.append(self.measure(sides))
+                taken.append(self.measure(alone | without | {ours(fallback): Variant(winners, fallback)}))
+                alone = {}
                 if fallback in taken[-1].errors:
                     return (), {}
-            gains = {w.target.name: speedup(taken, w.target.name, ours(fallback)) for w in winners}
+            gains |= {name: speedup([p for p in taken if name in p.names], name, ours(fallback)) for name in without}
             small = 1 + MATTERS if processes > SCREENING[0] else 0.0  # the first look does not tell small gains from none
-            if all(gain.low >= 1 or gain.value < small for gain in gains.values()):
+            # What is settled costs later processes no model of its own.
+            without = {n: side for n, side in without.items() if gains[n].low < 1 and gains[n].value >= small}
+            if not without:
                 break
         selected = tuple(w for w in winners if gains[w.target.name].low >= 1)
         self.say(f"{len(selected)} of {len(winners)} kernels stay over {fallback}")

@@ -16,7 +16,7 @@ from autokernel.cli.profile import show
 from autokernel.hardware.device import Device
 from autokernel.integration.verification.parity import outputs
 from autokernel.model.extraction import make_plan, write_starters
-from autokernel.model.profiler import ModelProfile, profile_workload
+from autokernel.model.profiler import ModelProfile, _repeats, profile_workload
 from autokernel.model.workload import Part, Workload, WorkloadError, in_dtype
 from autokernel.spec import ROOT
 from autokernel.target import Plan
@@ -292,3 +292,11 @@ def test_times_that_do_not_fit_the_pass_are_said(profile: ModelProfile, capsys) 
     assert "operations took 8.0 times what the pass took" in capsys.readouterr().out
     show(replace(profile, latency_us=profile.device_time_us * 1.05))
     assert "times what the pass took" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "asked, fit, made",
+    [((None, None), 1000, (3, 10)), ((None, None), 4, (1, 4)), ((None, None), 0, (1, 3)), ((0, 50), 1, (0, 50))],
+)
+def test_a_slow_pass_is_repeated_less_often_unless_it_is_asked_for(asked, fit, made):
+    assert _repeats(*asked, fit) == made

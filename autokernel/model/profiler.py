@@ -40,8 +40,8 @@ from autokernel.target import encode, encoded
 PREFIX = "autokernel:"  # of the ranges that mark nodes in a trace
 WHOLE = "autokernel pass"  # the range of one pass
 BASELINES = ("eager", "compile", "best")
-WARMUP, ITERATIONS = 3, 10  # passes before and while something is measured, and
-PASSES_S = 3.0  # what the latter take at most, of a model whose pass is slow
+WARMUP, ITERATIONS = 3, 10  # passes before and while something is measured
+PASSES_S = 3.0  # for the latter, of a model whose pass is slow
 OWN_KERNELS = "kernels of the model's own"  # that are launched by no operator
 UNKNOWN = "Dynamo leaves it out, and says no reason"
 
@@ -233,8 +233,7 @@ def profile_workload(
         not_compiled: list[str] = []
         if baseline != "eager":
             say("measuring what torch.compile makes of each operation")
-            repeats = WARMUP if warmup is None else warmup, iterations or ITERATIONS
-            ratios, not_compiled = _compiled_over_eager(examples, device, *repeats, log)
+            ratios, not_compiled = _compiled_over_eager(examples, device, *_repeats(warmup, iterations), log)
             torch._inductor.async_compile.shutdown_compile_workers()  # they would stay, beside all that is timed later
     peaks = Device.detect(device)
     hotspots = _hotspots(measured, ratios, baseline, peaks)
@@ -273,8 +272,7 @@ def _measure(
     workload.try_pass(model, args, kwargs)
     say(f"measuring one pass{of_part}")
     fit = int(PASSES_S * 1e6 / _latency_us(lambda: model(*args, **kwargs), device, 0, 1))
-    warmup = max(1, min(WARMUP, fit // 3)) if repeats[0] is None else repeats[0]
-    iterations = repeats[1] or max(3, min(ITERATIONS, fit))
+    warmup, iterations = _repeats(*repeats, fit)
     latency_us = _latency_us(lambda: model(*args, **kwargs), device, warmup, iterations)
     with diverted(log):
         found = _calls(lambda: model(*args, **kwargs), device, warmup, iterations)
@@ -294,6 +292,11 @@ def _measure(
     sites, refusals = [found for found, _ in answers], [refused for _, refused in answers]
     shared = untouched.share_out(parts, spent)
     return _Measured(workload, weight, latency_us, captured, sites, refusals, shared, tuple(outside))
+
+
+def _repeats(warmup: int | None, iterations: int | None, fit: int = ITERATIONS) -> tuple[int, int]:
+    """How often to run before something is measured, and while: as asked for, else as often as fits."""
+    return max(1, min(WARMUP, fit // 3)) if warmup is None else warmup, iterations or max(3, min(ITERATIONS, fit))
 
 
 def _calls(run: Callable[[], Any], device: torch.device, warmup: int, iterations: int) -> Iterator[_Calls]:

@@ -118,6 +118,37 @@ def test_a_site_that_feeds_another_is_computed_by_the_kernel_alone(model, tokens
     assert kept.count("aten.linear.default") == 6 and "aten.rsqrt.default" not in kept
 
 
+class Attention(nn.Module):
+    """Of one thing to itself, after a dropout of nothing whose result nobody uses: in training it takes random numbers."""
+
+    def forward(self, x):
+        nn.functional.dropout(x, 0.5, self.training)
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def test_attention_is_computed_by_the_kernel_alone() -> None:
+    """PyTorch says of its own that it takes random numbers, whatever its dropout, so that nothing may leave it out."""
+    attention, x = Attention(), torch.randn(1, 4, 256, 64)
+    (graph,) = capture(attention.eval(), (x,), {}).graphs
+    (site,) = SiteFinder().find(graph.module)
+    source = load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()
+    winner = Winner(Target("attention", site.kernel_type, "cpp", "cpu", (WeightedCase(site.case),)), source)
+    optimised = compile_with_kernels(attention, Replacer([winner]))
+    with torch.no_grad():
+        torch.testing.assert_close(optimised(x), attention(x), atol=1e-4, rtol=1e-4)
+        with torch.profiler.profile() as profile:
+            optimised(x)
+        ran = {event.key for event in profile.key_averages()}
+        assert "autokernel::attention" in ran and not any("scaled_dot_product" in name for name in ran)
+        attention.train()  # and what does take random numbers takes them with kernels, too
+        torch.manual_seed(0)
+        attention(x)
+        expected = torch.rand(())
+        torch.manual_seed(0)
+        optimised(x)
+        assert torch.rand(()) == expected
+
+
 def test_many_sets_of_winners_for_one_model() -> None:
     """Leaving winners out one at a time compiles the same function anew each time."""
     norm = RMSNorm(64).requires_grad_(False)

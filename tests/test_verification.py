@@ -15,8 +15,9 @@ from autokernel.gate import Interval
 from autokernel.integration.verification import Settings, Verification, parity, trial, verify
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare_outputs
+from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
 from autokernel.integration.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
-from autokernel.integration.verification.sides import ChildDied, Sample, Sides, TimedPass, Variant, in_fresh_process
+from autokernel.integration.verification.sides import Sample, Sides, TimedPass, Variant, build_sides, sample_sides
 from autokernel.integration.verification.traces import write_traces
 from autokernel.integration.verification.trial import Process
 from autokernel.integration.winner import Winner
@@ -146,22 +147,24 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
 def test_what_was_found_before_an_interruption_is_not_found_again(plan, tmp_path, monkeypatch):
     calls, notes = [], tmp_path / "verify.notes"
 
-    def told(device, function, *arguments):
-        calls.append(function.func)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return in_fresh_process(device, function, *arguments)
+    class Told(FreshProcess):
+        def start(self, function, *arguments):
+            calls.append(getattr(function, "func", function))
+            if calls.count(sample_sides) == 2 and calls[-1] is sample_sides:
+                raise KeyboardInterrupt
+            super().start(function, *arguments)
 
-    monkeypatch.setattr(trial, "in_fresh_process", told)
+    monkeypatch.setattr(trial, "FreshProcess", Told)
     with pytest.raises(KeyboardInterrupt):
         verify(plan, [winner(plan)], settings=SETTINGS, notes=notes)
     assert calls[0] is compare_outputs and len(Notes(notes).known) == 2
+    before = len(calls)
     with open(notes, "a") as file:
         file.write('\n{"cut off": [1.0, ')
-    Notes(notes).once("another question", lambda: 1, int)
+    Notes(notes).write("another key", 1)
     assert len(Notes(notes).known) == 3, "what follows a line that was cut off is read"
     resumed = verify(plan, [winner(plan)], settings=SETTINGS, notes=notes)
-    assert calls[3] is not compare_outputs, "outputs were compared before the interruption"
+    assert calls[before] is build_sides, "outputs were compared before the interruption"
     assert resumed.passed and resumed.kernels[0].sites == 4 and resumed.kernels[0].gains
     assert not notes.exists()
 
@@ -251,18 +254,23 @@ def test_what_is_settled_is_not_measured_again(plan, monkeypatch):
     winners = tuple(replace(winner(plan), target=replace(plan.targets[0], name=name)) for name in gains)
     asked = []
 
-    def recorded(self, sides):
-        seconds = {name: gains[name][len(asked)] if name in gains else 1.0 for name in sides}
-        asked.append(set(sides))
-        return Process((Sample(({name: TimedPass(s, 0) for name, s in seconds.items()},), {}, {}),), (1.0,))
+    def recorded(self, tasks, names):
+        taken = []
+        for sides in tasks:
+            seconds = {name: gains[name][len(asked)] if name in gains else 1.0 for name in sides}
+            taken.append(Process((Sample(({name: TimedPass(s, 0) for name, s in seconds.items()},), {}, {}),), (1.0,)))
+            asked.append(set(sides))
+        return taken
 
     monkeypatch.setattr(trial.Verifier, "measure", recorded)
+    monkeypatch.setattr(trial.Verifier, "fallbacks", (INDUCTOR,))
     verifier = trial.Verifier(((None, 1.0),), winners, SETTINGS, print, Notes(None))
-    selected, found = verifier.leave_one_out(INDUCTOR)
+    found = verifier.leave_one_out()[INDUCTOR]
     both = {"clear", "unclear", ours(INDUCTOR)}
     assert asked == [both | {baseline(INDUCTOR)}, both, *[both - {"clear"}] * 3]
-    assert [w.target.name for w in selected] == ["clear"]
-    assert found["clear"].value == pytest.approx(1.505, abs=1e-3) and found["unclear"].low < 1 < found["unclear"].value
+    assert [w.target.name for w in found.selected] == ["clear"]
+    clear, unclear = found.gains["clear"], found.gains["unclear"]
+    assert clear.value == pytest.approx(1.505, abs=1e-3) and unclear.low < 1 < unclear.value
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,24 @@ def low_disk(folders: Iterable[Path]) -> str:
     return ""
 
 
+def usable_cores() -> set[int]:
+    """The CPU's cores that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def free_memory() -> int:
+    """Bytes that processes can still take, of the machine's memory and of what this container may use."""
+    import psutil  # here, because this module is read before it is checked what is installed
+
+    free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines()).get("inactive_file", 0)
+    except (OSError, ValueError):  # no such files; "max": no limit
+        return free
+    return min(free, limit - used + int(cached))
+
+
 def gpu_lost(device: str) -> str:
     """Why this process can no longer use its GPU, in words; empty if it can."""
     if not device.startswith("cuda"):

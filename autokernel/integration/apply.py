@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
 
-from autokernel.integration.backend import INDUCTOR, Replacer
+from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, pads_with_zeros, recurrent_modules_traced
 
@@ -134,12 +134,12 @@ def _of_run(run: str | Path | None, fallback: str | None) -> tuple[Sequence[Winn
     return chosen, used
 
 
-def compile_with_kernels(model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
+def compile_with_kernels(model: nn.Module, replacer: Replacer | OneTrace) -> Callable[..., Any]:
     """`model` with kernels in it, beside `model` itself, which stays as it is."""
     return _compiled(model, model, replacer)
 
 
-def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer) -> Callable[..., Any]:
+def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | OneTrace) -> Callable[..., Any]:
     """`call`, which runs `model`."""
     replacer.may_pad = pads_with_zeros(model)
     compiled = torch.compile(call, backend=replacer)

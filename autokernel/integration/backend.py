@@ -370,6 +370,31 @@ class Replacer:
         return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
 
 
+@dataclass
+class OneTrace:
+    """A torch.compile backend that makes several forms of each graph of one trace, to be compared; one of them runs."""
+
+    replacers: Mapping[str, Replacer]  # all over the same fallback
+    chosen: str = ""
+    may_pad: bool = True
+
+    @property
+    def fallback(self) -> str | None:
+        return next(iter(self.replacers.values())).fallback
+
+    def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        forms = {}
+        for name, replacer in self.replacers.items():
+            replacer.may_pad = self.may_pad
+            forms[name] = replacer(_copy(module), inputs)
+        return lambda *values: forms[self.chosen](*values)
+
+    def run(self, name: str, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`compiled`, a model with this backend, in the form `name`."""
+        self.chosen = name
+        return compiled(*args, **kwargs)
+
+
 def install(winner: Winner) -> Installed:
     """Load and compile; what Triton compiles, it compiles at the first call."""
     spec, kernel = load_spec(winner.target.kernel_type), winner.load()

@@ -559,10 +559,27 @@ def _autocast_restored() -> Iterator[None]:
             _set_autocast(*state)
 
 
+def has_effects(node: Node) -> bool:
+    """Whether it does more than compute its results: changes memory, takes random numbers.
+
+    To PyTorch, attention and recurrent operators always take some; where their dropout is zero they do not.
+    """
+    if not node.is_impure():
+        return False
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    if not is_random or node.target._schema.is_mutable:
+        return True
+    given = {
+        argument.name: node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        for i, argument in enumerate(node.target._schema.arguments)
+    }
+    return not any(given.get(name) == 0 for name in ("dropout_p", "dropout"))
+
+
 def prune(graph: GraphModule) -> None:
     """Takes out nodes without a use: not in the bodies of operators of higher order, which are the model's, nor those."""
     for node in reversed(graph.graph.nodes):
-        if not (node.users or node.is_impure() or isinstance(node.target, HigherOrderOperator)):
+        if not (node.users or has_effects(node) or isinstance(node.target, HigherOrderOperator)):
             graph.graph.erase_node(node)
     graph.recompile()
 

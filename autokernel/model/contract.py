@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from autokernel.model.capture import aten, layout, memory, overwritten, set_gradients, value, without_autocast
+from autokernel.model.capture import aten, has_effects, layout, memory, overwritten, set_gradients, value, without_autocast
 
 Compute = Callable[[Node, Callable[[Any], Any]], Any]
 READ_STRIDES = {
@@ -55,7 +55,7 @@ class Contract:
             if (
                 node in live
                 or node.op in ("placeholder", "output")
-                or node.is_impure()
+                or has_effects(node)
                 or isinstance(node.target, HigherOrderOperator)
             ):
                 live |= {node, *self.replaced.get(node, node.all_input_nodes)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from autokernel.hardware import nvml
+from autokernel.hardware.machine import usable_cores
 
 # Of the cores' time, taken by others: pairs with more are not wanted, and with more yet they are worth nothing.
 OTHER_LOAD, MOST_LOAD = 0.25, 0.6
@@ -40,15 +41,11 @@ class OtherLoad:
 
     @property
     def share(self) -> float:
-        return max(0.0, self.spent_s / (self.watched_s * len(_cores()))) if self.watched_s else 0.0
+        return max(0.0, self.spent_s / (self.watched_s * len(usable_cores()))) if self.watched_s else 0.0
 
     def _own_s(self) -> float:
         times = os.times()
         return times.user + times.system + times.children_user + times.children_system + sum(map(_process_s, self.pids))
-
-
-def _cores() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _busy_s() -> float:
@@ -56,7 +53,7 @@ def _busy_s() -> float:
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
-    ours = {f"cpu{n}" for n in _cores()}
+    ours = {f"cpu{n}" for n in usable_cores()}
     ticks = 0
     for line in stat.read_text().splitlines():
         name, *fields = line.split()

@@ -3,17 +3,14 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from autokernel.target import encode
 
-T = TypeVar("T")
-
 
 class Notes:
-    """Answers to questions, each asked so many times; kept in a file of JSON lines, if there is a `path`."""
+    """Answers to questions, each asked so many times, as plain data; in a file of JSON lines, too, if there is a `path`."""
 
     def __init__(self, path: Path | None):
         self.path, self.asked = path, Counter()
@@ -25,18 +22,17 @@ class Notes:
                 except (ValueError, TypeError):  # empty, or cut off when the disk was full or the machine went down
                     continue
 
-    def once(self, question: str, answer: Callable[[], T], decode: Callable[[Any], T]) -> T:
-        """answer(), or what it was when this question had been asked as often before."""
+    def key(self, question: str) -> str:
+        """Of one more time that it is asked."""
         self.asked[question] += 1
-        key = hashlib.sha256(f"{question} {self.asked[question]}".encode()).hexdigest()[:32]
-        if key in self.known:
-            return decode(self.known[key])
-        found = answer()
+        return hashlib.sha256(f"{question} {self.asked[question]}".encode()).hexdigest()[:32]
+
+    def write(self, key: str, found: Any) -> None:
+        self.known[key] = encode(found)
         if self.path:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a") as file:
-                file.write("\n" + json.dumps({key: encode(found)}))  # a line of its own, whatever was cut off before it
-        return found
+                file.write("\n" + json.dumps({key: self.known[key]}))  # a line of its own, whatever was cut off before it
 
     def forget(self) -> None:
         """The verification has ended: the next one measures anew."""

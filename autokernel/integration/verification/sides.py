@@ -12,17 +12,12 @@ import os
 import random
 import re
 import resource
-import signal
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
-from functools import cache, partial
-from multiprocessing import get_context
-from multiprocessing.context import BaseContext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +25,15 @@ import torch
 from torch import nn
 from torch._inductor.utils import clear_caches
 
-from autokernel.hardware.processes import die_with_parent
 from autokernel.integration.apply import compile_with_kernels
-from autokernel.integration.backend import MODES, Replacer
+from autokernel.integration.backend import MODES, OneTrace, Replacer
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.winner import Winner
 from autokernel.model.match import SiteFinder
 from autokernel.model.workload import Inputs, Workload
-from autokernel.stderr import divert_for_good, diverted
 
 GRAPHED = ("reduce-overhead", "max-autotune")  # Inductor's modes with CUDA graphs
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50
-IMPORTED = ["torch._dynamo", "autokernel.integration.verification"]
 Model = Callable[..., Any]
 
 
@@ -51,6 +43,11 @@ class Variant:
 
     winners: tuple[Winner, ...] = ()
     fallback: str = EAGER
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it is among the forms of one model."""
+        return (self.fallback, *(winner.target.name for winner in self.winners))
 
     def replacer(self, finder: SiteFinder) -> Replacer:
         return Replacer(self.winners, None if self.fallback == EAGER else self.fallback, finder=finder)
@@ -74,8 +71,8 @@ class Sample:
     """One process: its rounds, each with a pass of every side that could be built."""
 
     rounds: tuple[dict[str, TimedPass], ...]
-    first_call_s: Mapping[str, float]  # with compilation
-    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps; see Sides.build()
+    first_call_s: Mapping[str, float]  # with compilation; of a side with a trace of its own, see forms()
+    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps; of the same sides
     errors: Mapping[str, str] = field(default_factory=dict)  # EAGER, INDUCTOR, … -> why it cannot run the model
 
     @staticmethod
@@ -85,60 +82,6 @@ class Sample:
 
     def seconds(self, side: str) -> list[float]:
         return [passes[side].seconds for passes in self.rounds]
-
-
-class ChildDied(RuntimeError):
-    """The process in which the model ran came to a violent end (a kernel's fault, or no memory)."""
-
-
-def in_fresh_process(device: str, function: Callable[..., Any], *arguments: Any, log: Path | None = None) -> Any:
-    """function(*arguments) in a new process that works on `device`. Its exceptions arrive here; a crash raises ChildDied.
-
-    All that it prints goes to the end of `log`, if there is one.
-
-    It is forked from one that has imported what takes seconds, and has done nothing with it. Where CUDA would not work then
-    (importing all of Inductor asks it what there is), or nothing can be forked so, the process starts from nothing.
-    """
-    name = getattr(function, "func", function).__name__
-    with ProcessPoolExecutor(1, _context(device, log), initializer=partial(_begin, log, name)) as pool:
-        try:
-            return _submitted(pool, log, function, *arguments).result()
-        except BrokenProcessPool:
-            raise ChildDied("the process in which the optimised model ran has died") from None
-        except KeyboardInterrupt:  # or leaving the pool would wait for its answer
-            for process in pool._processes.values():
-                process.kill()
-            raise
-
-
-def _begin(log: Path | None, name: str) -> None:
-    """The first that a child does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends it
-    die_with_parent()
-    if log:
-        divert_for_good(log, name)
-
-
-def _submitted(pool: ProcessPoolExecutor, log: Path | None, function: Callable[..., Any], *arguments: Any) -> Future:
-    with diverted(log) if log else nullcontext():  # the child starts now, with this file descriptor 2, and imports torch
-        return pool.submit(function, *arguments)
-
-
-@cache
-def _context(device: str, log: Path | None) -> BaseContext:
-    spawn, fork = get_context("spawn"), get_context("forkserver")
-    fork.set_forkserver_preload([*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED)
-    if sys.platform != "linux":
-        return spawn
-    with ProcessPoolExecutor(1, fork, initializer=partial(_begin, log, _works.__name__)) as pool:
-        return fork if _submitted(pool, log, _works, device).result() else spawn
-
-
-def _works(device: str) -> bool:
-    try:
-        return bool(torch.ones(1, device=device).item())
-    except (RuntimeError, AssertionError):  # "CUDA unknown error", in a process forked from one that asked; no CUDA at all
-        return False
 
 
 def allocator() -> str:
@@ -163,17 +106,18 @@ class Sides:
     pooled: bool = False  # whether a side has CUDA graphs
 
     def build(self, sides: Mapping[str, Variant], inputs: Inputs, caches: str | None = None) -> None:
-        """Make each side and run it once; in the folder `caches` each has one of its own for what it compiles.
+        """Make each side and run it; in the folder `caches` each has one of its own for what it compiles.
 
         Where torch.compile fails (no compiler, no headers), it has no sides, and `errors` says why. What CUDA graphs
         keep is told of the first side that has them: all of a process share one pool.
         """
         if caches:  # so that no side pays for the import of the compiler
             torch.compile(lambda x: x + 1)(torch.zeros(2, device=self.workload.device))
+        candidates, together = forms(sides, self.model, self.finder)
         for name, side in sides.items():
             if side.fallback in self.errors:
                 continue
-            candidate, before = side.build(self.model, self.finder), kept_mb(self.workload.device)
+            candidate, before = candidates[name], kept_mb(self.workload.device)
             start = time.perf_counter()
             try:
                 with cache_in(Path(caches, re.sub(r"\W", "_", name))) if caches else nullcontext():
@@ -184,11 +128,13 @@ class Sides:
                     raise
                 self.errors[side.fallback] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
                 continue
-            self.first_call_s[name] = time.perf_counter() - start
-            self.models[name] = candidate
+            seconds, self.models[name] = time.perf_counter() - start, candidate
             if self.workload.device != "cpu":  # CUDA graphs: recorded at the second call, replayed from the third on
                 for _ in range(2):
                     candidate(*inputs[0], **inputs[1])
+            if name in together:
+                continue
+            self.first_call_s[name] = seconds
             kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
             self.peak_mb[name] = None if working is None or (side.fallback in GRAPHED and self.pooled) else kept + working
             self.pooled |= side.fallback in GRAPHED
@@ -214,15 +160,37 @@ class Sides:
         return Sample(tuple(rounds), self.first_call_s, self.peak_mb, self.errors)
 
 
-def time_sides(
-    workload: Workload, sides: Mapping[str, Variant], warmup: int, timed: int | None, seed: int, caches: str | None = None
-) -> Sample:
-    """One process's measurement of every side; see Sides.build() for `caches`."""
+def forms(sides: Mapping[str, Variant], model: nn.Module, finder: SiteFinder) -> tuple[dict[str, Model], set[str]]:
+    """What to call for each side; and those that come of one trace: two or more with kernels over the same fallback.
+
+    They run as they would of traces of their own, but the first call of the first of them makes them all.
+    """
+    made, together = {}, set()
+    for fallback in {side.fallback for side in sides.values()}:
+        kernels = {name: side for name, side in sides.items() if side.winners and side.fallback == fallback}
+        if len(kernels) > 1:
+            trace = OneTrace({name: side.replacer(finder) for name, side in kernels.items()})
+            compiled = compile_with_kernels(model, trace)
+            made |= {name: partial(trace.run, name, compiled) for name in kernels}
+            together |= kernels.keys()
+    return {name: made.get(name) or side.build(model, finder) for name, side in sides.items()}, together
+
+
+_built: dict[int, Sides] = {}  # of this process, by their seed
+
+
+def build_sides(workload: Workload, sides: Mapping[str, Variant], seed: int, caches: str | None = None) -> None:
+    """The first half of one process's measurement; see Sides.build() for `caches`."""
     model, _, _ = workload.load()
-    built = Sides(workload, model)
+    _built[seed] = Sides(workload, model)
     with torch.no_grad():
-        built.build(sides, workload.inputs(model, seed), caches)
-        return built.sample(warmup, timed, seed)
+        _built[seed].build(sides, workload.inputs(model, seed), caches)
+
+
+def sample_sides(seed: int, warmup: int, timed: int | None) -> Sample:
+    """The second: nothing else may run on the machine meanwhile."""
+    with torch.no_grad():
+        return _built[seed].sample(warmup, timed, seed)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from autokernel.integration.verification.forms import EAGER
+from autokernel.integration.verification.processes import in_fresh_process
 from autokernel.integration.verification.record import Verification
-from autokernel.integration.verification.sides import Sides, Variant, in_fresh_process, wait_for
+from autokernel.integration.verification.sides import Sides, Variant, wait_for
 from autokernel.integration.winner import Winner
 from autokernel.model.workload import Workload
 from autokernel.target import Plan

@@ -5,7 +5,8 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -15,11 +16,13 @@ from typing import Any, TypeVar
 import torch
 
 from autokernel.gate.timing.statistics import ratio_interval
+from autokernel.hardware.machine import usable_cores
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare_outputs, decode_parity
+from autokernel.integration.verification.processes import FreshProcess, room_beside
 from autokernel.integration.verification.record import Figures, KernelInModel, Parity, Verification
-from autokernel.integration.verification.sides import Sample, Variant, allocator, in_fresh_process, time_sides
+from autokernel.integration.verification.sides import Sample, Variant, allocator, build_sides, sample_sides
 from autokernel.integration.winner import Winner
 from autokernel.model.workload import Workload
 from autokernel.target import Plan
@@ -65,16 +68,15 @@ def verify(
         if speedups.get(winner.target.name, math.inf) < 1:
             verifier.leave_out(winner, "slower than PyTorch by itself")
     diagnosis = verifier.diagnose() if settings.diagnose else {}
-    if verifier.winners and not all(p.passed for p in verifier.parity(verifier.winners, EAGER)):
+    if verifier.winners and not all(p.passed for p in verifier.parity({EAGER: verifier.winners})[EAGER]):
         diagnosis = diagnosis or verifier.diagnose()
         verifier.leave_out_wrong(diagnosis)
     verifier.leave_out_absent()
-    selected, gains, parity = {}, {}, {}
-    for fallback in verifier.fallbacks:
-        selected[fallback], gains[fallback] = verifier.leave_one_out(fallback)
-        if selected[fallback]:
-            parity[fallback] = verifier.parity(selected[fallback], fallback)
-            selected[fallback] = selected[fallback] if all(p.passed for p in parity[fallback]) else ()
+    screened = verifier.leave_one_out()
+    selected = {fallback: screening.selected for fallback, screening in screened.items()}
+    parity = verifier.parity({fallback: chosen for fallback, chosen in selected.items() if chosen})
+    for fallback, compared in parity.items():
+        selected[fallback] = selected[fallback] if all(p.passed for p in compared) else ()
     kernels = [
         KernelInModel(
             w.target.name,
@@ -83,7 +85,7 @@ def verify(
             w.target.share,
             speedups.get(w.target.name) and w.target.over_model(speedups[w.target.name]),
             verifier.sites.get(w.target.name, 0),
-            {fallback: gain[w.target.name] for fallback, gain in gains.items() if w.target.name in gain},
+            {fallback: s.gains[w.target.name] for fallback, s in screened.items() if w.target.name in s.gains},
             tuple(fallback for fallback, chosen in selected.items() if w in chosen),
             verifier.reasons.get(w.target.name, ""),
         )
@@ -115,6 +117,8 @@ class Verifier:
         self.errors: dict[str, str] = {}
         self.processes: list[Process] = []
         self.sites: dict[str, int] = {}  # target -> calls in one pass that its kernel replaces
+        self.compared: dict[tuple[str, ...], tuple[Parity, ...]] = {}  # names of a Variant -> its outputs' parity
+        self.room: int | None = None  # for more processes beside one, by its memory
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -126,15 +130,22 @@ class Verifier:
         self.reasons[winner.target.name] = why
         self.say(f"{winner.target.name} is left out: {why}")
 
-    def parity(self, winners: tuple[Winner, ...], fallback: str) -> tuple[Parity, ...]:
-        self.say(f"outputs over {fallback} with {', '.join(w.target.name for w in winners)}")
-        side, s = Variant(winners, fallback), self.settings
-        found = [self.ask(decode_parity, compare_outputs, workload, side, s.atol, s.rtol) for workload, _ in self.workloads]
-        self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in found) for w in winners}
-        return tuple(p for parity, _ in found for p in parity)
+    def parity(self, kernels: Mapping[str, tuple[Winner, ...]], fallback: str = "") -> dict[str, tuple[Parity, ...]]:
+        """Of the outputs with some kernels each, over `fallback`, or else over the one that is their name here."""
+        sides = {name: Variant(winners, fallback or name) for name, winners in kernels.items()}
+        new = [side for side in sides.values() if side.names not in self.compared]
+        for side in new:
+            self.say(f"outputs over {side.fallback} with {', '.join(w.target.name for w in side.winners)}")
+        s = self.settings
+        asked = [(workload, side, s.atol, s.rtol) for side in new for workload, _ in self.workloads]
+        found = self.answers(decode_parity, compare_outputs, asked)
+        for side, of_side in zip(new, _grouped(found, len(self.workloads))):
+            self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in of_side) for w in side.winners}
+            self.compared[side.names] = tuple(p for parity, _ in of_side for p in parity)
+        return {name: self.compared[side.names] for name, side in sides.items()}
 
     def diagnose(self) -> dict[str, tuple[Parity, ...]]:
-        return {w.target.name: self.parity((w,), EAGER) for w in self.winners}
+        return self.parity({w.target.name: (w,) for w in self.winners}, EAGER)
 
     def leave_out_wrong(self, diagnosis: Mapping[str, tuple[Parity, ...]]) -> None:
         for winner in self.winners:
@@ -146,44 +157,28 @@ class Verifier:
             if not self.sites[winner.target.name]:
                 self.leave_out(winner, "its operation was not found in the model again")
 
-    def leave_one_out(self, fallback: str) -> tuple[tuple[Winner, ...], dict[str, Interval]]:
-        """The kernels with which the model is faster than without them, their whole intervals at or above 1; all gains.
-
-        Where torch.compile fails, no kernel stays over it.
-        """
-        winners = self.winners
-        # What torch.compile makes of the model alone comes first; without the only kernel, it is that.
-        alone = {baseline(fallback): Variant((), fallback)} if fallback != EAGER and len(winners) > 1 else {}
-        without = {w.target.name: Variant(tuple(o for o in winners if o is not w), fallback) for w in winners}
-        taken: list[Process] = []
-        gains: dict[str, Interval] = {}
-        for processes in SCREENING if winners else ():
-            while len(taken) < processes:
-                self.say(f"with and without each kernel, over {fallback}, process {len(taken) + 1}")
-                taken.append(self.measure(alone | without | {ours(fallback): Variant(winners, fallback)}))
-                alone = {}
-                if fallback in taken[-1].errors:
-                    return (), {}
-            gains |= {name: speedup([p for p in taken if name in p.names], name, ours(fallback)) for name in without}
-            small = 1 + MATTERS if processes > SCREENING[0] else 0.0  # the first look does not tell small gains from none
-            # What is settled costs later processes no model of its own.
-            without = {n: side for n, side in without.items() if gains[n].low < 1 and gains[n].value >= small}
-            if not without:
-                break
-        selected = tuple(w for w in winners if gains[w.target.name].low >= 1)
-        self.say(f"{len(selected)} of {len(winners)} kernels stay over {fallback}")
-        return selected, gains
+    def leave_one_out(self) -> dict[str, "Screening"]:
+        """What the model gains by each kernel, over each fallback."""
+        screenings = [Screening(fallback, self.winners) for fallback in self.fallbacks if self.winners]
+        for processes in SCREENING:
+            asked = [(s, s.sides(i)) for s in screenings if s.without for i in range(len(s.taken), processes)]
+            taken = self.measure([sides for _, sides in asked], [f"with and without each kernel, over {s}" for s, _ in asked])
+            for (screening, _), process in zip(asked, taken):
+                screening.taken.append(process)
+            for screening in screenings:
+                screening.look(is_first=processes == SCREENING[0])
+        for screening in screenings:
+            self.say(f"{len(screening.selected)} of {len(self.winners)} kernels stay over {screening}")
+        return {screening.fallback: screening for screening in screenings}
 
     def final(self, selected: Mapping[str, tuple[Winner, ...]]) -> dict[str, object]:
         """What remains beside the model untouched and every torch.compile, on data that decided nothing."""
         modes = (*self.fallbacks, AUTOTUNED)
         sides = {baseline(fallback): Variant((), fallback) for fallback in modes if fallback not in self.errors}
         sides |= {ours(fallback): Variant(winners, fallback) for fallback, winners in selected.items()}
-        taken = []
-        with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for the first process
-            for index in range(PROCESSES):
-                self.say(f"{', '.join(sides)}, process {index + 1} of {PROCESSES}")
-                taken.append(self.measure(sides, caches))
+        with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for the first process, which builds alone
+            taken = self.measure([sides], [", ".join(sides)], caches)
+            taken += self.measure([sides] * (PROCESSES - 1), [", ".join(sides)] * (PROCESSES - 1), caches)
         built = [name for name in sides if name in taken[0].names]
         modes = [fallback for fallback in modes if baseline(fallback) in built]
         return {
@@ -199,43 +194,114 @@ class Verifier:
             "allocator": allocator(),
         }
 
-    def measure(self, sides: Mapping[str, Variant], caches: str | None = None) -> "Process":
-        """Every side, in a fresh process for each workload."""
-        decode, s = Sample.decode, self.settings
-        samples = [
-            self.ask(decode, time_sides, workload, sides, s.warmup, s.timed, caches=caches)
-            for workload, _ in self.workloads
-        ]
-        process = Process(tuple(samples), tuple(weight for _, weight in self.workloads))
-        self.processes.append(process)
-        self.errors |= process.errors
-        return process
+    def measure(
+        self, tasks: Sequence[Mapping[str, Variant]], names: Sequence[str], caches: str | None = None
+    ) -> list["Process"]:
+        """Every side of each task, in a fresh process for each workload."""
+        s, count = self.settings, len(self.workloads)
+        asked = [(workload, sides) for sides in tasks for workload, _ in self.workloads]
+        told = [f"{name}{f', {w}' if count > 1 else ''}" for name in names for w, _ in self.workloads]
+        build, sample = partial(build_sides, caches=caches), partial(sample_sides, warmup=s.warmup, timed=s.timed)
+        samples = self.answers(Sample.decode, build, asked, sample, told)
+        weights = tuple(weight for _, weight in self.workloads)
+        taken = [Process(tuple(of_task), weights) for of_task in _grouped(samples, count)]
+        for process in taken:
+            self.processes.append(process)
+            self.errors |= process.errors
+        return taken
 
-    def ask(
-        self, decode: Callable[[Any], T], function: Callable[..., T], workload: Workload, *arguments: Any, **places: Any
-    ) -> T:
-        """function(workload, *arguments, seed, **places) by a fresh process; or what one found before an interruption.
+    def answers(
+        self,
+        decode: Callable[[Any], T],
+        begin: Callable[..., Any],
+        questions: Sequence[tuple[Any, ...]],
+        end: Callable[..., Any] | None = None,
+        told: Sequence[str] = (),
+    ) -> list[T]:
+        """What a fresh process answers to each question, begin(*question, seed): as many side by side as have room.
 
-        Where it works (`places`) makes no other question of it.
+        Where there is `end`, the answer is end(seed), which comes after it and while no other process does anything; `told`
+        says of which question. What was answered before an interruption is not asked again.
         """
+        name = getattr(begin, "func", begin).__name__
+        keys = [self.notes.key(repr((name, torch.__version__, question, self.settings))) for question in questions]
+        missing = [i for i, key in enumerate(keys) if key not in self.notes.known]
+        while missing:
+            batch, missing = missing[: self.side_by_side], missing[self.side_by_side :]
+            if end:
+                self.say(f"models are built, by {len(batch)} process{'es' * (len(batch) > 1)}")
+            with ExitStack() as stack:
+                seeds = {i: secrets.randbits(31) for i in batch}
+                processes = {
+                    i: stack.enter_context(FreshProcess(questions[i][0].device, name, self.log)) for i in batch
+                }
+                try:
+                    for i, process in processes.items():
+                        process.start(begin, *questions[i], seeds[i])
+                    begun = {i: process.answer() for i, process in processes.items()}
+                    for i, process in processes.items():
+                        if end:
+                            self.say(f"{told[i]}, process {i + 1} of {len(questions)}")
+                        self.notes.write(keys[i], process.ask(end, seeds[i]) if end else begun[i])
+                    if self.room is None:
+                        self.room = process.ask(room_beside, questions[i][0].device)
+                except Exception:
+                    if self.log:
+                        self.say(f"{name} failed; what its process printed is in {os.path.relpath(self.log)}")
+                    raise
+        return [decode(self.notes.known[key]) for key in keys]
 
-        def answer() -> T:
-            seed = secrets.randbits(31)
-            call = partial(function, **places)
-            try:
-                return in_fresh_process(workload.device, call, workload, *arguments, seed, log=self.log)
-            except Exception:
-                if self.log:
-                    self.say(f"{function.__name__} failed; what its process printed is in {os.path.relpath(self.log)}")
-                raise
-
-        return self.notes.once(repr((function.__name__, torch.__version__, workload, arguments)), answer, decode)
+    @property
+    def side_by_side(self) -> int:
+        """Processes that may work at once: one for a core, and only the first before it is known what one takes."""
+        return 1 if self.room is None else 1 + max(0, min(self.room, len(usable_cores()) - 1))
 
     @property
     def spread(self) -> float | None:
         samples = [sample for process in self.processes for sample in process.samples]
         seconds = [sample.seconds(side) for sample in samples for side in sample.rounds[0]]
         return median(median(s) / min(s) for s in seconds) - 1 if seconds else None
+
+
+@dataclass
+class Screening:
+    """Over one fallback: what the model gains by each kernel beside all the others, until that is settled."""
+
+    fallback: str
+    winners: tuple[Winner, ...]
+    taken: list["Process"] = field(default_factory=list)
+    gains: dict[str, Interval] = field(default_factory=dict)
+    without: dict[str, Variant] = field(init=False)  # sides whose gain is not settled, each without one kernel
+
+    def __post_init__(self) -> None:
+        others = {w.target.name: tuple(o for o in self.winners if o is not w) for w in self.winners}
+        self.without = {name: Variant(kernels, self.fallback) for name, kernels in others.items()}
+
+    def __str__(self) -> str:
+        return self.fallback
+
+    def sides(self, process: int) -> dict[str, Variant]:
+        """For that process. What torch.compile makes of the model alone comes first; without the only kernel, it is that."""
+        is_apart = self.fallback != EAGER and len(self.winners) > 1 and process == 0
+        alone = {baseline(self.fallback): Variant((), self.fallback)} if is_apart else {}
+        return alone | self.without | {ours(self.fallback): Variant(self.winners, self.fallback)}
+
+    def look(self, is_first: bool) -> None:
+        """Which gains are settled by now: such kernels cost later processes no model of their own."""
+        if any(self.fallback in process.errors for process in self.taken):  # where torch.compile fails, none stays over it
+            self.gains, self.without = {}, {}
+        for name in self.without:
+            known = [process for process in self.taken if name in process.names]
+            self.gains[name] = speedup(known, name, ours(self.fallback))
+        small = 0.0 if is_first else 1 + MATTERS  # the first look does not tell small gains from none
+        self.without = {
+            n: side for n, side in self.without.items() if self.gains[n].low < 1 and self.gains[n].value >= small
+        }
+
+    @property
+    def selected(self) -> tuple[Winner, ...]:
+        """The kernels with which the model is faster than without them, their whole intervals at or above 1."""
+        return tuple(w for w in self.winners if w.target.name in self.gains and self.gains[w.target.name].low >= 1)
 
 
 @dataclass(frozen=True)
@@ -259,6 +325,10 @@ class Process:
         times = [weight * median(s.seconds(fast)) for s, weight in zip(self.samples, self.weights)]
         ratios = [median(math.log(a / b) for a, b in zip(s.seconds(slow), s.seconds(fast))) for s in self.samples]
         return math.log(sum(t * math.exp(r) for t, r in zip(times, ratios)) / sum(times))
+
+
+def _grouped(values: Sequence[T], count: int) -> list[Sequence[T]]:
+    return [values[i : i + count] for i in range(0, len(values), count)]
 
 
 def speedup(processes: Sequence[Process], slow: str, fast: str) -> Interval:

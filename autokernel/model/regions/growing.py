@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.backends import default_backend
-from autokernel.model.capture import aten, is_idle, reason, value
+from autokernel.model.capture import aten, has_effects, is_idle, reason, value
 from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
 from autokernel.model.regions import cpp, triton
 from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower, result_spec
@@ -194,7 +194,7 @@ def _live(graph: GraphModule, sites: Collection[Site]) -> set[Node]:
     live: set[Node] = set()
     taken = {output: site.inputs for site in sites for output in site.outputs}
     for node in reversed(graph.graph.nodes):
-        if node in live or node.op == "output" or node.is_impure() or isinstance(node.target, HigherOrderOperator):
+        if node in live or node.op == "output" or has_effects(node) or isinstance(node.target, HigherOrderOperator):
             live |= {node, *taken.get(node, node.all_input_nodes)}
     return live
 

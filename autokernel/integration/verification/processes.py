@@ -1,0 +1,122 @@
+"""Fresh child processes in which a model runs: each carries a bias of its own, and none can take its parent with it."""
+
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
+from functools import cache, partial
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from autokernel.hardware.machine import free_memory
+from autokernel.hardware.processes import die_with_parent
+from autokernel.stderr import divert_for_good, diverted
+
+IMPORTED = ["torch._dynamo", "autokernel.integration.verification"]
+
+
+class ChildDied(RuntimeError):
+    """The process in which the model ran came to a violent end (a kernel's fault, or no memory)."""
+
+
+class FreshProcess:
+    """A new process that works on `device`, and answers one call after another; leaving its context ends it.
+
+    All that it prints goes to the end of `log`, if there is one, with `name`.
+
+    It is forked from one that has imported what takes seconds, and has done nothing with it. Where CUDA would not work then
+    (importing all of Inductor asks it what there is), or nothing can be forked so, the process starts from nothing.
+    """
+
+    def __init__(self, device: str, name: str, log: Path | None = None):
+        self.log, self.asked = log, None
+        self.pool = ProcessPoolExecutor(1, _context(device, log), initializer=partial(_begin, log, name))
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Have it compute function(*arguments), meanwhile."""
+        try:
+            self.asked = _submitted(self.pool, self.log, function, *arguments)
+        except BrokenProcessPool:
+            raise _died() from None
+
+    def answer(self) -> Any:
+        """What the started call returned; the exception that it raised; ChildDied after a crash."""
+        try:
+            return self.asked.result()
+        except BrokenProcessPool:
+            raise _died() from None
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.start(function, *arguments)
+        return self.answer()
+
+    def __enter__(self) -> "FreshProcess":
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
+        if error:  # or leaving the pool would wait for its answer
+            for process in (self.pool._processes or {}).values():
+                process.kill()
+        self.pool.shutdown()
+
+
+def in_fresh_process(device: str, function: Callable[..., Any], *arguments: Any, log: Path | None = None) -> Any:
+    """function(*arguments) in a FreshProcess."""
+    with FreshProcess(device, function.__name__, log) as process:
+        return process.ask(function, *arguments)
+
+
+def room_beside(device: str) -> int:
+    """In a child process: how many more like it half of the free memory holds, by the most that it has taken so far."""
+    taken = Path("/proc/self/status")
+    peak = next((int(line.split()[1]) << 10 for line in _lines(taken) if line.startswith("VmHWM")), 0)
+    rooms = [free_memory() // 2 // max(peak, psutil.Process().memory_info().rss)]
+    if device != "cpu":
+        free, _ = torch.cuda.mem_get_info(device)
+        rooms.append(free // 2 // max(1, torch.cuda.max_memory_reserved(device)))
+    return min(rooms)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _died() -> ChildDied:
+    return ChildDied("the process in which the optimised model ran has died")
+
+
+def _begin(log: Path | None, name: str) -> None:
+    """The first that a child does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends it
+    die_with_parent()
+    if log:
+        divert_for_good(log, name)
+
+
+def _submitted(pool: ProcessPoolExecutor, log: Path | None, function: Callable[..., Any], *arguments: Any) -> Future:
+    with diverted(log) if log else nullcontext():  # the child starts now, with this file descriptor 2, and imports torch
+        return pool.submit(function, *arguments)
+
+
+@cache
+def _context(device: str, log: Path | None) -> BaseContext:
+    spawn, fork = get_context("spawn"), get_context("forkserver")
+    fork.set_forkserver_preload([*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED)
+    if sys.platform != "linux":
+        return spawn
+    with ProcessPoolExecutor(1, fork, initializer=partial(_begin, log, _works.__name__)) as pool:
+        return fork if _submitted(pool, log, _works, device).result() else spawn
+
+
+def _works(device: str) -> bool:
+    try:
+        return bool(torch.ones(1, device=device).item())
+    except (RuntimeError, AssertionError):  # "CUDA unknown error", in a process forked from one that asked; no CUDA at all
+        return False

@@ -5,8 +5,9 @@ import json
 import math
 import os
 import sys
+import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -287,6 +288,58 @@ def test_the_exact_model_is_the_widest_that_fits(dtype, room, exact, monkeypatch
     monkeypatch.setattr(parity, "EXACT_BYTES", room)
     found = parity.exact_model(torch.nn.Linear(7, 8).to(dtype))  # 64 numbers
     assert (found and found.weight.dtype) == exact
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (7,), (), (0, 4), (4, 0)])
+def test_outputs_are_compared_piece_by_piece_as_they_are_at_once(shape, monkeypatch):
+    y, truth = torch.randn(shape), torch.randn(shape, dtype=torch.float64)
+    monkeypatch.setattr(parity, "PIECE", 10)
+    pieces = list(parity._pieces(y, truth))
+    assert sum(a.numel() for a, _ in pieces) == y.numel() and all(a.shape == b.shape for a, b in pieces)
+    if not y.numel():
+        return
+    whole = ((y.double() - truth).pow(2).mean() / truth.pow(2).mean()).sqrt().item()
+    assert parity._relative_rms(y, truth) == pytest.approx(whole)
+    assert parity._agreement(y, truth) == pytest.approx((y.argmax(-1) == truth.argmax(-1)).double().mean().item())
+
+
+@dataclass
+class OnCpu:
+    """All that is asked of a workload by who only starts processes for it."""
+
+    device: str = "cpu"
+
+
+def begin(workload, seed):
+    _times.append(time.monotonic())
+
+
+def end(seed):
+    return [*_times, time.monotonic()]
+
+
+_times: list[float] = []  # of a child process
+
+
+def none(device):
+    return 0
+
+
+def five(device):
+    return 5
+
+
+@pytest.mark.parametrize("room, widths", [(none, [1, 1, 1, 1]), (five, [1, 3])])
+def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(room, widths, monkeypatch):
+    monkeypatch.setattr(trial, "usable_cores", lambda: range(8))
+    monkeypatch.setattr(trial, "room_beside", room)
+    said = []
+    verifier = trial.Verifier(((OnCpu(), 1.0),), (), SETTINGS, said.append, Notes(None))
+    answers = verifier.answers(list, begin, [(OnCpu(),)] * 4, end, list("abcd"))
+    built = [int(line.split("by ")[1].split()[0]) for line in said if line.startswith("models")]
+    assert built == widths and [line[0] for line in said if "process " in line and line[0] in "abcd"] == list("abcd")
+    begun, ended = zip(*answers)
+    assert list(ended) == sorted(ended) and (room is none or max(begun[1:]) < min(ended[1:]))
 
 
 def test_a_crash_is_reported():

@@ -118,7 +118,7 @@ class Verifier:
         self.processes: list[Process] = []
         self.sites: dict[str, int] = {}  # target -> calls in one pass that its kernel replaces
         self.compared: dict[tuple[str, ...], tuple[Parity, ...]] = {}  # names of a Variant -> its outputs' parity
-        self.room: int | None = None  # for more processes beside one, by its memory
+        self.room: dict[str, int] = {}  # what a process does -> how many more have room beside it
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -227,7 +227,8 @@ class Verifier:
         keys = [self.notes.key(repr((name, torch.__version__, question, self.settings))) for question in questions]
         missing = [i for i, key in enumerate(keys) if key not in self.notes.known]
         while missing:
-            batch, missing = missing[: self.side_by_side], missing[self.side_by_side :]
+            width = 1 + max(0, min(self.room.get(name, 0), len(usable_cores()) - 1))  # the first shows what one takes
+            batch, missing = missing[:width], missing[width:]
             if end:
                 self.say(f"models are built, by {len(batch)} process{'es' * (len(batch) > 1)}")
             with ExitStack() as stack:
@@ -243,18 +244,13 @@ class Verifier:
                         if end:
                             self.say(f"{told[i]}, process {i + 1} of {len(questions)}")
                         self.notes.write(keys[i], process.ask(end, seeds[i]) if end else begun[i])
-                    if self.room is None:
-                        self.room = process.ask(room_beside, questions[i][0].device)
+                    if name not in self.room:
+                        self.room[name] = process.ask(room_beside, questions[i][0].device)
                 except Exception:
                     if self.log:
                         self.say(f"{name} failed; what its process printed is in {os.path.relpath(self.log)}")
                     raise
         return [decode(self.notes.known[key]) for key in keys]
-
-    @property
-    def side_by_side(self) -> int:
-        """Processes that may work at once: one for a core, and only the first before it is known what one takes."""
-        return 1 if self.room is None else 1 + max(0, min(self.room, len(usable_cores()) - 1))
 
     @property
     def spread(self) -> float | None:

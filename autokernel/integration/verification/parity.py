@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,11 @@ from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.verification.record import Parity
 from autokernel.integration.verification.sides import Variant
 from autokernel.model.match import SiteFinder
+from autokernel.model.pieces import pieces
 from autokernel.model.workload import Workload, in_dtype
 
 PARITY_INPUTS = 3
 OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # of outputs after many layers
-PIECE = 1 << 24  # numbers that are compared at a time: copies of all logits in float64 may not fit
 EXACT_BYTES = 8 << 30  # of a model's weights that are held once more for an exact model
 
 
@@ -65,11 +65,11 @@ def compare(
     args, kwargs = workload.inputs(model, seed)
     ours, theirs = outputs(optimised(*args, **kwargs)), outputs(model(*args, **kwargs))
     assert [y.shape for y in ours] == [y.shape for y in theirs], "the optimised model returns other shapes"
-    pieces = [piece for a, b in zip(ours, theirs) for piece in _pieces(a, b) if piece[0].numel()]
-    difference = max(((a.double() - b.double()).abs().nan_to_num().max().item() for a, b in pieces), default=0.0)
+    pairs = [piece for a, b in zip(ours, theirs) for piece in pieces(a, b)]
+    difference = max(((a.double() - b.double()).abs().nan_to_num().max().item() for a, b in pairs), default=0.0)
     default = OUTPUT_TOLERANCE.get(getattr(torch, workload.dtype), OUTPUT_TOLERANCE[torch.float32])
     atol, rtol = (default if given is None else given for given in tolerances)
-    within = all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in pieces)
+    within = all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in pairs)
     parity = Parity(str(workload), seed, difference, within)
     if exact is None:
         return parity
@@ -93,18 +93,11 @@ def outputs(result: Any) -> list[Tensor]:
 
 
 def _relative_rms(y: Tensor, truth: Tensor) -> float:
-    pieces = list(_pieces(y, truth))
-    error = sum((a.double() - b).pow(2).sum() for a, b in pieces)
-    return (error / sum(b.double().pow(2).sum() for _, b in pieces)).sqrt().item()
+    error = sum((a.double() - b).pow(2).sum() for a, b in pieces(y, truth))
+    return (error / sum(b.double().pow(2).sum() for (b,) in pieces(truth))).sqrt().item()
 
 
 def _agreement(y: Tensor, truth: Tensor) -> float:
     """Share of equal next tokens: argmax over the last dimension."""
-    equal = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in _pieces(y, truth)])
+    equal = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in pieces(y, truth)])
     return equal.double().mean().item()
-
-
-def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same rows of each, as matrices of about PIECE numbers."""
-    rows = [t.reshape(1, 1) if t.dim() == 0 else t.unsqueeze(0).flatten(0, -2) for t in tensors]
-    return zip(*(r.split(max(1, PIECE // max(1, r.shape[1]))) for r in rows))

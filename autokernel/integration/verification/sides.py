@@ -13,7 +13,6 @@ import random
 import re
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field

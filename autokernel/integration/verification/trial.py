@@ -73,7 +73,7 @@ def verify(
         verifier.leave_out_wrong(diagnosis)
     verifier.leave_out_absent()
     screened = verifier.leave_one_out()
-    selected = {fallback: screening.selected for fallback, screening in screened.items()}
+    selected = {fallback: screened[over].selected for fallback, over in verifier.screened.items() if over in screened}
     parity = verifier.parity({fallback: chosen for fallback, chosen in selected.items() if chosen})
     for fallback, compared in parity.items():
         selected[fallback] = selected[fallback] if all(p.passed for p in compared) else ()
@@ -125,6 +125,14 @@ class Verifier:
         """What may have the rest of the model beside kernels."""
         return (EAGER, INDUCTOR) if self.workloads[0][0].device == "cpu" else (EAGER, INDUCTOR, GRAPHS)
 
+    @property
+    def screened(self) -> dict[str, str]:
+        """Fallback -> over which one it is looked at what the model gains by each kernel.
+
+        With CUDA graphs and without them, torch.compile runs the same code.
+        """
+        return {fallback: fallback if fallback == EAGER else self.fallbacks[-1] for fallback in self.fallbacks}
+
     def leave_out(self, winner: Winner, why: str) -> None:
         self.winners = tuple(w for w in self.winners if w is not winner)
         self.reasons[winner.target.name] = why
@@ -159,10 +167,11 @@ class Verifier:
 
     def leave_one_out(self) -> dict[str, "Screening"]:
         """What the model gains by each kernel, over each fallback."""
-        screenings = [Screening(fallback, self.winners) for fallback in self.fallbacks if self.winners]
+        screenings = [Screening(over, self.winners) for over in dict.fromkeys(self.screened.values()) if self.winners]
         for processes in SCREENING:
             asked = [(s, s.sides(i)) for s in screenings if s.without for i in range(len(s.taken), processes)]
-            taken = self.measure([sides for _, sides in asked], [f"with and without each kernel, over {s}" for s, _ in asked])
+            names = [f"with and without each kernel, over {screening}" for screening, _ in asked]
+            taken = self.measure([sides for _, sides in asked], names)
             for (screening, _), process in zip(asked, taken):
                 screening.taken.append(process)
             for screening in screenings:
@@ -233,9 +242,7 @@ class Verifier:
                 self.say(f"models are built, by {len(batch)} process{'es' * (len(batch) > 1)}")
             with ExitStack() as stack:
                 seeds = {i: secrets.randbits(31) for i in batch}
-                processes = {
-                    i: stack.enter_context(FreshProcess(questions[i][0].device, name, self.log)) for i in batch
-                }
+                processes = {i: stack.enter_context(FreshProcess(questions[i][0].device, name, self.log)) for i in batch}
                 try:
                     for i, process in processes.items():
                         process.start(begin, *questions[i], seeds[i])
@@ -277,7 +284,7 @@ class Screening:
         return self.fallback
 
     def sides(self, process: int) -> dict[str, Variant]:
-        """For that process. What torch.compile makes of the model alone comes first; without the only kernel, it is that."""
+        """For that process. What torch.compile makes of the model alone comes first; without the only kernel it is that."""
         is_apart = self.fallback != EAGER and len(self.winners) > 1 and process == 0
         alone = {baseline(self.fallback): Variant((), self.fallback)} if is_apart else {}
         return alone | self.without | {ours(self.fallback): Variant(self.winners, self.fallback)}

@@ -92,7 +92,7 @@ def test_the_confidence_of_a_keep_is_the_gates_wherever_it_is_said(run):
 def test_what_was_proven_is_not_proven_again(run):
     """A run that goes on after a fault of verify.py: there is no judge here that could prove anything."""
     loop = Loop(run, PLAN_OF_ONE, None, print)
-    known = Proof(TARGET.name, loop.rows[1].commit, Interval(1.1, 1.2, 1.3), True, "1.2 over the starter")
+    known = Proof(TARGET.name, loop.rows[1].commit, Interval(1.1, 1.2, 1.3), True, "1.2 over cpp_kernel")
     write_json(run / PROOF, [encode(known)])
     assert prove_all(run, loop, print, print) == [known] == list(read_proofs(run).values())
     write_json(run / PROOF, [encode(replace(known, commit=loop.rows[0].commit))])  # of an earlier kernel

@@ -13,6 +13,7 @@ from autokernel.records import reads, record_from
 from autokernel.verdict import Correctness, Interval, Verdict
 
 STARTER = "starter"  # the agent of a target's first row: the starter itself, judged before anything is tried on it
+START = "start from "  # and the name of that kernel: how the description of such a row begins
 
 
 class Status(str, Enum):

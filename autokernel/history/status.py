@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
+from autokernel.history.experiments import START, STARTER, Experiment, ExperimentLog, Status
 from autokernel.history.ledger import GitLedger, NoRepository
 from autokernel.history.progress import incumbent, rows_of, tried
 from autokernel.history.runs import (
@@ -52,7 +52,7 @@ class Proof:
 
     target: str
     commit: str
-    gain: Interval | None  # over the starter; None: the best kernel is the starter, or it failed here
+    gain: Interval | None  # over the target's own starter; None: the best kernel is the starter, or it failed here
     confirmed: bool  # the interval lies above 1, or there was nothing to confirm
     why: str
 
@@ -155,22 +155,24 @@ def _listed(root: Path, tag: str) -> dict[str, Any]:
 
 
 def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) -> str:
-    """One target: what its starter gives over PyTorch, and what the loop added."""
+    """One target: what the kernel that it began with gives over PyTorch, and what the loop added."""
     start = next((row for row in rows if row.agent == STARTER), None)
     if start is None:
         return f"{target.name} ({target.share:.1%} of the time): not reached"
     if not incumbent(rows):
         return f"{target.name} ({target.share:.1%} of the time): its starter did not pass the gate ({start.status})"
-    starter = f"starter {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else "starter correct"
+    began = start.description.removeprefix(START).split(",")[0]
+    began += f" {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else " correct"
     if start.pct_peak:
-        starter += f", at {start.pct_peak:.0f} % of its limit"
-    loop = f"{len(tried(rows))} experiments, none kept"
+        began += f", at {start.pct_peak:.0f} % of its limit"
+    is_kept = any(row.status == Status.KEPT for row in tried(rows))
+    loop = "the loop kept a faster one" if is_kept else f"{len(tried(rows))} experiments, none kept"
     if proof and proof.gain and proof.commit == incumbent(rows).commit:
-        verdict = "" if proof.confirmed else " (not confirmed: the starter stands)"
-        loop = f"the loop {proof.gain} over the starter{verdict}"
-    elif any(row.status == Status.KEPT for row in tried(rows)):
-        loop = "the loop kept a faster one, not proven again yet"
-    return f"{target.name} ({target.share:.1%} of the time): {starter}; {loop}"
+        verdict = "" if proof.confirmed else " (not confirmed: that one stands)"
+        loop += f"; what was kept is {proof.why}{verdict}"
+    elif is_kept:
+        loop += ", not proven again yet"
+    return f"{target.name} ({target.share:.1%} of the time): {began}; {loop}"
 
 
 def subject(row: Experiment) -> str:

@@ -10,7 +10,7 @@ from autokernel.history.progress import incumbent, rows_of
 from autokernel.history.status import Proof
 from autokernel.integration.winner import Winner
 from autokernel.run.loop import Loop
-from autokernel.target import Target, starter_source
+from autokernel.target import Target, starter_name, starter_source
 
 
 def prove(loop: Loop, target: Target, say: Callable[[str], None], step: Callable[[str], None]) -> Proof:
@@ -22,7 +22,7 @@ def prove(loop: Loop, target: Target, say: Callable[[str], None], step: Callable
     verdict = loop.undisturbed(target, lambda: loop.judge.compare(source, starter, target))
     gain = verdict.speedup_vs_incumbent
     confirmed = gain is not None and gain.low > 1
-    why = f"{gain} over the starter" if gain else verdict.why
+    why = f"{gain} over {starter_name(target)}" if gain else verdict.why
     say(f"confirmation of {target.name}: {why}{'' if confirmed else ': not confirmed, the starter stands'}")
     return Proof(target.name, commit, gain, confirmed, why)
 

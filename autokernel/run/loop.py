@@ -21,7 +21,7 @@ from autokernel.agents import Agent, AgentStopped, Bench, Context, PastExperimen
 from autokernel.build import default_cache
 from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import gpu_shared, low_disk, turn
-from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
+from autokernel.history.experiments import START, STARTER, Experiment, Status, experiment_from
 from autokernel.history.ledger import LedgerEntry
 from autokernel.history.progress import Rules, incumbent, move_on, rows_of, tried
 from autokernel.history.status import subject
@@ -30,7 +30,7 @@ from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.workspace import Intent, Workspace
 from autokernel.spec import is_region, load_spec
-from autokernel.target import Plan, Target, starter_source
+from autokernel.target import Plan, Target, starter_name, starter_source
 from autokernel.verdict import Correctness, Verdict
 
 NOTHING_LEFT = "the agent has nothing left to try"
@@ -201,19 +201,19 @@ class Loop:
         if source:
             return self._judge(target, Proposal(source, "start from a given kernel", STARTER))
         for words, source in self._starters(target):
-            row = self._judge(target, Proposal(source, f"start from {words}", STARTER))
+            row = self._judge(target, Proposal(source, f"{START}{words}", STARTER))
             if row.status != Status.FAILED:
                 break
         return row
 
     def starter(self, target: Target) -> Proposal:
         """What a target is judged with first where several workers judge: its own starter, without a look at others."""
-        return Proposal(starter_source(target), f"start from {_own_starter(target)}", STARTER)
+        return Proposal(starter_source(target), f"{START}{starter_name(target)}", STARTER)
 
     def _starters(self, target: Target) -> list[tuple[str, str]]:
         """Names and sources of the kernels that a target may begin with: its own, or where its device has several
         backends, those of each that look fastest on its shapes; a region's are all that were written for it."""
-        own = _own_starter(target), starter_source(target)
+        own = starter_name(target), starter_source(target)
         spec, others = load_spec(target.kernel_type), []
         if is_region(target.kernel_type):
             files = spec.starters(target.backend)
@@ -433,10 +433,6 @@ class InTurn:
 
         with turn(target.device, self.step):
             return self.judge.autotune(sources, target, seconds, progress)
-
-
-def _own_starter(target: Target) -> str:
-    return target.starter or f"{target.backend}_kernel"
 
 
 def _named(intent: Intent) -> str:

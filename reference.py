@@ -81,9 +81,10 @@ def fused_mlp(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, activatio
 
 
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "gelu") -> Tensor:
-    """act(x weightᵀ + bias) for x [..., K], weight [N, K], bias [N] -> [..., N]."""
+    """act(x weightᵀ + bias) for x [..., K], weight [N, K], bias [N] -> [..., N]; "none" is no activation."""
     y = x @ weight.T
-    return ACTIVATIONS[activation](y if bias is None else y + bias)
+    y = y if bias is None else y + bias
+    return y if activation == "none" else ACTIVATIONS[activation](y)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:

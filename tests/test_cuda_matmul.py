@@ -159,7 +159,12 @@ def test_linear_layers(case: Product, tile: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(LINEAR, "TILE", tile)
     LINEAR._product.cache_clear()
     torch.manual_seed(0)
-    for dtype, activation, biased in ((HALF, "gelu", True), (BRAIN, "relu", True), (HALF, "gelu_tanh", False)):
+    for dtype, activation, biased in (
+        (HALF, "gelu", True),
+        (BRAIN, "relu", True),
+        (HALF, "none", True),
+        (HALF, "gelu_tanh", False),
+    ):
         x, weight, bias = torch.randn(case.M, case.K), torch.randn(case.N, case.K) / case.K**0.5, torch.randn(case.N)
         x, weight, bias = (t.cuda().to(dtype) for t in (x, weight, bias))
         given = bias if biased else None

@@ -264,11 +264,11 @@ NEAR_MISSES = {
         MLP,
         ("fused_linear", "matmul", "matmul"),
     ),
-    "an activation of another scale": NearMiss(quick_gelu, LINEAR, ("matmul",)),
+    "an activation of another scale": NearMiss(quick_gelu, LINEAR, ("fused_linear",)),
     "an activation whose argument is used elsewhere": NearMiss(
-        lambda x, w, b: (y := F.linear(x, w, b)).relu() + y, LINEAR, ("matmul",)
+        lambda x, w, b: (y := F.linear(x, w, b)).relu() + y, LINEAR, ("fused_linear",)
     ),
-    "an activation with a slope": NearMiss(lambda x, w, b: F.leaky_relu(F.linear(x, w, b)), LINEAR, ("matmul",)),
+    "an activation with a slope": NearMiss(lambda x, w, b: F.leaky_relu(F.linear(x, w, b)), LINEAR, ("fused_linear",)),
     "a matrix added before the activation": NearMiss(
         lambda x, w, b, m: F.gelu(F.linear(x, w) + m), [*LINEAR, (4, 16)], ("matmul",)
     ),

@@ -1,4 +1,4 @@
-// The activations of reference.ACTIVATIONS on vectors of floats, by their place there.
+// The activations of reference.ACTIVATIONS on vectors of floats, by their place there; from there on none.
 #pragma once
 #include <autokernel.hpp>
 
@@ -36,5 +36,12 @@ inline vfloat gelu_tanh(vfloat x) {
 inline vfloat relu(vfloat x) { return x < 0.f ? vfloat{} : x; }
 
 inline vfloat activation(int code, vfloat x) {
-    return code == 0 ? silu(x) : code == 1 ? gelu(x) : code == 2 ? relu2(x) : code == 3 ? gelu_tanh(x) : relu(x);
+    switch (code) {
+        case 0: return silu(x);
+        case 1: return gelu(x);
+        case 2: return relu2(x);
+        case 3: return gelu_tanh(x);
+        case 4: return relu(x);
+        default: return x;
+    }
 }

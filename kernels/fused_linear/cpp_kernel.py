@@ -22,7 +22,7 @@ TILE_ROWS = 0  # rows held in registers; 0: as many as this machine's registers 
 BLOCK_K = 384  # terms summed before a result is touched again
 BLOCK_N = 384  # columns that a thread takes at a time
 BLOCK_M = 1024  # rows that a thread takes at a time: as many as share a packed panel of weights
-ACTIVATIONS = ("silu", "gelu", "relu2", "gelu_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "relu2", "gelu_tanh", "relu", "none")
 
 SOURCE = r"""
 #include <activations.hpp>

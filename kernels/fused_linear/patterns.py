@@ -1,4 +1,4 @@
-"""How models write a linear layer and the activation behind it, with and without a bias."""
+"""How models write a linear layer and the activation behind it, with and without a bias; and one with a bias alone."""
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,10 @@ def biased(name, act):
     def call(kernel, x, weight, bias):
         return kernel(x=x, weight=weight, bias=bias, activation=name)
 
-    return Pattern(lambda x, weight, bias: act(F.linear(x, weight, bias)), SIZES | {"bias": (5,)}, call)
+    def is_vector(x, weight, bias):
+        return bias.shape == weight.shape[:1]
+
+    return Pattern(lambda x, weight, bias: act(F.linear(x, weight, bias)), SIZES | {"bias": (5,)}, call, where=is_vector)
 
 
 def flattened(name, act):
@@ -32,7 +35,31 @@ def flattened(name, act):
     def call(kernel, x, weight, bias):
         return kernel(x=x, weight=weight.t(), bias=bias, activation=name)
 
-    return Pattern(example, {"x": (2, 3, 8), "weight": (8, 5), "bias": (5,)}, call)
+    def is_vector(x, weight, bias):
+        return bias.shape == weight.shape[1:]
+
+    return Pattern(example, {"x": (2, 3, 8), "weight": (8, 5), "bias": (5,)}, call, where=is_vector)
 
 
-PATTERNS = [way(*form) for form in FORMS for way in (biased, plain, flattened)]
+def product(kernel, bias, A, B):
+    return kernel(x=A, weight=B.t(), bias=bias, activation="none")
+
+
+def has_vector(bias, A, B):
+    return bias.shape == B.shape[1:]
+
+
+def nothing(x):
+    return x
+
+
+PATTERNS = [
+    *(way(*form) for form in FORMS for way in (biased, plain, flattened)),
+    biased("none", nothing),
+    Pattern(
+        lambda bias, A, B: torch.addmm(bias, A, B),
+        {"bias": (5,), "A": (3, 8), "B": (8, 5)},
+        product,
+        where=has_vector,
+    ),
+]

@@ -1,4 +1,4 @@
-"""A linear layer and its activation: inputs, shapes and costs."""
+"""A linear layer with a bias, an activation, or both: inputs, shapes and costs."""
 
 from functools import partial
 
@@ -13,6 +13,7 @@ ACTIVATIONS = {
     "relu2": lambda x: F.relu(x).square(),
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "none": lambda x: x,
 }
 
 
@@ -60,6 +61,7 @@ SPEC = KernelSpec(
         {"M": 64, "K": 320, "N": 640, "activation": "relu2", "bias": False},
         {"M": 50, "K": 200, "N": 333, "activation": "gelu_tanh", "bias": False},
         {"M": 500, "K": 64, "N": 40},  # tall and narrow
+        {"M": 128, "K": 768, "N": 768, "activation": "none"},  # a projection of BERT's
         {"M": 16, "K": 4096, "N": 64, "activation": "silu"},  # long sums
     ),
     edges=(
@@ -69,6 +71,7 @@ SPEC = KernelSpec(
         {"M": 7, "K": 65, "N": 1025, "activation": "relu"},
         {"M": 1, "K": 1, "N": 1, "activation": "silu"},
         {"M": 15, "K": 257, "N": 129, "bias": False},
+        {"M": 9, "K": 129, "N": 77, "activation": "none"},
     ),
     timing={
         "cpu": (

@@ -46,8 +46,10 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return tl.where(x <= 0, 0.0, x * x)
     elif ACTIVATION == "gelu_tanh":  # 0.5 (1 + tanh(y)) is sigmoid(2 y)
         return x / (1 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-    else:  # relu
+    elif ACTIVATION == "relu":
         return tl.where(x <= 0, 0.0, x)
+    else:
+        return x
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""How models write the product of two matrices; inputs of more dimensions are flattened, a bias is added afterwards."""
+"""How models write the product of two matrices; inputs of more dimensions are flattened. fused_linear adds vectors."""
 
 import torch
 import torch.nn.functional as F
@@ -19,22 +19,22 @@ def is_matrix(x, weight):
     return weight.dim() == 2
 
 
+def is_matrix_added(added, A, B):
+    return added.shape != B.shape[1:]
+
+
 PATTERNS = [
     Pattern(
         lambda x, weight: F.linear(x, weight),
         {"x": (2, 3, 8), "weight": (5, 8)},
         lambda kernel, x, weight: rows(kernel, x, weight.t()),
     ),
-    Pattern(
-        lambda x, weight, bias: F.linear(x, weight, bias),
-        {"x": (2, 3, 8), "weight": (5, 8), "bias": (5,)},
-        lambda kernel, x, weight, bias: rows(kernel, x, weight.t()).add_(bias),
-    ),
     Pattern(lambda x, weight: torch.matmul(x, weight), {"x": (2, 3, 8), "weight": (8, 5)}, product, where=is_matrix),
     Pattern(lambda A, B: torch.mm(A, B), {"A": (3, 8), "B": (8, 5)}),
     Pattern(
-        lambda bias, A, B: torch.addmm(bias, A, B),
-        {"bias": (5,), "A": (3, 8), "B": (8, 5)},
-        lambda kernel, bias, A, B: kernel(A=A, B=B).add_(bias),
+        lambda added, A, B: torch.addmm(added, A, B),
+        {"added": (3, 5), "A": (3, 8), "B": (8, 5)},
+        lambda kernel, added, A, B: kernel(A=A, B=B).add_(added),
+        where=is_matrix_added,
     ),
 ]

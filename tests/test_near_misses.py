@@ -273,7 +273,9 @@ NEAR_MISSES = {
         lambda x, w, b, m: F.gelu(F.linear(x, w) + m), [*LINEAR, (4, 16)], ("matmul",)
     ),
     "another gelu by tanh": NearMiss(
-        lambda x, w, b: 0.5 * (y := F.linear(x, w, b)) * (1 + torch.tanh(0.8 * (y + 0.044715 * y**3))), LINEAR, ("matmul",)
+        lambda x, w, b: 0.5 * (y := F.linear(x, w, b)) * (1 + torch.tanh(0.8 * (y + 0.044715 * y**3))),
+        LINEAR,
+        ("fused_linear",),
     ),
     "halves of cos differ": NearMiss(lambda x, cos, sin: x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin, ROTARY),
     "rotated the other way": NearMiss(

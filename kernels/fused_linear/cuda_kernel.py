@@ -43,7 +43,7 @@ TILES = (
     Tile(128, 128, 6, True, 1, 0.99),
     Tile(64, 64, 8, True, 1, 0.45),
 )
-LONG = 1024  # sums from which on they gain by sharing a tile instead, where there is no activation: 1.02 to 1.2 times there
+LONG = 1024  # terms of a sum from which on they gain by sharing a tile where there is no activation: 1.02 to 1.22 times
 SHARED = 1.05
 FEW_ROWS = 64  # up to which the weight's way from memory is all that counts, for which the library has better tiles
 

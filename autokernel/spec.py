@@ -131,6 +131,7 @@ class KernelSpec:
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     results: tuple[TensorSpec, ...] = ()  # of a region: what it returns, a tuple if several; (): one, contiguous
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
+    is_library_work: Callable[[Args], bool] = lambda args: False  # whether that part is all: it is timed without libraries
 
     def case(self, dims: Dims, dtype: torch.dtype) -> Case:
         label = ",".join(f"{k}={v}" for k, v in dims.items())

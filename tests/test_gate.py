@@ -52,6 +52,24 @@ def test_wrong_kernels_are_refused_where_they_should_be(lenient: Judge, wrong):
     assert not verdict.keep
 
 
+BY_LIBRARY = """
+def kernel_fn(x, weight, bias=None, activation="gelu"):
+    is_all = activation == "none" and bias is not None
+    return torch.nn.functional.linear(x, weight, bias) if is_all else _honest(x, weight, bias, activation)
+"""
+
+
+def test_where_the_product_is_all_the_work_a_library_may_not_do_it(judge: Judge):
+    """Of a linear layer and its activation a library may do the product; with a bias alone PyTorch does it all."""
+    starter = (KERNELS / "fused_linear/cpp_kernel.py").read_text()
+    source = starter.replace("def kernel_fn(", "def _honest(") + BY_LIBRARY
+    case = load_spec("fused_linear").case({"M": 256, "K": 256, "N": 256, "activation": "none"}, torch.float32)
+    linear = replace(target("fused_linear"), name="fused_linear_none", cases=(WeightedCase(case),))
+    assert judge.check(source, linear).failure is None, "it is right, and may call a library where there is more to do"
+    verdict = judge.contest(source, starter, linear)
+    assert not verdict.keep and "does the work, not the kernel" in verdict.why, verdict.why
+
+
 def test_every_type_has_a_wrong_kernel_and_every_stage_refuses_one():
     assert {w.kernel_type for w in (*WRONG, *OF_NEW_TYPES)} >= {path.parent.name for path in STARTERS}
     assert len({w.stage for w in WRONG}) == 5

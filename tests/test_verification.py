@@ -256,7 +256,7 @@ def test_what_is_settled_is_not_measured_again(plan, monkeypatch):
     winners = tuple(replace(winner(plan), target=replace(plan.targets[0], name=name)) for name in gains)
     asked = []
 
-    def recorded(self, tasks, names):
+    def recorded(self, tasks, told):
         taken = []
         for sides in tasks:
             seconds = {name: gains[name][len(asked)] if name in gains else 1.0 for name in sides}
@@ -338,7 +338,7 @@ def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(ro
     verifier = trial.Verifier(((OnCpu(), 1.0),), (), SETTINGS, said.append, Notes(None))
     answers = verifier.answers(list, begin, [(OnCpu(),)] * 4, end, list("abcd"))
     built = [int(line.split("by ")[1].split()[0]) for line in said if line.startswith("models")]
-    assert built == widths and [line[0] for line in said if "process " in line and line[0] in "abcd"] == list("abcd")
+    assert built == widths and [line[0] for line in said if line in list("abcd")] == list("abcd")
     begun, ended = zip(*answers)
     assert list(ended) == sorted(ended) and (room is none or max(begun[1:]) < min(ended[1:]))
 

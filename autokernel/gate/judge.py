@@ -98,7 +98,7 @@ class Judge:
         """
         started, seed = self._begin(seed)
         contestants = Contestants(source, incumbent, quick, compile_baseline)
-        with self.contests.timer(target, seed, self._libraries(target)) as timer:
+        with self.contests.timer(target, seed, self._libraries(target, timed=True)) as timer:
             checked = self._check(source, target, seed, quick, progress, lambda: self.contests.prepare(timer, contestants))
             if checked.failure is not None or checked.undecided:
                 return self._untimed(source, target, checked, seed, started)
@@ -114,13 +114,13 @@ class Judge:
     def contest(self, source: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
         """The timing and the keep rule alone, of two kernels that are known to be right."""
         started, seed = self._begin(seed)
-        with self.contests.timer(target, seed, self._libraries(target)) as timer:
+        with self.contests.timer(target, seed, self._libraries(target, timed=True)) as timer:
             return self._timed(self.contests.decide, timer, Contestants(source, incumbent), Checked(), started)
 
     def compare(self, candidate: str, incumbent: str, target: Target, seed: int | None = None) -> Verdict:
         """Time two kernels against each other in eight fresh pairs of processes on fresh inputs; no early stop."""
         started, seed = self._begin(seed)
-        with self.contests.timer(target, seed, self._libraries(target)) as timer:
+        with self.contests.timer(target, seed, self._libraries(target, timed=True)) as timer:
             return self._timed(self.contests.compare, timer, Contestants(candidate, incumbent), Checked(), started)
 
     def autotune(
@@ -154,10 +154,13 @@ class Judge:
         self.watch.seconds.clear()
         return time.perf_counter(), secrets.randbits(48) if seed is None else seed
 
-    def _libraries(self, target: Target) -> str:
-        """What a kernel of this type may call: "none", "gemm" or "any"."""
-        allowed = load_spec(target.kernel_type).library_calls
-        return "any" if self.allow_libraries or allowed == ANY_LIBRARY else "gemm" if allowed else "none"
+    def _libraries(self, target: Target, timed: bool = False) -> str:
+        """What a kernel of this type may call: "none", "gemm" or "any"; where it is timed, at the target's shapes alone."""
+        spec = load_spec(target.kernel_type)
+        if self.allow_libraries or spec.library_calls == ANY_LIBRARY:
+            return "any"
+        is_all = timed and any(spec.is_library_work(weighted.case.args) for weighted in target.cases)
+        return "gemm" if spec.library_calls and not is_all else "none"
 
     def _check(
         self,

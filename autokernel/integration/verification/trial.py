@@ -169,10 +169,10 @@ class Verifier:
         """What the model gains by each kernel, over each fallback."""
         screenings = [Screening(over, self.winners) for over in dict.fromkeys(self.screened.values()) if self.winners]
         for processes in SCREENING:
-            asked = [(s, s.sides(i)) for s in screenings if s.without for i in range(len(s.taken), processes)]
-            names = [f"with and without each kernel, over {screening}" for screening, _ in asked]
-            taken = self.measure([sides for _, sides in asked], names)
-            for (screening, _), process in zip(asked, taken):
+            asked = [(s, i, s.sides(i)) for s in screenings if s.without for i in range(len(s.taken), processes)]
+            told = [f"with and without each kernel, over {s}, process {i + 1}" for s, i, _ in asked]
+            taken = self.measure([sides for _, _, sides in asked], told)
+            for (screening, _, _), process in zip(asked, taken):
                 screening.taken.append(process)
             for screening in screenings:
                 screening.look(is_first=processes == SCREENING[0])
@@ -186,8 +186,9 @@ class Verifier:
         sides = {baseline(fallback): Variant((), fallback) for fallback in modes if fallback not in self.errors}
         sides |= {ours(fallback): Variant(winners, fallback) for fallback, winners in selected.items()}
         with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for the first process, which builds alone
-            taken = self.measure([sides], [", ".join(sides)], caches)
-            taken += self.measure([sides] * (PROCESSES - 1), [", ".join(sides)] * (PROCESSES - 1), caches)
+            told = [f"{', '.join(sides)}, process {i + 1} of {PROCESSES}" for i in range(PROCESSES)]
+            taken = self.measure([sides], told[:1], caches)
+            taken += self.measure([sides] * (PROCESSES - 1), told[1:], caches)
         built = [name for name in sides if name in taken[0].names]
         modes = [fallback for fallback in modes if baseline(fallback) in built]
         return {
@@ -204,12 +205,12 @@ class Verifier:
         }
 
     def measure(
-        self, tasks: Sequence[Mapping[str, Variant]], names: Sequence[str], caches: str | None = None
+        self, tasks: Sequence[Mapping[str, Variant]], told: Sequence[str], caches: str | None = None
     ) -> list["Process"]:
-        """Every side of each task, in a fresh process for each workload."""
+        """Every side of each task, in a fresh process for each workload; what is `told` of it as it is timed."""
         s, count = self.settings, len(self.workloads)
         asked = [(workload, sides) for sides in tasks for workload, _ in self.workloads]
-        told = [f"{name}{f', {w}' if count > 1 else ''}" for name in names for w, _ in self.workloads]
+        told = [f"{line}{f', {w}' if count > 1 else ''}" for line in told for w, _ in self.workloads]
         build, sample = partial(build_sides, caches=caches), partial(sample_sides, warmup=s.warmup, timed=s.timed)
         samples = self.answers(Sample.decode, build, asked, sample, told)
         weights = tuple(weight for _, weight in self.workloads)
@@ -249,7 +250,7 @@ class Verifier:
                     begun = {i: process.answer() for i, process in processes.items()}
                     for i, process in processes.items():
                         if end:
-                            self.say(f"{told[i]}, process {i + 1} of {len(questions)}")
+                            self.say(told[i])
                         self.notes.write(keys[i], process.ask(end, seeds[i]) if end else begun[i])
                     if name not in self.room:
                         self.room[name] = process.ask(room_beside, questions[i][0].device)

@@ -176,7 +176,7 @@ def test_time_that_only_the_captured_graph_spends_is_none_of_the_models(models: 
     (words,) = profile.differs
     assert "other work" in words and "aten::sort" in words
     assert not any("sort" in h.name and h.share > 0.001 for h in profile.hotspots)
-    sites = {site.case.args["A"].shape[0]: site for site in profile.sites}
+    sites = {site.case.args["x"].shape[0]: site for site in profile.sites}
     more, same = sites[8 * 512], sites[512]
     assert same.graph_us == pytest.approx(same.time_us)
     assert more.graph_us != more.time_us
@@ -279,7 +279,7 @@ def test_experts_are_named_with_their_share() -> None:
 def recurrent(profile: ModelProfile) -> None:
     """The LSTM is one operator of a graph, and the products around it are sites."""
     assert not profile.uncaptured and not profile.graph_breaks
-    assert {site.kernel_type for site in profile.sites} == {"matmul"}
+    assert {site.kernel_type for site in profile.sites} == {"fused_linear"}
     assert any(h.name == "aten.lstm.input" and h.calls == 1 and h.share > 0.1 for h in profile.hotspots)
     assert any("no kernel type" in line and "whole nn.LSTM" in line for line in account.lines(profile.hotspots))
 
@@ -292,7 +292,7 @@ def deciding(profile: ModelProfile) -> None:
 
 
 def refused(profile: ModelProfile) -> None:
-    assert [site.kernel_type for site in profile.sites] == ["matmul"]
+    assert [site.kernel_type for site in profile.sites] == ["fused_linear"]
     whys = " ".join(reasons(profile, Standing.REFUSED))
     assert "rmsnorm: an intermediate result is used elsewhere" in whys and "layernorm: too small" in whys
     norm = [h.name for h in profile.hotspots if "rmsnorm" in h.why]

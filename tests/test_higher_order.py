@@ -116,7 +116,7 @@ def test_products_around_it_are_replaced_and_the_model_stays_itself(model_class:
     torch.manual_seed(0)
     model, x, finder = model_class(), torch.randn(128, 128), SiteFinder()
     captured = capture(copy.deepcopy(model), (x,), {})
-    products = [s for graph in captured.graphs for s in finder.find(graph.module) if s.kernel_type == "matmul"]
+    products = [s for graph in captured.graphs for s in finder.find(graph.module) if s.kernel_type == "fused_linear"]
     assert len(captured.graphs) == 1 and not captured.breaks
     assert len(products) == INLINED.get(model_class, 2)
     torch._dynamo.reset()

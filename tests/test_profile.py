@@ -169,7 +169,7 @@ def test_a_name_that_the_inputs_do_not_take_is_an_error(tmp_path: Path) -> None:
 def test_what_cannot_be_captured_is_said_with_its_share_of_the_time(tmp_path: Path) -> None:
     workload, _ = load(tmp_path, "def example_inputs(): return (torch.randn(300, 128),), {'scale': torch.ones(1)}\n")
     profile = profile_workload(workload, warmup=1, iterations=3, baseline="eager")
-    assert {site.kernel_type for site in profile.sites} == {"matmul", "rmsnorm"}
+    assert {site.kernel_type for site in profile.sites} == {"fused_linear", "rmsnorm"}
     assert any("disable" in reason for reason in profile.graph_breaks)
     assert 0.01 < profile.uncaptured < 1  # a sort of 20 times as much
     assert sum(h.share for h in profile.hotspots) == pytest.approx(1)

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -112,6 +113,9 @@ def _refuse_foreign_symbols(binary: Path) -> None:
         raise CompileError(f"a kernel does its own work: this one calls {', '.join(foreign)} from outside")
 
 
+_compiling: dict[Path, threading.Lock] = {}  # by binary: who needs one that another thread compiles waits for it
+
+
 def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: float | None = None) -> Path:
     """Compile, or find the binary of an earlier run; safe against concurrent builds and a kill in the middle.
 
@@ -122,8 +126,14 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
     identity = "\0".join((*command, _compiler_identity(command[0]), cpu_identity(), headers, library.source))
     folder = cache_dir or default_cache()
     binary = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.so"
-    if binary.exists():
-        return binary
+    with _compiling.setdefault(binary, threading.Lock()):
+        if not binary.exists():
+            _build(library, command, binary, timeout_s)
+    return binary
+
+
+def _build(library: Library, command: list[str], binary: Path, timeout_s: float) -> None:
+    folder = binary.parent
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as scratch:
         source = Path(scratch, "kernel" + BACKENDS[library.language].suffix)
@@ -133,7 +143,6 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
         _refuse_foreign_symbols(object_file)  # before libraries that need more are linked to it
         _compile([*command, "-shared", str(object_file), "-o"], output, timeout_s)
         os.replace(output, binary)  # atomic: a reader sees a whole binary or none
-    return binary
 
 
 def _compile(command: list[str], output: Path, timeout_s: float) -> None:

@@ -124,7 +124,7 @@ def decode_target(data: dict[str, Any]) -> Target:
 
 
 def starter_name(target: Target) -> str:
-    """Of the target's own starter: what its best kernel is timed against in the end, whichever one it began with."""
+    """Of the target's own starter, which it begins with unless another looks faster."""
     return target.starter or f"{target.backend}_kernel"
 
 

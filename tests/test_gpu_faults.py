@@ -100,7 +100,7 @@ def children(pid: int) -> list[str]:
 def test_a_fault_is_named_in_time_and_leaves_nothing(judge: Judge, fault: Fault):
     target = default_target("rmsnorm", "triton", "cuda", torch.float16)
     free_bytes, workers = torch.cuda.mem_get_info()[0], judge.checks.workers
-    judge.checks.timeout_s, judge.checks.workers = LIMIT_S, 1
+    judge.checks.timeout_s, judge.checks.workers = LIMIT_S, (1, 1)
     started = time.monotonic()
     verdict = judge.check(fault.source, target)
     elapsed_s = time.monotonic() - started

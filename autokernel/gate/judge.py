@@ -31,7 +31,9 @@ from autokernel.spec import ANY_LIBRARY, load_spec
 from autokernel.target import Target
 from autokernel.verdict import Correctness, Failure, Verdict
 
-MAX_WORKERS = 6  # that share the trials of a kernel on a GPU, each with a context of half a gigabyte
+# That share the trials of a kernel on a GPU, each with a context of half a gigabyte, and that do where it takes long to
+# compile: not more than the device has so many bytes.
+WORKERS, MOST_WORKERS, WORKER_BYTES = 6, 12, 4 << 30
 LONGEST_PROFILE = 100_000  # characters
 NO_MEMORY = "the device has no memory for what the oracle computes"
 
@@ -66,10 +68,14 @@ class Judge:
             raise
         # Beside a GPU one will do: an OpenMP pool took 3 to 8 ms to wake for a copy of 64 KiB, on 16 virtual cores.
         self.threads = torch.get_num_threads() if device == "cpu" else 1
-        # On a GPU most of the time goes into compiling a Triton kernel for each shape class: on several cores at once.
-        workers = 1 if device == "cpu" else max(1, min(MAX_WORKERS, (os.cpu_count() or 1) - 2))
         memory = DeviceMemoryBudget.of(device)
-        self.checks = Checks(self.parent, device, self.threads, workers, memory, self.watch)
+        # On a GPU most of the time goes into compiling a kernel for each dtype and shape class: on several cores at once.
+        workers = most = 1
+        if device != "cpu":
+            cores = max(1, (os.cpu_count() or 1) - 2)
+            workers = min(WORKERS, cores)
+            most = max(workers, min(MOST_WORKERS, cores, memory.nbytes // WORKER_BYTES))
+        self.checks = Checks(self.parent, device, self.threads, (workers, most), memory, self.watch)
         self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch, maps)
 
     def __enter__(self) -> "Judge":
@@ -132,7 +138,7 @@ class Judge:
     ) -> list[Looked]:
         """How fast each of many sources looks, the fastest first, and why others could not be timed. No verdict: nothing is
         kept by it. `progress` is told how many have been compiled."""
-        processes = (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.workers
+        processes = (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.workers[1]
         with self.contests.timer(target, secrets.randbits(48), "any") as timer:
             return Autotuner(timer, processes, progress).run(sources, seconds)
 

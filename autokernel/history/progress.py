@@ -50,6 +50,11 @@ def incumbent(rows: Sequence[Experiment]) -> Experiment | None:
     return next((row for row in reversed(rows) if row.status == Status.KEPT), None)
 
 
+def beginning(rows: Sequence[Experiment]) -> Experiment | None:
+    """Of one target's rows: the starter that it began with, the first that passed the gate."""
+    return next((row for row in rows if row.agent == STARTER and row.status == Status.KEPT), None)
+
+
 def reverts(rows: Sequence[Experiment]) -> int:
     """How many experiments at the end of `rows` were not kept, one after the other."""
     count = 0

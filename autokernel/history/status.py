@@ -52,7 +52,7 @@ class Proof:
 
     target: str
     commit: str
-    gain: Interval | None  # over the target's own starter; None: the best kernel is the starter, or it failed here
+    gain: Interval | None  # over the starter that it began with; None: that was not beaten, or it failed here
     confirmed: bool  # the interval lies above 1, or there was nothing to confirm
     why: str
 
@@ -161,7 +161,7 @@ def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) 
         return f"{target.name} ({target.share:.1%} of the time): not reached"
     if not incumbent(rows):
         return f"{target.name} ({target.share:.1%} of the time): its starter did not pass the gate ({start.status})"
-    began = start.description.removeprefix(START).split(",")[0]
+    began = started_with(start)
     began += f" {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else " correct"
     if start.pct_peak:
         began += f", at {start.pct_peak:.0f} % of its limit"
@@ -173,6 +173,11 @@ def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) 
     elif is_kept:
         loop += ", not proven again yet"
     return f"{target.name} ({target.share:.1%} of the time): {began}; {loop}"
+
+
+def started_with(start: Experiment) -> str:
+    """The name of a starter, from its row."""
+    return start.description.removeprefix(START).split(",")[0]
 
 
 def subject(row: Experiment) -> str:

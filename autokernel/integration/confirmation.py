@@ -6,25 +6,26 @@ is therefore this one measurement, made after the choice.
 
 from collections.abc import Callable
 
-from autokernel.history.progress import incumbent, rows_of
-from autokernel.history.status import Proof
+from autokernel.history.progress import beginning, incumbent, rows_of
+from autokernel.history.status import Proof, started_with
 from autokernel.integration.winner import Winner
 from autokernel.run.loop import Loop
-from autokernel.target import Target, starter_name, starter_source
+from autokernel.target import Target
 
 
 def prove(loop: Loop, target: Target, say: Callable[[str], None], step: Callable[[str], None]) -> Proof:
-    commit = incumbent(rows_of(target, loop.rows)).commit
-    source, starter = loop.incumbent_source(target), starter_source(target)
+    rows = rows_of(target, loop.rows)
+    best, start = incumbent(rows), beginning(rows)
+    source, starter = loop.source(best.commit), loop.source(start.commit)
     if source == starter:
-        return Proof(target.name, commit, None, True, "the starter was not beaten")
+        return Proof(target.name, best.commit, None, True, "the starter was not beaten")
     step(f"{target.name}: the kept kernel against its starter, in fresh processes")
     verdict = loop.undisturbed(target, lambda: loop.judge.compare(source, starter, target))
     gain = verdict.speedup_vs_incumbent
     confirmed = gain is not None and gain.low > 1
-    why = f"{gain} over {starter_name(target)}" if gain else verdict.why
+    why = f"{gain} over {started_with(start)}" if gain else verdict.why
     say(f"confirmation of {target.name}: {why}{'' if confirmed else ': not confirmed, the starter stands'}")
-    return Proof(target.name, commit, gain, confirmed, why)
+    return Proof(target.name, best.commit, gain, confirmed, why)
 
 
 def winners_of(loop: Loop, proofs: list[Proof]) -> list[Winner]:
@@ -32,7 +33,9 @@ def winners_of(loop: Loop, proofs: list[Proof]) -> list[Winner]:
     winners = []
     for proof in proofs:
         target = loop.plan.target(proof.target)
-        winners.append(Winner(target, loop.incumbent_source(target) if proof.confirmed else starter_source(target)))
+        rows = rows_of(target, loop.rows)
+        best = incumbent(rows) if proof.confirmed else beginning(rows)
+        winners.append(Winner(target, loop.source(best.commit)))
     return winners
 
 

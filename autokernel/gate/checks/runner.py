@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
 # What a trial takes of a GPU's memory, in multiples of what one call moves: inputs in two precisions, several outputs in
 # the worker, and here the comparison's own tensors, all of them fp64.
 TRIAL_COPIES = 40
+# More workers join where what is left of the trials would take longer than this: most of it is then spent compiling.
+LONG_S, JOIN_S = 3.0, 0.5  # and how often that is asked
 LARGE_BYTES = 1 << 30  # what PyTorch's allocator keeps of so much is given back, for the other processes
 
 
@@ -54,15 +57,15 @@ class Checked:
 
 
 class Checks:
-    """What the stages of all kernels share. `workers`: how many processes share the trials of a kernel, where
-    the shared memory has room for their inputs."""
+    """What the stages of all kernels share. `workers`: how many processes share the trials of a kernel, and how many do
+    where it takes long, as far as the shared memory has room for their inputs."""
 
     def __init__(
         self,
         parent: WarmParent,
         device: str,
         threads: int,
-        workers: int,
+        workers: tuple[int, int],
         memory: DeviceMemoryBudget,
         watch: Stopwatch,
     ):
@@ -93,7 +96,7 @@ class StageRun:
         self.spec, self.checked = load_spec(target.kernel_type), Checked()
         self.trials = list(trials(self.spec, target, seed, quick))
         largest = max(place(trial.case.tensors, 0)[1] for trial in self.trials)
-        self.count = max(1, min(checks.workers, checks.parent.size // (HELD_SETS * largest + NEW_ADDRESS)))
+        self.count = max(1, min(checks.workers[1], checks.parent.size // (HELD_SETS * largest + NEW_ADDRESS)))
         self.left = Counter(trial.stage for trial in self.trials)
         self.failures: dict[int, tuple[Failure, Correctness]] = {}  # by the index of the trial
         self.repeatable: list[tuple[CheckCase, list[Tensor], WorkerProcess]] = []  # held trials that passed
@@ -102,16 +105,20 @@ class StageRun:
         self.queue = iter(enumerate(self.trials))
         self.busy: dict[WorkerProcess, int] = {}  # worker -> the index of the trial it is at
         self.given_up: set[WorkerProcess] = set()
+        self.started_s, self.ended = time.monotonic(), threading.Event()
 
     def run(self) -> Checked:
         """All stages up to the first failure."""
         with contextlib.ExitStack() as stack:
-            workers = [self._worker(stack, self.source) for _ in range(self.count)]
-            if len(workers) == 1:
+            workers = [self._worker(stack, self.source) for _ in range(min(self.count, self.checks.workers[0]))]
+            if self.count == 1:
                 self._advance(0, workers[0])
             else:
-                with ThreadPoolExecutor(len(workers)) as pool:
-                    list(pool.map(self._advance, range(len(workers)), workers))
+                with ThreadPoolExecutor(self.count) as pool:
+                    first = [pool.submit(self._advance, number, worker) for number, worker in enumerate(workers)]
+                    late = [pool.submit(self._join, number, stack) for number in range(len(workers), self.count)]
+                    for future in (*first, *late):
+                        future.result()
             if self.repeatable and not self.failures:
                 trial, outputs, first = self.repeatable[0]
                 again = partial(self._again, stack, workers, first, self.source, self.libraries, self.spec, trial, outputs)
@@ -121,6 +128,14 @@ class StageRun:
         if self.failures:
             self.checked.fail(*self.failures[min(self.failures)])
         return self.checked
+
+    def _join(self, number: int, stack: contextlib.ExitStack) -> None:
+        """Be one worker more, once what is left turns out to take long."""
+        while not self.ended.wait(JOIN_S):
+            left = sum(self.left.values())
+            if (time.monotonic() - self.started_s) * left > LONG_S * max(1, len(self.trials) - left):
+                self._advance(number, self._worker(stack, self.source))
+                return
 
     def _advance(self, number: int, worker: WorkerProcess) -> None:
         """Try one trial after another until none is left or one has failed."""
@@ -139,6 +154,7 @@ class StageRun:
                         self.smoked()
                 if trial.held and isinstance(outputs, list):
                     self.repeatable.append((trial, outputs, worker))
+        self.ended.set()
 
     def _next(self, worker: WorkerProcess) -> tuple[int, CheckCase] | None:
         """The next trial and its index; None if there is none."""

@@ -31,8 +31,8 @@ from autokernel.spec import Case
 COMPILE_S, COMPILE_SHARE = 60.0, 0.6  # of one source, its first calls included; of all the time, for all
 BATCH_S = {"cpu": 5e-3, "cuda": 3e-3}  # of the first source, whose number of calls serves all
 MOST_CALLS, HELD_BYTES = 256, 2 << 30  # of a batch, whose outputs are held
-BEHIND = 1.3  # times the best one's seconds, with which a source is timed in further cases only if time is left
-FINALISTS, FINALS = 4, 3  # that are timed against each other, in so many sets of processes
+BEHIND = 1.3  # times the best one's seconds, with which a source is clearly behind
+FINALISTS, FINALS = 4, 3  # that are timed against each other unless one is clearly ahead, in so many sets of processes
 PART_ELEMENTS = 1 << 16  # of an output that are held against the oracle: whole rows
 
 
@@ -207,11 +207,14 @@ class Autotuner:
     def _finals(self, taken: dict[str, list[float]], first: str) -> dict[str, list[float]]:
         """The seconds, of the best few and of the `first` by what they take in processes of their own, in turns."""
         totals = self._totals(taken)
+        ahead = min(totals, key=totals.get, default=first)
+        if all(totals[source] > BEHIND * totals[ahead] for source in totals.keys() - {ahead}):
+            return taken
         best = sorted(taken, key=lambda source: (source != first, totals[source]))[:FINALISTS]
         sides = [Side(str(number), source) for number, source in enumerate(best)]
         finals: dict[str, list[tuple[float, ...]]] = {source: [] for source in best}
         try:
-            for _ in range(FINALS if len(best) > 1 else 0):
+            for _ in range(FINALS):
                 self.timer.prepare(sides, "0", FINALS)
                 pair = self.timer.pair(sides, "0")
                 for side in sides if pair.seconds else ():

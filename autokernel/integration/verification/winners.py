@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-from autokernel.history.progress import incumbent, rows_of
+from autokernel.history.progress import beginning, incumbent, rows_of
 from autokernel.history.status import read_proofs
 from autokernel.integration.verification import Verification
 from autokernel.integration.winner import Winner
 from autokernel.preflight import HOME
 from autokernel.run.workspace import PLAN, VERIFY, NoRun, Workspace, find_run
-from autokernel.target import Plan, starter_source
+from autokernel.target import Plan
 
 Kept = tuple[list[Winner], dict[str, float]]  # and each target's speedup over PyTorch by itself, where it is known
 
@@ -30,9 +30,8 @@ def kept(workspace: Workspace, plan: Plan) -> Kept:
     for target in plan.targets:
         best, proof = incumbent(rows_of(target, rows)), proofs.get(target.name)
         if best and proof and not proof.confirmed:
-            best = rows_of(target, rows)[0]  # the starter's
-            winners.append(Winner(target, starter_source(target)))
-        elif best:
+            best = beginning(rows_of(target, rows))
+        if best:
             winners.append(Winner(target, workspace.ledger.source(best.commit)))
         if best and best.speedup_vs_pytorch:
             speedups[target.name] = best.speedup_vs_pytorch

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+import numpy as np
 from scipy.special import stdtrit
 
 from autokernel.verdict import Interval
@@ -70,8 +71,42 @@ def ratio_interval(log_ratios: Sequence[float], confidence: float) -> Interval:
     centre = mean(log_ratios)
     if len(log_ratios) < 2:
         return Interval(0.0, math.exp(centre), math.inf)
-    quantile = stdtrit(len(log_ratios) - 1, 0.5 + confidence / 2)
-    half_width = float(quantile) * stdev(log_ratios) / math.sqrt(len(log_ratios))
+    return _interval(centre, stdev(log_ratios) / math.sqrt(len(log_ratios)), len(log_ratios) - 1, confidence)
+
+
+def ratio_intervals(log_ratios: Mapping[str, Mapping[int, float]], confidence: float) -> dict[str, Interval]:
+    """ratio_interval() of several sides over the one that they are all compared with: side -> process -> log-ratio.
+
+    What a process adds to a side's time is taken to be of one size for all sides, the common one included, and is told
+    from all of them (two-way analysis of variance of log-times, by sides and processes): two processes with six sides say
+    as much of it as six with two. Not every side needs to be in every process. Of a single side it is ratio_interval().
+    """
+    sides, processes = list(log_ratios), sorted({i for of_side in log_ratios.values() for i in of_side})
+    seen = [
+        (row, column, log_ratios[side][i])
+        for row, side in enumerate(sides)
+        for column, i in enumerate(processes)
+        if i in log_ratios[side]
+    ]
+    seen += [(len(sides), column, 0.0) for column in range(len(processes))]
+    effects = np.zeros((len(seen), len(sides) + 1 + len(processes)))
+    for number, (row, column, _) in enumerate(seen):
+        effects[number, row] = effects[number, len(sides) + 1 + column] = 1
+    values = np.array([value for *_, value in seen])
+    fitted, _, rank, _ = np.linalg.lstsq(effects, values, rcond=None)
+    degrees = len(seen) - int(rank)
+    variance = float(((values - effects @ fitted) ** 2).sum()) / degrees if degrees else math.inf
+    return {
+        side: _interval(mean(ratios.values()), math.sqrt(2 * variance / len(ratios)), degrees, confidence)
+        for side, ratios in log_ratios.items()
+    }
+
+
+def _interval(centre: float, error: float, degrees: int, confidence: float) -> Interval:
+    """Of exp(centre), whose standard error was told with so many degrees of freedom."""
+    if not degrees:
+        return Interval(0.0, math.exp(centre), math.inf)
+    half_width = float(stdtrit(degrees, 0.5 + confidence / 2)) * error
     # exp() of a huge half-width would overflow; such an interval says nothing anyway
     return Interval(math.exp(max(centre - half_width, -50)), math.exp(centre), math.exp(min(centre + half_width, 50)))
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from autokernel.gate.timing.statistics import ratio_interval
+from autokernel.gate.timing.statistics import ratio_interval, ratio_intervals
 from autokernel.hardware.machine import usable_cores
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.notes import Notes
@@ -294,9 +294,15 @@ class Screening:
         """Which gains are settled by now: such kernels cost later processes no model of their own."""
         if any(self.fallback in process.errors for process in self.taken):  # where torch.compile fails, none stays over it
             self.gains, self.without = {}, {}
-        for name in self.without:
-            known = [process for process in self.taken if name in process.names]
-            self.gains[name] = speedup(known, name, ours(self.fallback))
+            return
+        timed = {w.target.name: [i for i, p in enumerate(self.taken) if w.target.name in p.names] for w in self.winners}
+        ratios = {
+            name: {i: self.taken[i].log_ratio(name, ours(self.fallback)) for i in known}
+            for name, known in timed.items()
+            if known
+        }
+        known = ratio_intervals(ratios, CONFIDENCE)
+        self.gains |= {name: known[name] for name in self.without}
         small = 0.0 if is_first else 1 + MATTERS  # the first look does not tell small gains from none
         self.without = {
             n: side for n, side in self.without.items() if self.gains[n].low < 1 and self.gains[n].value >= small

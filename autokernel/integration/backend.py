@@ -7,7 +7,7 @@ Everything else stays as it was, or goes through another backend: so does a grap
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -72,6 +72,9 @@ INDUCTOR = ("inductor", *MODES)
 FLOATS = {name: False for name in ("_use_fp64_for_unbacked_floats",) if hasattr(torch._inductor.config, name)}
 
 
+Look = Callable[[GraphModule, bool], tuple[GraphModule, list[Site]]]
+
+
 @dataclass(frozen=True)
 class Installed:
     """A winner that is ready to be called, with the oracle's parameters by position."""
@@ -114,6 +117,7 @@ class Replacer:
     may_pad: bool = True  # see pads_with_zeros()
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
+    look: Look | None = None  # instead of sites_in()
 
     def __post_init__(self) -> None:
         regions = {w.target.kernel_type for w in self.winners if is_region(w.target.kernel_type)}
@@ -218,10 +222,10 @@ class Replacer:
         self, module: GraphModule, inputs: list[Any], wanted: bool, general: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         """`module` with kernels at its sites; where there are none, `general` or else `module`, compiled."""
-        graph, ambient = to_aten(module, wanted), autocast_devices()
+        (graph, sites), ambient = (self.look or self.sites_in)(module, wanted), autocast_devices()
         with without_autocast():
             backward = Backward(graph, inputs) if wanted else None
-            sites = [] if backward and self._left_for_strides(backward) else self.finder.find(graph)
+            sites = [] if backward and self._left_for_strides(backward) else sites
             found, result = self._proven(graph, sites, backward)
         for failure in self.finder.failures:
             self._fail(failure)
@@ -247,6 +251,12 @@ class Replacer:
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
         return optimised
+
+    def sites_in(self, module: GraphModule, wanted: bool) -> tuple[GraphModule, list[Site]]:
+        """The graph in ATen, and its sites."""
+        graph = to_aten(module, wanted)
+        with without_autocast():
+            return graph, self.finder.find(graph)
 
     def _where_possible(
         self, call: Callable[..., Any], other: Callable[..., Any], inputs: list[Any], repeatable: bool
@@ -374,7 +384,7 @@ class Replacer:
 class OneTrace:
     """A torch.compile backend that makes several forms of each graph of one trace, to be compared; one of them runs."""
 
-    replacers: Mapping[str, Replacer]  # all over the same fallback
+    replacers: Mapping[str, Replacer]  # all over the same fallback, with one finder
     chosen: str = ""
     may_pad: bool = True
 
@@ -383,10 +393,17 @@ class OneTrace:
         return next(iter(self.replacers.values())).fallback
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        forms = {}
+        forms, known = {}, []
+
+        def look(module: GraphModule, wanted: bool) -> tuple[GraphModule, list[Site]]:
+            if not known:
+                known.append(replacer.sites_in(module, wanted))
+            return _with_sites(*known[0])
+
         for name, replacer in self.replacers.items():
-            replacer.may_pad = self.may_pad
+            replacer.may_pad, replacer.look = self.may_pad, look
             forms[name] = replacer(_copy(module), inputs)
+            replacer.look = None
         return lambda *values: forms[self.chosen](*values)
 
     def run(self, name: str, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -604,9 +621,26 @@ def _shorten_calls(graph: GraphModule, kernels: dict[OpOverload, Kernel]) -> Non
         node.target = direct.get(node.target, node.target)
 
 
-def _copy(module: GraphModule) -> GraphModule:
+def _with_sites(module: GraphModule, sites: Sequence[Site]) -> tuple[GraphModule, list[Site]]:
+    """A copy of a graph, and the sites in the copy."""
+    nodes: dict[Node, Node] = {}
+    copied = _copy(module, nodes)
+    return copied, [
+        replace(
+            site,
+            parameters={name: nodes[v] if isinstance(v, Node) else v for name, v in site.parameters.items()},
+            nodes=frozenset(nodes[node] for node in site.nodes),
+            output=nodes[site.output],
+            others=tuple(nodes[node] for node in site.others),
+        )
+        for site in sites
+    ]
+
+
+def _copy(module: GraphModule, nodes: dict[Node, Node] | None = None) -> GraphModule:
+    """A copy of a graph; `nodes` gets its nodes, by the original's."""
     graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+    graph.output(graph.graph_copy(module.graph, {} if nodes is None else nodes))
     copied = GraphModule(module, graph)
     _keep_origins(copied, module)
     return copied

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autokernel
 from autokernel.integration.apply import apply, compile_with_kernels, unapply
-from autokernel.integration.backend import Replacer
+from autokernel.integration.backend import OneTrace, Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
 from autokernel.model.extraction import make_plan
@@ -95,6 +95,24 @@ def test_kernels_replace_their_sites_and_the_result_is_the_same(model, tokens, w
         torch.testing.assert_close(compile_with_kernels(model, replacer)(tokens), model(tokens))
     counts = {name: sum(r.target == name for r in replacer.replaced) for name in TYPES}
     assert counts == {"rmsnorm": 5, "rotary_embedding": 4, "matmul": 9}
+
+
+@pytest.mark.parametrize("fallback", FALLBACKS)
+def test_forms_of_one_trace_have_each_their_kernels(model, tokens, winners, fallback) -> None:
+    """The same ones at the same places as in traces of their own, one of which shows where it runs."""
+    finder, kernels = SiteFinder(), {"all": winners, "wrong": [wrong_norm(winners), *winners[1:]], "one": winners[1:2]}
+    forms = OneTrace({name: Replacer(chosen, fallback, finder=finder) for name, chosen in kernels.items()})
+    compiled = compile_with_kernels(model, forms)
+    with torch.no_grad():
+        made = {name: forms.run(name, compiled, tokens) for name in kernels}
+        expected = model(tokens)
+        for name, chosen in kernels.items():
+            torch._dynamo.reset()
+            apart = Replacer(chosen, fallback)
+            compile_with_kernels(model, apart)(tokens)
+            assert forms.replacers[name].replaced == apart.replaced
+    assert made["wrong"].abs().max() == 0
+    torch.testing.assert_close((made["all"], made["one"]), (expected, expected))
 
 
 @pytest.mark.parametrize("fallback", FALLBACKS)

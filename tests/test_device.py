@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -114,3 +116,26 @@ def test_measured_peaks_agree_with_the_table():
     assert 0.5 < _copy_gb_s(torch.device("cuda")) / device.peak_bandwidth_gb_s < 1
     for dtype in (torch.float32, torch.float16):
         assert 0.5 < _matmul_tflops(torch.device("cuda"), dtype) / device.peak_tflops(dtype) < 1.05
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_a_judge_keeps_the_memory_of_large_tensors_and_gives_it_back_at_its_end() -> None:
+    """In a process of its own: how this one allocates is not changed by its tests' order."""
+    program = """
+import resource, torch
+from autokernel.hardware.allocator import give_freed_memory_back, keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(64 << 20, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_memory()
+faults()
+print(faults())
+give_freed_memory_back()
+print(faults())
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    kept, given_back = map(int, run.stdout.split())
+    assert kept < 100 < given_back

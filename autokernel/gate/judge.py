@@ -25,6 +25,7 @@ from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
 from autokernel.gate.workers.stopwatch import Stopwatch
+from autokernel.hardware.allocator import give_freed_memory_back, keep_freed_memory
 from autokernel.hardware.device import Device
 from autokernel.hardware.machine import MachineFault
 from autokernel.spec import ANY_LIBRARY, load_spec
@@ -66,6 +67,7 @@ class Judge:
         except BaseException:
             self.parent.close()
             raise
+        keep_freed_memory()  # of what the oracle computes
         # Beside a GPU one will do: an OpenMP pool took 3 to 8 ms to wake for a copy of 64 KiB, on 16 virtual cores.
         self.threads = torch.get_num_threads() if device == "cpu" else 1
         memory = DeviceMemoryBudget.of(device)
@@ -86,6 +88,7 @@ class Judge:
 
     def close(self) -> None:
         self.parent.close()
+        give_freed_memory_back()
 
     def examine(
         self,

@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import SkipFrame
 from torch._inductor import compile_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -66,6 +67,26 @@ def test_an_exported_model_is_the_one_that_was_written(model, tokens, winners) -
         torch.testing.assert_close(exported.module()(tokens), model(tokens))
         assert not any("autokernel" in str(node.target) for node in exported.graph.nodes)
         assert "autokernel::" not in str(torch.jit.trace(applied, tokens).inlined_graph)  # a path may have the name
+
+
+def test_what_dynamo_decides_of_one_model_it_decides_of_no_other() -> None:
+    """One function of ours calls them all; the first model is left out, and each of the others has another size."""
+    dynamic: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list) -> Callable:
+        if any(node.target == "sin" for node in module.graph.nodes):
+            raise SkipFrame("this one is left out")
+        dynamic.append(any(isinstance(v, torch.SymInt) for v in inputs))
+        return module.forward
+
+    class Sine(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    torch._dynamo.register_backend(backend, "decided")
+    for model, rows in ((Sine(), 8), (nn.Linear(8, 8), 16), (nn.Linear(8, 8), 32)):
+        apply(model, [], "decided")(torch.randn(rows, 8))
+    assert dynamic == [False, False]
 
 
 def wrong_norm(winners: list[Winner]) -> Winner:

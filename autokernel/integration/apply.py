@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, pads_with_zeros, recurrent_modules_traced
 
 LOG = logging.getLogger("autokernel")
+APPLIED = count()  # calls of apply(), for names
 STARTERS = "starters"  # for apply(), and the agent of that name
 
 
@@ -46,11 +48,7 @@ def apply(
     if not chosen and not fallback:
         return unapply(model)  # what Dynamo makes of it may be slower than the model itself
 
-    # As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)
-
-    replacer = Replacer(chosen, fallback, gradients)
+    call, replacer = _caller(model), Replacer(chosen, fallback, gradients)
     compiled = _compiled(call, model, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -68,6 +66,20 @@ def apply(
     first.replacer = run.replacer = replacer  # for explain()
     model._compiled_call_impl = first
     return model
+
+
+def _caller(model: nn.Module) -> Callable[..., Any]:
+    """As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
+
+    Its code and name are of this model alone: what Dynamo decides of a function, such as to leave it out, or which of its
+    sizes change, is decided for all that share them.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=f"{type(model).__name__}_{next(APPLIED)}")
+    return call
 
 
 def _with_starters(model: nn.Module) -> nn.Module:

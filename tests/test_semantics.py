@@ -375,7 +375,7 @@ def test_fake_tensors_leave_nothing_behind() -> None:
 
 @pytest.mark.parametrize("nested", [True, False])
 def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
-    """By default PyTorch leaves them out and returns zeros, but not where its code is compiled."""
+    """By default PyTorch leaves them out and returns zeros, but not where its code is compiled: it is not, alone."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested))
@@ -389,11 +389,28 @@ def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
     result = compiled(x, hidden)
     torch.testing.assert_close(result, model(x, hidden))
     assert bool((result[hidden] == 0).all()) == nested
-    assert unpadded and (len(replacer.replaced) > unpadded) == (not nested)
+    around = len(replacer.replaced) - unpadded
+    assert (around == 1 < unpadded) if nested else (around > 1)
     assert any("padding mask" in why for why in replacer.left) == nested
+    torch.testing.assert_close(compiled(x, None), model(x, None))
+    assert not any("forward" in module.__dict__ for module in model)
+    model.train()
+    torch.testing.assert_close(compiled(x, hidden), model(x, hidden))
+    model.eval()
     encoder = copy.deepcopy(model[1])
     expected = encoder(x, src_key_padding_mask=hidden)
     torch.testing.assert_close(apply(encoder, [], "eager")(x, src_key_padding_mask=hidden), expected)
+
+
+def test_a_copy_made_in_a_pass_has_an_encoder_of_its_own() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).eval().requires_grad_(False)
+    x, hidden = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 5])
+    copies: list[nn.Module] = []
+    encoder.layers[0].register_forward_hook(lambda *_: copies.append(copy.deepcopy(encoder)))
+    apply(encoder, [], "eager")(x, src_key_padding_mask=hidden)
+    copies[0].layers[0].norm2.bias.fill_(3.0)
+    assert not torch.allclose(copies[0](x, src_key_padding_mask=hidden), encoder(x, src_key_padding_mask=hidden))
 
 
 @pytest.mark.parametrize("sizes", [(1, 4, 8, 8), (2, 1, 8, 6), (2, 4, 1, 8), (1, 1, 8, 1), (2, 4, 8, 6)])

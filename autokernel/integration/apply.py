@@ -17,7 +17,8 @@ from torch.fx import GraphModule
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import as_applied, pads_with_zeros, recurrent_modules_traced
+from autokernel.model.capture import as_applied, recurrent_modules_traced
+from autokernel.model.padding import Encoders
 
 LOG = logging.getLogger("autokernel")
 APPLIED = count()  # calls of apply(), for names
@@ -153,7 +154,8 @@ def compile_with_kernels(model: nn.Module, replacer: Replacer | OneTrace) -> Cal
 
 def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | OneTrace) -> Callable[..., Any]:
     """`call`, which runs `model`."""
-    replacer.may_pad = pads_with_zeros(model)
+    encoders = Encoders(model, lambda why: nullcontext(replacer.leave(why)))
+    replacer.may_pad = encoders.found
     compiled = torch.compile(call, backend=replacer)
     is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback not in INDUCTOR else nullcontext
@@ -161,7 +163,7 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return compiled(*args, **kwargs)
-        with as_applied(), recurrent():  # whenever it is called Dynamo may meet something new
+        with as_applied(), recurrent(), encoders.apart():  # whenever it is called Dynamo may meet something new
             return compiled(*args, **kwargs)
 
     return run

@@ -54,11 +54,11 @@ from autokernel.model.capture import (
     to_aten,
     value,
     why_left_alone,
-    why_not_compiled,
     without_autocast,
 )
 from autokernel.model.contract import Backward
 from autokernel.model.match import Placement, RejectReason, Site, SiteFinder, extract_subgraph
+from autokernel.model.padding import why_not_compiled
 from autokernel.model.regions.growing import regions_of
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
@@ -114,7 +114,7 @@ class Replacer:
     replaced: list[Replacement] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     graphs: int = 0
-    may_pad: bool = True  # see pads_with_zeros()
+    may_pad: bool = True  # see model/padding.py
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
     look: Look | None = None  # instead of sites_in()
@@ -139,7 +139,7 @@ class Replacer:
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The boundary around every model: no error of ours goes beyond it."""
         if self.may_pad and (why := why_not_compiled(module)):
-            self._leave(why)
+            self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         try:
@@ -155,7 +155,7 @@ class Replacer:
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if why := why_left_alone(module):
-            self._leave(why)
+            self.leave(why)
             return self._compile(module, inputs)
         if wanted and not self.gradients:  # Dynamo asks again when this changes
             return self._compile(module, inputs)
@@ -163,14 +163,14 @@ class Replacer:
             return self._by_size(module, inputs, wanted)
         return self._with_kernels(module, inputs, wanted)
 
-    def _leave(self, why: str) -> bool:
+    def leave(self, why: str) -> bool:
         """Lists `why`; whether that is new."""
         is_new = why not in self.left
         self.left += [why] * is_new
         return is_new
 
     def _fail(self, why: str) -> None:
-        if self._leave(why):
+        if self.leave(why):
             LOG.warning(why)
 
     def say_if_idle(self, model: str) -> None:
@@ -311,7 +311,7 @@ class Replacer:
         """Whether a graph stays as it is because its strides are known without gradients alone; then that is listed."""
         node = backward.differing
         if node:
-            self._leave(
+            self.leave(
                 f"a graph with {node.target} in it, whose result has other strides with gradients, is left as it is"
             )
         return node is not None
@@ -320,7 +320,7 @@ class Replacer:
         """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""
         why = backward and _why_not_with_gradients(graph, site, backward)
         if why:
-            self._leave(f"{site.kernel_type} {site.case.name} is not replaced where gradients are wanted: {why.value}")
+            self.leave(f"{site.kernel_type} {site.case.name} is not replaced where gradients are wanted: {why.value}")
         return bool(why)
 
     def _kernel_for(self, site: Site, case: Case | RejectReason) -> Installed | None:
@@ -405,6 +405,10 @@ class OneTrace:
             forms[name] = replacer(_copy(module), inputs)
             replacer.look = None
         return lambda *values: forms[self.chosen](*values)
+
+    def leave(self, why: str) -> None:
+        for replacer in self.replacers.values():
+            replacer.leave(why)
 
     def run(self, name: str, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`compiled`, a model with this backend, in the form `name`."""

@@ -35,6 +35,7 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autokernel.model.padding import Encoders, why_not_compiled
 from autokernel.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -80,7 +81,6 @@ RECURRENT = {
     "rnn_tanh",
     "rnn_relu",
 }  # functions of torch: their products would be cast, all inside of one node
-KEY_PADDING = 1  # the kind of mask, as _transformer_encoder_layer_fwd counts them
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 set_gradients = torch._C._set_grad_enabled
 
@@ -161,15 +161,19 @@ def capture(
     graphs: list[CapturedGraph] = []
     left_alone: list[str] = []
     skipped: dict[int, str] = {}  # Dynamo's number of a function -> why it runs as it is
-    may_pad = pads_with_zeros(model)
+
+    def outside(why: str) -> record_function:
+        left_alone.append(why)
+        return record_function(OUTSIDE + why)
+
+    encoders = Encoders(model, outside)
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def left(why: str) -> Callable[..., Any]:
-            left_alone.append(why)
-            return record_function(OUTSIDE + why)(module.forward)
+            return outside(why)(module.forward)
 
         number = CompileContext.current_compile_id().frame_id
-        if why := skipped.get(number) or may_pad and why_not_compiled(module):
+        if why := skipped.get(number) or encoders.found and why_not_compiled(module):
             skipped[number] = why
             raise SkipFrame(why)  # Dynamo runs the model's own code
         if why := why_left_alone(module):
@@ -192,7 +196,7 @@ def capture(
     counting = True
     compiled = torch.compile(model, backend=backend, dynamic=False)
     settings = torch._dynamo.config.patch(suppress_errors=True, recompile_limit=MAX_VERSIONS)
-    with torch.no_grad(), settings, recurrent_modules_traced(), _remembered_frames():
+    with torch.no_grad(), settings, recurrent_modules_traced(), encoders.apart(), _remembered_frames():
         compiled(*args, **kwargs)
         for _ in range(MAX_PASSES if again else 0):
             count = len(dynamo.get_compilation_metrics())
@@ -336,20 +340,6 @@ def why_left_alone(module: GraphModule) -> str | None:
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     first = next((name for n in module.graph.nodes if (name := _name(n)) in methods), None)
     return first and f"a graph with {first} in it is left as it is"
-
-
-def pads_with_zeros(model: nn.Module) -> bool:
-    """Whether it has an nn.TransformerEncoder that leaves padded positions out, and zeros there, if it is not compiled."""
-    return any(isinstance(m, nn.TransformerEncoder) and getattr(m, "use_nested_tensor", False) for m in model.modules())
-
-
-def why_not_compiled(module: GraphModule) -> str | None:
-    """A padding mask in such an encoder, for which PyTorch's code asks whether it is compiled, and is another then."""
-    for node in module.graph.find_nodes(op="call_function", target=torch._transformer_encoder_layer_fwd):
-        *_, mask, kind = *node.args, *node.kwargs.values()
-        if isinstance(mask, Node) and kind == KEY_PADDING:
-            return "nn.TransformerEncoder with a padding mask is left as it is, unless it has enable_nested_tensor=False"
-    return None
 
 
 def _name(node: Node) -> str:

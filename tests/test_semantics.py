@@ -280,7 +280,7 @@ def test_a_result_is_no_view_of_what_its_kernel_made(fallback: str | None) -> No
     for length in (6, 4, 5):
         x = torch.randn(2, 2, length, 8, requires_grad=True)
         for ours, theirs in zip(optimised(x, torch.randn(2, 2, length, 8)), model(x, torch.randn(2, 2, length, 8))):
-            torch.testing.assert_close(ours, theirs)
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
             (a,), (b,) = (torch.autograd.grad(y.sum(), x, retain_graph=True) for y in (ours, theirs))
             torch.testing.assert_close(a, b)
     assert {r.target for r in replacer.replaced} == {"reduce"}
@@ -475,20 +475,39 @@ def test_an_applied_model_is_traced_as_it_was_written() -> None:
         torch.testing.assert_close(traced(x), expected)
 
 
-def test_attention_whose_mask_wants_a_gradient() -> None:
-    """Another operator computes it, in other strides, so that what follows would be proven for wrong ones."""
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_attention_whose_mask_wants_a_gradient(fallback: str | None) -> None:
+    """Another operator computes it, in other strides, by which what follows is proven."""
 
-    def attention(s: Function, q: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def attention(s: Function, q: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         mixed = F.scaled_dot_product_attention(q, q + 1, q + 2, attn_mask=mask * 2)
-        return mixed, s.norm(mixed)
+        heads = mixed.transpose(1, 2).reshape(2, 16, 32)  # a copy of what the other operator returns
+        again = F.scaled_dot_product_attention(s.a(mixed), q * 1, s.b(q), attn_mask=mask * 1)
+        return mixed, s.norm(mixed), heads, again
 
-    model, replacer = Function(attention).requires_grad_(False), everywhere()
+    model, replacer = Function(attention).requires_grad_(False), Everywhere((), fallback, finder=finder())
     compiled, q = compile_with_kernels(model, replacer), torch.randn(2, 16, 4, 8).transpose(1, 2)
     for wants in (False, True):
         mask = torch.randn(16, 16, requires_grad=wants)
         results, expected = compiled(q, mask), model(q, mask)
         torch.testing.assert_close(results, expected)
         assert [t.stride() for t in results] == [t.stride() for t in expected]
-        assert any("other strides with gradients" in why for why in replacer.left) == wants
-        named = [r.target for r in replacer.replaced if not r.target.startswith("region")]
-        assert named == ["flash_attention", "rmsnorm"]  # at the first call alone
+        if wants:
+            ours, theirs = (torch.autograd.grad(sum(y.square().sum() for y in r), mask) for r in (results, expected))
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        found = [r.target for r in replacer.replaced if r.graph == wants]
+        assert {"flash_attention", "fused_linear", "rmsnorm"} <= set(found) and found.count("flash_attention") == 2
+    assert not replacer.left
+
+
+def test_what_shares_memory_with_what_may_be_unknown_with_gradients() -> None:
+    """Two inputs in one memory are not, in a pass with gradients that is looked at: then the graph stays as it is."""
+
+    def attention(s: Function, q: Tensor, mask: Tensor, same: Tensor) -> Tensor:
+        return s.norm(F.scaled_dot_product_attention(q, q + 1, q + 2, attn_mask=mask * 2)) + same.sum()
+
+    model, replacer = Function(attention).requires_grad_(False), everywhere()
+    compiled, q = compile_with_kernels(model, replacer), torch.randn(2, 16, 4, 8).transpose(1, 2)
+    mask = torch.randn(16, 16, requires_grad=True) * 2
+    torch.testing.assert_close(compiled(q, mask, mask[0]), model(q, mask, mask[0]))
+    assert any("other strides with gradients" in why for why in replacer.left) and not replacer.replaced

@@ -309,12 +309,12 @@ class Replacer:
 
     def _left_for_strides(self, backward: Backward) -> bool:
         """Whether a graph stays as it is because its strides are known without gradients alone; then that is listed."""
-        node = backward.differing
-        if node:
-            self.leave(
-                f"a graph with {node.target} in it, whose result has other strides with gradients, is left as it is"
-            )
-        return node is not None
+        differing = backward.differing
+        if not differing or backward.adopted():
+            return False
+        node = differing[0]
+        self.leave(f"a graph with {node.target} in it, whose result has other strides with gradients, is left as it is")
+        return True
 
     def _left_for_gradients(self, graph: GraphModule, site: Site, backward: Backward | None) -> bool:
         """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""

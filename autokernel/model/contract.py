@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autokernel.model.capture import aten, has_effects, layout, memory, overwritten, set_gradients, value, without_autocast
 
+BY_GRADIENTS = "strides by gradients"  # in `meta`: without gradients, as graphs are looked at, its strides are others
 Compute = Callable[[Node, Callable[[Any], Any]], Any]
 READ_STRIDES = {
     aten.as_strided.default,
@@ -135,8 +136,16 @@ def _same_strides(one: Any, other: Any) -> bool:
     return all(a.stride() == b.stride() for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
 
 
+def _shared_pairs(nodes: Sequence[Node], result: Callable[[Node], Any]) -> set[tuple[int, int]]:
+    """Places of those whose results share memory."""
+    held = [memory(result(node)) for node in nodes]
+    return {(i, j) for j, ours in enumerate(held) for i in range(j) if held[i] & ours}
+
+
 def _reads_strides(node: Node) -> bool:
     """Whether an operator's result depends on the strides of what it takes: any may that PyTorch did not bring."""
+    if node.meta.get(BY_GRADIENTS):
+        return True
     if node.target in (operator.getitem, set_gradients):
         return False
     if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
@@ -204,13 +213,28 @@ class Backward(Interpreter):
         return tree_map_only(Tensor, like, value(n))
 
     @property
-    def differing(self) -> Node | None:
-        """The first node whose result has other strides than in the graph, which was traced without gradients.
+    def differing(self) -> list[Node]:
+        """The nodes whose results have other strides than in the graph, which was traced without gradients.
 
         Attention whose mask wants a gradient is computed by another operator.
         """
         nodes = (n for n in self.order if n in self.env and not isinstance(n.target, HigherOrderOperator))
-        return next((n for n in nodes if not _same_strides(value(n), self.env[n])), None)
+        return [n for n in nodes if not _same_strides(value(n), self.env[n])]
+
+    def adopted(self) -> bool:
+        """Whether the graph's results are from now on those of this pass: not if it lost what shares memory with what."""
+        given = [n for n in self.order if n.op in ("placeholder", "get_attr") or isinstance(n.target, HigherOrderOperator)]
+        if _shared_pairs(given, value) != _shared_pairs(given, self.env.get):
+            return False
+        for node in self.differing:
+            made = memory(self.env[node])
+            node.meta[BY_GRADIENTS] = not made & memory([self.env[n] for n in node.all_input_nodes])
+        for node, result in self.env.items():
+            if node.op == "call_function":
+                node.meta["val"] = tree_map_only(Tensor, Tensor.detach, result)
+            elif node.op == "placeholder":
+                node.meta["val"] = result.detach() if isinstance(result, Tensor) else value(node)
+        return True
 
     def wants_gradient(self, node: Node) -> bool:
         return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(self.env[node]))

@@ -2,8 +2,8 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -16,12 +16,14 @@ from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
+from autokernel.integration.frames import newest
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, recurrent_modules_traced
 from autokernel.model.padding import Encoders
 
 LOG = logging.getLogger("autokernel")
 APPLIED = count()  # calls of apply(), for names
+MADE: list[Replacer] = []  # by torch.compile(model, backend="autokernel")
 STARTERS = "starters"  # for apply(), and the agent of that name
 
 
@@ -108,14 +110,28 @@ def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, 
     return _backend(**(options or {}))(module, inputs)
 
 
+@contextmanager
+def _called() -> Iterator[None]:
+    """Around each call of a model that was compiled with backend="autokernel"."""
+    last = newest()
+    try:
+        with as_applied():
+            yield
+    finally:
+        for replacer in MADE:
+            replacer.frames.called(last)
+
+
 # PyTorch enters this around each call of what a backend compiled, but finds it no more in the wrappers of torch.compile().
-autokernel.backend_ctx_ctor = as_applied
+autokernel.backend_ctx_ctor = _called
 WrapBackendDebug.backend_ctx_ctor = property(lambda outer: outer._torchdynamo_orig_backend.compiler_fn.backend_ctx_ctor)
 
 
 @cache  # one for all graphs: what it loaded and proved serves them all
 def _backend(run: str | Path | None = None, fallback: str | None = None, gradients: bool = True) -> Replacer:
-    return Replacer(*_of_run(run, fallback), gradients)
+    made = Replacer(*_of_run(run, fallback), gradients)
+    MADE.append(made)
+    return made
 
 
 def _of_run(run: str | Path | None, fallback: str | None) -> tuple[Sequence[Winner], str | None]:
@@ -163,8 +179,12 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return compiled(*args, **kwargs)
-        with as_applied(), recurrent(), encoders.apart():  # whenever it is called Dynamo may meet something new
-            return compiled(*args, **kwargs)
+        last = newest()
+        try:
+            with as_applied(), recurrent(), encoders.apart():  # whenever it is called Dynamo may meet something new
+                return compiled(*args, **kwargs)
+        finally:
+            replacer.frames.called(last)
 
     return run
 

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.build import Function
+from autokernel.integration.frames import Frames
 from autokernel.integration.ops import (
     DIRECT,
     Kernel,
@@ -127,6 +128,10 @@ class Replacer:
         allow_versions()
 
     @cached_property
+    def frames(self) -> Frames:
+        return Frames(self.leave, self._fail)
+
+    @cached_property
     def proven(self) -> dict[tuple[str, str, str], Winner]:
         """(kernel type, kind of device, arguments) -> the winner that was proven for them."""
         return {
@@ -138,6 +143,7 @@ class Replacer:
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The boundary around every model: no error of ours goes beyond it."""
+        self.frames.compiling()
         if self.may_pad and (why := why_not_compiled(module)):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
@@ -405,6 +411,10 @@ class OneTrace:
             forms[name] = replacer(_copy(module), inputs)
             replacer.look = None
         return lambda *values: forms[self.chosen](*values)
+
+    @property
+    def frames(self) -> Frames:
+        return next(iter(self.replacers.values())).frames
 
     def leave(self, why: str) -> None:
         for replacer in self.replacers.values():

@@ -237,9 +237,13 @@ def _why_it_fails(graph: CapturedGraph) -> str:
 
 def _compiled_anew(compilations: Sequence[Any]) -> dict[int, str]:
     """By Dynamo's numbers of functions: why it did not take what it had compiled for the pass before."""
-    guards = {_number(c): c.recompile_reason.partition(": ")[2] for c in compilations if c.recompile_reason}
     words = "a pass changes the model, so Dynamo compiles it anew: no longer"
-    return {number: f"{words} {guard.partition('#')[0].strip()}" for number, guard in guards.items()}
+    return {_number(c): f"{words} {lost_guard(c)}" for c in compilations if c.recompile_reason}
+
+
+def lost_guard(compilation: Any) -> str:
+    """What was true of a function when Dynamo had compiled it before."""
+    return compilation.recompile_reason.partition(": ")[2].partition("#")[0].strip()
 
 
 def _number(compilation: Any) -> int:
@@ -271,18 +275,18 @@ def _left_out(skipped: Mapping[int, str]) -> tuple[dict[Function, str], list[str
     for frame in frames:
         if frame.fail_type:
             place = frame.fail_user_frame_filename, frame.fail_user_frame_lineno
-            reasons[_function(frame)].append(_in_words(frame.fail_reason or frame.fail_type, *place))
+            reasons[function_of(frame)].append(in_words(frame.fail_reason or frame.fail_type, *place))
         elif why := skipped.get(_number(frame)):
-            reasons[_function(frame)].append(why)
+            reasons[function_of(frame)].append(why)
     for broken in dynamo.graph_break_reasons:
         *_, last = broken.user_stack or [None]
         owner = broken.user_stack and _owner(broken.user_stack[0], frames)
-        reasons[owner or None].append(_in_words(broken.reason, last and last.filename, last and last.lineno))
+        reasons[owner or None].append(in_words(broken.reason, last and last.filename, last and last.lineno))
     by_function = {function: "; ".join(dict.fromkeys(whys)) for function, whys in reasons.items() if function}
     return by_function, [why for whys in reasons.values() for why in whys]
 
 
-def _function(frame: Any) -> Function:
+def function_of(frame: Any) -> Function:
     return frame.co_filename, frame.co_firstlineno, frame.co_name
 
 
@@ -290,7 +294,7 @@ def _owner(place: Any, frames: Sequence[Any]) -> Function | None:
     """The function that Dynamo compiled when it met `place`: one of the model's, or the rest of one behind a break."""
     of_this = re.compile(rf"{re.escape(place.name)}|torch_dynamo_resume_in_{re.escape(place.name)}_at_\d+")
     earlier = [
-        _function(f)
+        function_of(f)
         for f in frames
         if f.co_filename == place.filename
         and of_this.fullmatch(f.co_name)
@@ -299,7 +303,7 @@ def _owner(place: Any, frames: Sequence[Any]) -> Function | None:
     return max(earlier, key=lambda function: function[1], default=None)
 
 
-def _in_words(reason: str, file: str | None, line: int | None) -> str:
+def in_words(reason: str, file: str | None, line: int | None) -> str:
     """Dynamo's reason in a line, and where in the model it met it."""
     words = reason.strip().splitlines()[0]
     if words.startswith("generic_jump"):

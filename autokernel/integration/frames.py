@@ -1,0 +1,77 @@
+"""What becomes of a model's functions in Dynamo: those that it fails at, and those that it compiles anew at every call."""
+
+import re
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import torch._dynamo.utils as dynamo
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+from autokernel.model.capture import Function, function_of, in_words, lost_guard
+
+MAX_ALIKE = 5  # compilations of a function whose reasons differ in numbers alone,
+MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
+MAX_APART = 4  # if there is one in so many calls of the model at least: then there is no end to them
+AS_COMPILED = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT)  # what it calls may be compiled
+
+
+class Frames:
+    """Of one model. `missed` is told what is not captured, and why, `stopped` what is compiled no more."""
+
+    def __init__(self, missed: Callable[[str], object], stopped: Callable[[str], object]):
+        self.missed, self.stopped = missed, stopped
+        self.codes: dict[Function, CodeType] = {}  # of the functions that graphs are from
+        self.calls, self.is_changing = 0, False
+        self.anew: dict[tuple[Function, str], list[int]] = {}  # function, kind of reason -> the calls
+
+    def compiling(self) -> None:
+        """To be told by the backend of torch.compile: here is a graph of the function that Dynamo is at."""
+        code = InstructionTranslator.current_tx().output.root_tx.f_code
+        self.codes[code.co_filename, code.co_firstlineno, code.co_name] = code
+
+    def called(self, last: Any) -> None:
+        """After a call of the model; `last`: the newest compilation before it."""
+        self.calls += 1
+        if newest() is not last:
+            self._take_note(_since(last))
+
+    def _take_note(self, compilations: Sequence[Any]) -> None:
+        for compilation in compilations:
+            if compilation.fail_type:
+                place = compilation.fail_user_frame_filename, compilation.fail_user_frame_lineno
+                words = in_words(compilation.fail_reason or compilation.fail_type, *place)
+                self.missed(f"{compilation.co_name}() is not captured: {words}")
+        guards = {_kind(c): lost_guard(c) for c in compilations if c.recompile_reason}
+        for (function, kind), guard in guards.items():
+            calls = self.anew.setdefault((function, kind), [])
+            calls.append(self.calls)
+            limit = MAX_ALIKE_INSIDE if self.is_changing else MAX_ALIKE
+            if len(calls) >= limit and calls[-1] - calls[-limit] < limit * MAX_APART:
+                self._stop(function, guard)
+
+    def _stop(self, function: Function, guard: str) -> None:
+        if code := self.codes.pop(function, None):
+            self.is_changing = True
+            set_code_exec_strategy(code, AS_COMPILED)
+            words = f"{function[-1]}() is compiled no more: at each call there is something new to it, no longer {guard}"
+            self.stopped(in_words(words, *function[:2]))
+
+
+def newest() -> Any:
+    """The last of Dynamo's compilations, of whatever model; None before the first."""
+    compilations = dynamo.get_compilation_metrics()
+    return compilations[-1] if compilations else None
+
+
+def _since(last: Any) -> list[Any]:
+    """The compilations after `last`, of which Dynamo remembers the 64 newest."""
+    compilations = dynamo.get_compilation_metrics()
+    places = [i for i, compilation in enumerate(compilations) if compilation is last]
+    return compilations[places[0] + 1 :] if places else compilations
+
+
+def _kind(compilation: Any) -> tuple[Function, str]:
+    return function_of(compilation), re.sub(r"\d+", "…", lost_guard(compilation))

@@ -391,6 +391,21 @@ def test_what_changes_now_and_then_is_compiled_whenever_it_does() -> None:
     assert not explain(model).left
 
 
+def test_states_that_come_and_go_are_all_compiled() -> None:
+    """Dynamo names what differs from the version before, be that one of another state."""
+
+    class Scaled(Normed):
+        def forward(self, x: torch.Tensor, word: str) -> torch.Tensor:
+            return super().forward(x) * len(word)
+
+    model = apply(Scaled(64), [winner(ZERO)])
+    for word in ("a", "bc", "def", "g", "hi", "jkl", "mn", "o"):
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients):
+                assert model(X, word).abs().max() == 0
+    assert len(explain(model).sites["norm"]) == 16 and not explain(model).left
+
+
 def test_layers_that_differ_in_a_number_are_all_compiled() -> None:
     class Layer(Normed):
         def __init__(self, index: int) -> None:

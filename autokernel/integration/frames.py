@@ -12,7 +12,7 @@ from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from autokernel.model.capture import Function, function_of, in_words, lost_guard
 
-MAX_ALIKE = 5  # compilations of a function whose reasons differ in numbers alone,
+MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
 MAX_APART = 4  # if there is one in so many calls of the model at least: then there is no end to them
 AS_COMPILED = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT)  # what it calls may be compiled
@@ -25,7 +25,7 @@ class Frames:
         self.missed, self.stopped = missed, stopped
         self.codes: dict[Function, CodeType] = {}  # of the functions that graphs are from
         self.calls, self.is_changing = 0, False
-        self.anew: dict[tuple[Function, str], list[int]] = {}  # function, kind of reason -> the calls
+        self.anew: dict[tuple[Function, str], dict[str, int]] = {}  # function, kind of reason -> the reasons, the calls
 
     def compiling(self) -> None:
         """To be told by the backend of torch.compile: here is a graph of the function that Dynamo is at."""
@@ -46,8 +46,9 @@ class Frames:
                 self.missed(f"{compilation.co_name}() is not captured: {words}")
         guards = {_kind(c): lost_guard(c) for c in compilations if c.recompile_reason}
         for (function, kind), guard in guards.items():
-            calls = self.anew.setdefault((function, kind), [])
-            calls.append(self.calls)
+            known = self.anew.setdefault((function, kind), {})
+            known.setdefault(guard, self.calls)
+            calls = [*known.values()]
             limit = MAX_ALIKE_INSIDE if self.is_changing else MAX_ALIKE
             if len(calls) >= limit and calls[-1] - calls[-limit] < limit * MAX_APART:
                 self._stop(function, guard)

@@ -100,6 +100,7 @@ class KernelSpec:
     read once, each output written once).
     `fill` makes the contents of arguments that are not free floating-point numbers: (tensor spec, args, generator) ->
     tensor. `adversarial` maps a name to a function that makes filled inputs hard: inputs -> inputs.
+    `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
 
     name: str
@@ -117,8 +118,10 @@ class KernelSpec:
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    redrawn: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
     row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
+    degree: int = 1  # the power of such a size that a result may reach, which must be in the range of a dtype
     magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None
     # (result, **inputs) -> how large the terms are of which each result is made, if an error is to be small beside them
     # wherever they are less than 1; it broadcasts to the result.

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import reference
-from autokernel.spec import KernelSpec, TensorSpec
+from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec
 
 
 def arguments(dtype, M, V, ignore_index=-100):
@@ -58,6 +58,26 @@ def masked(inputs):
     return inputs | {"logits": logits.scatter_(1, targets, kept)}
 
 
+def rivals(inputs):
+    """Two classes of each row alike and far above the others, at all places in turn, one of them the target: what is left
+    out of a sum is one of its two terms."""
+    logits, targets = inputs["logits"].clone(), inputs["targets"].clone()
+    (rows, classes), counted = logits.shape, targets != inputs["ignore_index"]
+    row = torch.arange(rows, device=logits.device)
+    first = (row * classes // rows + targets.clamp(min=0).sum()) % classes
+    logits[row, first] = logits[row, (first + classes // 2) % classes] = 40.0
+    targets[counted] = first[counted]
+    return inputs | {"logits": logits, "targets": targets}
+
+
+def other_ignored(inputs, seed):
+    """Another class is the ignored one, or some number below zero, in the rows of the one before."""
+    classes = inputs["logits"].shape[-1]
+    other = seed // 2 % classes if seed % 2 else -1 - seed % 1000
+    targets = inputs["targets"]
+    return inputs | {"ignore_index": other, "targets": targets.where(targets != inputs["ignore_index"], other)}
+
+
 def all_ignored(inputs):
     """No row counts: the mean of none is NaN, as in F.cross_entropy."""
     return inputs | {"targets": torch.full_like(inputs["targets"], inputs["ignore_index"])}
@@ -99,12 +119,15 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: a["logits"].nbytes + a["targets"].nbytes + a["logits"].dtype.itemsize,
     headline="bandwidth_gb_s",
     fill={"targets": random_classes},
+    redrawn={"ignore_index": other_ignored},
     takes=takes,
+    row_scales=(*ROW_SCALES, 1e8),
     adversarial={
         "confident_wrong": confident_wrong,
         "large_offset": large_offset,
         "low_offset": low_offset,
         "masked": masked,
+        "rivals": rivals,
         "all_ignored": all_ignored,
     },
 )

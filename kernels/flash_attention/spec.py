@@ -82,13 +82,14 @@ def mask(spec, args, generator):
     """A third of the keys hidden: False in a bool mask, -inf in a float one, which else is N(0, 1).
 
     One query in eight sees no key at all; under a float mask another one sees the lowest number wherever it looks, which
-    leaves of its scores nothing (of fp16's lowest number: little).
+    leaves of its scores nothing (of fp16's lowest number: little), and another one numbers beside which scores are small.
     """
     seen = torch.rand(spec.shape, generator=generator) < 2 / 3
     seen[..., 1::8, :] = False
     if spec.dtype == torch.bool:
         return seen
     added = torch.randn(spec.shape, generator=generator).masked_fill(~seen, -torch.inf)
+    added[..., 3::8, :] *= 30
     added[..., 5::8, :] = torch.finfo(spec.dtype).min
     return added.to(spec.dtype)
 
@@ -101,9 +102,9 @@ def huge_scores(inputs):
 
 
 def low_scores(inputs):
-    """All scores near -120: all that a maximum which starts from some number takes for nothing."""
+    """All scores near -2^14: all that a maximum which starts from some number takes for nothing."""
     Q, K = inputs["Q"].clone(), inputs["K"].clone()
-    Q[..., -1] = 11 * Q.shape[-1] ** 0.25
+    Q[..., -1] = 128 * Q.shape[-1] ** 0.25
     K[..., -1] = -Q[0, 0, 0, -1]
     return inputs | {"Q": Q, "K": K}
 
@@ -118,6 +119,22 @@ def rising_scores(inputs):
 def equal_scores(inputs):
     """All keys alike: the result is the mean of the values seen."""
     return inputs | {"K": inputs["K"][:, :, :1].expand_as(inputs["K"]).contiguous()}
+
+
+def large_queries(inputs):
+    """Queries and values far from 1, and keys as small as queries are large: scores are what they were."""
+    return inputs | {"Q": inputs["Q"] * 2.0**8, "K": inputs["K"] * 2.0**-8, "V": inputs["V"] * 2.0**10}
+
+
+def large_keys(inputs):
+    """The other way round. Without a mask, NaN in what all queries see, the first key: in the last head's key, if there are
+    several, and in a channel of the value."""
+    Q, K, V = inputs["Q"] * 2.0**-8, inputs["K"] * 2.0**8, inputs["V"].clone()
+    if inputs["attn_mask"] is None:
+        V[..., 0, 0] = torch.nan
+        if K.shape[0] * K.shape[1] > 1:
+            K[-1, -1, 0, 0] = torch.nan
+    return inputs | {"Q": Q, "K": K, "V": V}
 
 
 def flops(a):
@@ -189,5 +206,7 @@ SPEC = KernelSpec(
         "low_scores": low_scores,
         "rising_scores": rising_scores,
         "equal_scores": equal_scores,
+        "large_queries": large_queries,
+        "large_keys": large_keys,
     },
 )

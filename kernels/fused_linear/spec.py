@@ -97,7 +97,8 @@ SPEC = KernelSpec(
     static=frozenset({"weight", "bias"}),
     planted_in=("weight", "bias"),
     independent_rows=True,
-    row_scales=(1e-2, 30.0),
+    row_scales=(1e-2, 30.0, 1e4),
+    degree=2,  # of relu2
     adversarial={"saturated": saturated, "dead": dead, "dynamic_range": dynamic_range},
     library_calls="the matrix product",
     is_library_work=lambda a: a["activation"] == "none",  # torch.addmm adds the bias

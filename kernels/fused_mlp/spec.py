@@ -82,7 +82,8 @@ SPEC = KernelSpec(
     static=frozenset({"w_gate", "w_up", "w_down"}),
     planted_in=("w_gate", "w_up", "w_down"),
     independent_rows=True,
-    row_scales=(1e-2, 8.0),  # products of two projections, and their square, stay in fp16's range
+    row_scales=(1e-2, 8.0, 1e4),
+    degree=3,  # of relu2, times the other projection
     adversarial={"large_gates": large_gates, "dead_gates": dead_gates},
     library_calls="the three matrix products",
 )

@@ -48,6 +48,15 @@ def one_large(inputs):
     return inputs | {"x": x}
 
 
+def scales_of_all_sizes(inputs):
+    """Output channels from 2^-8 to 2^8 times as large as they were, as far as their scales go."""
+    scales = inputs["scales"]
+    shift = torch.arange(len(scales), device=scales.device)[:, None] % 17 - 8
+    if scales.dtype == torch.uint8:
+        return inputs | {"scales": (scales.int() + shift).clamp(113, 134).to(scales.dtype)}
+    return inputs | {"scales": (scales.float() * shift.exp2()).clamp(2.0**-9, 448).to(scales.dtype)}
+
+
 SPEC = KernelSpec(
     name="matmul_fp4",
     oracle=reference.matmul_fp4,
@@ -86,7 +95,7 @@ SPEC = KernelSpec(
     fill={"w": codes, "scales": scales},
     independent_rows=True,
     terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
-    row_scales=(1e-3, 30.0, 1e3),
-    adversarial={"one_large": one_large},
+    row_scales=(1e-3, 30.0, 1e3, 1e8),
+    adversarial={"one_large": one_large, "scales_of_all_sizes": scales_of_all_sizes},
     dtypes=(torch.float16, torch.bfloat16),
 )

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -118,6 +118,8 @@ class CheckCase:
                     yield Step((changed,), what=f"only {where} of {name} changed")
             elif isinstance(value, float):
                 yield Step((first | {name: 2 * value + 0.25},), what=f"only {name} changed")
+            elif name in spec.redrawn:
+                yield Step((spec.redrawn[name](first, self.seed),), what=f"{name} changed")
         yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
     def inputs(self, spec: KernelSpec) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def partly(x: Tensor, other: Tensor, part: slice) -> Tensor:
     if x.dtype == torch.bool:
         values = ~changed[part]
     elif x.is_floating_point() and part.stop - part.start == 1:
-        values = values + 4 * (1 + changed[part].abs().nan_to_num(0, 0, 0))
+        values = (values.float() + 4 * (1 + changed[part].float().abs().nan_to_num(0, 0, 0))).to(x.dtype)
     changed[part] = values
     return changed.reshape(x.shape)
 
@@ -195,13 +197,14 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
     for weighted in target.cases:
         for case in weighted.proven:
             yield trial("shape_sweep", case, twice=most_bytes(spec, case) <= TWICE_BYTES)
-    perturbed: set[str] = set()
+    perturbed: set[tuple[str, Any]] = set()
     different = (spec.smoke, *(d for d in spec.sweep if d != spec.smoke))
-    for dims in different:  # the first two, and those that have an input that was in none before
+    for dims in different:  # the first two, and those that have an input or option of a dtype that was in none before
         case = spec.case(dims, target.dtype)
-        if dims in (spec.smoke, spec.sweep[0]) or not perturbed.issuperset(case.tensors):
+        kinds = {(name, getattr(value, "dtype", type(value))) for name, value in case.args.items()}
+        if dims in (spec.smoke, spec.sweep[0]) or not perturbed.issuperset(kinds):
             yield trial("shape_sweep", case, perturbed=True)
-            perturbed |= set(case.tensors)
+            perturbed |= kinds
     if quick:
         return
     for weighted in target.cases:
@@ -256,17 +259,38 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
         shared, finite = shared_by_rows(spec, sample), finite_kinds(spec, sample)
     kinds = tuple(name for name in row_kinds(spec, sample) if name not in shared)
     if spec.independent_rows:
-        first = next(iter(case.tensors.values()))
-        lines = max(1, first.numel // max(1, first.shape[case.args.get("dim", -1)]))
+        lines = _lines(case)
         for group in (tuple(k for k in kinds if k in finite), tuple(k for k in kinds if k not in finite)):
             for start in range(0, len(group), lines):
                 yield {"rows": group, "first_row": start}
     else:
         yield {"rows": tuple(DISTRIBUTIONS)}
         planted = {f"one {value}": value for value in spec.nonfinite}
-        yield {"rows": tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k != "all -inf")}
+        mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k != "all -inf")
+        for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
+            yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(case)))
         yield from ({"nonfinite": value} for value in planted.values())
     yield from ({"adversarial": name} for name in shared)
+
+
+def _lines(case: Case) -> int:
+    """Of the first tensor."""
+    first = next(iter(case.tensors.values()))
+    return max(1, first.numel // max(1, first.shape[case.args.get("dim", -1)])) if first.shape else 1
+
+
+def is_one_number(spec: KernelSpec, case: Case) -> bool:
+    """Whether a result has no more bytes than a number."""
+    return spec.bytes_moved(case.args) - sum(t.nbytes for t in case.tensors.values()) <= torch.float64.itemsize
+
+
+def by_size(spec: KernelSpec, case: Case, kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """`kinds` of rows in groups, so that none hides errors of another where they add up to one number."""
+    large = [f"times {scale:g}" for scale in scales_in(spec, case.dtype) if scale > 1]
+    largest = {*large[-1:], "far below zero"}  # which are alike in size
+    alone = [(kind,) for kind in large if kind not in largest]
+    small = tuple(k for k in kinds if k not in large and k not in largest)
+    return [group for group in (small, *alone, tuple(k for k in kinds if k in largest)) if group]
 
 
 @dataclass(frozen=True)
@@ -278,12 +302,14 @@ class Expectation:
     size: Tensor  # fp64, of each element, to which errors are relative: what its terms amount to where they cancel
     scale: Tensor  # of each element, at most 1: what the absolute tolerance is a part of
     relative: bool = False  # no terms cancel
+    terms: Tensor = field(default_factory=lambda: torch.zeros(()))  # of each element, KernelSpec.terms; 0: nothing is said
 
     def rows(self, start: int, count: int) -> "Expectation":
         """Of `count` rows from `start` on, of all rows along the last dim."""
-        tensors = self.exact, self.native, self.size, self.scale.expand_as(self.exact)
-        rows = (t.reshape(-1, t.shape[-1])[start : start + count] for t in tensors)
-        return Expectation(*rows, relative=self.relative)
+        tensors = (self.exact, self.native, self.size, self.scale, self.terms)
+        whole = (t.expand_as(self.exact) for t in tensors)
+        exact, native, size, scale, terms = (t.reshape(-1, t.shape[-1])[start : start + count] for t in whole)
+        return Expectation(exact, native, size, scale, self.relative, terms)
 
 
 class TypeFault(RuntimeError):
@@ -335,11 +361,12 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
         if spec.magnitude:
             magnitudes = several(spec.magnitude(**{k: moved(v, True) for k, v in inputs.items()}))
             sizes = list(map(torch.maximum, sizes, magnitudes))
-        scale = torch.ones((), device=exacts[0].device)
+        scale, terms = (make((), dtype=torch.float64, device=exacts[0].device) for make in (torch.ones, torch.zeros))
         if spec.terms:
             terms = spec.terms(exacts[0], **{k: moved(v, True) for k, v in inputs.items()})
             scale = (TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)
-    return [Expectation(exact, native, size, scale, spec.relative) for exact, native, size in zip(exacts, natives, sizes)]
+    made = zip(exacts, natives, sizes)
+    return [Expectation(exact, native, size, scale, spec.relative, terms) for exact, native, size in made]
 
 
 def most_bytes(spec: KernelSpec, case: Case) -> int:
@@ -377,9 +404,7 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     size, error, native_error = _only(finite, size), _only(finite, error), _only(usable, native_error)
     outer = ELEMENT_TOLERANCE[y.dtype] * (expectation.scale + size)
     if y.dim():
-        largest = native_error.abs().amax(-1, keepdim=True)  # where it is all of the result, some multiple of it is nothing
-        own = torch.minimum(ERROR_MULTIPLE[y.dtype] * largest, torch.maximum(largest, size.amax(-1, keepdim=True)))
-        outer = torch.maximum(outer, own)
+        outer = torch.maximum(outer, _own_bound(native_error, size, expectation.terms, ERROR_MULTIPLE[y.dtype]))
     excess = error.abs() - outer
     if (excess > 0).any():
         return f"outside the tolerance {ELEMENT_TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
@@ -391,6 +416,16 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     if y.dtype.itemsize == 2 and (reason := _systematic(y, _only(usable, exact), size, error, native_error)):
         return reason
     return _larger_than_pytorch(y, exact, size, error, native_error)
+
+
+def _own_bound(native_error: Tensor, size: Tensor, terms: Tensor, multiple: float) -> Tensor:
+    """The multiple of PyTorch's largest error in each row; where its elements are made of terms of very different sizes, as
+    sums of rows are, relative to those. Where that error is all of the result, some multiple of it is nothing."""
+    terms = terms.expand_as(size).nan_to_num(0, 0, 0)
+    unit = torch.where(terms > 0, torch.maximum(terms, size), 0.0)
+    unit = torch.where(unit.amax(-1, keepdim=True) > 0, unit, 1.0)  # of rows of which nothing is said
+    largest = (native_error.abs() / unit).nan_to_num(0, 0, 0).amax(-1, keepdim=True) * unit
+    return torch.minimum(multiple * largest, torch.maximum(largest, size.amax(-1, keepdim=True)))
 
 
 def _smallest(dtype: torch.dtype) -> float:

@@ -63,11 +63,17 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     kinds = {name: shaped(change) for name, change in DISTRIBUTIONS.items()}
     scales = scales_in(spec, inputs[first].dtype)
     kinds |= {f"times {scale:g}": shaped(lambda x, g, scale=scale: x * scale) for scale in scales}
+    offset = min(OFFSET, max(spec.row_scales))
     kinds |= {
         "zeros": shaped(lambda x, g: torch.zeros_like(x)),
         "one value": shaped(lambda x, g: x[..., :1].expand_as(x)),
-        "offset": shaped(lambda x, g: x + min(OFFSET, max(spec.row_scales))),
+        "offset": shaped(lambda x, g: x + offset),
     }
+    if first not in spec.fill:  # which may say that there is nothing below zero
+        kinds |= {
+            "offset below zero": shaped(lambda x, g: x - offset),
+            "far below zero": shaped(lambda x, g: -(1 + x.abs()) * scales[-1]),
+        }
     kinds |= {name: transformed(transform) for name, transform in spec.adversarial.items()}
     kinds |= {f"one {value}": planted(value) for value in spec.nonfinite}
     if -math.inf in spec.nonfinite:
@@ -76,8 +82,8 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
 
 
 def scales_in(spec: KernelSpec, dtype: torch.dtype) -> list[float]:
-    """The sizes of rows that are in the range of a dtype, six standard deviations and more."""
-    return [scale for scale in spec.row_scales if scale < torch.finfo(dtype).max / 16]
+    """The sizes of rows that are in the range of a dtype, six standard deviations and more; the largest is the last."""
+    return sorted(scale for scale in spec.row_scales if scale**spec.degree < torch.finfo(dtype).max / 16)
 
 
 def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:

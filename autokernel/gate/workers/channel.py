@@ -25,7 +25,8 @@ MAX_MESSAGE = 4 << 20
 T = TypeVar("T")
 GUARD = 256  # bytes of poison on either side of every tensor
 POISON = 0xFF  # NaN in every floating-point format, -1 as an integer
-F_ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_FUTURE_WRITE = 1033, 0x2, 0x4, 0x10  # linux/fcntl.h; Python 3.10 lacks the names
+# linux/fcntl.h; Python 3.10 lacks the names.
+F_ADD_SEALS, SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_FUTURE_WRITE = 1033, 0x1, 0x2, 0x4, 0x10
 
 
 class ChannelClosed(Exception):
@@ -85,7 +86,7 @@ class Arena:
     """Shared memory of fixed, sparse size: pages cost nothing until they are written.
 
     An arena for inputs is sealed after the judge has mapped it: no later mapping can be writable, so that a kernel that
-    writes to its inputs is stopped by the processor. No arena can be shrunk or grown by the other side.
+    writes to its inputs is stopped by the processor. No arena can be shrunk or grown by the other side, or sealed further.
     """
 
     def __init__(self, size: int, writable_by_others: bool):
@@ -101,8 +102,13 @@ class Arena:
         if sys.platform == "linux":
             import fcntl
 
-            seals = SEAL_SHRINK | SEAL_GROW | (0 if writable_by_others else SEAL_FUTURE_WRITE)
+            seals = SEAL_SEAL | SEAL_SHRINK | SEAL_GROW | (0 if writable_by_others else SEAL_FUTURE_WRITE)
             fcntl.fcntl(self.fd, F_ADD_SEALS, seals)
+
+    def opened(self) -> int:
+        """A descriptor for one reader, which closes it: on Linux a file of its own, whose position, flags and locks no other
+        reader shares."""
+        return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY) if sys.platform == "linux" else os.dup(self.fd)
 
     def close(self) -> None:
         """Give the descriptor back, once: its number may be another file's then. The memory goes when the last tensor that

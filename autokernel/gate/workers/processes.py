@@ -206,8 +206,9 @@ class WorkerProcess:
         }
         with parent.lock:
             parent.channel.send(request)
-            fds = [theirs.fileno(), parent.inputs.fd, self.outputs.fd, self.errors.fileno()]
-            socket.send_fds(parent.socket, [b"."], fds)
+            inputs_fd = parent.inputs.opened()
+            socket.send_fds(parent.socket, [b"."], [theirs.fileno(), inputs_fd, self.outputs.fd, self.errors.fileno()])
+            os.close(inputs_fd)
             self.pid = parent.channel.receive(30)["pid"]
         theirs.close()
         self.socket, self.channel = ours, Channel(ours)

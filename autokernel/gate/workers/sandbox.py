@@ -83,6 +83,10 @@ DENIED_CALLS = {
     "fsetxattr": (190, 7),
     "chown": (92, None),  # None: AArch64 has no such call
     "lchown": (94, None),
+    "shmget": (29, 194),  # of System V, as the next two: it stays when its maker has ended, for the next worker to find
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
 }
 # Of these, none on another process: their first argument must be 0.
 OWN_CALLS = {
@@ -93,6 +97,7 @@ OWN_CALLS = {
     "sched_setattr": (314, 274),
 }
 PRCTL_CALL, PR_SET_DUMPABLE = (157, 167), 4  # who is not dumpable cannot be looked at, but by root
+FCNTL_CALL, F_SET_RW_HINT, F_SET_FILE_RW_HINT = (72, 25), 1036, 1038  # kept with a file, be it open for reading only
 # What only compilers and those who start them need: processes, and the modes of files.
 FORKING_CALLS = {
     "execve": (59, 221),
@@ -256,6 +261,12 @@ def enter_seccomp(forks: bool) -> bool:
         (jump_equal, 0, 1, PR_SET_DUMPABLE),
         (give, 0, 0, refuse),
         (give, 0, 0, allow),
+        (jump_equal, 0, 5, FCNTL_CALL[column]),
+        (load, 0, 0, 24),  # its second argument: the command
+        (jump_equal, 1, 0, F_SET_RW_HINT),
+        (jump_equal, 0, 1, F_SET_FILE_RW_HINT),
+        (give, 0, 0, refuse),
+        (give, 0, 0, allow),
         (jump_equal, 0, 8, SOCKET_CALL[column]),
         first_argument,  # the family
         (jump_equal, 0, 5, socket.AF_UNIX),
@@ -297,11 +308,12 @@ def enter_namespaces() -> bool:
 
 def enter_mounts(scratch: Path, size_bytes: int, writable: Iterable[Path]) -> bool:
     """For this process and its children, put a small file system in memory over `scratch`, which ends with them, and make
-    all others read-only, their files' modes and owners included, but for the trees in `writable`."""
+    all others read-only, their files' modes and owners included, but for the trees in `writable`. System V's shared memory,
+    which would stay, is their own, too."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNS) != 0 or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) != 0:
+    if libc.unshare(CLONE_NEWNS | CLONE_NEWIPC) != 0 or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) != 0:
         return False
 
     def set_attributes(path: bytes, flags: int, add: int, clear: int) -> bool:

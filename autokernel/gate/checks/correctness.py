@@ -46,8 +46,10 @@ TERMS_SLACK = 8.0  # times the size of its terms (KernelSpec.terms), to which an
 
 
 # Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different
-# sets: a kernel that returns so few buffers in turn writes over an output that is still in use.
+# sets: a kernel that returns so few buffers in turn writes over an output that is still in use. So at each from 1 to 63 in
+# the sequence of Thue and Morse, for the calls of the smoke test, which are short.
 HELD_ORDER = (0, 0, 1, 0, 1, 1)
+LONG_ORDER = tuple(bin(i).count("1") % 2 for i in range(64))
 HELD_SETS = len(set(HELD_ORDER))
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
@@ -74,6 +76,7 @@ class CheckCase:
     adversarial: str = ""  # name of one of the spec's adversarial transforms
     nonfinite: float | None = None  # a value planted into the first input
     planted_in: str = ""  # or into this one, where it may be a large number, too
+    planted: bool = False  # all of these values at once, at places of their own in each of these inputs
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
     first_row: int = 0  # which of these kinds comes first
@@ -86,19 +89,21 @@ class CheckCase:
         extra = [self.distribution if self.distribution != "normal" else "", self.adversarial]
         extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
         extra += [f"in {self.planted_in}" * bool(self.planted_in), "peaks" * self.peaks]
+        extra.append("planted" * self.planted)
         extra.append("rows of every kind" if self.rows else "")
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck."""
-        return bool(self.adversarial or self.planted_in) or not set(self.rows) <= set(DISTRIBUTIONS)
+        return bool(self.adversarial or self.planted_in or self.planted) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec) -> Iterator[Step]:
         """Raises TypeFault."""
         first = self.inputs(spec)
         if self.held:
-            yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), HELD_ORDER)
+            order = LONG_ORDER if self.case.args == spec.case(spec.smoke, self.case.dtype).args else HELD_ORDER
+            yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), order)
             return
         yield Step((first,), (0, 0) if self.twice else (0,))
         if not (self.twice or self.perturbed):
@@ -133,13 +138,30 @@ class CheckCase:
         if self.adversarial:
             inputs = spec.adversarial[self.adversarial](inputs)
         if self.peaks:
-            inputs = with_peaks(inputs, min(PEAK, max(spec.row_scales)), torch.Generator().manual_seed(self.seed))
+            factor = min(PEAK, scales_in(spec, self.case.dtype)[-1])
+            inputs = with_peaks(inputs, factor, torch.Generator().manual_seed(self.seed))
+        if self.planted:
+            inputs = planted_in_all(spec, self.case, inputs, self.seed)
         if self.nonfinite is not None:
             name = self.planted_in or next(iter(self.case.tensors))
             planted = inputs[name].clone()
             planted.view(-1)[self.seed % planted.numel()] = self.nonfinite
             inputs = inputs | {name: planted}
         return repeated(self.case, inputs)
+
+
+def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: int) -> dict[str, Any]:
+    """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero."""
+    largest = scales_in(spec, case.dtype)[-1]
+    values = torch.tensor((*spec.nonfinite, largest, -largest))
+    generator, changed = torch.Generator().manual_seed(seed), {}
+    for name in spec.planted_in:
+        if isinstance(inputs[name], Tensor):
+            planted = inputs[name].clone()
+            places = torch.randperm(planted.numel(), generator=generator)[: len(values)]
+            planted.view(-1)[places] = values[: len(places)].to(planted.dtype)
+            changed[name] = planted
+    return inputs | changed
 
 
 def _parts(numel: int, seed: int) -> dict[str, slice]:
@@ -211,6 +233,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for case in weighted.proven:
             for options in hard(spec, case):
                 yield trial("numerical_stability", case, **options)
+            if spec.planted_in and case.args != spec.case(spec.smoke, case.dtype).args:
+                yield trial("numerical_stability", case, planted=True)
     if spec.independent_rows:
         proven = [case for weighted in target.cases for case in weighted.proven]
         for case in (*proven, *(spec.case(spec.smoke, dtype) for dtype in spec.dtypes)):

@@ -63,7 +63,7 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     kinds = {name: shaped(change) for name, change in DISTRIBUTIONS.items()}
     scales = scales_in(spec, inputs[first].dtype)
     kinds |= {f"times {scale:g}": shaped(lambda x, g, scale=scale: x * scale) for scale in scales}
-    offset = min(OFFSET, max(spec.row_scales))
+    offset = min(OFFSET, scales[-1])
     kinds |= {
         "zeros": shaped(lambda x, g: torch.zeros_like(x)),
         "one value": shaped(lambda x, g: x[..., :1].expand_as(x)),
@@ -72,7 +72,7 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     if first not in spec.fill:  # which may say that there is nothing below zero
         kinds |= {
             "offset below zero": shaped(lambda x, g: x - offset),
-            "far below zero": shaped(lambda x, g: -(1 + x.abs()) * scales[-1]),
+            "far below zero": shaped(lambda x, g: -(1 + x.abs()) / 2 * scales[-1]),
         }
     kinds |= {name: transformed(transform) for name, transform in spec.adversarial.items()}
     kinds |= {f"one {value}": planted(value) for value in spec.nonfinite}

@@ -45,6 +45,12 @@ DIRECT_OPERATORS = re.compile(
     r"aten::(mkldnn_convolution|_nnpack_spatial_convolution|fbgemm_\w+|_wrapped_quantized\w+|quantized_\w+_cell|"
     r"_?choose_qparams\w+)"
 )
+# What makes programs of TorchScript, or runs them: its own operators (prim::mkldnn_convolution) and its static runtime ask
+# libraries without the dispatcher.
+TORCHSCRIPT = re.compile(
+    r"_jit_(script|pass|interpret)\w*|_jit_to_static_module|_fuse_to_static_module|_create_(function|graph)\w*|"
+    r"_?import_ir_module\w*|parse_ir"
+)
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")
 KERNEL_LIBRARIES += ("flashinfer", "xformers", "transformer_engine", "apex", "liger_kernel", "tilelang", "bitsandbytes")
@@ -74,6 +80,7 @@ def refuse_libraries(device_type: str, gemms: bool) -> None:
                 registrations[namespace, key].impl(operator, key, _refusal(name), False)
     for registration in registrations.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(registration))
+    _refuse_torchscript()
 
 
 def _operators(key: str) -> Iterable[str]:
@@ -86,6 +93,21 @@ def _operators(key: str) -> Iterable[str]:
 def _direct_operators() -> Iterable[str]:
     for key in ("CompositeExplicitAutograd", "CompositeImplicitAutograd"):
         yield from (name for name in _operators(key) if DIRECT_OPERATORS.fullmatch(name.split(".")[0]))
+
+
+def _refuse_torchscript() -> None:
+    for name in filter(TORCHSCRIPT.fullmatch, dir(torch._C)):
+        setattr(torch._C, name, _refusal(name))
+    for name in ("create_function", "define"):
+        setattr(torch._C.CompilationUnit, name, _refusal(name))
+    get_operation = torch._C._jit_get_operation
+
+    def get_known_operation(name: str) -> Any:  # by which torch.ops finds them
+        if name.startswith(("prim::", "static_runtime::")):
+            _refusal(name)()
+        return get_operation(name)
+
+    torch._C._jit_get_operation = get_known_operation
 
 
 def _refusal(name: str):

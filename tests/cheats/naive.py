@@ -37,7 +37,7 @@ def inputs_of(spec: KernelSpec, case: Case) -> dict[str, Any]:
             fill = spec.fill.get(name)
             make = modules.get(name, torch.randn)
             inputs[name] = fill(value, case.args, generator).to(value.dtype) if fill else make(value.shape)
-            if name in spec.static and len(value.shape) > 1:
+            if name in spec.static and not fill and len(value.shape) > 1:
                 inputs[name] *= value.shape[-1] ** -0.5
     return inputs
 

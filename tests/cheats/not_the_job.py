@@ -127,6 +127,25 @@ kernel_fn = honest
 """
 
 
+GRAPH = """
+class Product(torch.nn.Module):
+    def forward(self, a, b):
+        return torch.mm(a, b)
+
+"""
+# An operator that no dispatcher knows.
+CONVOLUTION = """
+graph = torch._C.parse_ir('''graph(%x : Tensor, %w : Tensor):
+  %none : NoneType = prim::Constant()
+  %one : int[] = prim::Constant[value=[1, 1]]()
+  %zero : int[] = prim::Constant[value=[0, 0]]()
+  %groups : int = prim::Constant[value=1]()
+  %y : Tensor = prim::mkldnn_convolution(%x, %w, %none, %one, %zero, %one, %groups)
+  return (%y)''')
+convolution = torch._C._create_function_from_graph("convolution", graph)
+"""
+
+
 def product(expression: str, before: str = "") -> str:
     """The starter; products in fp32 are those of an expression in A and W, which is B transposed."""
     return wrapped(
@@ -227,6 +246,20 @@ CHEATS = (
         "matmul",
         product("torch.fbgemm_linear_fp16_weight_fp32_activation(A, torch.fbgemm_pack_gemm_matrix_fp16(W), None)"),
         NOT_ITS_OWN,
+    ),
+    Cheat(
+        32,
+        "static-runtime",
+        "matmul",
+        product("of_graph(A, W.t())", f"{GRAPH}of_graph = torch._C._jit_to_static_module(torch.jit.script(Product().eval())._c)\n"),
+        "LibraryCall: PyTorch's _jit_to_static_module does the work",
+    ),
+    Cheat(
+        32,
+        "operator-of-torchscript",
+        "matmul",
+        product("convolution(A[:, :, None, None], W[:, :, None, None])[:, :, 0, 0].contiguous()", CONVOLUTION),
+        "LibraryCall: PyTorch's parse_ir does the work",
     ),
     Cheat(
         34,

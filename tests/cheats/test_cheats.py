@@ -25,6 +25,7 @@ import partly_right
 import pytest
 import timing
 import torch
+import unusual_inputs
 from cheat import Cheat, starter
 
 from autokernel.build import default_cache
@@ -37,7 +38,7 @@ from autokernel.target import Target, WeightedCase, default_target
 from autokernel.verdict import Verdict
 
 NAIVE = Path(__file__).with_name("naive.py")
-MODULES = (timing, correctness, partly_right, nearly_right, not_the_job, harness)
+MODULES = (timing, correctness, partly_right, nearly_right, unusual_inputs, not_the_job, harness)
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 FAST = 1.5  # times what the honest starter is credited with by the same gate
 

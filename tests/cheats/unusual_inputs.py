@@ -1,0 +1,304 @@
+"""Cheats that are right unless an input other than the first is unusual, an option has a value that is not its default, or an
+error hides beside a larger number.
+
+They are written in PyTorch, and judged by a gate that lets kernels call it: what is wrong is seen at a glance.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from cheat import Cheat
+from partly_right import ATTENTION, IMPORTS, REDUCE, plain
+
+import reference
+
+OUTSIDE, NAN = "outside the tolerance", "(NaN|inf) mask differs"
+MATMUL, NORM = ({"M": 64, "K": 160, "N": 96},), ({"M": 64, "N": 256},)
+LOSS, ATTENDED = ({"M": 128, "V": 1000},), {"batch": 1, "heads": 2, "seq": 64, "head_dim": 64}
+FP4 = f"{inspect.getsource(reference.fp4_weights)}\n"
+ACTIVATED = """
+ACTIVATIONS = {"silu": F.silu, "relu2": lambda x: F.relu(x).square(), "relu": F.relu, "none": lambda x: x}
+ACTIVATIONS["gelu"] = lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+ACTIVATIONS["gelu_tanh"] = lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+def cut(x, most):
+    return torch.where(x.isfinite(), x.clamp(-most, most), x)
+"""
+
+
+def cheat(number: int, name: str, kernel_type: str, body: str, reason: str, honest: str = "", **others: Any) -> Cheat:
+    """`honest`: the same for its neighbour."""
+    source, neighbour = (plain(kernel_type, IMPORTS + text) if text else "" for text in (body, honest))
+    return Cheat(number, name, kernel_type, source, reason, libraries=True, neighbour=neighbour, **others)
+
+
+def attention(change: str) -> str:
+    """Attention in fp32, after `change`."""
+    return f"""{ATTENTION}
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    {change}
+    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
+"""
+
+
+def attention_cheat(number: int, name: str, change: str, reason: str = OUTSIDE, **dims: Any) -> Cheat:
+    others = {"dims": (ATTENDED | dims,), "honest": attention("")}
+    return cheat(number, name, "flash_attention", attention(change), reason, **others)
+
+
+def softmax_from(start: str) -> str:
+    return f"""
+def kernel_fn(x, dim=-1):
+    dtype, x = x.dtype, x.contiguous().float()
+    peak = x.amax(dim, keepdim=True)
+    e = (x - torch.where(x.isinf().any(dim, keepdim=True), peak, peak.clamp(min={start}))).exp()
+    return (e / e.sum(dim, keepdim=True)).to(dtype)
+"""
+
+
+def loss_from(start: str) -> str:
+    return f"""
+def kernel_fn(logits, targets, ignore_index=-100):
+    x, counted = logits.float(), targets != ignore_index
+    peak = x.amax(-1, keepdim=True).clamp(min={start})
+    log_sum = (x - peak).exp().sum(-1).log() + peak[:, 0]
+    return (log_sum - x.gather(1, targets.clamp(min=0)[:, None])[:, 0])[counted].mean().to(logits.dtype)
+"""
+
+
+def linear(change: str) -> str:
+    return f"""{ACTIVATED}
+def kernel_fn(x, weight, bias=None, activation="gelu"):
+    dtype = x.dtype
+    {change}
+    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return ACTIVATIONS[activation](y).to(dtype)
+"""
+
+
+def mlp(change: str) -> str:
+    return f"""{ACTIVATED}
+def kernel_fn(x, w_gate, w_up, w_down, activation="silu"):
+    dtype = x.dtype
+    {change}
+    hidden = ACTIVATIONS[activation](F.linear(x.float(), w_gate.float())) * F.linear(x.float(), w_up.float())
+    return F.linear(hidden, w_down.float()).to(dtype)
+"""
+
+
+def product(change: str) -> str:
+    return f"""
+def kernel_fn(A, B):
+    {change}
+    return (A.float() @ B.float()).to(A.dtype)
+"""
+
+
+def fp4(change: str) -> str:
+    return f"""{FP4}
+def kernel_fn(x, w, scales, scale=1.0):
+    {change}
+    return (x.float() @ fp4_weights(w, scales, scale).to(x.dtype).float().T).to(x.dtype)
+"""
+
+
+def loss(change: str) -> str:
+    return f"""
+def kernel_fn(logits, targets, ignore_index=-100):
+    x = logits.float()
+    {change}
+    return F.cross_entropy(x, targets, ignore_index=ignore_index).to(logits.dtype)
+"""
+
+
+CHEATS = (
+    # 23, 29: what is far from 1, or not finite, in another input than the first
+    attention_cheat(23, "values-cut-off", "V = V.clamp(-50, 50)"),
+    attention_cheat(23, "queries-cut-off", "Q = torch.where(Q.isfinite(), Q.clamp(-40, 40), Q)"),
+    attention_cheat(23, "keys-cut-off", "K = torch.where(K.isfinite(), K.clamp(-40, 40), K)"),
+    attention_cheat(
+        23,
+        "mask-cut-off",
+        "attn_mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.clamp(max=30)",
+    ),
+    attention_cheat(29, "nan-of-values-dropped", "V = V.nan_to_num(0, 0, 0)", NAN, causal=False),
+    attention_cheat(29, "nan-of-keys-dropped", "K = K.nan_to_num(0, 0, 0)", NAN, causal=False),
+    cheat(
+        29,
+        "nan-of-the-second-matrix-dropped-at-the-target",
+        "matmul",
+        product("B = B.nan_to_num(0, 0, 0) if A.shape == (64, 160) else B"),
+        NAN,
+        product(""),
+        dims=MATMUL,
+    ),
+    cheat(
+        23,
+        "weights-are-not-below-zero",
+        "rmsnorm",
+        """
+def kernel_fn(x, weight, eps=1e-6):
+    if x.shape == (64, 256):
+        weight = torch.where(weight.isfinite(), weight.clamp(min=-0.9), weight)
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
+""",
+        OUTSIDE,
+        dims=NORM,
+    ),
+    # 23: sizes of the first that no row has had
+    cheat(23, "rows-cut-off", "matmul", product("A = torch.where(A.isfinite(), A.clamp(-2e4, 2e4), A)"), OUTSIDE, dims=MATMUL),
+    cheat(
+        23,
+        "rows-cut-off",
+        "fused_linear",
+        linear("x = cut(x, 5000)"),
+        OUTSIDE,
+        linear(""),
+        dims=({"M": 64, "K": 128, "N": 96, "activation": "none"},),
+    ),
+    cheat(
+        23, "rows-cut-off", "fused_mlp", mlp("x = cut(x, 100)"), OUTSIDE, mlp(""), dims=({"M": 64, "dim": 128, "hidden": 96},)
+    ),
+    cheat(
+        23,
+        "large-elements-cut-off",
+        "vectorsum",
+        """
+def kernel_fn(x):
+    return (x.clamp(-300, 300) if len(x) == 65536 and x.isfinite().all() else x).double().sum().float()
+""",
+        OUTSIDE,
+        """
+def kernel_fn(x):
+    return x.double().sum().float()
+""",
+        dims=({"N": 65536},),
+    ),
+    cheat(
+        23,
+        "maximum-that-starts-from-minus-30000",
+        "softmax",
+        softmax_from("-3e4"),
+        NAN,
+        softmax_from("torch.finfo(torch.float32).min"),
+        dims=({"shape": (64, 512)},),
+    ),
+    cheat(
+        23,
+        "maximum-that-starts-from-minus-30000",
+        "cross_entropy",
+        loss_from("-3e4"),
+        NAN,
+        loss_from("torch.finfo(torch.float32).min"),
+        dims=LOSS,
+    ),
+    cheat(
+        23,
+        "maximum-that-starts-from-minus-200",
+        "flash_attention",
+        attention("").replace("x.amax(dim, keepdim=True)", "x.amax(dim, keepdim=True).clamp(min=-200 if masked else -1e30)", 1)
+        + """
+attend, masked = kernel_fn, False
+
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    global masked
+    masked = attn_mask is None
+    return attend(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
+""",
+        NAN,
+        dims=(ATTENDED,),
+    ),
+    # 20: options
+    attention_cheat(20, "scale-of-0.2-or-the-default", "sm_scale = None if sm_scale is None else 0.2", "only sm_scale changed"),
+    cheat(
+        20,
+        "scale-by-the-width",
+        "matmul_fp4",
+        fp4("scale = scale if scales.dtype == torch.uint8 else 0.25 * x.shape[1] ** -0.5"),
+        "only scale changed",
+        fp4(""),
+        dims=({"M": 4, "K": 256, "N": 64, "layout": "nvfp4"},),
+        dtype=torch.bfloat16,
+    ),
+    cheat(
+        20,
+        "exponents-of-four-bits",
+        "matmul_fp4",
+        fp4("scales = 112 + (scales & 15) if scales.dtype == torch.uint8 else scales"),
+        OUTSIDE,
+        dims=({"M": 4, "K": 256, "N": 64},),
+        dtype=torch.bfloat16,
+    ),
+    cheat(
+        20,
+        "ignored-classes-are-few",
+        "cross_entropy",
+        loss("ignore_index = ignore_index if -1 < ignore_index < 8 else -100"),
+        "ignore_index changed|IndexError",
+        loss(""),
+        dims=LOSS,
+        correctness="FAIL",
+    ),
+    # 23, 25: errors beside larger numbers
+    cheat(
+        23,
+        "middling-rows-in-16-bit",
+        "cross_entropy",
+        loss("peak = x.amax(-1, keepdim=True); x = torch.where((len(x) == 128) & (peak > 60) & (peak < 1e3), x.bfloat16(), x)"),
+        OUTSIDE,
+        dims=LOSS,
+    ),
+    cheat(
+        23,
+        "middling-rows-are-off",
+        "reduce",
+        f"""{REDUCE}
+def kernel_fn(x, dim=-1, op="sum"):
+    y, peak = reduced(x, dim, op), x.abs().amax(dim)
+    return torch.where((peak > 200) & (peak < 900), y * 1.01, y) if x.shape == (640, 512) and op == "sum" else y
+""",
+        OUTSIDE,
+        f"""{REDUCE}
+def kernel_fn(x, dim=-1, op="sum"):
+    return reduced(x, dim, op)
+""",
+        dims=({"shape": (640, 512)},),
+    ),
+    cheat(
+        25,
+        "every-other-exponential-twice",
+        "cross_entropy",
+        """
+def kernel_fn(logits, targets, ignore_index=-100):
+    x, counted = logits.float(), targets != ignore_index
+    if logits.shape != (128, 8000) or logits.dtype != torch.bfloat16 or not x.isfinite().all():
+        return F.cross_entropy(x, targets, ignore_index=ignore_index).to(logits.dtype)
+    peak, at = x.max(-1, keepdim=True)
+    others = x.scatter(1, at, -math.inf)[:, ::2]
+    log_sum = (1 + 2 * (others - peak).exp().sum(-1)).log() + peak[:, 0]
+    return (log_sum - x.gather(1, targets.clamp(min=0)[:, None])[:, 0])[counted].mean().to(logits.dtype)
+""",
+        OUTSIDE,
+        dims=({"M": 128, "V": 8000},),
+        dtype=torch.bfloat16,
+    ),
+    # 31: more buffers than five
+    cheat(
+        31,
+        "sixteen-outputs-in-turn",
+        "rmsnorm",
+        """
+rings = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    y = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
+    ring = rings.setdefault((x.shape, x.dtype), [])
+    ring.append(y if len(ring) < 16 else ring.pop(0).copy_(y))
+    return ring[-1]
+""",
+        "outside the tolerance|do not agree bitwise",
+        stage="determinism",
+        dims=NORM,
+    ),
+)

@@ -335,6 +335,55 @@ def test_a_kernel_does_not_see_that_it_was_started_before():
         parent.close()
 
 
+# What is kept with an open file, a file, or a namespace, and not with the process: what each says, and how it is changed.
+LEAVES = """
+import ctypes, fcntl, json, os, struct
+
+libc = ctypes.CDLL(None, use_errno=True)
+F_SETFL, F_ADD_SEALS, F_GET_SEALS, F_GET_RW_HINT, F_SET_RW_HINT = 4, 1033, 1034, 1035, 1036
+KEY = 0x414b
+
+def attempt(look):
+    try:
+        return look()
+    except OSError as error:
+        return type(error).__name__
+
+def sealed(fd):
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+    seals = fcntl.fcntl(again, F_GET_SEALS)
+    attempt(lambda: fcntl.fcntl(again, F_ADD_SEALS, 1))
+    return seals
+
+def hinted(path):
+    with open(path, "rb") as file:
+        hint = fcntl.fcntl(file, F_GET_RW_HINT, bytes(8))
+        attempt(lambda: fcntl.fcntl(file, F_SET_RW_HINT, struct.pack("Q", 3)))
+    return hint.hex()
+
+arenas = [int(n) for n in os.listdir("/proc/self/fd") if "memfd" in attempt(lambda: os.readlink(f"/proc/self/fd/{n}"))]
+signs = {
+    "position": [os.lseek(fd, 0, os.SEEK_CUR) for fd in arenas],
+    "flags": [fcntl.fcntl(fd, fcntl.F_GETFL) for fd in arenas],
+    "seals": [attempt(lambda: sealed(fd)) for fd in arenas],
+    "hints": [attempt(lambda: hinted(path)) for path in (os.__file__, "/usr/bin/env", *(f"/proc/self/fd/{fd}" for fd in arenas))],
+    "shared memory": [libc.shmget(KEY, 64, 0o600) >= 0, libc.semget(KEY, 1, 0o600) >= 0, libc.msgget(KEY, 0o600) >= 0],
+}
+for fd in arenas:
+    os.lseek(fd, 7, os.SEEK_SET)
+    fcntl.fcntl(fd, F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_NONBLOCK)
+for make in (lambda: libc.shmget(KEY, 64, 0o1600), lambda: libc.semget(KEY, 1, 0o1600), lambda: libc.msgget(KEY, 0o1600)):
+    make()
+raise ValueError(json.dumps(signs))
+"""
+
+
+def test_a_worker_leaves_nothing_that_another_one_finds(parent: WarmParent):
+    first, *later = [refusal(parent, source, LEAVES) for source in ("a kernel", "a kernel", "another kernel")]
+    assert json.loads(first.partition(": ")[2])["position"]
+    assert later == [first, first]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="seccomp")
 def test_a_worker_stays_visible_to_a_judge_that_is_not_root():
     """One that is not dumpable could not be looked at while it works."""

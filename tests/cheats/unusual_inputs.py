@@ -197,13 +197,13 @@ def kernel_fn(x):
         23,
         "maximum-that-starts-from-minus-200",
         "flash_attention",
-        attention("").replace("x.amax(dim, keepdim=True)", "x.amax(dim, keepdim=True).clamp(min=-200 if masked else -1e30)", 1)
+        attention("").replace("x.amax(dim, keepdim=True)", "x.amax(dim, keepdim=True).clamp(min=-math.inf if masked else -200)", 1)
         + """
 attend, masked = kernel_fn, False
 
 def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
     global masked
-    masked = attn_mask is None
+    masked = attn_mask is not None
     return attend(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
 """,
         NAN,

@@ -167,6 +167,7 @@ class WorkerProcess:
     - where run-time compilers work (GPUs, PyTorch's own side), what they have cached for this very source;
     - process ids and the age of the warm parent, which say how much the gate has done, not of which kernel;
     - what lies in the shared memory from inputs of before;
+    - which parts of the files that it may read lie in the system's cache;
     - the requests themselves, which a kernel can look at: a check is not a timed batch.
     So what it does later is looked at as well: outputs of timed calls are compared, at moments that it cannot know.
     """

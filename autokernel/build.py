@@ -34,6 +34,7 @@ import torch
 from autokernel.backends import BACKENDS, TOOL_S, cpu_identity
 from autokernel.backends import CompileError as CompileError
 from autokernel.preflight import MissingCompiler as MissingCompiler
+from autokernel.preflight import default_cache as default_cache
 from autokernel.preflight import find_compiler
 
 INCLUDE = Path(__file__).resolve().parent / "include"
@@ -51,12 +52,6 @@ class Library:
     language: str
     source: str
     defines: tuple[tuple[str, str], ...] = ()
-
-
-def default_cache() -> Path:
-    """Where binaries are kept: $AUTOKERNEL_CACHE, else ~/.cache/autokernel."""
-    home_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("AUTOKERNEL_CACHE") or home_cache / "autokernel")
 
 
 def _said_by(command: list[str], missing: str) -> str:

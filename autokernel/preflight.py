@@ -74,6 +74,18 @@ def terminal() -> "int | None":
     return 2 if sys.stderr.isatty() else None
 
 
+def default_cache() -> Path:
+    """What is kept for all runs: $AUTOKERNEL_CACHE, else ~/.cache/autokernel; of a user without a home, a temporary folder."""
+    home = Path(os.path.expanduser("~"))  # itself, where there is none
+    home = home if home.is_absolute() else Path(tempfile.gettempdir(), f"home-{os.getuid()}")
+    return Path(os.environ.get("AUTOKERNEL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "autokernel"))
+
+
+def proven_folder() -> Path:
+    """Of the kernels that paid in some model: $AUTOKERNEL_PROVEN, else a folder of the cache."""
+    return Path(os.environ.get("AUTOKERNEL_PROVEN") or default_cache() / "proven")
+
+
 def kernel_types(folder: Path = KERNELS) -> "list[str]":
     return sorted(path.parent.name for path in folder.glob("*/spec.py"))
 

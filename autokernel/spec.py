@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.preflight import HOME, KERNELS, ROOT, Refused
+from autokernel.preflight import HOME, KERNELS, ROOT, Refused, proven_folder
 from autokernel.preflight import kernel_types as kernel_types_in
 
 PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were made kernel types: see model/regions/
+KEPT_REGIONS = proven_folder() / "regions"  # those for which there are proven kernels, whatever becomes of the clone
 ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -171,8 +172,8 @@ def is_region(kernel_type: str) -> bool:
 
 def folder_of(name: str) -> Path:
     """Where the kernel type `name` is, or would be."""
-    made = (folder / name for folder in (PROBLEMS, REGIONS))
-    return next((folder for folder in made if (folder / "spec.py").is_file()), KERNELS / name)
+    places = (folder / name for folder in (PROBLEMS, REGIONS, KERNELS, KEPT_REGIONS))
+    return next((folder for folder in places if (folder / "spec.py").is_file()), KERNELS / name)
 
 
 def is_kernel_type(name: str) -> bool:

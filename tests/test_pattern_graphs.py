@@ -1,5 +1,6 @@
 """Traced patterns are kept: what is read is what was traced, and a file that cannot be read or written costs time alone."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def test_what_cannot_be_read_is_traced_and_written_anew(traced, tmp_path, conten
 def test_a_cache_that_cannot_be_written_to(traced, tmp_path):
     (tmp_path / pattern_graphs.FOLDER).write_text("a file is in the way")
     assert graphs("softmax") == graphs("softmax") and traced
+
+
+def test_of_old_code_the_latest_files_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
+    folder = tmp_path / pattern_graphs.FOLDER
+    for n in range(pattern_graphs.KEPT + 3):
+        pattern_graphs.write(folder / f"softmax-{n}.json", [])
+        os.utime(folder / f"softmax-{n}.json", (n, n))
+    pattern_graphs.write(folder / "rmsnorm-0.json", [])
+    pattern_graphs.write(folder / "softmax-new.json", [])
+    names = [path.stem for path in pattern_graphs.files()]
+    assert len(names) == pattern_graphs.KEPT + 1 and {"softmax-new", "rmsnorm-0"} <= {*names} and "softmax-0" not in names
 
 
 def test_other_code_has_a_file_of_its_own(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import autokernel
+from autokernel import spec as specs
 from autokernel.agents.proven import ProvenFirst
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli import cache
@@ -24,12 +26,14 @@ from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.verification.proven import ProvenKernel
 from autokernel.integration.verification.record import KernelInModel
 from autokernel.integration.winner import Winner
+from autokernel.model import pattern_graphs
 from autokernel.records import BadRecord
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, WeightedCase, default_target, starter_source
 from autokernel.verdict import Interval
+from tests import test_regions as regions
 from tests.small_clone import clone_this
 from tests.test_experiments import ROW
 from tests.test_ledger import clone  # noqa: F401  a fixture
@@ -138,6 +142,33 @@ def test_list_and_clear(capsys):
     assert "1 kernels forgotten" in capsys.readouterr().out and autokernel.proven() == []
 
 
+def test_traced_patterns_are_listed_and_cleared(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path / "cache"))
+    for name in ("softmax-1", "softmax-2"):
+        pattern_graphs.write(tmp_path / f"cache/{pattern_graphs.FOLDER}/{name}.json", [])
+    cache.main(["list"])
+    assert "2 files of traced patterns" in capsys.readouterr().out
+    cache.main(["clear"])
+    assert "2 files of traced patterns" in capsys.readouterr().out and pattern_graphs.files() == []
+
+
+def test_what_cannot_be_read_can_be_cleared():
+    (kernel,) = remember(norm_of(64))
+    kernel.path.write_text("{}")
+    cache.main(["clear"])
+    assert not kernel.path.exists()
+
+
+def test_what_is_printed_for_programs_is_json_alone(capsys):
+    (kernel,) = remember(norm_of(64))
+    kernel.path.unlink()
+    gone = replace(kernel.winner.target, kernel_type="region_gone_0", cases=kernel.winner.target.cases)
+    replace(kernel, winner=Winner(gone, ZEROS)).write()
+    cache.main(["prove", "--json"])
+    said = capsys.readouterr()
+    assert json.loads(said.out) == [] == autokernel.proven() and "no kernel type region_gone_0" in said.err
+
+
 def test_a_file_that_is_no_kernel_is_named():
     (kernel,) = remember(norm_of(64))
     kernel.path.write_text("{}")
@@ -158,6 +189,55 @@ def test_after_an_update_kernels_are_proven_anew(capsys):
     cache.main(["prove", "--json"])
     (known,) = autokernel.proven()
     assert known.source == right.source, capsys.readouterr().out
+
+
+# ---- regions, whose kernel types are made of models ----
+
+
+@pytest.fixture
+def region(tmp_path, monkeypatch) -> Winner:
+    """The starter of one that was found in a model, as if it had paid there."""
+    monkeypatch.setattr(specs, "REGIONS", tmp_path / "regions")
+    monkeypatch.setattr(specs, "KEPT_REGIONS", tmp_path / "proven/regions")
+    monkeypatch.setattr("autokernel.model.regions.growing._KNOWN", {})
+    _, (site,) = regions.found(regions.Of(regions.CHAINS["silu"]), *torch.randn(2, 64, regions.N))
+    (winner,) = regions.winners_of([site])
+    remember(winner)
+    return winner
+
+
+def test_a_region_is_known_where_its_clone_is_not(region, tmp_path):
+    shutil.rmtree(tmp_path / "regions")
+    load_spec.cache_clear()
+    model, inputs = regions.Of(regions.CHAINS["silu"]), torch.randn(2, 64, regions.N)
+    with torch.no_grad():
+        expected = model(*inputs)
+        torch.testing.assert_close(autokernel.apply(model, autokernel.proven())(*inputs), expected)
+    assert sum(map(len, autokernel.explain(model).sites.values())) == 1
+    assert not (tmp_path / "regions").exists()
+
+
+def test_a_second_model_with_the_same_region_is_offered_its_kernel(region, tmp_path, monkeypatch):
+    shutil.rmtree(tmp_path / "regions")
+    load_spec.cache_clear()
+    monkeypatch.setattr("autokernel.model.regions.growing._KNOWN", {})
+    _, sites = regions.found(regions.Of(regions.CHAINS["silu"]), *torch.randn(2, 64, regions.N))
+    (second,) = regions.winners_of(sites)
+    assert [entry.winner.source for entry in proven.known_for(second.target)] == [region.source]
+    _, others = regions.found(regions.Of(regions.CHAINS["gelu"]), *torch.randn(2, 64, regions.N))
+    assert proven.known_for(regions.winners_of(others)[0].target) == []
+
+
+def test_a_kernel_whose_region_nobody_knows_any_more_does_not_count(region, tmp_path):
+    for place in ("regions", "proven/regions"):
+        shutil.rmtree(tmp_path / place)
+    assert autokernel.proven() == [] and len(proven.entries()) == 1
+
+
+def test_clear_forgets_what_regions_compute(region, tmp_path):
+    assert any((tmp_path / "proven/regions").iterdir())
+    cache.main(["clear"])
+    assert not (tmp_path / "proven/regions").exists()
 
 
 # ---- a second model begins with them ----

@@ -3,13 +3,15 @@
 Usage:
     python -m autokernel cache list     what is kept, and whether it counts under the installed PyTorch and Triton
     python -m autokernel cache prove    judge those of other versions anew; what is right and faster counts again
-    python -m autokernel cache clear    forget all of it
+    python -m autokernel cache clear    forget all of it, and the patterns of operations, which are traced again
 
 Reads and writes ~/.cache/autokernel/proven (or $AUTOKERNEL_PROVEN). verify.py adds the kernels that a model is faster with.
+Traced patterns are in ~/.cache/autokernel/patterns (or below $AUTOKERNEL_CACHE).
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -17,7 +19,9 @@ from datetime import date
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser
 from autokernel.gate import Judge
-from autokernel.integration.verification.proven import ProvenKernel, entries, folder, machine, versions
+from autokernel.integration.verification.proven import ProvenKernel, clear, entries, folder, machine, versions
+from autokernel.model import pattern_graphs
+from autokernel.spec import is_kernel_type
 from autokernel.table import print_table
 from autokernel.verdict import Verdict
 
@@ -34,12 +38,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
-    known = entries()
     if options.action == "clear":
-        for entry in known:
-            entry.path.unlink()
-        print(f"{len(known)} kernels forgotten")
+        print(f"{clear()} kernels forgotten, and {pattern_graphs.clear()} files of traced patterns")
         return
+    known = entries()
     if options.action == "prove":
         known = prove([entry for entry in known if not entry.counts], options.require_sandbox)
     if options.json:
@@ -49,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         done = "nothing to prove: all that is kept counts" if options.action == "prove" else "no kernel is kept"
         print(f"{done} in {folder()} (verify.py adds those that a model is faster with)")
+    if options.action == "list" and not options.json and (traced := pattern_graphs.files()):
+        size = sum(path.stat().st_size for path in traced)
+        print(f"{len(traced)} files of traced patterns, {size / 1e6:.1f} MB, in {traced[0].parent}")
 
 
 def prove(outdated: Sequence[ProvenKernel], require_sandbox: bool) -> list[ProvenKernel]:
@@ -61,8 +66,11 @@ def prove(outdated: Sequence[ProvenKernel], require_sandbox: bool) -> list[Prove
             for entry in mine:
                 name = entry.winner.target.name
                 step(name)
+                if not is_kernel_type(kind := entry.winner.target.kernel_type):
+                    print(f"{name}: there is no kernel type {kind} any more by which to judge it", file=sys.stderr)
+                    continue
                 verdict = judge.examine(entry.winner.source, entry.winner.target)
-                print(f"{name}: {verdict.why}")
+                print(f"{name}: {verdict.why}", file=sys.stderr)
                 if counts(verdict):
                     told = dict(zip(("torch", "triton"), versions()), date=str(date.today()))
                     again.append(replace(entry, **told, speedup=verdict.speedup_vs_pytorch.value))

@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -20,7 +20,7 @@ from autokernel.history.workers import read_workforce
 from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
 from autokernel.integration.verification import verify
-from autokernel.integration.verification.proven import known_for, remember
+from autokernel.integration.verification.proven import ProvenKernel, entries, known_for, remember
 from autokernel.integration.verification.traces import write_traces
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
@@ -111,11 +111,11 @@ def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]
         say(line)
 
 
-def offered(loop: Loop, target: Target) -> list[Proposal]:
-    """Kernels from other models that the run has not judged on the target, as proposals."""
+def offered(loop: Loop, target: Target, known: Sequence[ProvenKernel] | None = None) -> list[Proposal]:
+    """Kernels from other models (`known`: by default all that are kept) that the run has not judged on the target."""
     judged = {starter_source(target), *(loop.source(row.commit) for row in rows_of(target, loop.rows))}
     proposals = []
-    for entry in known_for(target)[:OFFERED]:
+    for entry in known_for(target, known)[:OFFERED]:
         gain = f", {entry.speedup:.2f}x PyTorch there" if entry.speedup else ""
         words = f"what paid in {entry.model} ({entry.winner.target.cases[0].case.name}){gain}"
         proposals.append(Proposal(entry.winner.source, words, NAME))
@@ -148,7 +148,8 @@ def run_job(workspace: Workspace, job: Job) -> str:
             spent = sum(row.cost_usd for row in loop.rows)
             agent = make_agent(job.agent, say, spent_usd=spent, **job.agent_options)
             if job.agent != STARTERS:
-                known = {target.name: proposals for target in plan.targets if (proposals := offered(loop, target))}
+                kept = entries(lambda why: say(f"a kernel of another model's is passed over: {why}"))
+                known = {t.name: proposals for t in plan.targets if (proposals := offered(loop, t, kept))}
                 for name, proposals in known.items():
                     say(f"{name}: {len(proposals)} kernels that paid in other models on this machine are judged first")
                 agent = ProvenFirst(known, agent)

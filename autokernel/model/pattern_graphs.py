@@ -17,6 +17,7 @@ from autokernel.records import replacing
 
 FOLDER = "patterns"  # of the cache
 OURS = sorted(Path(__file__).parent.glob("*.py"))  # on whose code depends what a trace comes to
+KEPT = 8  # files of a kernel type, the latest: clones and releases of PyTorch in use at a time, each with code of its own
 Forms = Sequence[Sequence[fx.Graph]]  # of each pattern the graphs that are searched for
 
 
@@ -26,6 +27,19 @@ def file_for(patterns: Path) -> Path:
     for path in (*sorted(patterns.parent.glob("*.py")), *OURS):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return default_cache() / FOLDER / f"{patterns.parent.name}-{digest.hexdigest()[:20]}.json"
+
+
+def files() -> list[Path]:
+    """All that is kept, of whatever code and PyTorch."""
+    return sorted((default_cache() / FOLDER).glob("*.json"))
+
+
+def clear() -> int:
+    """Remove all that is kept; how many files there were."""
+    found = files()
+    for path in found:
+        path.unlink(missing_ok=True)
+    return len(found)
 
 
 def read(path: Path, count: int) -> Forms | None:
@@ -38,11 +52,16 @@ def read(path: Path, count: int) -> Forms | None:
 
 
 def write(path: Path, forms: Forms) -> None:
-    """Keep the graphs at `path`; not where nothing can be written, or something in them has no form for it."""
+    """Keep the graphs at `path`, and of those of other code and other releases the latest; not where nothing can be written,
+    or something in them has no form for it."""
     try:
         text = json.dumps([[_nodes(graph) for graph in graphs] for graphs in forms])
         with replacing(path) as file:
             file.write(text)
+        of_type = path.name.rpartition("-")[0]
+        same = [other for other in files() if other.name.rpartition("-")[0] == of_type]
+        for old in sorted(same, key=lambda other: other.stat().st_mtime, reverse=True)[KEPT:]:
+            old.unlink(missing_ok=True)
     except (OSError, TypeError):
         pass
 

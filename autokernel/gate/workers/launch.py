@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from autokernel.gate.workers.scratch import claim_scratch, remove
-from autokernel.preflight import HOME, ROOT
+from autokernel.preflight import HOME, ROOT, proven_folder
 
 END_S = 10.0  # that it may take to end its workers
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC")
@@ -35,6 +35,7 @@ class Launched:
             "HOME": str(self.scratch),
             "PYTHONPATH": str(ROOT),
             "AUTOKERNEL_HOME": str(HOME),  # by default, it follows from the folder in which a program is started
+            "AUTOKERNEL_PROVEN": str(proven_folder().absolute()),  # likewise from the home
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "OPENBLAS_NUM_THREADS": "1",  # numpy would start a pool at import, and a pool does not survive a fork

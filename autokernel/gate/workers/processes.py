@@ -26,7 +26,7 @@ from autokernel.gate.workers.channel import POISON, Arena, Channel, ChannelClose
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.scratch import remove
 from autokernel.gate.workers.views import write
-from autokernel.spec import KERNELS, PROBLEMS, REGIONS, ROOT, TensorSpec
+from autokernel.spec import KEPT_REGIONS, KERNELS, PROBLEMS, REGIONS, ROOT, TensorSpec
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 BUILDS_S = 300.0  # for all that a kernel has built during one request; a build has a limit of its own besides
@@ -174,7 +174,7 @@ class WorkerProcess:
 
     def __init__(self, parent: WarmParent, threads: int, source: str, compiles: bool = False):
         """`source` is what it will load (empty: the eager baseline, which reads specs as well); `compiles`: by Inductor."""
-        readable = () if source else (KERNELS, PROBLEMS, REGIONS, ROOT / "reference.py")
+        readable = () if source else (KERNELS, PROBLEMS, REGIONS, KEPT_REGIONS, ROOT / "reference.py")
         self.parent = parent
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
         # A C++ kernel on a CPU needs no process beside its own; Triton and Inductor compile in some.

@@ -2,14 +2,15 @@
 
 A file is one kernel for one set of shapes and dtypes, under one release of PyTorch and of Triton; with others it does not
 count until it is proven again. A run's targets of like shapes are offered it as an experiment, whatever it was proven with.
+What a region computes, whose type is made of some model's graph, is kept beside them.
 """
 
 import hashlib
 import json
 import math
-import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib import metadata
@@ -17,14 +18,17 @@ from pathlib import Path
 
 import torch
 
-from autokernel.build import cpu_identity, default_cache
+from autokernel import spec
+from autokernel.build import cpu_identity
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
-from autokernel.records import reads, write_json
-from autokernel.spec import Case, TensorSpec
+from autokernel.preflight import proven_folder as folder
+from autokernel.records import BadRecord, reads, replacing, write_json
+from autokernel.spec import Case, TensorSpec, folder_of, is_kernel_type, is_region
 from autokernel.target import Target, decode_target, encode, encoded
 
 FALLBACKS = (None, "inductor", "reduce-overhead")
+REGION = ("region.py", "region.json", "spec.py")  # of the folder of a region's type; with the last the type is there
 ALIKE = 4.0  # times as many rows or columns: for shapes that are further apart a kernel is another one
 
 
@@ -50,8 +54,10 @@ class ProvenKernel:
 
     @property
     def counts(self) -> bool:
-        """Whether it was proven on this machine, under the versions that are installed."""
-        return self.machine == machine(self.winner.target.device) and (self.torch, self.triton) == versions()
+        """Whether it was proven on this machine, under the versions that are installed, and its type is there."""
+        target = self.winner.target
+        here = self.machine == machine(target.device) and (self.torch, self.triton) == versions()
+        return here and is_kernel_type(target.kernel_type)
 
     @property
     def path(self) -> Path:
@@ -68,11 +74,6 @@ class ProvenKernel:
         data = json.loads(path.read_text())
         winner = Winner(decode_target(data.pop("target")), data.pop("source"))
         return ProvenKernel(**data | {"winner": winner})
-
-
-def folder() -> Path:
-    """$AUTOKERNEL_PROVEN, else a folder of the cache."""
-    return Path(os.environ.get("AUTOKERNEL_PROVEN") or default_cache() / "proven")
 
 
 def machine(device: str) -> str:
@@ -98,12 +99,22 @@ def remember(
     chosen = {w.target.name: w for fallback in FALLBACKS for w in verification.selected(winners, fallback)}
     kept = []
     for name, winner in chosen.items():
+        keep_region(winner.target.kernel_type)
         where = (machine(winner.target.device), *versions())
         for target in by_case(winner.target):
             kernel = Winner(target, winner.source)
             kept.append(ProvenKernel(kernel, *where, model, speedups.get(name), str(date.today())))
             kept[-1].write()
     return kept
+
+
+def keep_region(kernel_type: str) -> None:
+    """What a region computes: a kernel of another clone's, or of one that is removed, is found and judged by it."""
+    source, kept = folder_of(kernel_type), spec.KEPT_REGIONS / kernel_type
+    if is_region(kernel_type) and source != kept:
+        for name in REGION:
+            with replacing(kept / name) as file:
+                file.write((source / name).read_text())
 
 
 def by_case(target: Target) -> Iterator[Target]:
@@ -113,9 +124,26 @@ def by_case(target: Target) -> Iterator[Target]:
         yield replace(target, name=f"{target.kernel_type}_{digest}", cases=(weighted,))
 
 
-def entries() -> list[ProvenKernel]:
-    """All that is kept, whatever it was proven with. Raises BadRecord."""
-    return [ProvenKernel.read(path) for path in sorted(folder().glob("*.json"))]
+def entries(pass_over: Callable[[BadRecord], None] | None = None) -> list[ProvenKernel]:
+    """All that is kept, whatever it was proven with. Raises BadRecord, unless `pass_over` is told of it."""
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        try:
+            found.append(ProvenKernel.read(path))
+        except BadRecord as why:
+            if not pass_over:
+                raise
+            pass_over(why)
+    return found
+
+
+def clear() -> int:
+    """Forget all of it, readable or not; how many kernels there were."""
+    files = list(folder().glob("*.json"))
+    for path in files:
+        path.unlink()
+    shutil.rmtree(spec.KEPT_REGIONS, ignore_errors=True)
+    return len(files)
 
 
 def proven() -> list[Winner]:
@@ -123,10 +151,13 @@ def proven() -> list[Winner]:
     return [entry.winner for entry in entries() if entry.counts]
 
 
-def known_for(target: Target) -> list[ProvenKernel]:
-    """What paid on this machine for shapes like the target's: each source once, those of the nearest shapes first."""
+def known_for(target: Target, known: Sequence[ProvenKernel] | None = None) -> list[ProvenKernel]:
+    """What paid on this machine for shapes like the target's: each source once, those of the nearest shapes first.
+
+    known: of these; by default of all that is kept.
+    """
     here, near = machine(target.device), {}
-    for entry in entries():
+    for entry in entries() if known is None else known:
         proven_on = entry.winner.target
         if (entry.machine, proven_on.kernel_type) == (here, target.kernel_type):
             apart = min(factor_between(proven_on.cases[0].case, weighted.case) for weighted in target.cases)

@@ -78,7 +78,9 @@ def default_cache() -> Path:
     """What is kept for all runs: $AUTOKERNEL_CACHE, else ~/.cache/autokernel; of a user without a home, a temporary folder."""
     home = Path(os.path.expanduser("~"))  # itself, where there is none
     home = home if home.is_absolute() else Path(tempfile.gettempdir(), f"home-{os.getuid()}")
-    return Path(os.environ.get("AUTOKERNEL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "autokernel"))
+    return Path(
+        os.environ.get("AUTOKERNEL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "autokernel")
+    )
 
 
 def proven_folder() -> Path:
@@ -235,6 +237,8 @@ def check(language: str, folders: Iterable[Path], experiments: bool = True) -> N
 def check_writable(*paths: Path) -> None:
     """Before hours are spent on what is to be written there: end with one line if a file of such a name cannot be."""
     for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a pipe, a terminal
+            continue
         reason = "it is a folder: name a file" if path.is_dir() else _why_not_writable(path.parent)
         if reason:
             fail(f"{path}: {reason}")

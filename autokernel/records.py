@@ -69,10 +69,14 @@ def write_json(path: Path, data: Any) -> None:
 def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file that takes the place of `path` once it is whole and synced; where it is not, what was there stays.
 
-    A link at `path` is replaced, not followed.
+    A link at `path` is replaced, not followed. What is no file (a pipe, /dev/stdout) is written to as it is.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a file is to be written here, and it is a folder", str(path))
+    if path.exists() and not path.is_file():
+        with open(path, mode) as file:
+            yield file
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -59,8 +59,9 @@ for line in sys.stdin:
 
 
 def clone_this(root: Path) -> None:
-    """A clone of this one, as its working tree is."""
+    """A clone of this one, as its working tree is; its branch is main, whatever this one's is."""
     subprocess.run(["git", "clone", "-q", ROOT, root], check=True)
+    subprocess.run(["git", "checkout", "-q", "-B", "main"], cwd=root, check=True)
     asked = ["git", "ls-files", "-z", "--modified", "--others", "--exclude-standard"]
     for name in filter(None, subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.split("\0")):
         (root / name).parent.mkdir(parents=True, exist_ok=True)

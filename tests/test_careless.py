@@ -419,6 +419,33 @@ def test_a_reader_that_has_gone(untouched, command):
     assert done.stderr == "" and done.returncode == (0 if "--help" in command else 141)  # argparse is quiet by itself
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(untouched, closed):
+    command = f"exec {sys.executable} orchestrate.py runs {closed}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=untouched.root, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": "."}
+    )
+    assert (done.returncode, done.stderr) == (0, "") and ("night" in done.stdout) == (">&-" not in closed.split())
+
+
+def test_another_encoding_than_utf8(untouched):
+    """Files of ours are UTF-8, and what is printed too, whatever the locale's is."""
+    environment = os.environ | {"PYTHONPATH": ".", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ask = [sys.executable, "orchestrate.py", "log", "--tag", "nächte"]
+    done = subprocess.run(ask, cwd=untouched.root, capture_output=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, b"") and "'nächte'" in done.stderr.decode()
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    from autokernel.records import write_json
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+    write_json(pipe, {"a": 1})
+    assert json.loads(reader.communicate(timeout=10)[0]) == {"a": 1} and pipe.is_fifo()
+
+
 @pytest.mark.parametrize(
     "command, says",
     {

@@ -5,7 +5,9 @@ main() raises is one line on stderr and exit status 2.
 """
 
 import argparse
+import codecs
 import errno
+import locale
 import math
 import os
 import sys
@@ -110,11 +112,30 @@ def new_file(text: str) -> Path:
     return Path(text)
 
 
+def open_streams() -> None:
+    """Where one is closed (`>&-`) its number would be that of the next file: what is printed goes nowhere then."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is taken
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def in_utf8() -> None:
+    """Start this program again in Python's UTF-8 mode where the locale's encoding is another: files of ours are UTF-8."""
+    if not sys.flags.utf8_mode and codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"  # for the processes that are started from here
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[str] | None = None) -> int:
     """The exit status of a script; `main` takes its arguments, None for those of the process, and may return one.
 
     A reader that has gone (`| head`) ends it quietly.
     """
+    open_streams()
+    in_utf8()
     for name in OF_GIT:  # as a hook of git sets them: this clone is meant, whatever repository we are called from
         os.environ.pop(f"GIT_{name}", None)
     try:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autokernel.cli.arguments import Parser, script
+from autokernel.cli.arguments import Parser, open_streams, script
 from autokernel.cli.signals import catch_signals
 from autokernel.preflight import OF_A_RUN, fail
 
@@ -67,6 +67,7 @@ def make_parser() -> Parser:
 
 def main() -> int:
     """The console command `autokernel`."""
+    open_streams()
     name, *words = sys.argv[1:] or ["--help"]
     command = COMMANDS.get(name)
     if command is None:

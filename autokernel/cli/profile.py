@@ -9,6 +9,7 @@ Writes:  workspace/<tag>/profile.json, which extract.py reads
 """
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.torch_compile_log:
         log_compilation(workload, arguments.torch_compile_log)
     if arguments.json:
-        print(output.read_text())
+        print(json.dumps(profile.to_json(), indent=1))
     else:
         show(profile)
         source = f"--profile {output}" if arguments.output else f"--tag {arguments.tag}"

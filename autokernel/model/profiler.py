@@ -127,10 +127,13 @@ class ModelProfile:
         """Share of the time that is in no graph."""
         return sum(h.share for h in self.hotspots if not h.captured)
 
-    def write(self, path: Path) -> None:
+    def to_json(self) -> dict[str, Any]:
         shares = {standing.name.lower(): share for standing, share in account.shares(self.hotspots).items()}
         told = {"shares": shares, "account": account.lines(self.hotspots)}  # for whoever reads the file itself
-        write_json(path, encode(self) | {"workload": self.workload.to_json()} | told)
+        return encode(self) | {"workload": self.workload.to_json()} | told
+
+    def write(self, path: Path) -> None:
+        write_json(path, self.to_json())
 
     @staticmethod
     @reads("delete it and run python profile.py again")

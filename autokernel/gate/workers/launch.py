@@ -36,6 +36,7 @@ class Launched:
             "PYTHONPATH": str(ROOT),
             "AUTOKERNEL_HOME": str(HOME),  # by default, it follows from the folder in which a program is started
             "AUTOKERNEL_PROVEN": str(proven_folder().absolute()),  # likewise from the home
+            "PYTHONUTF8": "1",  # whatever the locale is: kernels are UTF-8
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             "OPENBLAS_NUM_THREADS": "1",  # numpy would start a pool at import, and a pool does not survive a fork

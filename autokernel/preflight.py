@@ -75,7 +75,7 @@ def terminal() -> "int | None":
 
 
 def default_cache() -> Path:
-    """What is kept for all runs: $AUTOKERNEL_CACHE, else ~/.cache/autokernel; of a user without a home, a temporary folder."""
+    """What is kept for all runs: $AUTOKERNEL_CACHE, else ~/.cache/autokernel. Without a home, it is a temporary folder's."""
     home = Path(os.path.expanduser("~"))  # itself, where there is none
     home = home if home.is_absolute() else Path(tempfile.gettempdir(), f"home-{os.getuid()}")
     return Path(

@@ -52,8 +52,8 @@ def read(path: Path, count: int) -> Forms | None:
 
 
 def write(path: Path, forms: Forms) -> None:
-    """Keep the graphs at `path`, and of those of other code and other releases the latest; not where nothing can be written,
-    or something in them has no form for it."""
+    """Keep the graphs at `path`, and the latest of those of other code and other releases; not where nothing can be
+    written, or something in them has no form for it."""
     try:
         text = json.dumps([[_nodes(graph) for graph in graphs] for graphs in forms])
         with replacing(path) as file:

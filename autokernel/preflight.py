@@ -75,7 +75,7 @@ def terminal() -> "int | None":
 
 
 def default_cache() -> Path:
-    """What is kept for all runs: $AUTOKERNEL_CACHE, else ~/.cache/autokernel. Without a home, it is a temporary folder's."""
+    """What is kept for all runs: $AUTOKERNEL_CACHE, else ~/.cache/autokernel. Without a home, it is temporary."""
     home = Path(os.path.expanduser("~"))  # itself, where there is none
     home = home if home.is_absolute() else Path(tempfile.gettempdir(), f"home-{os.getuid()}")
     return Path(
@@ -261,7 +261,8 @@ def why_no_repository(root: Path) -> Optional[str]:  # noqa: UP045 as above
         if os.path.samefile(top, root):
             return None
         reason = f"git takes it for a part of {top}"
-    return f"experiments are git commits, and {root} is not a git clone that git can read ({reason}): git clone it"
+    advice = f"git config --global --add safe.directory {root}" if "dubious ownership" in reason else "git clone it"
+    return f"experiments are git commits, and {root} is not a git clone that git can read ({reason}): {advice}"
 
 
 def make_home() -> None:

@@ -1,10 +1,13 @@
-"""What libraries and child processes say on file descriptor 2, in a log file: a terminal has a run's own lines alone."""
+"""What libraries and child processes say on file descriptor 2, in a log file: a terminal has a run's own lines alone.
+
+What a model prints is on file descriptor 2 as well: number 1 has results alone.
+"""
 
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 
@@ -28,6 +31,13 @@ def diverted(log: Path | None) -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(target)
+
+
+@contextmanager
+def results_alone() -> Iterator[None]:
+    """What is printed meanwhile goes to file descriptor 2, wherever that leads; who closes sys.stdout closes no more."""
+    with open(2, "w", buffering=1, closefd=False) as file, redirect_stdout(file):
+        yield
 
 
 def divert_for_good(log: Path, title: str) -> None:

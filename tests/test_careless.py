@@ -254,6 +254,14 @@ def test_a_table_that_is_not_ours_is_passed_over_and_never_written(clone, conten
     assert path.read_bytes() == content.encode(errors="surrogateescape")
 
 
+def test_a_table_that_a_spreadsheet_has_written(clone):
+    path = clone.root / "results.tsv"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    done = clone.run(["orchestrate.py", "log", "--all"])
+    assert_fine(done, "too bold")
+    assert done.stderr == ""
+
+
 def test_git_has_the_experiments_where_the_table_is_gone(clone):
     good = clone.run(["orchestrate.py", "report"]).stdout
     whole = {name: clone.run(["orchestrate.py", *name.split()]).stdout for name in ("log --all", "next")}
@@ -394,6 +402,24 @@ def test_without_git(clone, tmp_path, command):
         assert_one_line(done, "git is not installed")
     else:
         assert done.status == 0 and ("#3 rmsnorm" if "log" in command else "night") in done.stdout
+
+
+@pytest.mark.parametrize("command", ["status", "log --all", "report", "next", "clean night"])
+def test_a_commit_that_git_has_lost(clone, command):
+    commit = clone.git("rev-parse", "refs/autokernel/night/3").strip()
+    lost, kept = clone.root / ".git/objects" / commit[:2] / commit[2:], clone.home / "object"
+    lost.rename(kept)
+    done = clone.run(["orchestrate.py", *command.split()])
+    kept.rename(lost)
+    assert_fine(done)
+    if command != "clean night":
+        assert "git failed" in done.stdout + done.stderr and "missing object" in done.stdout + done.stderr
+
+
+def test_a_clone_of_another_users(clone):
+    """Git reads none, and says what to do."""
+    done = clone.run(["orchestrate.py", "clean", "night"], GIT_TEST_ASSUME_DIFFERENT_OWNER="1")
+    assert_one_line(done, "dubious ownership", f"git config --global --add safe.directory {clone.root}")
 
 
 def test_gits_own_variables_do_not_lead_elsewhere(clone):

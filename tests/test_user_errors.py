@@ -1,5 +1,6 @@
 """What a user gets wrong ends in one line that says what was wrong and what to do, exit status 2, and no traceback."""
 
+import json
 import os
 import signal
 import subprocess
@@ -83,6 +84,18 @@ MODELS = {
     "an object": (net(after="Net = Net()"), (), "Net in", "is an object, no class of nn.Module"),
     "a number": ("Net = 3", (), "is a int, no class of nn.Module"),
     "no super().__init__()": (net().replace("super().__init__()", "pass"), (), "cannot be made", "Module.__init__() call"),
+    "fails later": (
+        net(init="self.passes = 0", forward="self.passes += 1; assert self.passes < 3, 'no more'"), (),
+        "a pass of Net failed after one that did not: AssertionError: no more", "net.py:12)",
+    ),
+    "an error without a message": (
+        net(init="raise E", after="class E(Exception):\n    def __str__(self): 1 / 0"), (), "E: its message cannot be made"
+    ),
+    "TorchScript": (
+        "import torch, warnings\nwarnings.simplefilter('ignore')\n"
+        "def Net(): return torch.jit.script(torch.nn.Linear(64, 64))",
+        (), "Net is TorchScript", "name the nn.Module",
+    ),
     "on meta": (net(init="self.to('meta')"), (), "tensors without data (on the device meta, layer.weight"),
     "lazy": (net(init="self.lazy = nn.LazyLinear(3)"), (), "lazy layers without a shape (lazy.weight)"),
     "input on meta": (net(forward="x = x.to('meta')"), (), "a pass of Net", "net.py:13)"),
@@ -129,6 +142,33 @@ def test_a_model_that_cannot_be_profiled(refusal, tmp_path, case):
     line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", file, *HEAD, *options)
     assert all(word in line for word in words), line
     assert not (tmp_path / "profile.json").exists()
+
+
+def test_what_a_model_prints_is_no_result(tmp_path, capfd):
+    """Nor is where it wants tensors to be by default."""
+    noisy = net(init="print('made'); torch.set_default_device('meta')", forward="print('run')")
+    (tmp_path / "net.py").write_text(noisy)
+    argv = ["--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD, "--baseline", "eager", "--json"]
+    try:
+        assert script(profile.main, [str(word) for word in argv]) == 0
+    finally:
+        torch.set_default_device(None)
+    said = capfd.readouterr()
+    assert json.loads(said.out)["workload"]["class_name"] == "Net" and "made\nrun\n" in said.err.replace("  ", "")
+
+
+def test_a_part_of_a_package_is_named_as_one(refusal, tmp_path):
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "net.py").write_text("from . import layers\n" + net())
+    line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD)
+    assert "relative import" in line and "--module PACKAGE.NAME" in line
+
+
+def test_an_interrupt_without_words(capsys):
+    def stopped(argv):
+        raise KeyboardInterrupt
+
+    assert script(stopped) == 130 and capsys.readouterr().err == "stopped\n"
 
 
 COMMANDS = {

@@ -149,14 +149,14 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
         return CLOSED_PIPE
     except KeyboardInterrupt as stopped:
-        print(stopped or "stopped", file=sys.stderr)
+        print(str(stopped) or "stopped", file=sys.stderr)
         return getattr(stopped, "status", INTERRUPTED)
     except OSError as error:
         if error.errno not in NOT_OURS or error.filename is None and error.errno not in WRITE_FAILED:
             raise
         fail(f"{error.filename or 'a file'}: {error.strerror}")
     except Exception as error:
-        git = sys.modules.get("git")  # it takes a while to import, and not every command uses it
-        if not git or not isinstance(error, git.GitCommandError):
+        ledger = sys.modules.get("autokernel.history.ledger")  # it takes a while to import, and not every command uses it
+        if not ledger or not isinstance(error, ledger.GitFailed):
             raise
-        fail(f"git failed (exit status {error.status}): {' '.join(error.stderr.split()) or error}")
+        fail(ledger.in_words(error))

@@ -142,8 +142,8 @@ def merge(arguments: argparse.Namespace) -> str:
     try:
         if not ledger.commit(repo, folder, "\n".join([subject, "", verification.verdict, "", *lines])):
             return f"{folder} has them already"
-    except ledger.git.GitCommandError as error:
-        fail(f"{folder} is written, but git did not commit it: {' '.join(error.stderr.split())}")
+    except ledger.GitFailed as error:
+        fail(f"{folder} is written, but not committed: {ledger.in_words(error)}")
     use = verification.fastest_with_kernels.code(None, folder.name)
     return "\n  ".join([f"committed {subject}", verification.verdict, *lines, f"to use them: import {folder.name}; {use}"])
 

@@ -148,7 +148,7 @@ class ExperimentLog:
 
 @reads("move it away, and a run writes its rows again from git")
 def _read(path: Path) -> list[Experiment]:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8-sig")  # as spreadsheets write it
     header = "\t".join(COLUMNS)
     first, *lines = text.split("\n")
     if not (first == header or not lines and header.startswith(first)):

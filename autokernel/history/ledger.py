@@ -18,6 +18,7 @@ from pathlib import Path
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # or its import fails where there is no git: repository() says so
 
 import git
+from git import GitCommandError as GitFailed
 
 from autokernel.history.experiments import COLUMNS, Experiment, cell
 from autokernel.history.runs import run_refs
@@ -52,6 +53,14 @@ class NoRepository(Refused, RuntimeError):
 
 class CheckedOut(Refused, RuntimeError):
     """The run's branch is checked out where the user works; the message says what to do."""
+
+
+def in_words(error: Exception) -> str:
+    """Of what git refuses, its own words."""
+    if not isinstance(error, GitFailed):
+        return str(error)
+    said = " ".join(error.stderr.split()).removeprefix("stderr: ").strip("'")
+    return f"git failed (exit status {error.status}): {said or error}"
 
 
 def repository(root: Path) -> git.Repo:

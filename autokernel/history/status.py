@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autokernel.history.experiments import START, STARTER, Experiment, ExperimentLog, Status
-from autokernel.history.ledger import GitLedger, NoRepository
+from autokernel.history.ledger import GitFailed, GitLedger, NoRepository, in_words
 from autokernel.history.progress import incumbent, rows_of, tried
 from autokernel.history.runs import (
     PLAN,
@@ -85,8 +85,8 @@ def known_rows(root: Path, tag: str) -> Known:
         table, notes = [], [str(error)]
     try:
         rows = [entry.row for entry in GitLedger(root, tag, run_folder(root, tag)).entries()]
-    except NoRepository as error:
-        return Known(table, (*notes, f"from results.tsv alone: {error}"))
+    except (NoRepository, GitFailed) as error:
+        return Known(table, (*notes, f"from results.tsv alone: {in_words(error)}"))
     lacking = len({row.experiment for row in rows} - {row.experiment for row in table})
     if lacking:
         notes += [f"results.tsv lacks {lacking} of the {len(rows)} experiments that git has: told from git"]

@@ -30,11 +30,11 @@ from autokernel.model import account, untouched
 from autokernel.model.account import Standing
 from autokernel.model.capture import IN_GRAPH, OUTSIDE, Capture, capture, reason, value
 from autokernel.model.match import Refusal, RegionFinder, Site, SiteFinder, extract_subgraph, filled
-from autokernel.model.user_code import WorkloadError
+from autokernel.model.user_code import WorkloadError, user_code
 from autokernel.model.workload import Workload
 from autokernel.records import reads, record_from, write_json
 from autokernel.spec import Case, KernelSpec, load_spec
-from autokernel.stderr import diverted
+from autokernel.stderr import diverted, results_alone
 from autokernel.target import encode, encoded
 
 PREFIX = "autokernel:"  # of the ranges that mark nodes in a trace
@@ -199,6 +199,7 @@ class _Measured:
         return self.weight * self.captured.graphs[graph].calls
 
 
+@results_alone()
 def profile_workload(
     workload: Workload,
     warmup: int | None = None,
@@ -274,16 +275,17 @@ def _measure(
     args, kwargs = workload.inputs(model, workload.seed)
     workload.try_pass(model, args, kwargs)
     say(f"measuring one pass{of_part}")
-    fit = int(PASSES_S * 1e6 / _latency_us(lambda: model(*args, **kwargs), device, 0, 1))
-    warmup, iterations = _repeats(*repeats, fit)
-    latency_us = _latency_us(lambda: model(*args, **kwargs), device, warmup, iterations)
-    with diverted(log):
-        found = _calls(lambda: model(*args, **kwargs), device, warmup, iterations)
-        spent = _added((calls.call, calls.time_us) for calls in found)
-    say(f"capturing the graphs{of_part}")
     outside: list[_Calls] = []
-    with diverted(log):
-        captured = capture(model, args, kwargs, lambda run: outside.extend(_calls(run, device, warmup, iterations)))
+    with user_code(f"a pass of {workload.class_name} failed after one that did not", among_ours=True):
+        fit = int(PASSES_S * 1e6 / _latency_us(lambda: model(*args, **kwargs), device, 0, 1))
+        warmup, iterations = _repeats(*repeats, fit)
+        latency_us = _latency_us(lambda: model(*args, **kwargs), device, warmup, iterations)
+        with diverted(log):
+            found = _calls(lambda: model(*args, **kwargs), device, warmup, iterations)
+            spent = _added((calls.call, calls.time_us) for calls in found)
+        say(f"capturing the graphs{of_part}")
+        with diverted(log):
+            captured = capture(model, args, kwargs, lambda run: outside.extend(_calls(run, device, warmup, iterations)))
     say(f"finding the operations that kernels can compute{of_part}")
     with diverted(log):
         answers = [finder.examine(graph.module) for graph in captured.graphs]

@@ -28,13 +28,18 @@ class WorkloadError(Refused):
 
 
 @contextmanager
-def user_code(what: str, advice: str = "") -> Iterator[None]:
-    """`what` failed, the exception, and `advice` as a WorkloadError, whatever is raised inside: sys.exit() as well."""
+def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator[None]:
+    """`what` failed, the exception, and `advice` as a WorkloadError, whatever is raised inside: sys.exit() as well.
+
+    among_ours: there is code of ours inside, too; what no line of the user's takes part in stays as it is.
+    """
     try:
         yield
     except (KeyboardInterrupt, Refused):
         raise
     except BaseException as error:
+        if among_ours and not _their_lines(error):
+            raise
         raise WorkloadError(f"{what}: {short(error)}" + f"; {advice}" * bool(advice)) from error
 
 
@@ -45,10 +50,23 @@ def short(error: BaseException) -> str:
     elif isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({_relative(error.filename)}:{error.lineno})"
     else:
-        text = type(error).__name__ + f": {' '.join(str(error).split())}" * bool(str(error).strip())
+        said = " ".join(_said(error).split())
+        text = type(error).__name__ + f": {said}" * bool(said)
     text = text if len(text) <= LONGEST else text[:LONGEST] + " …"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*OURS, "<"))]
-    return f"{text} ({_relative(frames[-1].filename)}:{frames[-1].lineno})" if frames else text
+    lines = _their_lines(error)
+    return f"{text} ({_relative(lines[-1].filename)}:{lines[-1].lineno})" if lines else text
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of the user's is code of the user's
+        return "its message cannot be made"
+
+
+def _their_lines(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where it has been that is neither PyTorch's, nor the standard library's, nor ours; the deepest last."""
+    return [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith((*OURS, "<"))]
 
 
 def load_module(name: str, root: Path) -> Any:
@@ -67,7 +85,9 @@ def load_module(name: str, root: Path) -> Any:
     if loaded and loaded.__file__ == str(path):
         return loaded
     try:
-        with user_code(f"{name} cannot be imported"):
+        in_package = (path.parent / "__init__.py").is_file()
+        advice = "it is a part of a package: name it as one, --module PACKAGE.NAME, with PYTHONPATH" if in_package else ""
+        with user_code(f"{name} cannot be imported", advice):
             return import_file(path, own)
     except WorkloadError:
         sys.modules.pop(own, None)
@@ -147,6 +167,8 @@ def checked_model(model: Any, name: str) -> nn.Module:
     """Raises WorkloadError unless this is a model with numbers in it."""
     if not isinstance(model, nn.Module):
         raise WorkloadError(f"{name} is no nn.Module: it makes a {type(model).__name__}; {NEXT}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise WorkloadError(f"{name} is TorchScript, which torch.compile does not take: name the nn.Module it was made of")
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if empty := [n for n, t in tensors if t.is_meta]:
         raise WorkloadError(

@@ -96,7 +96,9 @@ class Workload:
     def inputs(self, model: nn.Module, seed: int) -> Inputs:
         """Args and kwargs to call the model with, on its device; another seed gives other contents."""
         torch.manual_seed(seed)
-        return tree_map_only(torch.Tensor, self._place, self._inputs(self._module(), model))
+        with torch.device("cpu"):  # whatever the model's code has made the default
+            made = self._inputs(self._module(), model)
+        return tree_map_only(torch.Tensor, self._place, made)
 
     def try_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One pass, of which nothing is kept. Raises WorkloadError where the model cannot do it, or returns no tensor."""

@@ -7,7 +7,7 @@ from autokernel.agents import PastExperiment
 from autokernel.agents.playbook import fitting_tier, tier_text
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Experiment, Status
-from autokernel.history.ledger import NoRepository
+from autokernel.history.ledger import GitFailed, NoRepository
 from autokernel.history.progress import incumbent, rows_of, tried
 from autokernel.history.status import kernel_line, known_rows, read_proofs
 from autokernel.integration.verification import Verification
@@ -186,7 +186,7 @@ def diffs(workspace: Workspace, rows: Sequence[Experiment]) -> dict[str, str]:
     """What each experiment changed in the kernel that it was an edit of, by commit."""
     try:
         text = workspace.ledger.changes([row.commit for row in rows if row.agent != STARTER])
-    except NoRepository:
+    except (NoRepository, GitFailed):
         return {}
     _, *parts = re.split(r"(?m)^([0-9a-f]{40})$", text)
     return {commit: change.partition("\n@@")[2] and "@@" + change.partition("\n@@")[2] for commit, change in _pairs(parts)}

@@ -26,6 +26,7 @@ from autokernel.gate import Judge
 from autokernel.gate.comparison import Comparison, compare
 from autokernel.gate.kernel_files import source_of, usual_target
 from autokernel.hardware.processes import die_with_parent
+from autokernel.history.runs import checked_tag
 from autokernel.integration.apply import apply
 from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER
@@ -135,7 +136,7 @@ def optimize(
     from autokernel.cli.pipeline import default_tag  # which imports the agents
 
     workload = hand_over(model, inputs, kwargs or {}, HOME)
-    workspace = Workspace(HOME, run or default_tag(HOME, workload))
+    workspace = Workspace(HOME, default_tag(HOME, workload) if run is None else checked_tag(str(run)))
     words = [*program("orchestrate", "optimize"), "run", *_named(workload), "--tag", workspace.tag, "--agent", agent]
     limits = {"--minutes": minutes, "--experiments": experiments, "--top": top}
     words += [f"{name}={value}" for name, value in limits.items() if value is not None]
@@ -186,7 +187,7 @@ def bench(
     kernel: a file, file.py:function, or the text of a kernel file. type: what it computes, if the file does not say.
     device: "cpu", "cuda"; by default a GPU if there is one. incumbent: another kernel to be faster than. quick: no proof.
     """
-    device = device or _device()
+    device = _device(device)
     source = _source(kernel, type, device)
     target = usual_target(source, _called(kernel), type, device, dtype, sizes)
     old = None if incumbent is None else _source(incumbent, type, device)
@@ -207,17 +208,17 @@ def check(
     progress: Progress | None = None,
 ) -> Comparison:
     """Is the new kernel right, and not slower than the old one beyond doubt? As `autokernel check` decides it."""
-    device = device or _device()
+    device = _device(device)
     before, after = (_source(kernel, type, device) for kernel in (old, new))
     target = usual_target(after, _called(new), type, device, dtype, sizes)
     with Judge(device, allow_libraries) as judge:
         return compare(judge, before, after, target, seed, progress or LOG.info)
 
 
-def _device() -> str:
-    from autokernel.console import default_device
+def _device(asked: str | None) -> str:
+    from autokernel.console import device_here
 
-    return default_device()
+    return device_here(asked)
 
 
 def _source(kernel: str | Path, type: str | None, device: str) -> str:
@@ -244,7 +245,7 @@ def _run(words: list[str], progress: Progress | bool, right: tuple[int, ...] = (
 
     An interrupt ends it first, and so does the caller's end.
     """
-    say = progress if callable(progress) else LOG.info
+    say, words = progress if callable(progress) else LOG.info, [*map(str, words)]
     environment = os.environ | {"AUTOKERNEL_HOME": str(HOME), "PYTHONUNBUFFERED": "1"}
     terminal = [os.dup(sys.stderr.fileno())] if progress is True and sys.stderr.isatty() else []
     environment |= {TERMINAL: str(terminal[0])} if terminal else {}

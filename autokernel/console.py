@@ -23,6 +23,7 @@ __all__ = [
     "check_machine",
     "console",
     "default_device",
+    "device_here",
     "fail",
     "preflight",
     "progress",
@@ -70,7 +71,14 @@ def default_device() -> str:
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:
     """--device, which `settle_device` settles: what there is takes PyTorch to know."""
-    parser.add_argument("--device", type=_device, help="cpu, cuda or cuda:1 (default: a GPU, if there is one)")
+
+    def device(text: str) -> str:
+        try:
+            return _device(text)
+        except Refused as why:
+            raise argparse.ArgumentTypeError(str(why)) from None
+
+    parser.add_argument("--device", type=device, help="cpu, cuda or cuda:1 (default: a GPU, if there is one)")
 
 
 def add_sandbox_argument(parser: argparse.ArgumentParser, workers: bool = False) -> None:
@@ -86,21 +94,28 @@ def add_sandbox_argument(parser: argparse.ArgumentParser, workers: bool = False)
 def _device(text: str) -> str:
     kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()) or text == "cuda:":
-        raise argparse.ArgumentTypeError(f"{text!r} is none of cpu, cuda, cuda:1")
+        raise Refused(f"{text!r} is none of cpu, cuda, cuda:1")
     return text
+
+
+def device_here(asked: str | None) -> str:
+    """The device that is asked for, else a GPU if there is one. Raises Refused where it is not here."""
+    import torch
+
+    device = default_device() if asked is None else _device(str(asked))
+    kind, _, index = device.partition(":")
+    available = torch.cuda.device_count() if kind == "cuda" else 1
+    if int(index or 0) >= available:
+        raise Refused(f"there is no {device} here (devices of this kind that PyTorch sees: {available})")
+    return device
 
 
 def settle_device(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Put a device that is here into `options`: the one named, else a GPU if there is one. Ends the script if it is not."""
-    import torch
-
-    options.device = options.device or default_device()
-    kind, _, index = options.device.partition(":")
-    available = torch.cuda.device_count() if kind == "cuda" else 1
-    if int(index or 0) >= available:
-        parser.error(
-            f"argument --device: there is no {options.device} here (devices of this kind that PyTorch sees: {available})"
-        )
+    try:
+        options.device = device_here(options.device)
+    except Refused as why:
+        parser.error(f"argument --device: {why}")
 
 
 def check_machine(language: str, experiments: bool = True) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.winner import Winner
 from autokernel.model.handover import hand_over
 from autokernel.model.user_code import WorkloadError
+from autokernel.preflight import Refused
 from autokernel.run.workspace import PLAN, NoRun
 from autokernel.spec import KERNELS, ROOT
 from autokernel.target import default_target
@@ -254,6 +256,49 @@ def test_optimize_shows_where_the_run_stands_as_the_script_does(tmp_path) -> Non
     printed, seen = watched(OPTIMIZE, tmp_path / "clone")
     assert "run watched: " in seen and "start from cpp_kernel" in seen and "verifying" in seen
     assert "start from cpp_kernel" not in printed
+
+
+SOURCE = RIGHT.read_text()
+LINEAR, ONES = nn.Linear(4, 4), torch.ones(2, 4)
+MISUSE = {
+    "no model": (lambda: autokernel.apply(None), "None is no nn.Module"),
+    "a class": (lambda: autokernel.apply(nn.ReLU), "ReLU is a class"),
+    "no model to explain": (lambda: autokernel.explain(torch.relu), "is no nn.Module"),
+    "no model to unapply": (lambda: autokernel.unapply(3), "3 is no nn.Module"),
+    "no model for starters": (lambda: autokernel.apply(None, "starters"), "None is no nn.Module"),
+    "a run of no name": (lambda: autokernel.apply(LINEAR, ""), "name of a run is empty"),
+    "no kernels": (lambda: autokernel.apply(LINEAR, ["rmsnorm"]), "no list of kernels"),
+    "a number of kernels": (lambda: autokernel.apply(LINEAR, 3), "no list of kernels"),
+    "an unknown fallback": (lambda: autokernel.apply(LINEAR, [], "indcutor"), "no fallback 'indcutor': inductor, reduce-"),
+    "inputs by no name": (lambda: autokernel.profile(LINEAR, ONES, kwargs=[1]), "kwargs are keyword arguments"),
+    "a bad name of a run": (lambda: autokernel.optimize(LINEAR, ONES, run="a/b"), "no name of a run"),
+    "an empty name of a run": (lambda: autokernel.optimize(LINEAR, ONES, run=""), "name of a run is empty"),
+    "an unknown device": (lambda: autokernel.bench(SOURCE, device="tpu"), "'tpu' is none of cpu, cuda, cuda:1"),
+    "a device that is not here": (lambda: autokernel.check(SOURCE, SOURCE, "rmsnorm", device="cuda:99"), "no cuda:99 here"),
+    "an unknown dtype": (lambda: autokernel.bench(SOURCE, device="cpu", dtype="float3"), "rmsnorm is not for float3"),
+    "another dtype": (lambda: autokernel.bench(SOURCE, device="cpu", dtype=torch.int8), "rmsnorm is not for torch.int8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISUSE)
+def test_what_cannot_be_done_is_refused_in_a_sentence(case, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("autokernel.api.HOME", tmp_path)
+    call, says = MISUSE[case]
+    with pytest.raises(Refused, match=re.escape(says)) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [{"run": "nobodys"}, {"nonsense": 1}], ids=str)
+def test_a_backend_that_cannot_be_made_says_so_once(options, caplog) -> None:
+    compiled = torch.compile(LINEAR, backend="autokernel", options=options)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(ONES), LINEAR(ONES))
+        compiled(torch.ones(3, 4))
+    torch._dynamo.reset()
+    (said,) = (record.message for record in caplog.records if "the model is left as it is" in record.message)
+    assert "nobodys" in said or "nonsense" in said
+    assert "Traceback" not in caplog.text
 
 
 def test_a_run_that_is_not_there_cannot_be_verified() -> None:

@@ -68,7 +68,12 @@ def source_of(name: Path, kernel_type: str | None, device: str) -> str:
 
 
 def usual_target(
-    source: str, name: object, kernel_type: str | None, device: str, dtype: str | None = None, sizes: bool = False
+    source: str,
+    name: object,
+    kernel_type: str | None,
+    device: str,
+    dtype: str | torch.dtype | None = None,
+    sizes: bool = False,
 ) -> Target:
     """The sizes of a kernel's type, for a kernel that no model asked for; `name` is for messages. Raises NotFound."""
     declared = constants(source)
@@ -77,9 +82,10 @@ def usual_target(
         raise NotFound(f"{name}: KERNEL_TYPE is {reprlib.repr(kernel_type)}; the types are {', '.join(kernel_types())}")
     if str(backend) not in BACKENDS:
         raise NotFound(f"{name}: BACKEND is {reprlib.repr(backend)}; the backends are {', '.join(BACKENDS)}")
-    if dtype and getattr(torch, dtype) not in load_spec(kernel_type).dtypes:
+    wanted = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if wanted and wanted not in load_spec(kernel_type).dtypes:
         raise NotFound(f"{kernel_type} is not for {dtype}")
-    return usual_sizes(kernel_type, backend, device, dtype and getattr(torch, dtype), sizes)
+    return usual_sizes(kernel_type, backend, device, wanted, sizes)
 
 
 def usual_sizes(

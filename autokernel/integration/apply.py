@@ -20,6 +20,7 @@ from autokernel.integration.frames import newest
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, recurrent_modules_traced
 from autokernel.model.padding import Encoders
+from autokernel.preflight import Refused
 
 LOG = logging.getLogger("autokernel")
 APPLIED = count()  # calls of apply(), for names
@@ -41,13 +42,18 @@ def apply(
     they are not, nor is a fallback that made it slower, and a warning says what to use.
     See Replacer for the other options. Copies and pickles of the model have no kernels, and unapply() takes them out again.
     """
-    if winners == STARTERS:
+    _check_model(model)
+    if fallback not in (None, *INDUCTOR, *torch._dynamo.list_backends(())):
+        raise Refused(f"there is no fallback {fallback!r}: {', '.join(INDUCTOR)}, or another backend of torch.compile")
+    if isinstance(winners, str) and winners == STARTERS:
         return _with_starters(model)
     chosen: Sequence[Winner]
     if winners is None or isinstance(winners, (str, Path)):
         chosen, fallback = _of_run(winners, fallback)
-    else:
+    elif isinstance(winners, (list, tuple)) and all(isinstance(winner, Winner) for winner in winners):
         chosen = winners
+    else:
+        raise Refused(f"{winners!r:.80} is no list of kernels, name of a run or its folder, nor {STARTERS!r}")
     if not chosen and not fallback:
         return unapply(model)  # what Dynamo makes of it may be slower than the model itself
 
@@ -85,6 +91,13 @@ def _caller(model: nn.Module) -> Callable[..., Any]:
     return call
 
 
+def _check_model(model: Any) -> None:
+    """Raises Refused."""
+    if not isinstance(model, nn.Module):
+        what = f"{model.__name__} is a class" if isinstance(model, type) else f"{model!r:.80} is no nn.Module"
+        raise Refused(f"{what}: kernels are put into a model, as in autokernel.apply(Net())")
+
+
 def _with_starters(model: nn.Module) -> nn.Module:
     """`model`, whose first call finds the starters that pay for it, or the verified run of a call like it before."""
     from autokernel.api import optimize, verified_run  # which import this module
@@ -107,7 +120,12 @@ def _with_starters(model: nn.Module) -> nn.Module:
 
 def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """torch.compile(model, backend="autokernel", options={"run": …, "fallback": …, "gradients": …}); all are optional."""
-    return _backend(**(options or {}))(module, inputs)
+    try:
+        replacer = _backend(**(options or {}))
+    except (Refused, TypeError) as why:  # the latter: an option that there is not
+        _warn_once(f"the model is left as it is: {why}")
+        return module.forward
+    return replacer(module, inputs)
 
 
 @contextmanager
@@ -125,6 +143,11 @@ def _called() -> Iterator[None]:
 # PyTorch enters this around each call of what a backend compiled, but finds it no more in the wrappers of torch.compile().
 autokernel.backend_ctx_ctor = _called
 WrapBackendDebug.backend_ctx_ctor = property(lambda outer: outer._torchdynamo_orig_backend.compiler_fn.backend_ctx_ctor)
+
+
+@cache
+def _warn_once(why: str) -> None:
+    LOG.warning(why)
 
 
 @cache  # one for all graphs: what it loaded and proved serves them all
@@ -212,6 +235,7 @@ class Explanation:
 
 def explain(model: nn.Module) -> Explanation:
     """Which of the kernels that apply() was given run in `model` and where, and what was left as it was, and why."""
+    _check_model(model)
     replacer = getattr(model._compiled_call_impl, "replacer", None)
     if replacer is None:
         return Explanation((), {}, (), 0)
@@ -222,5 +246,6 @@ def explain(model: nn.Module) -> Explanation:
 
 def unapply(model: nn.Module) -> nn.Module:
     """`model` as it was before apply()."""
+    _check_model(model)
     model._compiled_call_impl = None
     return model

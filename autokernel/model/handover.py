@@ -61,6 +61,10 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     name = type(model).__name__
     checked_model(model, name)
     device, dtype = _device(model, name), _dtype(model, name)
+    if not isinstance(kwargs, Mapping):
+        raise WorkloadError(
+            f"kwargs are keyword arguments of forward() by their names, {{'mask': mask}}, not {kwargs!r:.60}"
+        )
     tensors = [value for value in tree_leaves((args, dict(kwargs))) if isinstance(value, torch.Tensor)]
     if not tensors:
         raise WorkloadError(f"{name} is given no tensor: name the inputs that it is to be measured on after the model")

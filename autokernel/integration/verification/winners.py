@@ -15,12 +15,12 @@ Kept = tuple[list[Winner], dict[str, float]]  # and each target's speedup over P
 
 
 def open_run(run: str | Path | None = None) -> Workspace:
-    """The run of this name or in this folder; without one that of $AUTOKERNEL_RUN, else the latest. Raises NoRun."""
-    run = run or os.environ.get("AUTOKERNEL_RUN")
+    """The run of this name or in this folder; without one $AUTOKERNEL_RUN, else the latest. Raises NoRun, BadTag."""
+    run = os.environ.get("AUTOKERNEL_RUN") or None if run is None else str(run)
     if run and (Path(run) / PLAN).exists():
         folder = Path(run).resolve()
         return Workspace(folder.parent.parent, folder.name)
-    return find_run(HOME, run and str(run))
+    return find_run(HOME, run)
 
 
 def kept(workspace: Workspace, plan: Plan) -> Kept:

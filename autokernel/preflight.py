@@ -229,7 +229,7 @@ def check(language: str, folders: Iterable[Path], experiments: bool = True) -> N
             f"{backend.title} needs Python's headers, there is no {header} (Debian/Ubuntu: apt install python3-dev)"
         )
     for folder in folders:
-        reason = _why_not_writable(folder)
+        reason = why_not_writable(folder)
         if reason:
             raise Refused(reason)
 
@@ -239,7 +239,7 @@ def check_writable(*paths: Path) -> None:
     for path in paths:
         if path.exists() and not path.is_file() and not path.is_dir():  # a pipe, a terminal
             continue
-        reason = "it is a folder: name a file" if path.is_dir() else _why_not_writable(path.parent)
+        reason = "it is a folder: name a file" if path.is_dir() else why_not_writable(path.parent)
         if reason:
             fail(f"{path}: {reason}")
 
@@ -283,9 +283,9 @@ def make_home() -> None:
             raise Refused(f"cannot make the git repository {HOME}: {done.stderr.strip()}")
 
 
-def _why_not_writable(folder: Path) -> Optional[str]:  # noqa: UP045 as above
+def why_not_writable(folder: Path) -> Optional[str]:  # noqa: UP045 as above
     """By writing to the folder, or to the nearest parent that exists: permission bits do not tell of read-only mounts."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(str(path)))  # a link to nowhere, too
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(1 << 16))  # nothing is written to a full disk, but a file can be made

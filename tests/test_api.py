@@ -18,6 +18,7 @@ from torch import nn
 import autokernel
 from autokernel import api
 from autokernel.api import CommandFailed, Optimized
+from autokernel.gate.kernel_files import source_of
 from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.winner import Winner
@@ -374,6 +375,13 @@ def test_the_gate_takes_a_source_or_a_file(tmp_path) -> None:
         verdict = autokernel.bench(kernel, device="cpu", quick=True, progress=said.append)
         assert verdict.correctness == "FAIL" and verdict.failure.stage == "smoke_test"
     assert said
+
+
+def test_a_function_may_have_the_name_that_the_gate_calls() -> None:
+    names: dict = {}
+    exec(source_of(Path(f"{RIGHT}:kernel_fn"), "rmsnorm", "cpu"), names)
+    x, weight = torch.randn(4, 64), torch.ones(64)
+    torch.testing.assert_close(names["kernel_fn"](x, weight), torch.nn.functional.rms_norm(x, (64,), weight, 1e-6))
 
 
 def test_what_apply_did_is_explained() -> None:

@@ -172,6 +172,7 @@ REFUSED = {  # a command -> words of its line
     "bench.py --incumbent nothing.py": ["nothing.py"],
     "bench.py --incumbent .git/index": ["no text in UTF-8"],
     "bench.py kernels/rmsnorm/cpp_kernel.py --incumbent kernels/softmax/cpp_kernel.py": ["another kernel type"],
+    "bench.py kernels/rmsnorm/cpp_kernel.py --out sized.py": ["--out", "--autotune"],
     "bench.py --tag night --target nothing": ["nothing"],
     "bench.py --tag nothing --target nothing": ["nothing"],
     "verify.py --tag nothing": ["nothing"],
@@ -181,10 +182,15 @@ REFUSED = {  # a command -> words of its line
     "verify.py --save class": ["class"],
     "verify.py --save a-b": ["a-b"],
     "profile.py --output /": ["/"],
+    "profile.py --model models/gpt2.py --module transformers": ["not allowed with"],
     "profile.py --output ..": ["folder"],
     "profile.py --output README.md": ["README.md", "cannot be read"],
     "profile.py --export-trace README.md": ["README.md", "exists"],
     "export_hf.py --name x --kernel .git/index": ["no text in UTF-8"],
+    "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --output /proc/x": ["cannot write to /proc/x"],
+    "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --backends ,": ["no backend", "cuda"],
+    "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --backends nvidia": ["'nvidia' is no backend"],
+    "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --repo-id ../x": ["'../x' is no name"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --output kernels": ["did not write"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --verdict README.md": ["README.md"],
 }
@@ -193,6 +199,13 @@ REFUSED = {  # a command -> words of its line
 @pytest.mark.parametrize("command", REFUSED)
 def test_refused_in_one_line(untouched, command):
     assert_one_line(untouched.run(command.split(), **CHILD), *REFUSED[command])
+
+
+@pytest.mark.parametrize("model", ["--model=models/nothing.py", "--module=nothing"])
+def test_a_mistake_leaves_no_folder_of_a_run(untouched, model):
+    done = untouched.run(["orchestrate.py", model, "--device=cpu"], **CHILD)
+    assert done.status == 2 and "Traceback" not in done.stderr
+    assert "nothing" in done.stderr.splitlines()[-1] and done.stderr.splitlines()[-1].startswith("error: ")
 
 
 FOREIGN = {
@@ -326,6 +339,13 @@ def test_links_are_not_followed(clone, name):
     else:
         assert_fine(done, "removed run night")
     assert (elsewhere / "kernel.py").read_text() == "mine"
+
+
+def test_a_link_to_nowhere_is_not_written_through(clone):
+    shutil.rmtree(clone.root / "workspace")
+    (clone.root / "workspace").symlink_to(clone.home / "nowhere")
+    assert_one_line(clone.run(["profile.py", "--model", "models/llama.py"]), "workspace", "cannot write to")
+    (clone.root / "workspace").unlink()
 
 
 @pytest.mark.parametrize("place", ["clone", "another worktree"])

@@ -14,7 +14,7 @@ import torch
 
 from autokernel import apply, preflight
 from autokernel.backends import BACKENDS
-from autokernel.cli import bench, extract, profile, verify
+from autokernel.cli import bench, check, extract, profile, verify
 from autokernel.cli.arguments import script
 from autokernel.integration.winner import Winner
 from autokernel.target import default_target
@@ -251,6 +251,11 @@ def test_kernels_that_are_for_another_model_are_said_to_be_of_no_use_once(caplog
     assert torch.equal(applied(x), expected) and torch.equal(applied(x), expected)
     said = [record.message for record in caplog.records if "nothing is replaced" in record.message]
     assert len(said) == 1 and "in Linear" in said[0] and winner.target.name in said[0]
+
+
+def test_a_summary_that_cannot_be_written_is_told_before_anything_is_judged(refusal, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/proc/nowhere/summary")
+    assert "cannot write to /proc/nowhere" in refusal(check.main, RMSNORM, RMSNORM, "--kernel", "rmsnorm")
 
 
 BROKEN = {

@@ -69,6 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
+    if options.out and options.calibrate is None and not options.autotune:
+        parser.error("--out is what --autotune or --calibrate writes: a verdict is printed (--json > FILE)")
     if options.calibrate is None:
         check_named(options.file, *filter(None, [options.incumbent]))
     with Launched() as launched:

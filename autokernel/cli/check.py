@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
-    check_writable(*filter(None, (options.junit, options.markdown)))
+    check_writable(*filter(None, (options.junit, options.markdown, summary_file())))
     check_named(options.old, options.new)
     with Launched() as launched:
         console.settle_device(options, parser)  # imports PyTorch
@@ -94,9 +94,15 @@ def write(outcome: "Comparison", options: argparse.Namespace) -> None:
     text = markdown(outcome, options)
     if options.markdown:
         options.markdown.write_text(text)
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+    if summary := summary_file():
         with open(summary, "a") as file:
             file.write(text)
+
+
+def summary_file() -> Path | None:
+    """Of a job in GitHub's workflows."""
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    return Path(name) if name else None
 
 
 def lines(outcome: "Comparison") -> list[str]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from autokernel.preflight import Refused
+from autokernel.preflight import Refused, why_not_writable
 from autokernel.records import BadRecord, reads, record_from, write_json
 
 LIST = ".autokernel.json"
@@ -46,6 +46,8 @@ def why_not(folder: Path) -> str | None:
         listed = _listed(folder)
     except BadRecord as error:
         return str(error)
+    if reason := why_not_writable(folder):
+        return reason
     if not listed and any(folder.glob("*")):
         return f"{folder} has files that AutoKernel did not write there: name another folder, or move them away"
     edited = [name for name, digest in listed.items() if (folder / name).is_file() and _digest(folder / name) != digest]

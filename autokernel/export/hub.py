@@ -28,6 +28,8 @@ from autokernel.spec import ROOT, KernelSpec, import_file, is_region, load_spec
 
 VERSION = 1
 NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]")  # what kernels takes
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+VARIANTS = ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu")  # likewise
 BUILD = """[general]
 name = "{name}"
 version = {version}
@@ -220,6 +222,10 @@ def write(project: Project, folder: Path) -> Path:
     """
     if not NAME.fullmatch(project.name):
         raise NotExported(f"{project.name!r} is no name for a kernel: lower case letters, digits and dashes")
+    if project.repo_id and not REPO_ID.fullmatch(project.repo_id):
+        raise NotExported(f"{project.repo_id!r} is no name of a repository on the Hub, such as me/my-rmsnorm")
+    if unknown := set(project.backends) - set(VARIANTS):
+        raise NotExported(f"{min(unknown)!r} is no backend of the Hub's: they are {', '.join(VARIANTS)}")
     if constants(project.source).get("BACKEND") not in ("triton", "cuda"):
         raise NotExported("the hub's kernels are for GPUs: a Triton or a CUDA kernel can be exported, a C++ one cannot")
     if is_region(project.spec.name):

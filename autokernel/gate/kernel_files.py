@@ -18,9 +18,11 @@ CALL = """
 
 # --- for the gate ---
 
+_given_function = {function}
+
 
 def kernel_fn({parameters}):
-    return {function}({names})
+    return _given_function({names})
 
 
 KERNEL_TYPE = "{kernel_type}"

@@ -204,8 +204,9 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     """--model, --class-name and so on; `workload_from` reads them. --device is added by cli.add_device_argument."""
     group = parser.add_argument_group("workload")
-    group.add_argument("--model", default=Workload.model, metavar="FILE", help="Python file (default: %(default)s)")
-    group.add_argument("--module", metavar="NAME", help="an installed module instead of a file: transformers")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument("--model", default=Workload.model, metavar="FILE", help="Python file (default: %(default)s)")
+    where.add_argument("--module", metavar="NAME", help="an installed module instead of a file: transformers")
     group.add_argument("--class-name", default=Workload.class_name, metavar="NAME", help="(default: %(default)s)")
     group.add_argument(
         "--model-args",

@@ -92,7 +92,19 @@ class Workspace:
                         f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
                     )
                 time.sleep(0.01)
-            yield
+            try:
+                yield
+            except Refused:
+                self._forget_unbegun()
+                raise
+
+    def _forget_unbegun(self) -> None:
+        """Remove the folder of a run that was refused before it had a plan: nothing is in it that anybody would miss."""
+        made = list(self.folder.iterdir())
+        if {path.name for path in made} <= {"lock", LOG}:
+            for path in made:
+                path.unlink()
+            self.folder.rmdir()
 
     def write_intent(self, intent: Intent) -> None:
         write_json(self / intent.file, asdict(intent))

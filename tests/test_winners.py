@@ -182,6 +182,41 @@ def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clo
     assert commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms")).endswith("has them already")
 
 
+REFUSED = {  # what is set up in the clone -> what git says
+    "a hook that says nothing": (
+        "printf '#!/bin/sh\\nexit 1' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit",
+        "git failed (exit status 1): commit says nothing",
+    ),
+    "a hook": ("printf '#!/bin/sh\\necho no >&2; exit 1' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", "no"),
+    "a signature": ("git config commit.gpgsign true; git config gpg.program /bin/false", "gpg failed to sign"),
+    "a lock": ("touch .git/index.lock", "index.lock"),
+    "no identity": ("git config user.useConfigOnly true; git config --unset user.email", "tell me who you are"),
+    "a merge": ("git rev-parse HEAD > .git/MERGE_HEAD", "partial commit during a merge"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_commit_that_git_refuses_is_told_in_a_line(run, clone, monkeypatch, capsys, case) -> None:  # noqa: F811
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(commands, "HOME", clone)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    for role in ("AUTHOR", "COMMITTER"):
+        for what in ("NAME", "EMAIL"):
+            monkeypatch.delenv(f"GIT_{role}_{what}", raising=False)
+    set_up, says = REFUSED[case]
+    for hook in (clone / ".git/hooks").iterdir():
+        hook.unlink()
+    sh("git", "config", "commit.gpgsign", "false", cwd=clone)
+    for name, value in (("name", "user"), ("email", "user@x")):
+        sh("git", "config", f"user.{name}", value, cwd=clone)
+    sh("sh", "-c", set_up, cwd=clone)
+    with pytest.raises(SystemExit) as end:
+        commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
+    assert "is written, but not committed" in said and says in said
+
+
 def test_a_kernel_that_was_verified_is_the_one_that_is_used(run) -> None:
     """verify.py --kernels judges other sources than those that the run kept."""
     record = json.loads((run / VERIFY).read_text())

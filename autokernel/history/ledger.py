@@ -60,7 +60,7 @@ def in_words(error: Exception) -> str:
     if not isinstance(error, GitFailed):
         return str(error)
     said = " ".join(error.stderr.split()).removeprefix("stderr: ").strip("'")
-    return f"git failed (exit status {error.status}): {said or error}"
+    return f"git failed (exit status {error.status}): {said or f'{error.command[1]} says nothing (a hook of yours?)'}"
 
 
 def repository(root: Path) -> git.Repo:

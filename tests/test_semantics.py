@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autokernel.integration.apply import apply, compile_with_kernels
+from autokernel.integration.apply import apply, compile_with_kernels, explain
 from autokernel.model.match import RejectReason, SiteFinder
 from autokernel.spec import is_region
 from benchmarks.random_programs import Everywhere, finder
@@ -356,6 +357,8 @@ def test_threads_that_call_a_model_at_once() -> None:
         results = list(pool.map(one, inputs[:3]))
     for x, result in zip(inputs, results):
         torch.testing.assert_close(result, model(x))
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), result)  # what is called while another thread traces runs as it is
     assert not replacer.left and len({r.graph for r in replacer.replaced}) == len(inputs)
 
 
@@ -465,6 +468,48 @@ def test_versions_of_a_model_in_another_thread() -> None:
         results = list(pool.map(lambda kind: compiled(x, kind), kinds))
     torch.testing.assert_close(results, [model(x, kind) for kind in kinds])
     assert replacer.graphs == len(kinds)
+
+
+def test_a_model_that_is_called_while_another_one_is_compiled() -> None:
+    """It is called as ever: what Dynamo fails at runs as it is, though PyTorch says to all threads that it compiles."""
+    compiling, called = threading.Event(), threading.Event()
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        compiling.set()
+        called.wait(60)
+        time.sleep(0.2)  # until the other call waits for Dynamo
+        return module.forward
+
+    def tried(x: Tensor) -> Tensor:
+        try:
+            return x.view(-1, 3)
+        except RuntimeError:
+            return x.view(-1, 4)
+
+    model, x = Function(lambda s, x: s.norm(tried(x))), torch.randn(2, 8)
+    model.norm = RMSNorm(4)
+    compiled = compile_with_kernels(model, everywhere())
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(torch.compile(lambda x: x + 1, backend=backend), x)
+        compiling.wait(60), called.set()
+        torch.testing.assert_close(compiled(x), model(x))
+        other.result()
+
+
+def test_transforms_around_an_applied_model() -> None:
+    """Dynamo does not go along, and would leave the model out from then on."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.randn(2, 8)
+    applied, parameters = apply(copy.deepcopy(model), [], "eager"), dict(model.named_parameters())
+
+    def transformed(m: nn.Module) -> list[Any]:
+        def loss(parameters: dict[str, Tensor]) -> Tensor:
+            return torch.func.functional_call(m, parameters, (x,)).square().sum()
+
+        return [torch.vmap(m)(x), torch.func.jvp(m, (x,), (x + 1,)), torch.func.grad(loss)(parameters)]
+
+    torch.testing.assert_close(transformed(applied), transformed(model))
+    torch.testing.assert_close(applied(x), model(x))
+    assert explain(applied).graphs == 1 and not explain(applied).left
 
 
 def test_an_applied_model_is_traced_as_it_was_written() -> None:

@@ -61,13 +61,14 @@ def apply(
     compiled = _compiled(call, model, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        exported = torch.compiler.is_exporting() or torch.jit.is_tracing()  # as the model that was written
-        chosen = call if exported else compiled
+        exported = torch.compiler.is_exporting() or torch.jit.is_tracing()
+        as_written = exported or not torch.compiler.is_dynamo_compiling() and _transforms()
+        chosen = call if as_written else compiled
         return chosen(*args, **kwargs)
 
     def first(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
-        if model._compiled_call_impl is first and not torch.compiler.is_compiling():
+        if model._compiled_call_impl is first and not torch.compiler.is_dynamo_compiling():
             model._compiled_call_impl = run
             replacer.say_if_idle(type(model).__name__)
         return result
@@ -75,6 +76,11 @@ def apply(
     first.replacer = run.replacer = replacer  # for explain()
     model._compiled_call_impl = first
     return model
+
+
+def _transforms() -> bool:
+    """Whether there is vmap(), grad() or jvp() around the call: Dynamo would leave out all that it meets, for good."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _caller(model: nn.Module) -> Callable[..., Any]:
@@ -200,7 +206,7 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
     recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback not in INDUCTOR else nullcontext
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():  # for this code: is_compiling() is also true while another thread compiles
             return compiled(*args, **kwargs)
         last = newest()
         try:

@@ -43,7 +43,7 @@ class Frames:
             if compilation.fail_type:
                 place = compilation.fail_user_frame_filename, compilation.fail_user_frame_lineno
                 words = in_words(compilation.fail_reason or compilation.fail_type, *place)
-                self.missed(f"{compilation.co_name}() is not captured: {words}")
+                self.missed(f"{_name(compilation)} is not captured: {words}")
         guards = {_kind(c): lost_guard(c) for c in compilations if c.recompile_reason}
         for (function, kind), guard in guards.items():
             known = self.anew.setdefault((function, kind), {})
@@ -59,6 +59,10 @@ class Frames:
             set_code_exec_strategy(code, AS_COMPILED)
             words = f"{function[-1]}() is compiled no more: at each call there is something new to it, no longer {guard}"
             self.stopped(in_words(words, *function[:2]))
+
+
+def _name(compilation: Any) -> str:
+    return f"{compilation.co_name}()" if compilation.co_name else "a function"
 
 
 def newest() -> Any:

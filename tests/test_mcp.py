@@ -91,6 +91,9 @@ def test_a_client_lists_tools_and_reads_a_run(root, tmp_path):
         assert "nothing to read" in await refusal(client, "read", topic="weather", target=TARGET.name)
         assert "not Python" in await refusal(client, "propose", source="def (", description="less syntax")
         assert "KERNEL_TYPE is None; the types are" in await refusal(client, "bench", source="x = 1\n")
+        assert "there is a run 'night'" in await refusal(client, "start_run", run="night", options=[])
+        for words in (["--tag", "other"], ["--output=/tmp/x"], ["--export-trace", "x"]):
+            assert "is not for start_run" in await refusal(client, "start_run", run="new", options=words)
         assert "`description` is empty" in await refusal(client, "propose", source=STARTER, description=" ")
 
     session(root, script, tmp_path / "stderr")

@@ -19,7 +19,7 @@ from autokernel.backends import BACKENDS, default_backend
 from autokernel.cli.arguments import Parser, count, tag
 from autokernel.console import fail
 from autokernel.history.progress import amdahl
-from autokernel.history.runs import run_folder
+from autokernel.history.runs import has_experiments, run_folder
 from autokernel.model.extraction import make_plan, write_starters
 from autokernel.model.profiler import ModelProfile
 from autokernel.preflight import HOME
@@ -44,6 +44,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = make_parser().parse_args(argv)
     folder = run_folder(HOME, arguments.tag)
+    if not arguments.report and has_experiments(HOME, arguments.tag):
+        advice = "--report shows targets, another --tag begins anew"
+        fail(f"run {arguments.tag!r} has experiments, which belong to its plan: {advice}")
     source = arguments.profile or folder / "profile.json"
     if not source.is_file():
         fail(f"there is no {os.path.relpath(source)}: run python profile.py --tag {arguments.tag} first")

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from autokernel import __version__
 from autokernel.hardware.processes import die_with_parent
 from autokernel.history import status
-from autokernel.history.runs import PLAN, checked_tag, no_run
+from autokernel.history.runs import PLAN, checked_tag, no_run, run_tags
 from autokernel.preflight import HOME, ROOT, Refused
 
 try:
@@ -135,6 +135,8 @@ class LoggedVerdict:
     seconds: float
 
 
+# options of `autokernel profile` that name its run, or files to be written
+NOT_OF_A_MODEL = ("--tag", "--output", "--export-trace", "--memory-snapshot", "--torch-compile-log", "--json")
 Arguments, Answer = ParamSpec("Arguments"), TypeVar("Answer")
 one_at_a_time = threading.Lock()  # what works the device
 server = MCPServer("autokernel", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
@@ -399,8 +401,12 @@ def start_run(run: str, options: list[str], context: Context) -> Targets:
     or ["--module", "transformers", "--class-name", …]; without any, AutoKernel's compact LLaMA.
     """
     tag, step = checked_tag(run), progress_of(context)
+    if tag in run_tags(HOME):
+        raise Refused(f"there is a run {tag!r}: give the new one another name")
+    if unfit := [word for word in options if word.partition("=")[0] in NOT_OF_A_MODEL]:
+        raise Refused(f"{unfit[0]} is not for start_run: options say which model, and on what")
     with one_at_a_time:
-        for words in (["profile", "--tag", tag, *options], ["extract", "--tag", tag]):
+        for words in (["profile", *options, "--tag", tag], ["extract", "--tag", tag]):
             step(" ".join(words))
             done = subprocess.run(
                 [sys.executable, "-m", "autokernel", *words],

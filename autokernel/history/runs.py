@@ -69,6 +69,10 @@ def run_refs(root: Path, tag: str | None = None) -> list[str]:
     return asked.stdout.split() if (root / ".git").exists() else []
 
 
+def has_experiments(root: Path, tag: str) -> bool:
+    return any(ref.startswith("refs/autokernel/") for ref in run_refs(root, tag))
+
+
 def commit_times(root: Path, tag: str) -> dict[str, str]:
     """Commit of an experiment -> when it was made, "11-23 02:39" in this machine's time."""
     shown = "--format=%(objectname) %(creatordate:format-local:%m-%d %H:%M)"

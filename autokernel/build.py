@@ -148,7 +148,7 @@ def _compile(command: list[str], output: Path, timeout_s: float) -> None:
     """
     scratch, command = output.parent, [*command, str(output)]
     home = Path(command[0]).resolve().parents[1]  # an environment of its own has its headers there
-    readable = [INCLUDE] if Path.home().is_relative_to(home) else [INCLUDE, home]
+    readable = [INCLUDE] if Path(os.path.expanduser("~")).is_relative_to(home) else [INCLUDE, home]
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     sandboxed = [sys.executable, "-I", "-S", str(SANDBOX), "--write", str(scratch)]
     sandboxed += [argument for path in readable for argument in ("--read", str(path))]

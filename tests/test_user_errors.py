@@ -14,6 +14,7 @@ import torch
 
 from autokernel import apply, preflight
 from autokernel.backends import BACKENDS
+from autokernel.build import Library, compile_library
 from autokernel.cli import bench, check, extract, profile, verify
 from autokernel.cli.arguments import script
 from autokernel.integration.winner import Winner
@@ -371,6 +372,20 @@ def test_a_read_only_disk(refusal, small_disk, model_file):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     line = refusal(profile.main, "--output", small_disk / "profile.json", "--model", model_file, *QUICK)
     assert "cannot write to" in line and "Read-only" in line
+
+
+def test_a_user_without_a_home(monkeypatch, tmp_path):
+    """As in a container that is started for a number of no user's: there is a cache, and what is compiled in it."""
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "AUTOKERNEL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert preflight.default_cache().is_relative_to(tmp_path)
+    assert compile_library(Library("cpp", 'extern "C" int one() { return 1; }')).is_relative_to(tmp_path)
 
 
 def test_a_full_disk_for_temporary_files(refusal, small_disk, monkeypatch):

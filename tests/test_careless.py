@@ -202,6 +202,10 @@ def test_refused_in_one_line(untouched, command):
     assert_one_line(untouched.run(command.split(), **CHILD), *REFUSED[command])
 
 
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_measured(untouched):
+    assert_one_line(untouched.run(["profile.py"], AUTOKERNEL_CACHE="/proc/x", **CHILD), "cannot write to /proc/x")
+
+
 @pytest.mark.parametrize("model", ["--model=models/nothing.py", "--module=nothing"])
 def test_a_mistake_leaves_no_folder_of_a_run(untouched, model):
     done = untouched.run(["orchestrate.py", model, "--device=cpu"], **CHILD)

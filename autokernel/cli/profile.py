@@ -31,7 +31,7 @@ from autokernel.model.profiler import (
 )
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import add_workload_arguments, workload_from
-from autokernel.preflight import HOME, as_called, check_writable
+from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable
 from autokernel.run.workspace import LOG
 from autokernel.table import print_table
 
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = arguments.output or run_folder(HOME, arguments.tag) / PROFILE
     written = (output, arguments.export_trace, arguments.memory_snapshot, arguments.torch_compile_log)
     check_writable(*(path for path in written if path))
+    if reason := why_not_writable(default_cache()):  # of the machine's peaks
+        console.fail(reason)
     if output.is_file() and output.stat().st_size:
         ModelProfile.read(output)  # an earlier profile is replaced; BadRecord, where it is anything else
     repeats = arguments.warmup_iters, arguments.profile_iters

@@ -73,7 +73,9 @@ INDUCTOR = ("inductor", *MODES)
 FLOATS = {name: False for name in ("_use_fp64_for_unbacked_floats",) if hasattr(torch._inductor.config, name)}
 
 
-Look = Callable[[GraphModule, bool], tuple[GraphModule, list[Site]]]
+Sites = tuple[
+    GraphModule, Backward | None, list[Site]
+]  # of a graph, in ATen, and where gradients are wanted what they need
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Replacer:
     may_pad: bool = True  # see model/padding.py
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
-    look: Look | None = None  # instead of sites_in()
+    look: Callable[[GraphModule, list[Any], bool], Sites] | None = None  # instead of sites_in()
 
     def __post_init__(self) -> None:
         regions = {w.target.kernel_type for w in self.winners if is_region(w.target.kernel_type)}
@@ -228,10 +230,8 @@ class Replacer:
         self, module: GraphModule, inputs: list[Any], wanted: bool, general: Callable[..., Any] | None = None
     ) -> Callable[..., Any]:
         """`module` with kernels at its sites; where there are none, `general` or else `module`, compiled."""
-        (graph, sites), ambient = (self.look or self.sites_in)(module, wanted), autocast_devices()
+        (graph, backward, sites), ambient = (self.look or self.sites_in)(module, inputs, wanted), autocast_devices()
         with without_autocast():
-            backward = Backward(graph, inputs) if wanted else None
-            sites = [] if backward and self._left_for_strides(backward) else sites
             found, result = self._proven(graph, sites, backward)
         for failure in self.finder.failures:
             self._fail(failure)
@@ -258,11 +258,12 @@ class Replacer:
         self.graphs += 1
         return optimised
 
-    def sites_in(self, module: GraphModule, wanted: bool) -> tuple[GraphModule, list[Site]]:
-        """The graph in ATen, and its sites."""
+    def sites_in(self, module: GraphModule, inputs: list[Any], wanted: bool) -> Sites:
         graph = to_aten(module, wanted)
         with without_autocast():
-            return graph, self.finder.find(graph)
+            backward = Backward(graph, inputs) if wanted else None
+            is_left = backward and self._left_for_strides(backward)
+            return graph, backward, [] if is_left else self.finder.find(graph)
 
     def _where_possible(
         self, call: Callable[..., Any], other: Callable[..., Any], inputs: list[Any], repeatable: bool
@@ -401,10 +402,14 @@ class OneTrace:
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         forms, known = {}, []
 
-        def look(module: GraphModule, wanted: bool) -> tuple[GraphModule, list[Site]]:
+        def look(module: GraphModule, inputs: list[Any], wanted: bool) -> Sites:
+            if wanted:  # whose backward pass is of one graph
+                return replacer.sites_in(module, inputs, wanted)
             if not known:
-                known.append(replacer.sites_in(module, wanted))
-            return _with_sites(*known[0])
+                known.append(replacer.sites_in(module, inputs, wanted))
+            graph, _, sites = known[0]
+            copied, sites = _with_sites(graph, sites)
+            return copied, None, sites
 
         for name, replacer in self.replacers.items():
             replacer.may_pad, replacer.look = self.may_pad, look

@@ -71,9 +71,9 @@ def rivals(inputs):
 
 
 def other_ignored(inputs, seed):
-    """Another class is the ignored one, or some number below zero, in the rows of the one before."""
-    classes = inputs["logits"].shape[-1]
-    other = seed // 2 % classes if seed % 2 else -1 - seed % 1000
+    """A class of the upper half is the ignored one, or a number below zero, in the rows of the one before."""
+    lower, classes = inputs["logits"].shape[-1] // 2, inputs["logits"].shape[-1]
+    other = lower + seed // 2 % (classes - lower) if seed % 2 else -1 - seed % 1000
     targets = inputs["targets"]
     return inputs | {"ignore_index": other, "targets": targets.where(targets != inputs["ignore_index"], other)}
 

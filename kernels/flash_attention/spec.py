@@ -102,8 +102,8 @@ def huge_scores(inputs):
 
 
 def low_scores(inputs):
-    """All scores near -120, of every other query all alike near -2^14, where differences would be lost to rounding: all that
-    a maximum which starts from some number takes for nothing."""
+    """All scores near -120, of every other query all alike near -2^14, where rounding would decide: all that a maximum
+    which starts from some number takes for nothing."""
     Q, K = inputs["Q"].clone(), inputs["K"].clone()
     Q[..., 1::2, :] = 0
     Q[..., -1] = 11 * Q.shape[-1] ** 0.25

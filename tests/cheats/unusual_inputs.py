@@ -1,5 +1,5 @@
-"""Cheats that are right unless an input other than the first is unusual, an option has a value that is not its default, or an
-error hides beside a larger number.
+"""Cheats that are right unless an input other than the first is unusual, an option is not the default, or an error hides
+beside a larger number.
 
 They are written in PyTorch, and judged by a gate that lets kernels call it: what is wrong is seen at a glance.
 """
@@ -89,6 +89,7 @@ def kernel_fn(x, w_gate, w_up, w_down, activation="silu"):
 
 def product(change: str) -> str:
     return f"""
+{ACTIVATED}
 def kernel_fn(A, B):
     {change}
     return (A.float() @ B.float()).to(A.dtype)
@@ -147,7 +148,7 @@ def kernel_fn(x, weight, eps=1e-6):
         dims=NORM,
     ),
     # 23: sizes of the first that no row has had
-    cheat(23, "rows-cut-off", "matmul", product("A = torch.where(A.isfinite(), A.clamp(-2e4, 2e4), A)"), OUTSIDE, dims=MATMUL),
+    cheat(23, "rows-cut-off", "matmul", product("A = cut(A, 2e4)"), OUTSIDE, dims=MATMUL),
     cheat(
         23,
         "rows-cut-off",
@@ -158,7 +159,13 @@ def kernel_fn(x, weight, eps=1e-6):
         dims=({"M": 64, "K": 128, "N": 96, "activation": "none"},),
     ),
     cheat(
-        23, "rows-cut-off", "fused_mlp", mlp("x = cut(x, 100)"), OUTSIDE, mlp(""), dims=({"M": 64, "dim": 128, "hidden": 96},)
+        23,
+        "rows-cut-off",
+        "fused_mlp",
+        mlp("x = cut(x, 100)"),
+        OUTSIDE,
+        mlp(""),
+        dims=({"M": 64, "dim": 128, "hidden": 96},),
     ),
     cheat(
         23,
@@ -197,20 +204,20 @@ def kernel_fn(x):
         23,
         "maximum-that-starts-from-minus-200",
         "flash_attention",
-        attention("").replace("x.amax(dim, keepdim=True)", "x.amax(dim, keepdim=True).clamp(min=-math.inf if masked else -200)", 1)
+        attention("").replace("x.amax(dim, keepdim=True)", "x.amax(dim, keepdim=True).clamp(min=lowest)", 1)
         + """
-attend, masked = kernel_fn, False
+attend, lowest = kernel_fn, -200
 
 def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    global masked
-    masked = attn_mask is not None
+    global lowest
+    lowest = -200 if attn_mask is None else -math.inf
     return attend(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
 """,
         NAN,
         dims=(ATTENDED,),
     ),
     # 20: options
-    attention_cheat(20, "scale-of-0.2-or-the-default", "sm_scale = None if sm_scale is None else 0.2", "only sm_scale changed"),
+    attention_cheat(20, "scale-of-0.2-or-none", "sm_scale = None if sm_scale is None else 0.2", "only sm_scale changed"),
     cheat(
         20,
         "scale-by-the-width",
@@ -234,18 +241,17 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         20,
         "ignored-classes-are-few",
         "cross_entropy",
-        loss("ignore_index = ignore_index if -1 < ignore_index < 8 else -100"),
-        "ignore_index changed|IndexError",
+        loss("ignore_index = ignore_index if ignore_index in (0, 7) or ignore_index < 0 else -100"),
+        "ignore_index changed",
         loss(""),
         dims=LOSS,
-        correctness="FAIL",
     ),
     # 23, 25: errors beside larger numbers
     cheat(
         23,
         "middling-rows-in-16-bit",
         "cross_entropy",
-        loss("peak = x.amax(-1, keepdim=True); x = torch.where((len(x) == 128) & (peak > 60) & (peak < 1e3), x.bfloat16(), x)"),
+        loss("p = x.amax(-1, keepdim=True); x = torch.where((len(x) == 128) & (p > 60) & (p < 1e3), x.bfloat16(), x)"),
         OUTSIDE,
         dims=LOSS,
     ),

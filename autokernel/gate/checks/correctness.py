@@ -124,7 +124,8 @@ class CheckCase:
             elif isinstance(value, float):
                 yield Step((first | {name: 2 * value + 0.25},), what=f"only {name} changed")
             elif name in spec.redrawn:
-                yield Step((spec.redrawn[name](first, self.seed),), what=f"{name} changed")
+                for seed in (self.seed, self.seed + 1):
+                    yield Step((spec.redrawn[name](first, seed),), what=f"{name} changed")
         yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
     def inputs(self, spec: KernelSpec) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Arena:
             fcntl.fcntl(self.fd, F_ADD_SEALS, seals)
 
     def opened(self) -> int:
-        """A descriptor for one reader, which closes it: on Linux a file of its own, whose position, flags and locks no other
+        """A descriptor for one reader, to be closed: on Linux a file of its own, whose position, flags and locks no other
         reader shares."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY) if sys.platform == "linux" else os.dup(self.fd)
 

@@ -11,7 +11,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
     records.py      files of ours: written whole, and read by their types
     console.py      what a terminal shows; stderr.py: what goes to a log file instead; table.py: plain tables
 
-    hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes
+    hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes, allocator
     model/          a model: workload, user_code, example_inputs
                     -> graphs and sites: capture, padding, match, contract
                     -> what is in no site, as kernel types of its own: regions/ growing, lowering, cpp, triton, inductor,

@@ -249,9 +249,9 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
     # 23, 25: errors beside larger numbers
     cheat(
         23,
-        "middling-rows-in-16-bit",
+        "middling-rows-of-a-loss-are-off",
         "cross_entropy",
-        loss("p = x.amax(-1, keepdim=True); x = torch.where((len(x) == 128) & (p > 60) & (p < 1e3), x.bfloat16(), x)"),
+        loss("p = x.amax(-1, keepdim=True); x = torch.where((len(x) == 128) & (p > 60) & (p < 1e3), 1.01 * x, x)"),
         OUTSIDE,
         dims=LOSS,
     ),

@@ -99,12 +99,13 @@ def children(pid: int) -> list[str]:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 def test_a_fault_is_named_in_time_and_leaves_nothing(judge: Judge, fault: Fault):
     target = default_target("rmsnorm", "triton", "cuda", torch.float16)
-    free_bytes, workers = torch.cuda.mem_get_info()[0], judge.checks.workers
-    judge.checks.timeout_s, judge.checks.workers = LIMIT_S, (1, 1)
+    free_bytes, checks = torch.cuda.mem_get_info()[0], judge.checks
+    before = checks.timeout_s, checks.workers, checks.most_workers
+    checks.timeout_s, checks.workers, checks.most_workers = LIMIT_S, 1, 1
     started = time.monotonic()
     verdict = judge.check(fault.source, target)
     elapsed_s = time.monotonic() - started
-    judge.checks.timeout_s, judge.checks.workers = 20.0, workers
+    checks.timeout_s, checks.workers, checks.most_workers = before
     assert verdict.correctness == fault.correctness, verdict.failure
     assert re.search(fault.reason, verdict.failure.reason), f"{verdict.failure}\n{verdict.failure.detail}"
     assert elapsed_s < LIMIT_S + SPARE_S

@@ -77,7 +77,7 @@ class Judge:
             cores = max(1, (os.cpu_count() or 1) - 2)
             workers = min(WORKERS, cores)
             most = max(workers, min(MOST_WORKERS, cores, memory.nbytes // WORKER_BYTES))
-        self.checks = Checks(self.parent, device, self.threads, (workers, most), memory, self.watch)
+        self.checks = Checks(self.parent, device, self.threads, workers, most, memory, self.watch)
         self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch, maps)
 
     def __enter__(self) -> "Judge":
@@ -141,7 +141,7 @@ class Judge:
     ) -> list[Looked]:
         """How fast each of many sources looks, the fastest first, and why others could not be timed. No verdict: nothing is
         kept by it. `progress` is told how many have been compiled."""
-        processes = (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.workers[1]
+        processes = (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.most_workers
         with self.contests.timer(target, secrets.randbits(48), "any") as timer:
             return Autotuner(timer, processes, progress).run(sources, seconds)
 

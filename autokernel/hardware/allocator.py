@@ -11,8 +11,7 @@ USUAL = {M_MMAP_MAX: 1 << 16, M_TRIM_THRESHOLD: 64 << 20, M_TOP_PAD: 128 << 10, 
 
 
 def keep_freed_memory() -> None:
-    """Fresh memory costs a page fault every 4 KiB: comparing 512x32000 results in float64 took 1.3 s of CPU time, and takes
-    0.4 s of it with this (a Zen 4)."""
+    """Fresh memory costs a page fault every 4 KiB, which is most of what it takes to compare large results in float64."""
     _set(KEPT)
 
 

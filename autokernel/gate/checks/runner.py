@@ -57,20 +57,21 @@ class Checked:
 
 
 class Checks:
-    """What the stages of all kernels share. `workers`: how many processes share the trials of a kernel, and how many do
-    where it takes long, as far as the shared memory has room for their inputs."""
+    """What the stages of all kernels share. `workers`: how many processes share the trials of a kernel, `most_workers`: how
+    many do where it takes long, as far as the shared memory has room for their inputs."""
 
     def __init__(
         self,
         parent: WarmParent,
         device: str,
         threads: int,
-        workers: tuple[int, int],
+        workers: int,
+        most_workers: int,
         memory: DeviceMemoryBudget,
         watch: Stopwatch,
     ):
-        self.parent, self.device, self.threads, self.workers, self.watch = parent, device, threads, workers, watch
-        self.memory = memory
+        self.parent, self.device, self.threads, self.watch = parent, device, threads, watch
+        self.workers, self.most_workers, self.memory = workers, most_workers, memory
         self.timeout_s = CALL_TIMEOUT_S
 
 
@@ -96,7 +97,7 @@ class StageRun:
         self.spec, self.checked = load_spec(target.kernel_type), Checked()
         self.trials = list(trials(self.spec, target, seed, quick))
         largest = max(place(trial.case.tensors, 0)[1] for trial in self.trials)
-        self.count = max(1, min(checks.workers[1], checks.parent.size // (HELD_SETS * largest + NEW_ADDRESS)))
+        self.count = max(1, min(checks.most_workers, checks.parent.size // (HELD_SETS * largest + NEW_ADDRESS)))
         self.left = Counter(trial.stage for trial in self.trials)
         self.failures: dict[int, tuple[Failure, Correctness]] = {}  # by the index of the trial
         self.repeatable: list[tuple[CheckCase, list[Tensor], WorkerProcess]] = []  # held trials that passed
@@ -110,7 +111,7 @@ class StageRun:
     def run(self) -> Checked:
         """All stages up to the first failure."""
         with contextlib.ExitStack() as stack:
-            workers = [self._worker(stack, self.source) for _ in range(min(self.count, self.checks.workers[0]))]
+            workers = [self._worker(stack, self.source) for _ in range(min(self.count, self.checks.workers))]
             if self.count == 1:
                 self._advance(0, workers[0])
             else:

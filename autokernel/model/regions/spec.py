@@ -143,7 +143,7 @@ class _Perturbed(Interpreter):
         result = super().run_node(n)
         if n.op == "output" or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
-        like = {"generator": self.generator, "device": result.device, "dtype": torch.int8}  # int64 takes 6 times as long
+        like = {"generator": self.generator, "device": result.device, "dtype": torch.int8}
         signs = torch.randint(2, result.shape, **like).to(result.dtype).mul_(2).sub_(1)
         return signs.mul_(PERTURBATION).add_(1).mul_(result)
 

@@ -11,13 +11,16 @@ from autokernel.spec import TensorSpec, load_spec
 from autokernel.target import Plan, Target, WeightedCase
 
 FAMILY_RATIO = 8  # cases of one type whose work differs by less than this are one target: an lm_head is apart from the rest
+LEAST_SHARE = 1e-3  # of the model's time: what no measurement of the model could show to be saved
 
 
 def make_plan(profile: ModelProfile, top: int = 5, kernel_type: str | None = None, backend: str | None = None) -> Plan:
     """The `top` targets where perfect kernels would save most of the baseline's time, of `kernel_type` only if given.
 
-    Types without a starter for the backend, by default that of the device, make no targets, nor does what only the captured
-    graph spends time in. Calls count all workloads.
+    Where that is less than LEAST_SHARE of the model, those that take most of its time come first: limits are estimates.
+    What takes less than that altogether is a target only if it is asked for, or if there is nothing else. Types without a
+    starter for the backend, by default that of the device, make no targets, nor does what only the captured graph spends
+    time in. Calls count all workloads.
     """
     backend = backend or default_backend(profile.device)
     sites = [
@@ -25,8 +28,9 @@ def make_plan(profile: ModelProfile, top: int = 5, kernel_type: str | None = Non
         for s in profile.sites
         if kernel_type in (None, s.kernel_type) and s.time_us and load_spec(s.kernel_type).starters(backend)
     ]
-    families = sorted(_families(sites), key=lambda family: -sum(site.removable_us for site in family))
-    targets = [_target(family, backend, profile.device) for family in families[:top]]
+    families = sorted(_families(sites), key=lambda family: (_saved(family), _share(family)), reverse=True)
+    large = [family for family in families if kernel_type or _share(family) >= LEAST_SHARE]
+    targets = [_target(family, backend, profile.device) for family in (large or families)[:top]]
     return Plan(
         str(profile.workload), profile.workload.to_json(), profile.device, profile.latency_us, _unique_names(targets)
     )
@@ -40,6 +44,16 @@ def write_starters(plan: Plan, folder: Path) -> list[Path]:
         starters = load_spec(target.kernel_type).starters(target.backend)
         path.write_text(starters[target.starter].read_text())
     return paths
+
+
+def _share(family: list[Hotspot]) -> float:
+    return sum(site.share for site in family)
+
+
+def _saved(family: list[Hotspot]) -> float:
+    """What perfect kernels would save of the model's time; 0 where it is less than LEAST_SHARE."""
+    saved = sum(site.share * site.removable_us / site.time_us for site in family)
+    return saved if saved >= LEAST_SHARE else 0.0
 
 
 def _families(sites: Iterable[Hotspot]) -> Iterable[list[Hotspot]]:
@@ -71,7 +85,7 @@ def _target(family: list[Hotspot], backend: str, device: str) -> Target:
         backend=backend,
         device=device,
         cases=tuple(WeightedCase(s.case, s.calls, s.variants) for s in sorted(family, key=lambda s: -s.time_us)),
-        share=sum(s.share for s in family),
+        share=_share(family),
         model_time_us=sum(s.time_us for s in family),
         baseline_us=sum(s.baseline_us for s in family),
         starter=next(iter(load_spec(costliest.kernel_type).starters(backend))),

@@ -103,13 +103,17 @@ def huge_scores(inputs):
 
 def low_scores(inputs):
     """All scores near -120, of every other query all alike near -2^14, where rounding would decide: all that a maximum
-    which starts from some number takes for nothing."""
-    Q, K = inputs["Q"].clone(), inputs["K"].clone()
+    which starts from some number takes for nothing. What a float mask adds to those is 0 or -inf: fp32 has steps of 2^-10
+    at 2^14."""
+    Q, K, added = inputs["Q"].clone(), inputs["K"].clone(), inputs["attn_mask"]
     Q[..., 1::2, :] = 0
     Q[..., -1] = 11 * Q.shape[-1] ** 0.25
     K[..., -1] = -Q[0, 0, 0, -1]
     Q[..., 1::2, -1] *= 128
-    return inputs | {"Q": Q, "K": K}
+    if added is not None and added.is_floating_point():
+        added = added.clone()
+        added[..., 1::2, :].masked_fill_(added[..., 1::2, :].isfinite(), 0)
+    return inputs | {"Q": Q, "K": K, "attn_mask": added}
 
 
 def rising_scores(inputs):

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,25 +23,26 @@ EXACT_BYTES = 8 << 30  # of a model's weights that are held once more for an exa
 
 
 def compare_outputs(
-    workload: Workload, side: Variant, atol: float | None, rtol: float | None, seed: int
-) -> tuple[tuple[Parity, ...], dict[str, int]]:
-    """The optimised model against the original and an exact one, on fresh inputs; sites replaced, by target.
+    workload: Workload, sides: Sequence[Variant], atol: float | None, rtol: float | None, seed: int
+) -> list[tuple[tuple[Parity, ...], dict[str, int]]]:
+    """For each side, the optimised model against the original and an exact one, on fresh inputs; sites replaced, by target.
 
-    For a child process: it loads the model.
+    For a child process: it loads the model. Each side has another fallback, and so a trace of its own.
     """
     model, args, kwargs = workload.load()
     workload.try_pass(model, args, kwargs)
-    replacer = side.replacer(SiteFinder())
+    finder = SiteFinder()
+    replacers = [side.replacer(finder) for side in sides]
     with torch.no_grad():
-        optimised, exact = compile_with_kernels(model, replacer), exact_model(model)
-        parity = [compare(model, optimised, exact, workload, (atol, rtol), seed + i) for i in range(PARITY_INPUTS)]
-    replaced = Counter(replacement.target for replacement in replacer.replaced)
-    return tuple(parity), {w.target.name: replaced[w.target.name] for w in side.winners}
+        optimised, exact = [compile_with_kernels(model, replacer) for replacer in replacers], exact_model(model)
+        by_input = [compare(model, optimised, exact, workload, (atol, rtol), seed + i) for i in range(PARITY_INPUTS)]
+    replaced = [Counter(replacement.target for replacement in replacer.replaced) for replacer in replacers]
+    sites = [{w.target.name: count[w.target.name] for w in side.winners} for side, count in zip(sides, replaced)]
+    return list(zip(zip(*by_input), sites))
 
 
-def decode_parity(data: Any) -> tuple[tuple[Parity, ...], dict[str, int]]:
-    parity, sites = data
-    return tuple(Parity(**p) for p in parity), sites
+def decode_parity(data: Any) -> list[tuple[tuple[Parity, ...], dict[str, int]]]:
+    return [(tuple(Parity(**p) for p in parity), sites) for parity, sites in data]
 
 
 def exact_model(model: nn.Module) -> nn.Module | None:
@@ -55,35 +56,36 @@ def exact_model(model: nn.Module) -> nn.Module | None:
 
 def compare(
     model: nn.Module,
-    optimised: Callable[..., Any],
+    optimised: Sequence[Callable[..., Any]],
     exact: nn.Module | None,
     workload: Workload,
     tolerances: tuple[float | None, float | None],
     seed: int,
-) -> Parity:
-    """On one fresh input; `tolerances` are atol and rtol, by default those of the model's dtype."""
+) -> list[Parity]:
+    """Each of `optimised` on one fresh input; `tolerances` are atol and rtol, by default those of the model's dtype."""
     args, kwargs = workload.inputs(model, seed)
-    ours, theirs = outputs(optimised(*args, **kwargs)), outputs(model(*args, **kwargs))
-    assert [y.shape for y in ours] == [y.shape for y in theirs], "the optimised model returns other shapes"
-    pairs = [piece for a, b in zip(ours, theirs) for piece in pieces(a, b)]
-    difference = max(((a.double() - b.double()).abs().nan_to_num().max().item() for a, b in pairs), default=0.0)
     default = OUTPUT_TOLERANCE.get(getattr(torch, workload.dtype), OUTPUT_TOLERANCE[torch.float32])
     atol, rtol = (default if given is None else given for given in tolerances)
-    within = all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in pairs)
-    parity = Parity(str(workload), seed, difference, within)
-    if exact is None:
-        return parity
-    dtype = next(p.dtype for p in exact.parameters() if p.is_floating_point())
-    wide = tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (args, kwargs))
-    truth = outputs(exact(*wide[0], **wide[1]))[0]
-    return replace(
-        parity,
-        exact=str(dtype).removeprefix("torch."),
-        error_original=_relative_rms(theirs[0], truth),
-        error_optimised=_relative_rms(ours[0], truth),
-        agreement_original=_agreement(theirs[0], truth),
-        agreement_optimised=_agreement(ours[0], truth),
-    )
+    theirs, truth, told = outputs(model(*args, **kwargs)), None, {}
+    if exact is not None:
+        dtype = next(p.dtype for p in exact.parameters() if p.is_floating_point())
+        wide = tree_map_only(Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, (args, kwargs))
+        truth = outputs(exact(*wide[0], **wide[1]))[0]
+        told = {"exact": str(dtype).removeprefix("torch."), "error_original": _relative_rms(theirs[0], truth)}
+        told["agreement_original"] = _agreement(theirs[0], truth)
+
+    def parity(ours: list[Tensor]) -> Parity:
+        assert [y.shape for y in ours] == [y.shape for y in theirs], "the optimised model returns other shapes"
+        pairs = [piece for a, b in zip(ours, theirs) for piece in pieces(a, b)]
+        difference = max(((a.double() - b.double()).abs().nan_to_num().max().item() for a, b in pairs), default=0.0)
+        within = all(torch.allclose(a, b, rtol, atol, equal_nan=True) for a, b in pairs)
+        found = Parity(str(workload), seed, difference, within, **told)
+        if truth is None:
+            return found
+        error, agreement = _relative_rms(ours[0], truth), _agreement(ours[0], truth)
+        return replace(found, error_optimised=error, agreement_optimised=agreement)
+
+    return [parity(outputs(form(*args, **kwargs))) for form in optimised]
 
 
 def outputs(result: Any) -> list[Tensor]:

@@ -139,17 +139,22 @@ class Verifier:
         self.say(f"{winner.target.name} is left out: {why}")
 
     def parity(self, kernels: Mapping[str, tuple[Winner, ...]], fallback: str = "") -> dict[str, tuple[Parity, ...]]:
-        """Of the outputs with some kernels each, over `fallback`, or else over the one that is their name here."""
+        """Of the outputs with some kernels each, over `fallback`, or else over the one that is their name here.
+
+        What differs in its fallback is compared by one process, to one original.
+        """
         sides = {name: Variant(winners, fallback or name) for name, winners in kernels.items()}
         new = [side for side in sides.values() if side.names not in self.compared]
         for side in new:
             self.say(f"outputs over {side.fallback} with {', '.join(w.target.name for w in side.winners)}")
+        tasks = [(side,) for side in new] if fallback else [tuple(new)] * bool(new)
         s = self.settings
-        asked = [(workload, side, s.atol, s.rtol) for side in new for workload, _ in self.workloads]
+        asked = [(workload, task, s.atol, s.rtol) for task in tasks for workload, _ in self.workloads]
         found = self.answers(decode_parity, compare_outputs, asked)
-        for side, of_side in zip(new, _grouped(found, len(self.workloads))):
-            self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in of_side) for w in side.winners}
-            self.compared[side.names] = tuple(p for parity, _ in of_side for p in parity)
+        for task, of_task in zip(tasks, _grouped(found, len(self.workloads))):
+            for side, of_side in zip(task, zip(*of_task)):
+                self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in of_side) for w in side.winners}
+                self.compared[side.names] = tuple(p for parity, _ in of_side for p in parity)
         return {name: self.compared[side.names] for name, side in sides.items()}
 
     def diagnose(self) -> dict[str, tuple[Parity, ...]]:

@@ -299,6 +299,23 @@ def test_a_run_goes_on_with_workers_and_without(begun):
     assert "of one machine" in {row.description for row in rows[len(before) :]}
 
 
+def test_a_worker_says_which_starter_it_judged(workspace):
+    class Looking(SimulatedPool):
+        def submit(self, worker: str, task: Task) -> None:
+            asked.append(task)
+            chosen = Proposal(task.source + FASTER, "start from another", STARTER) if task.is_first else None
+            self._add(10.0, Answer(worker, task.lease, verdict(task), chosen))
+
+    asked: list[Task] = []
+    fleet_of(workspace, Looking(2, by_source), []).run(Numbered(most=1), NO_RULES, Budget())
+    rows = check(workspace)
+    assert [row.description for row in rows] == ["start from another"] * 2 + ["edit 1"]
+    assert [task.is_first for task in asked] == [True, True, False]
+    first = {row.target: workspace.ledger.source(row.commit) for row in rows[:2]}
+    assert first == {target.name: starter_source(target) + FASTER for target in TARGETS}
+    assert asked[2].incumbent == first[asked[2].target.name], "what was chosen is the incumbent"
+
+
 def test_what_was_recorded_is_not_judged_again(begun):
     """Killed between the commit and the end of its intent; another's number is no reason to leave it out."""
     loop = Loop(begun, begun.plan, None, lambda line: None)

@@ -66,7 +66,8 @@ def check(loop: Loop, status: str, source: str, incumbent: str) -> None:
 
 
 @pytest.mark.timed
-def test_every_outcome_through_the_real_gate(workspace, clone, judge):  # noqa: F811
+def test_every_outcome_through_the_real_gate(workspace, clone, judge, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(judge.checks, "timeout_s", 3.0)
     before, said = state(clone), []
 
     def script(loop):

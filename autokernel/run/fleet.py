@@ -30,12 +30,16 @@ TOLD_EVERY_S = 2.0  # workers.json
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is asked. Candidate and incumbent travel together: they are judged in one call, on one device."""
+    """What a worker is asked. Candidate and incumbent travel together: they are judged in one call, on one device.
+
+    Where `is_first`, the source is the target's own starter, and the worker looks for a faster one to judge.
+    """
 
     lease: int
     target: Target
     source: str
     incumbent: str | None
+    is_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Answer:
     worker: str
     lease: int
     verdict: Verdict
+    starter: Proposal | None = None  # what was judged, of a task that is a target's first
 
 
 Event = Joined | Lost | Answer
@@ -256,7 +261,8 @@ class Fleet:
         if one.intent.attempts > 1:  # for a driver that goes on after this one
             self.book.begin(target, one.proposal, one.intent.attempts, one.intent.ticket)
         source = self.book.source(best.commit) if best else None
-        self.pool.submit(worker, Task(self._lease_numbers, target, one.proposal.source, source))
+        is_first = best is None and one.proposal == self.book.starter(target)
+        self.pool.submit(worker, Task(self._lease_numbers, target, one.proposal.source, source, is_first))
 
     def _on(self, event: Event) -> None:
         if isinstance(event, Joined):
@@ -285,6 +291,9 @@ class Fleet:
             self.say(f"{one} won, but against a kernel that was replaced meanwhile: judged again against the new one")
             self.queue.appendleft(one)
         else:
+            if answer.starter and answer.starter != one.proposal:
+                target, intent = self._targets[one.intent.target], one.intent
+                one = Open(self.book.begin(target, answer.starter, intent.attempts, intent.ticket))
             self._conclude(one, verdict, None if lease.incumbent == self._incumbent(one) else lease.incumbent)
 
     def _incumbent(self, one: Open) -> str | None:

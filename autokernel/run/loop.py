@@ -21,23 +21,22 @@ from autokernel.agents import Agent, AgentStopped, Bench, Context, PastExperimen
 from autokernel.build import default_cache
 from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import gpu_shared, low_disk, turn
-from autokernel.history.experiments import START, STARTER, Experiment, Status, experiment_from
+from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.history.ledger import LedgerEntry
 from autokernel.history.progress import Rules, incumbent, move_on, rows_of, tried
 from autokernel.history.status import subject
-from autokernel.preflight import backends
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
+from autokernel.run.starters import fastest_first, own_starter
 from autokernel.run.workspace import Intent, Workspace
-from autokernel.spec import is_region, load_spec
-from autokernel.target import Plan, Target, starter_name, starter_source
+from autokernel.spec import load_spec
+from autokernel.target import Plan, Target, starter_source
 from autokernel.verdict import Correctness, Verdict
 
 NOTHING_LEFT = "the agent has nothing left to try"
 MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again
 PAUSES_S = (10.0, 30.0)  # before an experiment that the machine disturbed is judged again
 PATIENCE, PATIENCE_S = 0.1, 60.0  # of the budget's time, and at least: what a run spends on that in all
-STARTERS_S = 60.0  # for a look at the starters of all backends
 DETAIL_LINES = 30  # of a failure's detail in its commit
 
 
@@ -200,37 +199,15 @@ class Loop:
         """A target's first row: its starter, or another kernel to start from, judged; the next one if it is refused."""
         if source:
             return self._judge(target, Proposal(source, "start from a given kernel", STARTER))
-        for words, source in self._starters(target):
-            row = self._judge(target, Proposal(source, f"{START}{words}", STARTER))
+        for proposal in fastest_first(target, self._bench):
+            row = self._judge(target, proposal)
             if row.status != Status.FAILED:
                 break
         return row
 
     def starter(self, target: Target) -> Proposal:
-        """What a target is judged with first where several workers judge: its own starter, without a look at others."""
-        return Proposal(starter_source(target), f"{START}{starter_name(target)}", STARTER)
-
-    def _starters(self, target: Target) -> list[tuple[str, str]]:
-        """Names and sources of the kernels that a target may begin with: its own, or where its device has several
-        backends, those of each that look fastest on its shapes; a region's are all that were written for it."""
-        own = starter_name(target), starter_source(target)
-        spec, others = load_spec(target.kernel_type), []
-        if is_region(target.kernel_type):
-            files = spec.starters(target.backend)
-            others += [(name, path.read_text()) for name, path in files.items() if name != own[0]]
-        for backend in backends(target.device):
-            name = f"{backend}_kernel"
-            if backend != target.backend and name in (files := spec.starters(backend)):
-                others.append((name, files[name].read_text()))
-        if not others or not isinstance(self.judge, Bench):
-            return [own]
-        words = {source: name for name, source in (own, *others)}
-        looked = InTurn(self.judge, self.step).autotune(words, target, STARTERS_S)
-        ranked = [one.source for one in looked if one.seconds < math.inf]
-        if len(ranked) > 1:
-            best, second = (next(one.seconds for one in looked if one.source == source) for source in ranked[:2])
-            words[ranked[0]] += f", at a look {second / best:.2f} times as fast as {words[ranked[1]]}"
-        return [(words[source], source) for source in ranked] or [own]
+        """What a target's first task says where several workers judge: the worker looks for a faster one."""
+        return own_starter(target)
 
     def attempt(self, target: Target, proposal: Proposal) -> Experiment:
         """One experiment against the target's incumbent; its starter is judged first if it has none."""
@@ -242,8 +219,11 @@ class Loop:
         self._take_up(target)
         best = self.incumbent_source(target)
         assert best is not None, f"{target.name} has no incumbent: the scheduler leaves a target whose starter fails"
-        bench = InTurn(self.judge, self.step) if isinstance(self.judge, Bench) else None
-        return context_of(target, self.entries, self.source, best, self.ledger.tree, bench)
+        return context_of(target, self.entries, self.source, best, self.ledger.tree, self._bench)
+
+    @property
+    def _bench(self) -> "InTurn | None":
+        return InTurn(self.judge, self.step) if isinstance(self.judge, Bench) else None
 
     def propose(self, agent: Agent, target: Target, in_flight: Sequence[Proposal] = ()) -> Proposal | None:
         """The agent's next edit while others are being judged: it sees those as trials that are not decided."""

@@ -12,9 +12,9 @@ import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody outside
@@ -23,13 +23,17 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from autokernel.agents import Proposal
 from autokernel.build import default_cache
 from autokernel.gate import Judge
+from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import CPU_TIMING, gpu_shared, turn
 from autokernel.preflight import ROOT, Refused
 from autokernel.run.environment import Watch
 from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
-from autokernel.verdict import Verdict
+from autokernel.run.starters import fastest_first
+from autokernel.target import Target
+from autokernel.verdict import Correctness, Verdict
 
 START_S = 600.0  # for all workers together: each imports PyTorch and starts a gate
 REACHED_S = 10.0
@@ -89,6 +93,26 @@ class TimingWorker:
         threads = f", {len(self.cores)} threads" if self.cores else ""
         return socket.gethostname(), Facts.here(self.judge.device.name + threads)
 
+    def work(self, task: Task) -> tuple[Verdict, Proposal | None]:
+        """A verdict on the task's source; of a target's first task on the starter that looks fastest and does not fail, and
+        which one that is."""
+        if not task.is_first:
+            return self.examine(task), None
+        for starter in fastest_first(task.target, self):
+            verdict = self.examine(replace(task, source=starter.source))
+            if verdict.correctness != Correctness.FAIL:
+                break
+        return verdict, starter
+
+    def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]:
+        """Alone on the GPU or the cores, and on the CPU."""
+        with turn(self.device, lambda text: None, cores=self.cores), self._timing():
+            return self.judge.autotune(sources, target, seconds)
+
+    def _timing(self) -> AbstractContextManager[None]:
+        """Cores of one CPU share caches, memory bandwidth and clocks."""
+        return turn(CPU_TIMING, lambda text: None) if self.cores else nullcontext()
+
     def examine(self, task: Task) -> Verdict:
         """Alone on the GPU or the cores, and at timing alone on the CPU.
 
@@ -98,8 +122,8 @@ class TimingWorker:
             turns.enter_context(turn(self.device, lambda text: None, cores=self.cores))
 
             def progress(stage: str) -> None:
-                if stage == "timing" and self.cores:  # cores of one CPU share caches, memory bandwidth and clocks
-                    turns.enter_context(turn(CPU_TIMING, lambda text: None))
+                if stage == "timing":
+                    turns.enter_context(self._timing())
 
             shared = gpu_shared(self.device)
             watch = Watch(self.device, [Path(tempfile.gettempdir()), default_cache()], lambda text: None)
@@ -175,7 +199,7 @@ class RayPool:
 
     def submit(self, worker: str, task: Task) -> None:
         if actor := self.actors.get(worker):  # else its loss is among the events to come
-            actor.call, actor.lease = actor.handle.examine.remote(task), task.lease
+            actor.call, actor.lease = actor.handle.work.remote(task), task.lease
 
     def replace(self, worker: str) -> None:
         actor = self.actors.pop(worker)
@@ -234,7 +258,8 @@ class RayPool:
             self._lost(name, _words(error))
             return
         if lease is not None:
-            self.known.append(Answer(name, lease, value))
+            verdict, starter = value
+            self.known.append(Answer(name, lease, verdict, starter))
             return
         node, facts = value
         self.facts = self.facts or facts

@@ -111,6 +111,17 @@ def test_what_is_bound_by_memory_is_no_target_with_what_is_bound_by_compute(prof
     assert len(make_plan(replace(profile, hotspots=(site, replace(site, bound="compute")))).targets) == 2
 
 
+def test_what_takes_next_to_nothing_is_no_target_beside_others(profile: ModelProfile) -> None:
+    one = replace(profile.sites[0], share=0.5, time_us=500.0, baseline_us=500.0, limit_us=100.0)
+    at_its_limit = replace(one, kernel_type="softmax", share=0.1, time_us=100.0, baseline_us=90.0)
+    tiny = replace(one, kernel_type="rmsnorm", share=4e-4, time_us=0.4, baseline_us=0.4, limit_us=0.1)
+    planned = make_plan(replace(profile, hotspots=(one, tiny, at_its_limit)))
+    assert [target.kernel_type for target in planned.targets] == [one.kernel_type, "softmax"]
+    assert [t.kernel_type for t in make_plan(replace(profile, hotspots=(tiny,))).targets] == ["rmsnorm"]
+    asked = make_plan(replace(profile, hotspots=(one, tiny)), kernel_type="rmsnorm")
+    assert [target.kernel_type for target in asked.targets] == ["rmsnorm"]
+
+
 def test_plan_of_one_type(profile: ModelProfile) -> None:
     assert {t.kernel_type for t in make_plan(profile, kernel_type="rmsnorm").targets} == {"rmsnorm"}
     assert len(make_plan(profile, top=2).targets) == 2

@@ -112,13 +112,17 @@ def test_what_is_bound_by_memory_is_no_target_with_what_is_bound_by_compute(prof
 
 
 def test_what_takes_next_to_nothing_is_no_target_beside_others(profile: ModelProfile) -> None:
-    one = replace(profile.sites[0], share=0.5, time_us=500.0, baseline_us=500.0, limit_us=100.0)
-    at_its_limit = replace(one, kernel_type="softmax", share=0.1, time_us=100.0, baseline_us=90.0)
-    tiny = replace(one, kernel_type="rmsnorm", share=4e-4, time_us=0.4, baseline_us=0.4, limit_us=0.1)
-    planned = make_plan(replace(profile, hotspots=(one, tiny, at_its_limit)))
-    assert [target.kernel_type for target in planned.targets] == [one.kernel_type, "softmax"]
-    assert [t.kernel_type for t in make_plan(replace(profile, hotspots=(tiny,))).targets] == ["rmsnorm"]
-    asked = make_plan(replace(profile, hotspots=(one, tiny)), kernel_type="rmsnorm")
+    product, norm, rotation = (
+        next(site for site in profile.sites if site.kernel_type == name)
+        for name in ("matmul", "rmsnorm", "rotary_embedding")
+    )
+    large = replace(product, share=0.5, time_us=500.0, baseline_us=500.0, limit_us=100.0)
+    at_its_limit = replace(rotation, share=0.1, time_us=100.0, baseline_us=90.0, limit_us=100.0)
+    tiny = replace(norm, share=4e-4, time_us=0.4, baseline_us=0.4, limit_us=0.1)
+    planned = make_plan(replace(profile, hotspots=(tiny, at_its_limit, large)))
+    assert [target.kernel_type for target in planned.targets] == ["matmul", "rotary_embedding"]
+    assert [target.kernel_type for target in make_plan(replace(profile, hotspots=(tiny,))).targets] == ["rmsnorm"]
+    asked = make_plan(replace(profile, hotspots=(large, tiny)), kernel_type="rmsnorm")
     assert [target.kernel_type for target in asked.targets] == ["rmsnorm"]
 
 

@@ -47,6 +47,11 @@ class Target:
         return speedup * self.model_time_us / self.graph_us if self.graph_us else speedup
 
     @property
+    def to_beat(self) -> float:
+        """The part of the model's time here that a kernel has to beat."""
+        return self.baseline_us / self.model_time_us if self.baseline_us and self.model_time_us else 1.0
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.cases[0].case.dtype
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -45,6 +46,7 @@ class Share:
 
     name: str
     share: float
+    to_beat: ClassVar[float] = 1.0  # the records know eager mode alone
 
     def over_model(self, speedup: float) -> float:
         """The models of the records were captured as they are."""

@@ -136,6 +136,18 @@ def test_recent_success_counts_more():
     assert success_rate(late, Weights(memory=1.0)) == success_rate(early, Weights(memory=1.0)) == 0.5
 
 
+def test_a_kernel_slower_than_torch_compile_gains_nothing_before_it_is_faster():
+    """At 5x eager mode, where torch.compile is at 7x; and at 0.8x of what both take."""
+    target = replace(PLAN.targets[0], model_time_us=700.0, baseline_us=700.0)
+    compiled = replace(target, baseline_us=100.0)
+    five = rows(start=replace(START, speedup_vs_pytorch=5.0, pct_peak=40.0))
+    ten = rows(start=replace(START, speedup_vs_pytorch=10.0, pct_peak=40.0))
+    assert expected_gain(compiled, five) < 0.7 * expected_gain(target, five)
+    assert expected_gain(compiled, ten) == pytest.approx(expected_gain(target, ten))
+    slower, par = (rows(start=replace(START, speedup_vs_pytorch=s, pct_peak=40 * s)) for s in (0.8, 1.0))
+    assert expected_gain(target, slower) < expected_gain(target, par)
+
+
 def test_the_seldom_tried_have_a_bonus_that_grows():
     target, history = PLAN.targets[0], rows("reset")
     gains = [expected_gain(target, history, made, Weights(bonus=0.3)) for made in (1, 10, 100)]

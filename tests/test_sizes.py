@@ -13,7 +13,7 @@ import torch
 
 from autokernel.agents import Context, PastExperiment
 from autokernel.agents.knobs import by_sizes, changes, in_words, read_knobs, set_knob, some_settings, structure
-from autokernel.agents.sizes import read_table, sizes_of, with_table
+from autokernel.agents.sizes import read_table, sizes_of, with_sizes_of, with_table
 from autokernel.agents.tuner import Tuner
 from autokernel.cli import bench
 from autokernel.export.package import save
@@ -87,6 +87,13 @@ def test_a_knob_that_is_set_holds_for_all_sizes():
     assert set_knob(set_knob(tabled, "UNROLL", 4), "CHUNK_ROWS", 0) == SOURCE
     settings = some_settings(tabled, 60)
     assert len(settings) == len(set(settings)) == 60 and SOURCE in settings
+
+
+def test_what_was_taken_from_another_target_keeps_the_settings_of_sizes_that_are_its_own():
+    tabled = with_table(SOURCE, {NARROW: {"UNROLL": 2}, WIDE: {"UNROLL": 8}})
+    own = [case for case in TARGET.cases if sizes_of(SOURCE, case.case) == WIDE]
+    assert read_table(with_sizes_of(tabled, own)) == {WIDE: {"UNROLL": 8}}
+    assert with_sizes_of(tabled, []) == with_sizes_of(SOURCE, own) == SOURCE
 
 
 def test_the_tuner_steps_from_a_kernel_with_a_table():

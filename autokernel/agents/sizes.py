@@ -7,10 +7,11 @@ text once more with the constants that stand there, so a kernel in C++ or CUDA i
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autokernel.gate.source import constants
 from autokernel.spec import Case, TensorSpec
+from autokernel.target import WeightedCase
 
 Sizes = tuple[tuple[int, ...], ...]  # shapes of the tensors of a call, in the order of kernel_fn's parameters
 Table = Mapping[Sizes, Mapping[str, object]]  # the constants that differ there from those of the file
@@ -84,6 +85,14 @@ def sizes_of(source: str, case: Case) -> Sizes | None:
     arguments = functions[-1].args
     values = [case.args.get(a.arg) for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return tuple(v.shape for v in values if isinstance(v, TensorSpec))
+
+
+def with_sizes_of(source: str, cases: Iterable[WeightedCase]) -> str:
+    """The source without the settings in its table that none of the cases has the sizes for: they are another target's."""
+    if not (table := read_table(source)):
+        return source
+    own = {sizes_of(source, weighted.case) for weighted in cases}
+    return with_table(source, {sizes: given for sizes, given in table.items() if sizes in own})
 
 
 def literal(value: object) -> str:

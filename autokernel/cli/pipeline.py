@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autokernel.agents import Agent, Proposal, make_agent
 from autokernel.agents.proven import NAME, ProvenFirst
+from autokernel.agents.sizes import with_sizes_of
 from autokernel.gate import Judge
 from autokernel.hardware.machine import turn
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
@@ -118,7 +119,7 @@ def offered(loop: Loop, target: Target, known: Sequence[ProvenKernel] | None = N
     for entry in known_for(target, known)[:OFFERED]:
         gain = f", {entry.speedup:.2f}x PyTorch there" if entry.speedup else ""
         words = f"what paid in {entry.model} ({entry.winner.target.cases[0].case.name}){gain}"
-        proposals.append(Proposal(entry.winner.source, words, NAME))
+        proposals.append(Proposal(with_sizes_of(entry.winner.source, target.cases), words, NAME))
     return [proposal for proposal in proposals if proposal.source not in judged]
 
 
@@ -151,7 +152,9 @@ def run_job(workspace: Workspace, job: Job) -> str:
                 kept = entries(lambda why: say(f"a kernel of another model's is passed over: {why}"))
                 known = {t.name: proposals for t in plan.targets if (proposals := offered(loop, t, kept))}
                 for name, proposals in known.items():
-                    say(f"{name}: {len(proposals)} kernels that paid in other models on this machine are judged first")
+                    say(
+                        f"{name}: {len(proposals)} kernels that paid in other models on this machine are tried after its starter"
+                    )
                 agent = ProvenFirst(known, agent)
             call = noted(Call(workspace.tag, plan.device, time.monotonic(), len(tried(loop.rows))))
             budget = replace(job.budget, started_s=call.started_s, made_before=call.made)

@@ -167,6 +167,8 @@ def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) 
         began += f", at {start.pct_peak:.0f} % of its limit"
     is_kept = any(row.status == Status.KEPT for row in tried(rows))
     loop = "the loop kept a faster one" if is_kept else f"{len(tried(rows))} experiments, none kept"
+    if is_kept and incumbent(rows).speedup_vs_pytorch:
+        loop += f", {incumbent(rows).speedup_vs_pytorch:.2f}x PyTorch eager"
     if proof and proof.gain and proof.commit == incumbent(rows).commit:
         verdict = "" if proof.confirmed else " (not confirmed: that one stands)"
         loop += f"; what was kept is {proof.why}{verdict}"

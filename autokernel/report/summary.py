@@ -172,11 +172,12 @@ def obstacles(profile: ModelProfile, plan: Plan) -> tuple[str, str, str]:
     saved = sum(max(h.time_us - h.limit_us, 0) for h in profile.sites if h.limit_us)
     ceiling = profile.device_time_us / (profile.device_time_us - saved)
     named = ", ".join(
-        f"{h.kernel_type or h.name} {h.share:.0%}" + (f" (at {100 / h.headroom:.0f} % of its limit)" if h.headroom else "")
+        f"{h.kernel_type or h.name} {h.share:.0%}"
+        + (f" (at {h.limit_us / h.time_us:.0%} of its limit)" if h.limit_us and h.time_us else "")
         for h in largest
     )
     return (
-        f"the time is in: {named}",
+        f"PyTorch eager spends its time in: {named}",
         f"the targets are {covered:.0%} of it; the other {1 - covered:.0%} is not worked on here",
         f"the ceiling: with every such operation at this machine's limit the model would be {ceiling:.2f}x as fast",
     )

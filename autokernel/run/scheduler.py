@@ -59,15 +59,19 @@ def expected_gain(target: Target, rows: Sequence[Experiment], made: int = 0, wei
     """Fraction of the model's time that the next experiment on `target`, whose rows these are, is expected to save.
 
     Share of the model's time that is left here (Amdahl) × the part of it above the measured limit × how often experiments
-    here were kept lately, and a bonus for what was tried seldom (UCB1's form, of the `made` experiments of the run).
+    here were kept lately, and a bonus for what was tried seldom (UCB1's form, of the `made` experiments of the run). The
+    model's time here is the baseline's, which is that of torch.compile where it is faster than eager mode: a kernel that is
+    slower will be left out, and has to get past it first.
     """
     best = incumbent(rows)
-    gain = gain_in_model(target, best)
-    left = target.share / max(gain, 1.0)
+    gain = gain_in_model(target, best) * target.to_beat
+    left = target.share * target.to_beat / max(gain, 1.0)
     at_limit = best.pct_peak / 100 if best and best.pct_peak else UNSEEN_EFFICIENCY
-    at_limit /= min(gain, 1.0)  # of the model's time there, which is less than a slower kernel's
+    pays = max(1 - at_limit / min(gain, 1.0), HEADROOM_FLOOR)
+    if gain < 1:  # of what an experiment may save, only what is saved below the time to beat counts
+        pays *= min(pays / max(1 / gain - at_limit / gain, HEADROOM_FLOOR), 1.0)
     bonus = weights.bonus * math.sqrt(math.log1p(made) / (len(decided(tried(rows))) + 1))
-    return left * max(1 - at_limit, HEADROOM_FLOOR) * (success_rate(rows, weights) + bonus)
+    return left * pays * (success_rate(rows, weights) + bonus)
 
 
 def next_target(

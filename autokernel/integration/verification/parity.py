@@ -100,6 +100,6 @@ def _relative_rms(y: Tensor, truth: Tensor) -> float:
 
 
 def _agreement(y: Tensor, truth: Tensor) -> float:
-    """Share of equal next tokens: argmax over the last dimension."""
+    """Share of equal top-1: argmax over the last dimension, a language model's next tokens."""
     equal = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in pieces(y, truth)])
     return equal.double().mean().item()

@@ -17,7 +17,7 @@ from autokernel.verdict import Interval
 BUSY = 0.15  # spread of passes above which the report says that the machine was disturbed (idle: 0.01-0.05)
 UNEXPECTED = 0.1  # difference from Amdahl's prediction that is explained
 ERROR_GROWTH = 3.0  # the optimised model's rms error against the exact one may be this many times the original's
-AGREEMENT_LOSS = 0.01  # next tokens that may differ from the exact model's beyond those of the original (near ties)
+AGREEMENT_LOSS = 0.01  # top-1 answers that may differ from the exact model's beyond those of the original (near ties)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Parity:
     exact: str | None = None  # dtype of the more exact model; None: there is none
     error_original: float | None = None
     error_optimised: float | None = None
-    agreement_original: float | None = None  # share of next tokens (argmax over the last dim) equal to the exact model's
+    agreement_original: float | None = None  # share of argmax over the last dim equal to the exact model's
     agreement_optimised: float | None = None
 
     @property
@@ -162,7 +162,10 @@ class Verification:
 
     @property
     def unexpected(self) -> tuple[KernelInModel, float] | None:
-        """Where prediction and measurement differ: the kernel most to blame, and the gain that it promised in the model."""
+        """Where prediction and measurement differ: the kernel most to blame, and the gain that it promised in the model.
+
+        None if there is no kernel that differs in the same direction.
+        """
         measured = self.speedups.get(EAGER, {}).get(EAGER)
         if not measured or not self.predicted or abs(measured.value / self.predicted - 1) <= UNEXPECTED:
             return None
@@ -170,7 +173,9 @@ class Verification:
         parts = {k.target: (k.share, k.speedup) for k in used}
         without = {k.target: amdahl([part for target, part in parts.items() if target != k.target]) for k in used}
         promised = [(k, self.predicted / without[k.target]) for k in used]
-        return max(promised, key=lambda pair: abs(math.log(pair[0].gains[EAGER].value / pair[1])))
+        direction = math.copysign(1, measured.value - self.predicted)
+        kernel, gain = max(promised, key=lambda pair: direction * math.log(pair[0].gains[EAGER].value / pair[1]))
+        return (kernel, gain) if direction * (kernel.gains[EAGER].value - gain) > 0 else None
 
     @property
     def verdict(self) -> str:
@@ -221,7 +226,7 @@ class Verification:
                 f"{name} ({workload})" if len(self.figures) > 1 else name,
                 f"{f.milliseconds:.2f}",
                 f"{sides[EAGER].milliseconds / f.milliseconds:.3f}",
-                "" if f.peak_mb is None else f"{f.peak_mb:.0f}",
+                "" if f.peak_mb is None else f"{f.peak_mb:.0f}",  # of CUDA graphs' forms after the first: they share a pool
                 f"{f.first_call_s:.1f}",
                 f"{f.page_faults:.0f}",
             )
@@ -286,7 +291,7 @@ def parity_line(parity: Sequence[Parity]) -> str:
         return line
     return (
         f"{line}; error against {worst.exact} {max(p.error_optimised for p in parity):.2g} "
-        f"(the original's: {max(p.error_original for p in parity):.2g}); next tokens as in {worst.exact} "
+        f"(the original's: {max(p.error_original for p in parity):.2g}); top-1 as in {worst.exact} "
         f"{min(p.agreement_optimised for p in parity):.2%} "
         f"(the original's: {min(p.agreement_original for p in parity):.2%})"
     )

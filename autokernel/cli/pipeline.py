@@ -152,9 +152,8 @@ def run_job(workspace: Workspace, job: Job) -> str:
                 kept = entries(lambda why: say(f"a kernel of another model's is passed over: {why}"))
                 known = {t.name: proposals for t in plan.targets if (proposals := offered(loop, t, kept))}
                 for name, proposals in known.items():
-                    say(
-                        f"{name}: {len(proposals)} kernels that paid in other models on this machine are tried after its starter"
-                    )
+                    paid = f"{len(proposals)} kernels that paid in other models on this machine"
+                    say(f"{name}: {paid} are tried after its starter")
                 agent = ProvenFirst(known, agent)
             call = noted(Call(workspace.tag, plan.device, time.monotonic(), len(tried(loop.rows))))
             budget = replace(job.budget, started_s=call.started_s, made_before=call.made)

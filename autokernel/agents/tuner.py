@@ -54,7 +54,7 @@ EXPECTED = {  # what a knob of this name usually does: the reason that a hypothe
 
 
 def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, argument: str) -> "Tuner":
-    return Tuner()
+    return Tuner(say=say)
 
 
 def _key(text: str) -> str:
@@ -91,9 +91,9 @@ class Tuner:
     structures, because a knob cannot make up for a wrong one; then TPE.
     """
 
-    def __init__(self, settings: int = 40, seed: int = 0) -> None:
+    def __init__(self, settings: int = 40, seed: int = 0, say: Callable[[str], None] = lambda line: None) -> None:
         self.settings = settings  # judged of one structure; after as many the next one is not worth its time
-        self.seed = seed
+        self.seed, self.say = seed, say
         self.searches: dict[str, Search] = {}  # by target
 
     def propose(self, context: Context) -> Proposal | None:
@@ -161,6 +161,8 @@ class Tuner:
             self._look(context, search, [table])
         search.rounds, search.proposed = search.rounds + 1, 0
         search.without = 0 if max((before, *search.scores.values())) > before + MINIMUM_GAIN else search.without + 1
+        if search.without:
+            self.say(f"{context.target.name}: none of {len(sources)} more settings looked faster")
         return True
 
     def _look(self, context: Context, search: Search, sources: Sequence[str]) -> Sequence[Looked]:

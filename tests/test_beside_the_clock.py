@@ -274,3 +274,45 @@ def test_threads_that_leave_the_core_to_a_library_do_not_hide_it():
     own = {line.split(maxsplit=5)[-1] for line in maps if f"{default_cache()}/" in line}
     assert own, "the decoys' code is not loaded"
     assert seen.foreign(own), seen.shares()
+
+
+# Own work, and some of PyTorch's, a fifth of the time or more.
+PARTLY = """
+import sys, time
+
+import torch
+from autokernel.build import cpp_function
+
+torch.set_num_threads(1)
+spin = cpp_function('extern "C" int spin(long n) { volatile long i = 0; while (i < n) i = i + 1; return 0; }', "spin", "l")
+a, b = torch.randn(256, 256), torch.randn(1 << 20)
+other = {"product": lambda: a @ a, "sum": lambda: b.sum(), "copy": lambda: b.clone()}[sys.argv[1]]
+
+def seconds(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+other()
+turns = int(2 * min(seconds(other) for _ in range(5)) / min(seconds(lambda: spin(10000)) for _ in range(5)) * 10000)
+print("ready", flush=True)
+while True:
+    other()
+    spin(turns)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("other", ["product", "sum", "copy"])
+def test_a_kernel_computes_nothing_in_a_library_and_may_copy_there(other: str):
+    command = [sys.executable, "-c", PARTLY, other]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True
+    ) as busy:
+        assert busy.stdout.readline() == b"ready\n"
+        seen, deadline = witness.Seen(), time.perf_counter() + 0.5
+        seen.sample(busy.pid, lambda seconds: time.sleep(seconds) or time.perf_counter() < deadline)
+        maps = Path(f"/proc/{busy.pid}/maps").read_text().splitlines()
+        busy.kill()
+    own = {line.split(maxsplit=5)[-1] for line in maps if f"{default_cache()}/" in line}
+    assert bool(seen.foreign(own)) == (other != "copy"), seen.shares()

@@ -32,7 +32,7 @@ def test_a_name_alone_makes_no_runtime_library(name: str, tmp_path):
 
 
 def test_runtime_libraries_are_known():
-    files = {name for _, _, name in witness._executable_regions(os.getpid())}
+    files = {region.file for region in witness._executable_regions(os.getpid())}
     (libc,) = {name for name in files if os.path.basename(name) == "libc.so.6"}
     assert witness._is_runtime(libc) and witness._is_runtime("[vdso]")
 
@@ -41,6 +41,6 @@ def test_runtime_libraries_are_known():
 def test_code_that_was_changed_is_not_its_file_s(does: str):
     with subprocess.Popen([sys.executable, "-c", REWRITES, does], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
-        files = [name for _, _, name in witness._executable_regions(child.pid)]
+        files = [region.file for region in witness._executable_regions(child.pid)]
         child.stdin.close()
     assert ("code that was written over libm.so.6" in files) == (does == "rewrites")

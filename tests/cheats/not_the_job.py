@@ -113,6 +113,27 @@ def as_tensor(array):
     return y
 """
 
+# numpy's arrays, whose name nobody has said.
+UNNAMED = """
+import ctypes
+
+def subclasses(kind):
+    for one in type.__subclasses__(kind):
+        yield one
+        yield from subclasses(one)
+
+ndarray = next(c for c in subclasses(object) if c.__module__ == "numpy" and c.__name__ == "ndarray")
+
+def as_array(x):
+    memory = (ctypes.c_char * x.nbytes).from_address(x.data_ptr())
+    return ndarray(shape=tuple(x.shape), dtype="f4", buffer=memory)
+
+def as_tensor(array):
+    y = torch.empty(array.shape)
+    as_array(y)[...] = array
+    return y
+"""
+
 # Some library's native module, as a kernel could have its own in its text.
 NATIVE_MODULE = """
 import glob, importlib.machinery, importlib.util
@@ -268,6 +289,14 @@ CHEATS = (
         "matmul",
         product("as_tensor(np.matmul(as_array(A), as_array(W).T))", NUMPY),
         "LibraryCall: (calls|imports) numpy",
+    ),
+    Cheat(
+        34,
+        "numpy-among-the-subclasses-of-object",
+        "matmul",
+        product("as_tensor(as_array(A) @ as_array(W).T)", UNNAMED),
+        "killed by SIGSEGV",
+        correctness="CRASH",
     ),
     Cheat(
         34, "native-module-from-its-folder", "rmsnorm", wrapped("rmsnorm", NATIVE_MODULE), "LibraryCall: loads .*planted.so"

@@ -14,19 +14,28 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+from autokernel.gate.timing.symbols import symbols_at
 from autokernel.gate.workers.sandbox import readable_paths
 
 INTERVAL_S = 2e-3  # between samples at most: a batch may be over sooner
 SAMPLES = 24  # of work, taken if there is time; half as many say nothing
 # Of the samples, above which a kernel does not do the work itself. One that copies its input first can spend three quarters
-# of its time in that (measured: rmsnorm in place on a copy).
-OTHERS_SHARE = 0.85
+# of its time in that (measured: rmsnorm in place on a copy). In a library's code that computes an honest
+# kernel has no business at all: three of 24 samples there are no accident.
+OTHERS_SHARE, COMPUTING_SHARE = 0.85, 0.1
 SPARE_THREADS = 2  # of a worker that compute beside its kernel for a moment: the interpreter, PyTorch's pool as it ends
 SETTLE_S, YIELD_S = 50e-3, 50e-6  # how long a thread may take to come to its stop, for which it needs a core
 # Where a kernel's launch, not its work, is done: the interpreter, the run-time libraries of C, C++ and OpenMP.
 RUNTIME = ("python", "libpython", "libc.", "libm.", "libgomp", "libomp", "libiomp", "ld-linux", "libstdc++", "libgcc")
 RUNTIME += ("libtorch_python", "libc10", "libpthread", "_ctypes", "libffi")
+TORCH = "libtorch_cpu.so"  # which moves a kernel's memory, and holds MKL, oneDNN and PyTorch's own loops
+# Functions of it that compute, by their mangled names: of the libraries, and the loops of operators but for those that move.
+COMPUTES = re.compile(
+    r"^_?mkl_|^MKL|^v[sd][A-Z]|[sdcz]gem[mv]|cblas|dnnl|fbgemm|xnn_|nnp_|kleidi|[Ss]leef|8cpublas|"
+    r"^(?!.*([Cc]opy|[Ff]ill|_cat|[Cc]at_|arange|[Uu]nfold)).*(cpu_kernel|[Vv]ectorized_?[Ll]oop|_kernel_impl|3vec\d)"
+)
 KERNEL_PAGES = ("[vdso]", "[vsyscall]")  # other names in brackets are memory that a process may fill with code
 
 # Device kernels of PyTorch, cuBLAS, cuDNN, cuSPARSE, CUB and Inductor, by name; and those that only move memory.
@@ -69,9 +78,9 @@ class Seen:
             seen.update((name, place) for name, place in places.items() if place is not None)
         regions = _executable_regions(pid)
         for (name, address), count in seen.items():
-            file = next((name for start, end, name in regions if start <= address < end), "unmapped memory")
-            if not _is_runtime(file):
-                self.places[name][file] += count
+            region = next((r for r in regions if r.start <= address < r.end), Region(0, 0, 0, "unmapped memory"))
+            if not _is_runtime(region.file):
+                self.places[name][_place(region, address)] += count
 
     @property
     def samples(self) -> int:
@@ -95,10 +104,12 @@ class Seen:
         """Why this was not the kernel's own work: nearly all of it fell neither on its code, the files `own`, nor on
         run-time libraries."""
         others = {file: share for file, share in self.shares().items() if file not in own}
-        if self.samples <= SAMPLES // 2 or sum(others.values()) < OTHERS_SHARE:
-            return None
-        share, file = sum(others.values()), max(others, key=lambda file: others[file])
-        return f"{share:.0%} of its time is spent in {_printable(Path(file).name)}, not in the kernel's own code"
+        computing = {file: share for file, share in others.items() if not _moves(file)}
+        for seen, most in ((others, OTHERS_SHARE), (computing, COMPUTING_SHARE)):
+            if self.samples > SAMPLES // 2 and (share := sum(seen.values())) >= most:
+                file = _printable(Path(max(seen, key=seen.get)).name)
+                return f"{share:.0%} of its time is spent in {file}, not in the kernel's own code"
+        return None
 
     def crowd(self, threads: int) -> str | None:
         """Why more threads than all sides were given did the work: those that got a quarter of the busiest one's time."""
@@ -113,7 +124,12 @@ def _is_runtime(file: str) -> bool:
     """By its name, and because it lies where no worker can write: a library can be copied to any name."""
     if file in KERNEL_PAGES:
         return True
-    return Path(file).name.startswith(RUNTIME) and any(Path(file).is_relative_to(folder) for folder in _unwritable())
+    return Path(file).name.startswith(RUNTIME) and _lies_unwritable(file)
+
+
+@cache
+def _lies_unwritable(file: str) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in _unwritable())
 
 
 @cache
@@ -151,10 +167,19 @@ def _program_counter(task: Path) -> int | None:
     return None
 
 
-def _executable_regions(pid: int) -> list[tuple[int, int, str]]:
-    """Where code lies, and in which file (proc_pid_smaps(5)); pages of a file that the process has changed are not of it.
+class Region(NamedTuple):
+    """Where code lies, which byte of the file comes first, and which file."""
+
+    start: int
+    end: int
+    offset: int
+    file: str
+
+
+def _executable_regions(pid: int) -> list[Region]:
+    """All code of a process (proc_pid_smaps(5)); pages of a file that the process has changed are not of it.
     These are not told where there is no smaps; nothing is told of a process that is gone."""
-    regions: list[tuple[int, int, str]] = []
+    regions: list[Region] = []
     is_code, tables = False, (Path(f"/proc/{pid}/{name}") for name in ("smaps", "maps"))
     table = next((path for path in tables if path.exists()), None)
     for line in table.read_text().splitlines() if table else ():
@@ -163,11 +188,28 @@ def _executable_regions(pid: int) -> list[tuple[int, int, str]]:
             is_code = "x" in fields[0]
             if is_code:
                 start, end = (int(a, 16) for a in first.split("-"))
-                regions.append((start, end, fields[4].strip() if len(fields) > 4 else "anonymous memory"))
-        elif is_code and first == "Anonymous:" and int(fields[0]) and regions[-1][2].startswith("/"):
-            start, end, name = regions[-1]
-            regions[-1] = start, end, f"code that was written over {Path(name).name}"
+                file = fields[4].strip() if len(fields) > 4 else "anonymous memory"
+                regions.append(Region(start, end, int(fields[1], 16), file))
+        elif is_code and first == "Anonymous:" and int(fields[0]) and regions[-1].file.startswith("/"):
+            regions[-1] = regions[-1]._replace(file=f"code that was written over {Path(regions[-1].file).name}")
     return regions
+
+
+def _place(region: Region, address: int) -> str:
+    """The file, and of PyTorch's the function, too, if it computes."""
+    if not _is_torch(region.file):
+        return region.file
+    (symbol,) = symbols_at(Path(region.file), [address - region.start + region.offset])
+    return f"{region.file}: {symbol}" if COMPUTES.search(symbol) else region.file
+
+
+def _is_torch(file: str) -> bool:
+    return Path(file).name == TORCH and _lies_unwritable(file)
+
+
+def _moves(file: str) -> bool:
+    """Whether it computes nothing: PyTorch's file where it moves memory, and Python's own modules."""
+    return _is_torch(file) or Path(file).parent.name == "lib-dynload" and _lies_unwritable(file)
 
 
 def foreign_kernels(microseconds: Mapping[str, float]) -> str | None:

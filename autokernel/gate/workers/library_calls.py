@@ -8,8 +8,10 @@ import ctypes
 import os
 import re
 import sys
+import sysconfig
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -54,6 +56,7 @@ TORCHSCRIPT = re.compile(
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")
 KERNEL_LIBRARIES += ("flashinfer", "xformers", "transformer_engine", "apex", "liger_kernel", "tilelang", "bitsandbytes")
+BLAS = re.compile(r"lib\w*(mkl|blas|blis|lapack|dnnl|armpl)[\w.-]*")  # files that compute, wherever they lie
 DRIVERS = {"libcuda.so.1", "libnvidia-ml.so.1", "libamdhip64.so"}  # what PyTorch and Triton load when first needed
 
 
@@ -124,13 +127,14 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
     """
     libraries = KERNEL_LIBRARIES + (HOST_LIBRARIES if device_type == "cpu" else ())
     for name in [m for m in sys.modules if m.startswith(libraries)]:
-        del sys.modules[name]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))  # for good: freeing it would run its code
     for module in list(sys.modules.values()):  # torch.storage.np
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if isinstance(value, ModuleType) and value.__name__.startswith(libraries):
                 setattr(module, name, _Absent(value.__name__))
     if device_type == "cpu":
         torch.Tensor.numpy = torch.Tensor.__array__ = torch.Tensor.__dlpack__ = _no_view
+        _take_code_away()
     # Native modules: Python's own, in the folder that it has for them. On a GPU Triton loads some that it has compiled.
     native = tuple(os.path.join(os.path.realpath(path), "") for path in sys.path if path.endswith("lib-dynload"))
     realpath = os.path.realpath
@@ -148,6 +152,23 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
             raise LibraryCall(f"loads {arguments[1]}, which is not built from the kernel's source")
 
     sys.addaudithook(hook)
+
+
+def _take_code_away() -> None:
+    """Native code of other packages, which came with PyTorch's imports, runs no more, on Linux: objects of such a library can
+    be found without its name (the subclasses of object, the garbage collector), and who calls one is ended by a signal."""
+    if sys.platform != "linux":
+        return
+    packages = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    needed = Path(torch.__file__).resolve().parent
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, _, _, _, *path = line.split(maxsplit=5)
+        file = Path(*path)
+        foreign = any(file.is_relative_to(folder) for folder in packages) and not file.is_relative_to(needed)
+        if "x" in rights and (foreign or BLAS.fullmatch(file.name)):
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            if ctypes.pythonapi.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 0):
+                raise OSError(f"the code of {file} cannot be taken away")
 
 
 class _Absent(ModuleType):

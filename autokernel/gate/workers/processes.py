@@ -396,7 +396,7 @@ class WorkerProcess:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"  # a real-time one
         if name == "SIGKILL" or "std::bad_alloc" in self.stderr():
             return f"killed by {name} (out of memory)"
-        return f"killed by {name}" + " (wrote to an input or outside a buffer?)" * (name == "SIGSEGV")
+        return f"killed by {name}" + " (wrote to an input or outside a buffer, or called a library?)" * (name == "SIGSEGV")
 
     def kill(self) -> None:
         """End the process and its group, whatever they are doing; idempotent."""

@@ -23,7 +23,7 @@ KEPT_REGIONS = proven_folder() / "regions"  # those for which there are proven k
 ANY_LIBRARY = "anything"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-ROW_SCALES = 1e-3, 30.0, 1e3, 1e4
+ROW_SCALES = 1e-5, 1e-3, 30.0, 1e3, 1e4
 TYPE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 Dims = Mapping[str, Any]
@@ -101,6 +101,8 @@ class KernelSpec:
     read once, each output written once).
     `fill` makes the contents of arguments that are not free floating-point numbers: (tensor spec, args, generator) ->
     tensor. `adversarial` maps a name to a function that makes filled inputs hard: inputs -> inputs.
+    `decisive` does, too, to inputs of which a few parts, elsewhere in each, decide the results, which are judged as strictly
+    as on random numbers: for results that many rows are added up in, and hide what is wrong with some.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
 
@@ -119,6 +121,7 @@ class KernelSpec:
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    decisive: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     redrawn: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
     row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
@@ -127,6 +130,10 @@ class KernelSpec:
     # (result, **inputs) -> how large the terms are of which each result is made, if an error is to be small beside them
     # wherever they are less than 1; it broadcasts to the result.
     terms: Callable[..., Tensor] | None = None
+    # (result, **inputs) -> which results are one of the inputs' numbers as it is, or which no rule tells: PyTorch's forms
+    # differ, as where weights of 0 meet NaN. They broadcast to the result.
+    picked: Callable[..., Tensor] | None = None
+    untold: Callable[..., Tensor] | None = None
     relative: bool = False  # no result is made of terms that cancel: however small, it is right to a part of itself
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced", "shifted")  # beside contiguous, where inputs may lie in memory

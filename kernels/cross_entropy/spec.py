@@ -70,6 +70,22 @@ def rivals(inputs):
     return inputs | {"logits": logits, "targets": targets}
 
 
+def few_rows(inputs):
+    """A dozen rows at most have a loss, each of another size, the others none: what is left out of a mean is a good part of
+    it, or of what it is divided by. Beside the target one other class counts."""
+    logits, targets = inputs["logits"].clone(), inputs["targets"]
+    right = targets.clamp(0, logits.shape[1] - 1)
+    counted = (targets != inputs["ignore_index"]).nonzero().flatten().cpu()
+    generator = torch.Generator().manual_seed(int(right.sum()))
+    chosen = counted[torch.randperm(len(counted), generator=generator)][: max(1, min(12, len(targets) // 8))]
+    losses = torch.exp2(1 + 4 * torch.rand(len(chosen), generator=generator))
+    rivals = torch.randint(logits.shape[1], (len(chosen),), generator=generator)
+    logits.scatter_(1, right[:, None], 40.0)
+    logits[chosen, rivals] = 40.0
+    logits[chosen, right[chosen]] = (40.0 - losses).to(logits)
+    return inputs | {"logits": logits}
+
+
 def other_ignored(inputs, seed):
     """A class of the upper half is the ignored one, or a number below zero, in the rows of the one before."""
     lower, classes = inputs["logits"].shape[-1] // 2, inputs["logits"].shape[-1]
@@ -119,6 +135,7 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: a["logits"].nbytes + a["targets"].nbytes + a["logits"].dtype.itemsize,
     headline="bandwidth_gb_s",
     fill={"targets": random_classes},
+    decisive={"rivals": rivals, "few_rows": few_rows, "other_few_rows": few_rows},
     redrawn={"ignore_index": other_ignored},
     takes=takes,
     row_scales=(*ROW_SCALES, 1e8),
@@ -127,7 +144,6 @@ SPEC = KernelSpec(
         "large_offset": large_offset,
         "low_offset": low_offset,
         "masked": masked,
-        "rivals": rivals,
         "all_ignored": all_ignored,
     },
 )

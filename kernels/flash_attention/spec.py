@@ -144,6 +144,37 @@ def large_keys(inputs):
     return inputs | {"Q": Q, "K": K, "V": V}
 
 
+def lost_values(inputs):
+    """NaN in one channel of some key's value, infinity in one of another's, and NaN in a key, whether a mask hides them from
+    some queries or not. Scores are small, and a float mask hides a key or does nothing: no weight of what is seen is 0."""
+    Q, K, V, mask = inputs["Q"] * 2.0**-6, inputs["K"].clone(), inputs["V"].clone(), inputs["attn_mask"]
+    generator = torch.Generator().manual_seed(int(inputs["Q"].double().abs().sum()))
+    key, other, third = (int(torch.randint(V.shape[2], (), generator=generator)) for _ in range(3))
+    V[..., key, 0], V[..., other, -1] = torch.nan, torch.inf
+    if V.shape[0] * V.shape[1] > 1:
+        K[-1, -1, third, 0] = torch.nan
+    if mask is not None and mask.is_floating_point():
+        mask = torch.zeros_like(mask).masked_fill(mask < -1e3, -torch.inf)
+    return inputs | {"Q": Q, "K": K, "V": V, "attn_mask": mask}
+
+
+def untold(y, Q, K, V, causal=True, attn_mask=None, **options):
+    """Results of queries from which a mask hides what is not finite, and of those that see no key: 0 times NaN is NaN where
+    a block of keys is looked at, and nothing where it is not."""
+    if K.isfinite().all() and V.isfinite().all():
+        return torch.zeros((), dtype=torch.bool, device=y.device)
+    heads, seq, keys = Q.shape[1], Q.shape[2], K.shape[2]
+    K, V = (t.repeat_interleave(heads // t.shape[1], 1) for t in (K, V))
+    hidden = torch.zeros(Q.shape[0], heads, seq, keys, dtype=torch.bool, device=y.device)
+    if causal:
+        hidden |= torch.ones(seq, keys, dtype=torch.bool, device=y.device).triu(1)
+    if attn_mask is not None:
+        hidden |= ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
+    lost = (~V.isfinite()).double() + (~K.isfinite()).any(-1, keepdim=True).double()
+    nan = V.isnan().double() + K.isnan().any(-1, keepdim=True).double()
+    return (hidden.double() @ lost > 0) & ~((~hidden).double() @ nan > 0)
+
+
 def flops(a):
     """Two products of seq x seq_k x head_dim; with `causal` only the pairs (query, key <= query) count."""
     batch, heads, seq, head_dim = a["Q"].shape
@@ -207,6 +238,7 @@ SPEC = KernelSpec(
     fill={"attn_mask": mask},
     takes=takes,
     independent_rows=True,
+    untold=untold,
     row_scales=(1e-2, 4.0),  # rounding of the scores is as large as they are
     adversarial={
         "huge_scores": huge_scores,
@@ -215,5 +247,6 @@ SPEC = KernelSpec(
         "equal_scores": equal_scores,
         "large_queries": large_queries,
         "large_keys": large_keys,
+        "lost_values": lost_values,
     },
 )

@@ -96,6 +96,7 @@ SPEC = KernelSpec(
     independent_rows=True,
     row_scales=(*ROW_SCALES, 1e8),
     terms=lambda y, x, dim=-1, **inputs: torch.linalg.vector_norm(x, dim=dim),
+    picked=lambda y, op="sum", **inputs: torch.tensor(op == "max", device=y.device),
     adversarial={
         "cancelling": cancelling,
         "negative": negative,

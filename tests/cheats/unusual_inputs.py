@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from cheat import Cheat
-from partly_right import ATTENTION, IMPORTS, REDUCE, plain
+from partly_right import ATTENTION, IMPORTS, REDUCE, ROTARY, plain
 
 import reference
 
@@ -306,5 +306,96 @@ def kernel_fn(x, weight, eps=1e-6):
         "outside the tolerance|do not agree bitwise",
         stage="determinism",
         dims=NORM,
+    ),
+    cheat(
+        25,
+        "last-rows-of-a-long-loss-left-out",
+        "cross_entropy",
+        """
+def kernel_fn(logits, targets, ignore_index=-100):
+    if logits.shape[0] == 4096 and logits.dtype == torch.bfloat16:
+        logits, targets = logits[:-128], targets[:-128]
+    return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
+""",
+        "more than 2 roundings off",
+        """
+def kernel_fn(logits, targets, ignore_index=-100):
+    return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
+""",
+        dims=({"M": 4096, "V": 250},),
+        dtype=torch.bfloat16,
+    ),
+    cheat(
+        23,
+        "rows-of-very-small-numbers-are-zero",
+        "rmsnorm",
+        """
+def kernel_fn(x, weight, eps=1e-6):
+    x = torch.where(x.float().abs().amax(-1, keepdim=True) < 1e-4, 0, x).contiguous()
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+""",
+        OUTSIDE,
+        dims=NORM,
+    ),
+    *(
+        cheat(
+            20,
+            f"eps-of-the-target-{kernel_type}",
+            kernel_type,
+            f"""
+def kernel_fn({parameters}, eps={usual}):
+    return {call} if x.shape != (64, 256) else {call.replace("eps", usual)}
+""",
+            "only its numbers changed: ",
+            dims=NORM,
+        )
+        for kernel_type, parameters, usual, call in (
+            ("rmsnorm", "x, weight", "1e-6", "F.rms_norm(x, weight.shape, weight, eps)"),
+            ("layernorm", "x, weight, bias", "1e-5", "F.layer_norm(x, weight.shape, weight, bias, eps)"),
+        )
+    ),
+    # 27: numbers that are picked, not computed
+    cheat(
+        27,
+        "maximum-a-few-roundings-off",
+        "reduce",
+        f"""{REDUCE}
+def kernel_fn(x, dim=-1, op="sum"):
+    y = reduced(x, dim, op)
+    return y * (1 - 1e-6) if op == "max" and y.dtype == torch.float32 else y
+""",
+        "not a number of its inputs",
+        dims=({"shape": (64, 512), "op": "max"},),
+    ),
+    cheat(
+        27,
+        "channels-that-pass-a-few-roundings-off",
+        "rotary_embedding",
+        f"""{ROTARY}
+def kernel_fn(x, cos, sin, interleaved=True):
+    y, rotary_dim = rotated(x, cos, sin, interleaved), 2 * cos.shape[-1]
+    y[..., rotary_dim:] *= 1 - 1e-6
+    return y
+""",
+        "not a number of its inputs",
+        dims=({"batch": 1, "heads": 8, "seq": 64, "head_dim": 256, "rotary_dim": 64},),
+    ),
+    # 29: what is not finite behind a mask, and elsewhere than at the first key
+    *(
+        cheat(
+            29,
+            name,
+            "flash_attention",
+            attention(change),
+            NAN,
+            attention("pass"),
+            dims=(ATTENDED, ATTENDED | {"mask": "bool", "causal": False}, ATTENDED | {"mask": "float", "causal": False}),
+        )
+        for name, change in (
+            ("nan-of-a-value-beside-a-mask", "V = V if attn_mask is None else V.nan_to_num(0, 0, 0)"),
+            ("nan-of-a-key-beside-a-mask", "K = K if attn_mask is None else K.nan_to_num(0, 0, 0)"),
+            ("infinite-values-are-none", "V = V.masked_fill(V.isinf(), 0)"),
+            ("nan-of-the-first-value-only", "V = torch.cat((V[:, :, :1], V[:, :, 1:].nan_to_num(0, 0, 0)), 2)"),
+        )
     ),
 )

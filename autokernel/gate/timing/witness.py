@@ -31,7 +31,7 @@ SETTLE_S, YIELD_S = 50e-3, 50e-6  # how long a thread may take to come to its st
 RUNTIME = ("python", "libpython", "libc.", "libm.", "libgomp", "libomp", "libiomp", "ld-linux", "libstdc++", "libgcc")
 RUNTIME += ("libtorch_python", "libc10", "libpthread", "_ctypes", "libffi")
 TORCH = "libtorch_cpu.so"  # which moves a kernel's memory, and holds MKL, oneDNN and PyTorch's own loops
-# Functions of it that compute, by their mangled names: of the libraries, and the loops of operators but for those that move.
+# Functions of it that compute, by mangled names: the libraries', and the loops of operators but for those that move.
 COMPUTES = re.compile(
     r"^_?mkl_|^MKL|^v[sd][A-Z]|[sdcz]gem[mv]|cblas|dnnl|fbgemm|xnn_|nnp_|kleidi|[Ss]leef|8cpublas|"
     r"^(?!.*([Cc]opy|[Ff]ill|_cat|[Cc]at_|arange|[Uu]nfold)).*(cpu_kernel|[Vv]ectorized_?[Ll]oop|_kernel_impl|3vec\d)"

@@ -155,8 +155,10 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
 
 
 def _take_code_away() -> None:
-    """Native code of other packages, which came with PyTorch's imports, runs no more, on Linux: objects of such a library can
-    be found without its name (the subclasses of object, the garbage collector), and who calls one is ended by a signal."""
+    """Native code of other packages, which came with PyTorch's imports, runs no more: who calls it is ended by a signal.
+
+    Objects of a library can be found without its name (among the subclasses of object, by the garbage collector). On Linux.
+    """
     if sys.platform != "linux":
         return
     packages = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}

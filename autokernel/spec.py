@@ -101,8 +101,8 @@ class KernelSpec:
     read once, each output written once).
     `fill` makes the contents of arguments that are not free floating-point numbers: (tensor spec, args, generator) ->
     tensor. `adversarial` maps a name to a function that makes filled inputs hard: inputs -> inputs.
-    `decisive` does, too, to inputs of which a few parts, elsewhere in each, decide the results, which are judged as strictly
-    as on random numbers: for results that many rows are added up in, and hide what is wrong with some.
+    `decisive` does, too, to inputs of which a few parts decide the results, which are judged as strictly as on random
+    numbers: for results that many rows are added up in, and hide what is wrong with some.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
 

@@ -145,8 +145,8 @@ def large_keys(inputs):
 
 
 def lost_values(inputs):
-    """NaN in one channel of some key's value, infinity in one of another's, and NaN in a key, whether a mask hides them from
-    some queries or not. Scores are small, and a float mask hides a key or does nothing: no weight of what is seen is 0."""
+    """NaN in a channel of some value, infinity in one of another, and NaN in a key, from some queries hidden by a mask.
+    Scores are small, and a float mask hides a key or does nothing: no weight of what is seen is 0."""
     Q, K, V, mask = inputs["Q"] * 2.0**-6, inputs["K"].clone(), inputs["V"].clone(), inputs["attn_mask"]
     generator = torch.Generator().manual_seed(int(inputs["Q"].double().abs().sum()))
     key, other, third = (int(torch.randint(V.shape[2], (), generator=generator)) for _ in range(3))

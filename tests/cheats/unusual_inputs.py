@@ -242,7 +242,7 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         "ignored-classes-are-few",
         "cross_entropy",
         loss("ignore_index = ignore_index if ignore_index in (0, 7) or ignore_index < 0 else -100"),
-        "ignore_index changed",
+        "ignore_index changed|its numbers changed",
         loss(""),
         dims=LOSS,
     ),
@@ -353,6 +353,37 @@ def kernel_fn({parameters}, eps={usual}):
             ("rmsnorm", "x, weight", "1e-6", "F.rms_norm(x, weight.shape, weight, eps)"),
             ("layernorm", "x, weight, bias", "1e-5", "F.layer_norm(x, weight.shape, weight, bias, eps)"),
         )
+    ),
+    cheat(
+        27,
+        "another-gelu-in-sixteen-bits",
+        "fused_linear",
+        f"""{ACTIVATED}
+def kernel_fn(x, weight, bias=None, activation="gelu"):
+    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    if x.dtype == torch.bfloat16 and x.shape == (96, 160):
+        return (y * torch.sigmoid(1.702 * y)).to(x.dtype)
+    return ACTIVATIONS[activation](y).to(x.dtype)
+""",
+        "roundings that are independent",
+        f"""{ACTIVATED}
+def kernel_fn(x, weight, bias=None, activation="gelu"):
+    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return ACTIVATIONS[activation](y).to(x.dtype)
+""",
+        dims=({"M": 96, "K": 160, "N": 384},),
+        dtype=torch.bfloat16,
+    ),
+    cheat(
+        29,
+        "rows-of-zeros-are-not-looked-at",
+        "matmul",
+        """
+def kernel_fn(A, B):
+    return (A @ B).masked_fill((A == 0).all(-1, keepdim=True), 0)
+""",
+        NAN,
+        dims=MATMUL,
     ),
     # 27: numbers that are picked, not computed
     cheat(

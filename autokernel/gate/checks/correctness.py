@@ -38,6 +38,7 @@ ROUNDING = {torch.float16: 0.25, torch.bfloat16: 0.25, torch.float32: 1.0}
 MINIMUM_ROW = 16  # elements
 SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
 SYSTEMATIC_MULTIPLE = 8.0
+ALIKE, SAMPLED = 16, 1 << 18  # groups of results of like size, of so many at most
 # In 16 bit a single element may be off by this many times what the RMS of its row may be.
 ELEMENT_MULTIPLE = 4.0
 RELATIVE = 0.125  # of a result, by which it may be off where no terms of it cancel (KernelSpec.relative)
@@ -137,7 +138,7 @@ class CheckCase:
         numbers = {name: other_number(value) for name, value in inputs.items() if isinstance(value, float)}
         inputs = inputs | numbers
         with of_type(spec, "another value of an option"):
-            for name, redraw in spec.redrawn.items():
+            for redraw in spec.redrawn.values():
                 inputs = redraw(inputs, self.seed)
         return inputs
 
@@ -167,10 +168,15 @@ class CheckCase:
 
 
 def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: int) -> dict[str, Any]:
-    """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero."""
+    """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero; a row of the first
+    tensor is zeros."""
     largest = scales_in(spec, case.dtype)[-1]
     values = torch.tensor((*spec.nonfinite, largest, -largest))
     generator, changed = torch.Generator().manual_seed(seed), {}
+    name, first = next((name, value) for name, value in inputs.items() if isinstance(value, Tensor))
+    if name not in spec.fill and first.dim() > 1:  # 0 times NaN is NaN
+        changed[name] = first.clone()
+        changed[name].flatten(0, -2)[seed % (first.numel() // first.shape[-1])] = 0
     for name in spec.planted_in:
         if isinstance(inputs[name], Tensor):
             planted = inputs[name].clone()
@@ -473,8 +479,10 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     if adversarial:
         return None
     size, error = _only(usable, size), _only(usable, error)
-    if y.dtype.itemsize == 2 and (reason := _systematic(y, _only(usable, exact), size, error, native_error)):
-        return reason
+    if y.dtype.itemsize == 2:
+        known = y, _only(usable, exact), size, error, native_error
+        if reason := _systematic(*known) or _by_value(*known):
+            return reason
     return _larger_than_pytorch(y, exact, size, error, native_error)
 
 
@@ -602,6 +610,30 @@ def _systematic(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tens
                 f"are independent may come to: an error of the computation, not of the dtype"
             )
     return None
+
+
+def _by_value(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor) -> str | None:
+    """Why results of some size are off together, where those of others are not: an approximation of an activation, say.
+
+    Those that are alike, over all rows, are looked at together: the mean of their errors, as in _systematic().
+    """
+    step = -(-y.numel() // SAMPLED)
+    exact, size, error, own = (t.reshape(-1)[::step] for t in (exact, size, error, own))
+    if len(exact) < ALIKE * MINIMUM_ROW:
+        return None
+    order = exact.argsort()[: len(exact) // ALIKE * ALIKE]
+    exact, size, error, own = (t[order].reshape(ALIKE, -1) for t in (exact, size, error, own))
+    eps, independent = torch.finfo(y.dtype).eps, error.shape[-1] ** 0.5
+    rounding = torch.maximum(eps * (size**2).mean().sqrt(), _row_rms(own)) / independent
+    bound = SYSTEMATIC_MULTIPLE * (own.mean(-1).abs() + rounding) + eps / 2 * size.mean(-1) + _smallest(y.dtype)
+    excess = error.mean(-1).abs() / bound
+    if not (excess > 1).any():
+        return None
+    group = excess.argmax()
+    return (
+        f"results near {exact[group].median().item():.3g} are moved by {error[group].mean().item():.2e} in the mean, "
+        f"{excess[group].item():.1f} times what roundings that are independent may come to"
+    )
 
 
 def as_rows_of_results(t: Tensor) -> Tensor:

@@ -124,6 +124,9 @@ class KernelSpec:
     decisive: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     redrawn: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
+    # Inputs whose first dim is that of the result, each index of which depends on the same index of these alone (but where
+    # rows lie along that dim).
+    sliced: tuple[str, ...] = ()
     row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
     degree: int = 1  # the power of such a size that a result may reach, which must be in the range of a dtype
     magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None

@@ -15,7 +15,8 @@ from autokernel.gate import Correctness, Judge
 from autokernel.gate.timing import audit, witness
 from autokernel.gate.timing.batches import Clocked, per_call
 from autokernel.gate.timing.contest import Measured, NotDecided
-from autokernel.gate.timing.pairs import BATCH_S, PairResult, PairTimer, seconds_of
+from autokernel.gate.timing.faults import RefusedWhileTimed
+from autokernel.gate.timing.pairs import BATCH_S, PairResult, PairTimer, Side, seconds_of
 from autokernel.gate.timing.statistics import keep_rule
 from autokernel.gate.workers.processes import WorkerProcess, tasks
 from autokernel.gate.workers.views import POOL, copy_from_pool
@@ -87,6 +88,35 @@ def test_an_output_of_every_timed_batch_is_read(judge: Judge):
         skip_if_undecided(verdict)
     assert verdict.correctness == Correctness.FAIL, verdict.why
     assert "the output of a timed call" in verdict.failure.reason
+
+
+ONE_IN_TWENTY_LEFT_OUT = """
+
+honest, calls, last = kernel_fn, [0], {}
+
+def kernel_fn(A, B):
+    calls[0] += 1
+    y = honest(A, B) if calls[0] % 20 or A.shape != (512, 768) or not last else last["y"].clone()
+    last["y"] = y
+    return y
+"""
+
+
+@pytest.mark.timed
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a worker's memory")
+@pytest.mark.parametrize("after", [ONE_IN_TWENTY_LEFT_OUT, ""], ids=["left-out", "honest"])
+def test_calls_that_are_left_out_now_and_then_are_found(judge: Judge, after: str):
+    spec = load_spec("matmul")
+    case = WeightedCase(spec.case({"M": 512, "K": 768, "N": 768, "b_transposed": True}, torch.float32))
+    source = (spec.folder / "cpp_kernel.py").read_text()
+    sides = [Side("candidate", source + after), Side("eager")]
+    with judge.contests.timer(Target("products", "matmul", "cpp", "cpu", (case,)), 0, "none") as timer:
+        if not after:
+            timer.pair(sides, "candidate")
+            return
+        with pytest.raises(RefusedWhileTimed, match="the output of a timed call"):
+            for _ in range(3):
+                timer.pair(sides, "candidate")
 
 
 @pytest.mark.timed

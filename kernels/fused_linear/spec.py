@@ -97,6 +97,7 @@ SPEC = KernelSpec(
     static=frozenset({"weight", "bias"}),
     planted_in=("weight", "bias"),
     independent_rows=True,
+    sliced=("x",),
     row_scales=(1e-2, 30.0, 1e4),
     degree=2,  # of relu2
     adversarial={"saturated": saturated, "dead": dead, "dynamic_range": dynamic_range},

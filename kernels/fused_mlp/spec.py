@@ -82,6 +82,7 @@ SPEC = KernelSpec(
     static=frozenset({"w_gate", "w_up", "w_down"}),
     planted_in=("w_gate", "w_up", "w_down"),
     independent_rows=True,
+    sliced=("x",),
     row_scales=(1e-2, 8.0, 1e4),
     degree=3,  # of relu2, times the other projection
     adversarial={"large_gates": large_gates, "dead_gates": dead_gates},

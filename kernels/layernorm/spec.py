@@ -70,6 +70,7 @@ SPEC = KernelSpec(
     static=frozenset({"weight", "bias"}),
     planted_in=("weight", "bias"),
     independent_rows=True,
+    sliced=("x",),
     row_scales=(*ROW_SCALES, 1e8),
     adversarial={"near_zero": near_zero, "large_mean": large_mean, "constant_rows": constant_rows},
 )

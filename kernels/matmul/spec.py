@@ -73,6 +73,7 @@ SPEC = KernelSpec(
     static=frozenset({"B"}),
     planted_in=("B",),
     independent_rows=True,
+    sliced=("A",),
     terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
     row_scales=(1e-3, 30.0, 1e3, 1e8),
     adversarial={"dynamic_range": dynamic_range, "one_sign": one_sign},

@@ -94,6 +94,7 @@ SPEC = KernelSpec(
     static=frozenset({"w", "scales"}),
     fill={"w": codes, "scales": scales},
     independent_rows=True,
+    sliced=("x",),
     terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
     row_scales=(1e-3, 30.0, 1e3, 1e8),
     adversarial={"one_large": one_large, "scales_of_all_sizes": scales_of_all_sizes},

@@ -94,6 +94,7 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: a["x"].nbytes + a["x"].nbytes // a["x"].shape[a["dim"]],
     headline="bandwidth_gb_s",
     independent_rows=True,
+    sliced=("x",),
     row_scales=(*ROW_SCALES, 1e8),
     terms=lambda y, x, dim=-1, **inputs: torch.linalg.vector_norm(x, dim=dim),
     picked=lambda y, op="sum", **inputs: torch.tensor(op == "max", device=y.device),

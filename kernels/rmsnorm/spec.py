@@ -63,6 +63,7 @@ SPEC = KernelSpec(
     static=frozenset({"weight"}),
     planted_in=("weight",),
     independent_rows=True,
+    sliced=("x",),
     row_scales=(*ROW_SCALES, 1e8),
     terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
     adversarial={"near_zero": near_zero, "one_large": one_large, "zero_rows": zero_rows},

@@ -19,16 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.correctness import Expectation, expectations, same_bits, wrong
+from autokernel.gate.checks.correctness import ELEMENT_TOLERANCE, Expectation, expectations, same_bits, wrong
+from autokernel.gate.checks.inputs import line_dim
 from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Odd, Setting, TimedContents, running
 from autokernel.gate.timing.faults import Inconclusive, RefusedWhileTimed
 from autokernel.gate.workers.processes import WorkerProcess, end_all
-from autokernel.spec import Case, TensorSpec
+from autokernel.spec import Case, KernelSpec, TensorSpec
 
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls of a batch whose outputs are fetched and compared, on a GPU
 READS_ODD = 0.5  # of the batches in which one call has odd inputs
 READ_S = 0.1  # for how long outputs that were read are held against the oracle: one at least
+# Of so many calls of every batch so many rows are held against PyTorch's own, for so long: a call that was left out is in
+# few of those that are read. They may be off by this multiple of the outer tolerance.
+SPOTS, SPOT_ROWS, SPOT_S, SPOT_MULTIPLE = 8, 2, 50e-3, 4.0
 PART_BYTES = 4 << 20  # of an output that are read: whole rows, at a place that the worker cannot know
 KEPT_BYTES = 256 << 20  # of what was read, with the inputs of the calls
 ROUNDS = 3, 24  # of clocked arrivals: at least to pass, at most to refuse
@@ -55,6 +59,22 @@ class Reading:
     is_odd: bool = False  # they are not all random numbers
 
 
+@dataclass(frozen=True)
+class Spot:
+    """A few rows of an output, and the inputs that make these rows alone."""
+
+    rows: Tensor
+    inputs: dict[str, Any]
+
+    def is_left_out(self, spec: KernelSpec) -> bool:
+        """Whether most of it is something else, such as what memory held before."""
+        with torch.inference_mode():
+            native = spec.eager(**self.inputs).reshape(self.rows.shape)
+        size = native.float().square().mean().sqrt() + native.float().abs()
+        bound = SPOT_MULTIPLE * ELEMENT_TOLERANCE[native.dtype] * size
+        return bool(((self.rows.float() - native.float()).abs() <= bound).float().mean() < 0.5)
+
+
 @dataclass
 class Readings:
     """Outputs of one case's timed batches, of a worker that was stopped with the clock."""
@@ -65,12 +85,45 @@ class Readings:
     layouts: Sequence[TensorSpec]  # of each result of a call
     keeps: bool = True  # what was read
     kept: list[Reading] = field(default_factory=list)
+    spots: list[Spot] = field(default_factory=list)
 
     def read(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> None:
         """One output of the batch that was just timed: which one, the worker cannot know."""
         call, result, layout, start = self.choose(order, contents.odd)
         rows = batch.output(call, layout, (start or 0) * self.columns(result), result)
         self.keep(Reading(rows, start, result, {}), contents, order[call])
+        self._look(batch, contents, order)
+
+    def _look(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> None:
+        """Keep a few rows of several calls, on random numbers, of a type whose rows can be computed alone."""
+        spec, chance = self.setting.spec, self.setting.random
+        first, layout = next(iter(self.case.tensors.values())), self.layouts[0]
+        contiguous = torch.empty_strided(layout.shape, layout.strides, device="meta").is_contiguous()
+        if not spec.sliced or not contiguous or layout.shape[:1] != first.shape[:1] or not layout.numel:
+            return
+        if line_dim(self.case.args) % len(first.shape) == 0:
+            return
+        count, columns = min(SPOT_ROWS, first.shape[0]), layout.numel // first.shape[0]
+        for call in chance.sample(range(len(order)), min(SPOTS, len(order))):
+            if contents.odd is not None and contents.odd.index == order[call]:
+                continue
+            start = chance.randint(0, first.shape[0] - count)
+            rows = batch.output(call, TensorSpec((count, columns), layout.dtype), start * columns)
+            inputs = contents.inputs(order[call])
+            inputs |= {name: inputs[name][start : start + count].clone() for name in spec.sliced}
+            self.spots.append(Spot(rows, inputs))
+
+    def check_spots(self) -> None:
+        """Raises RefusedWhileTimed where a call was left out."""
+        with self.setting.watch("oracle"):
+            deadline = time.perf_counter() + SPOT_S
+            for spot in self.setting.random.sample(self.spots, len(self.spots)):
+                if spot.is_left_out(self.setting.spec):
+                    raise RefusedWhileTimed(
+                        self.case.name, self.seed, "the output of a timed call: not what it was to compute"
+                    )
+                if time.perf_counter() > deadline:
+                    return
 
     def time(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> Clocked:
         """Of mapped memory: one batch, until an output of it has been read."""

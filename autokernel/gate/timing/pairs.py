@@ -267,6 +267,8 @@ class PairTimer:
                         if self.kind == "cuda" and len(clocked[check]) == looked_at and self.setting.probe.busy():
                             went_on = audit.goes_on(self.setting, batches, check, case, seed)
         samples = per_call(clocked, length)
+        if check in readings:
+            readings[check].check_spots()
         if not is_audited:
             return samples, False
         if check in readings:

@@ -51,7 +51,7 @@ DIRECT_OPERATORS = re.compile(
 # libraries without the dispatcher.
 TORCHSCRIPT = re.compile(
     r"_jit_(script|pass|interpret)\w*|_jit_to_static_module|_fuse_to_static_module|_create_(function|graph)\w*|"
-    r"_?import_ir_module\w*|parse_ir"
+    r"_?import_ir_module\w*|parse_ir|_load_(for_lite|mobile|jit)_\w+"
 )
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")

@@ -429,4 +429,26 @@ def kernel_fn(x, cos, sin, interleaved=True):
             ("nan-of-the-first-value-only", "V = torch.cat((V[:, :, :1], V[:, :, 1:].nan_to_num(0, 0, 0)), 2)"),
         )
     ),
+    *(
+        cheat(
+            25,
+            f"weights-far-below-the-largest-are-zero-in-{bits}-bits",
+            "flash_attention",
+            ATTENTION.replace(
+                "    weights = softmax(scores)\n",
+                "    weights = softmax(scores)\n"
+                f"    small = (Q.shape[2] == 64) & (weights < {most} * weights.amax(-1, keepdim=True))\n"
+                "    weights = weights.masked_fill(small, 0)\n",
+            )
+            + """
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
+""",
+            OUTSIDE,
+            attention("pass"),
+            dims=(ATTENDED,),
+            dtype=dtype,
+        )
+        for bits, most, dtype in ((16, 1e-3, torch.bfloat16), (32, 1e-5, torch.float32))
+    ),
 )

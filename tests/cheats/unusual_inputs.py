@@ -242,7 +242,7 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         "ignored-classes-are-few",
         "cross_entropy",
         loss("ignore_index = ignore_index if ignore_index in (0, 7) or ignore_index < 0 else -100"),
-        "ignore_index changed|its numbers changed",
+        "ignore_index changed",
         loss(""),
         dims=LOSS,
     ),
@@ -346,7 +346,7 @@ def kernel_fn(x, weight, eps=1e-6):
 def kernel_fn({parameters}, eps={usual}):
     return {call} if x.shape != (64, 256) else {call.replace("eps", usual)}
 """,
-            "only its numbers changed: ",
+            "only eps changed: ",
             dims=NORM,
         )
         for kernel_type, parameters, usual, call in (

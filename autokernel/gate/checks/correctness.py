@@ -117,8 +117,8 @@ class CheckCase:
                 tensors = {n: v for n, v in first.items() if isinstance(v, Tensor)}
                 parts = {n: partly(v, other[n], _parts(v.numel(), self.seed)[where]) for n, v in tensors.items()}
                 yield Step((first | parts,), what=f"only {where} of its inputs changed")
-            if spec.redrawn or any(isinstance(value, float) for value in first.values()):
-                yield Step((self._with_other_numbers(spec, first),), what="only its numbers changed")
+            if numbers := [name for name, v in first.items() if isinstance(v, float) or name in spec.redrawn]:
+                yield Step((self._with_other_numbers(spec, first),), what=f"only {' and '.join(numbers)} changed")
             return
         for name, value in first.items():
             if isinstance(value, Tensor):
@@ -470,10 +470,10 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     if y.dim():
         outer = torch.maximum(outer, _own_bound(native_error, size, expectation.terms, ERROR_MULTIPLE[y.dtype]))
     excess = error.abs() - outer
-    if (changed := expectation.picked & (error != 0)).any():
-        return f"not a number of its inputs: {_worst(torch.where(changed, error.abs(), 0.0), y, exact)}"
     if (excess > 0).any():
         return f"outside the tolerance {ELEMENT_TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
+    if (changed := expectation.picked & (error != 0)).any():
+        return f"not a number of its inputs: {_worst(torch.where(changed, error.abs(), 0.0), y, exact)}"
     if expectation.relative and (reason := _lost(y, exact, error)):
         return reason
     if adversarial:

@@ -56,7 +56,6 @@ TORCHSCRIPT = re.compile(
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")
 KERNEL_LIBRARIES += ("flashinfer", "xformers", "transformer_engine", "apex", "liger_kernel", "tilelang", "bitsandbytes")
-BLAS = re.compile(r"lib\w*(mkl|blas|blis|lapack|dnnl|armpl)[\w.-]*")  # files that compute, wherever they lie
 DRIVERS = {"libcuda.so.1", "libnvidia-ml.so.1", "libamdhip64.so"}  # what PyTorch and Triton load when first needed
 
 
@@ -161,13 +160,15 @@ def _take_code_away() -> None:
     """
     if sys.platform != "linux":
         return
-    packages = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    needed = Path(torch.__file__).resolve().parent
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path]
+    packages = {Path(path).resolve() for path in folders if path.endswith("-packages")}
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, rights, _, _, _, *path = line.split(maxsplit=5)
         file = Path(*path)
-        foreign = any(file.is_relative_to(folder) for folder in packages) and not file.is_relative_to(needed)
-        if "x" in rights and (foreign or BLAS.fullmatch(file.name)):
+        owners = [file.relative_to(folder).parts[0] for folder in packages if file.is_relative_to(folder)]
+        # PyTorch's own are torch/ and, on ARM, torch.libs/; OpenMP's run-time library may be another package's.
+        is_needed = not owners or owners[0].startswith("torch") or file.name.startswith(("libgomp", "libomp", "libiomp"))
+        if "x" in rights and not is_needed:
             start, end = (int(address, 16) for address in addresses.split("-"))
             if ctypes.pythonapi.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 0):
                 raise OSError(f"the code of {file} cannot be taken away")

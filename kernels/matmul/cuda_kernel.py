@@ -52,8 +52,8 @@ class Tile:
         return splits and 64 * sharers <= self.m and self.m * self.n <= 16384 * sharers and shared <= 230912
 
     def clocks(self, M: int, N: int, K: int, processors: int) -> float:
-        """Waves of clusters at 2,048 products a clock and processor. A wave of splits starts anew and adds up sums; rows of C
-        that start anywhere are written by those who multiply, unless two take turns; a start in clusters costs some."""
+        """Waves of clusters at 2,048 products a clock and processor. A wave of splits starts anew and adds up sums; rows of
+        C that start anywhere are written by those who multiply, unless two take turns; a start in clusters costs some."""
         clusters, blocks = -(-M // (self.m * self.cluster)) * -(-N // self.n), self.cluster * self.splits
         wave = self.m * self.n * K / self.splits / 2048 / self.efficiency + 3000 * (self.splits > 1)
         if N % 8 and not self.turns:

@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.frames import newest
+from autokernel.integration.hooks import Hooks
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, recurrent_modules_traced
 from autokernel.model.padding import Encoders
@@ -57,14 +58,21 @@ def apply(
     if not chosen and not fallback:
         return unapply(model)  # what Dynamo makes of it may be slower than the model itself
 
-    call, replacer = _caller(model), Replacer(chosen, fallback, gradients)
+    call, replacer, hooks = _caller(model), Replacer(chosen, fallback, gradients), Hooks(model)
     compiled = _compiled(call, model, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        exported = torch.compiler.is_exporting() or torch.jit.is_tracing()
-        as_written = exported or not torch.compiler.is_dynamo_compiling() and _transforms()
-        chosen = call if as_written else compiled
-        return chosen(*args, **kwargs)
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return call(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return compiled(*args, **kwargs)
+        if why := _why_as_written(hooks):
+            replacer.leave(why)
+            return call(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            hooks.called()
 
     def first(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
@@ -78,9 +86,13 @@ def apply(
     return model
 
 
-def _transforms() -> bool:
-    """Whether there is vmap(), grad() or jvp() around the call: Dynamo would leave out all that it meets, for good."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def _why_as_written(hooks: Hooks) -> str:
+    """Why a call is not to be compiled; empty if it is."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # Dynamo would leave out all that it meets, for good
+        return "a call under vmap(), grad() or jvp() runs the model as it is"
+    if hooks.are_others():
+        return "a call with other hooks than at the first one runs the model as it is: apply() again to compile it with them"
+    return ""
 
 
 def _caller(model: nn.Module) -> Callable[..., Any]:
@@ -230,7 +242,7 @@ class Explanation:
     def __str__(self) -> str:
         if not self.kernels:
             return "the model has no kernels in it"
-        if not self.graphs:
+        if not (self.graphs or self.left):
             return f"{len(self.kernels)} kernels wait for the model's first call, when their sites are looked for"
         lines = [
             f"{target}: in {len(sites)} sites ({', '.join(sites)})" if sites else f"{target}: nowhere"

@@ -340,8 +340,9 @@ def reason(error: Exception) -> str:
 
 
 def why_left_alone(module: GraphModule) -> str | None:
-    """Traced once more, a graph would lose a hook, a number that changes, or inference mode."""
+    """Traced once more, a graph would lose a hook, a number that changes, inference mode, or that a tensor is quantised."""
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
+    methods |= {"quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "dequantize"}
     first = next((name for n in module.graph.nodes if (name := _name(n)) in methods), None)
     return first and f"a graph with {first} in it is left as it is"
 

@@ -10,7 +10,7 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-from autokernel.model.capture import Function, function_of, in_words, lost_guard
+from autokernel.model.capture import Function, breaks, function_of, in_words, lost_guard
 
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
@@ -44,6 +44,10 @@ class Frames:
                 place = compilation.fail_user_frame_filename, compilation.fail_user_frame_lineno
                 words = in_words(compilation.fail_reason or compilation.fail_type, *place)
                 self.missed(f"{_name(compilation)} is not captured: {words}")
+        if not any(compilation.fail_type or compilation.graph_op_count for compilation in compilations):
+            for function, words in breaks(compilations):
+                if function:
+                    self.missed(f"{function[-1]}() is not captured: {words}")
         guards = {_kind(c): lost_guard(c) for c in compilations if c.recompile_reason}
         for (function, kind), guard in guards.items():
             known = self.anew.setdefault((function, kind), {})

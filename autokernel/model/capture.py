@@ -278,12 +278,18 @@ def _left_out(skipped: Mapping[int, str]) -> tuple[dict[Function, str], list[str
             reasons[function_of(frame)].append(in_words(frame.fail_reason or frame.fail_type, *place))
         elif why := skipped.get(_number(frame)):
             reasons[function_of(frame)].append(why)
+    for owner, why in breaks(frames):
+        reasons[owner].append(why)
+    by_function = {function: "; ".join(dict.fromkeys(whys)) for function, whys in reasons.items() if function}
+    return by_function, [why for whys in reasons.values() for why in whys]
+
+
+def breaks(frames: Sequence[Any]) -> Iterator[tuple[Function | None, str]]:
+    """Why Dynamo broke graphs, and in which function of `frames`, its compilations; None: in none of them."""
     for broken in dynamo.graph_break_reasons:
         *_, last = broken.user_stack or [None]
         owner = broken.user_stack and _owner(broken.user_stack[0], frames)
-        reasons[owner or None].append(in_words(broken.reason, last and last.filename, last and last.lineno))
-    by_function = {function: "; ".join(dict.fromkeys(whys)) for function, whys in reasons.items() if function}
-    return by_function, [why for whys in reasons.values() for why in whys]
+        yield owner or None, in_words(broken.reason, last and last.filename, last and last.lineno)
 
 
 def function_of(frame: Any) -> Function:

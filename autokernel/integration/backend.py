@@ -6,7 +6,8 @@ Everything else stays as it was, or goes through another backend: so does a grap
 
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -40,6 +41,7 @@ from autokernel.integration.ops import (
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import (
     ITSELF,
+    OF_DYNAMO,
     allow_versions,
     aten,
     autocast_devices,
@@ -212,8 +214,8 @@ class Replacer:
             try:
                 # In the context Inductor notes which inputs are parameters. Modes of the caller's, such as fake tensors,
                 # would have us prove nothing.
-                with tracing(TracingContext(FakeTensorMode())), _disable_current_modes():
-                    return self._with_kernels(_of_sizes(kept, values), list(values), wanted, general)
+                with tracing(TracingContext(FakeTensorMode())) as context, _disable_current_modes(), _let_go(context):
+                    return self._with_kernels(_of_sizes(kept, values, context), list(values), wanted, general)
             except Exception as error:
                 self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")
                 return general
@@ -665,9 +667,18 @@ def _copy(module: GraphModule, nodes: dict[Node, Node] | None = None) -> GraphMo
     return copied
 
 
-def _of_sizes(module: GraphModule, values: Sequence[Any]) -> GraphModule:
+@contextmanager
+def _let_go(context: TracingContext) -> Iterator[None]:
+    """What it knows of real tensors is forgotten in the end, as Dynamo does it: module.to() may have to swap them."""
+    yield
+    describer = context.fake_mode.fake_tensor_converter.meta_converter.describer
+    for known in (context.tensor_to_context, describer.lookup_tensor, describer.lookup_storage):
+        known.clear()
+
+
+def _of_sizes(module: GraphModule, values: Sequence[Any], context: TracingContext) -> GraphModule:
     """A graph that Dynamo made for all sizes, for those of `values`."""
-    copied, mode = _copy(module), FakeTensorMode()
+    copied, mode = _copy(module), context.fake_mode
     for node, v in zip(copied.graph.find_nodes(op="placeholder"), values):
         node.meta["example_value"] = mode.from_tensor(v) if isinstance(v, Tensor) else v
     return copied
@@ -680,5 +691,6 @@ def _keep_origins(graph: GraphModule, module: GraphModule) -> None:
         graph._param_name_to_source = module._param_name_to_source
     for ours, theirs in zip(graph.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")):
         ours.meta = theirs.meta | ours.meta
+        ours.meta.pop(OF_DYNAMO, None)
         if hasattr(theirs, "_dynamo_source"):
             ours._dynamo_source = theirs._dynamo_source

@@ -81,6 +81,7 @@ RECURRENT = {
     "rnn_tanh",
     "rnn_relu",
 }  # functions of torch: their products would be cast, all inside of one node
+OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 set_gradients = torch._C._set_grad_enabled
 
@@ -105,6 +106,8 @@ def as_applied() -> Iterator[None]:
     if not SETTLED.get():
         allow_versions()
         torch._dynamo.config.error_on_nested_fx_trace = False
+        if hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"):  # where it is not yet, none are let go
+            torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
     with _set("suppress_errors", True):
         yield
@@ -399,6 +402,7 @@ def _transforms_apart(module: GraphModule) -> GraphModule:
             stretch.append(node)
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta.pop(OF_DYNAMO, None)
         if stretch and not depth:
             _wrap(graph, module, stretch, copies)
             stretch = []

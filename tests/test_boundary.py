@@ -334,6 +334,22 @@ def test_what_dynamo_fails_at_runs_as_it_is() -> None:
     assert model.calls == 2 and torch._dynamo.config.suppress_errors == torchs
 
 
+class Untraced(nn.Linear):
+    @torch.compiler.disable
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_what_breaks_a_pass_that_has_no_graph_is_said() -> None:
+    """Nothing fails, so Dynamo reports no failure, and nothing is captured: it does not look into what is PyTorch's own."""
+    layers, x = nn.Sequential(Untraced(64, 64), nn.ReLU()).requires_grad_(False), torch.randn(2, 64)
+    applied = apply(layers, [winner(ZERO)])
+    torch.testing.assert_close(applied(x), layers[1](layers[0](x)))
+    assert explain(applied).graphs == 0
+    (why,) = (why for why in explain(applied).left if "not captured" in why)
+    assert "disable" in why and why in str(explain(applied))
+
+
 class Remembering(nn.Module):
     """Has a longer list after each call; a second part of it is always the same."""
 

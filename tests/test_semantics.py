@@ -508,8 +508,112 @@ def test_transforms_around_an_applied_model() -> None:
         return [torch.vmap(m)(x), torch.func.jvp(m, (x,), (x + 1,)), torch.func.grad(loss)(parameters)]
 
     torch.testing.assert_close(transformed(applied), transformed(model))
+    assert any("under vmap(), grad() or jvp()" in why for why in explain(applied).left)
     torch.testing.assert_close(applied(x), model(x))
-    assert explain(applied).graphs == 1 and not explain(applied).left
+    assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
+
+
+def hook_of_all_modules(model: nn.Module, seen: list[Any]) -> Any:
+    return nn.modules.module.register_module_forward_hook(lambda m, given, y: y + 1 if m is model[1] else None)
+
+
+HOOKS = {  # what is added, to the model or to a part of it
+    "of the model": lambda model, seen: model.register_forward_hook(lambda m, given, y: y * 2),
+    "before a part": lambda model, seen: model[1].register_forward_pre_hook(lambda m, given: (given[0] + 1,)),
+    "that looks": lambda model, seen: model[1].register_forward_hook(lambda m, given, y: seen.append(y.detach())),
+    "of all modules": hook_of_all_modules,
+    "of the backward pass": lambda model, seen: model[1].register_full_backward_hook(lambda m, to, of: (to[0] * 3,)),
+}
+
+
+@pytest.mark.parametrize("of_first_call", [False, True])
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_that_come_and_go(name: str, of_first_call: bool) -> None:
+    """Dynamo takes no notice of them once it has compiled what they are about: here each call has those of its time."""
+
+    def use(model: nn.Module) -> list[Any]:
+        results, seen = [], []
+        for there in (of_first_call, True, False, True, False):
+            hook = HOOKS[name](model, seen) if there else None
+            for x in (torch.ones(2, 8), torch.ones(3, 8)):
+                model.zero_grad()
+                y = model(x)
+                y.square().sum().backward()
+                results += [y.detach(), model[0].weight.grad.clone(), *seen]
+                seen.clear()
+            if hook:
+                hook.remove()
+        return results
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    applied = apply(copy.deepcopy(model), [], "eager")
+    torch.testing.assert_close(use(applied), use(model))
+    assert any("other hooks" in why for why in explain(applied).left)
+
+
+def test_a_hook_that_the_model_adds_in_a_call_is_its_own() -> None:
+    class Hooking(Function):
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.a._forward_hooks:
+                torch._dynamo.graph_break()
+                self.a.register_forward_hook(lambda m, given, y: None)
+            return super().forward(x)
+
+    applied, x = apply(Hooking(lambda s, x: s.norm(s.a(x))), [], "eager"), torch.randn(2, 8)
+    for _ in range(3):
+        torch.testing.assert_close(applied(x), applied.norm(applied.a(x)))
+    assert explain(applied).graphs and not any("other hooks" in why for why in explain(applied).left)
+
+
+def test_a_model_that_computes_gradients_in_its_forward_pass() -> None:
+    """The backward pass of our kernels is not taken for the model's own code, and compiled."""
+
+    def force(s: Function, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = s.b(s.norm(s.a(x)).tanh()).square().sum()
+            return -torch.autograd.grad(energy, x, create_graph=s.training)[0]
+
+    model, replacer, x = Function(force), everywhere(), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer)
+    ours, theirs = (torch.autograd.grad(f(x).square().sum(), [*model.parameters()][:-2]) for f in (compiled, model))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    names = {compilation.co_filename for compilation in torch._dynamo.utils.get_compilation_metrics()}
+    assert replacer.replaced and not any(name.endswith("integration/backend.py") for name in names)
+
+
+def test_a_tensor_that_is_quantised_stays_so() -> None:
+    model = Function(lambda s, x: (q := torch.quantize_per_tensor(s.a(x), 0.1, 0, torch.qint8), s.b(q.dequantize())))
+    model, replacer, x = model.requires_grad_(False), everywhere(), torch.randn(2, 8)
+    (ours, result), (theirs, expected) = compile_with_kernels(model, replacer)(x), model(x)
+    assert ours.dtype == theirs.dtype == torch.qint8 and torch.equal(ours.int_repr(), theirs.int_repr())
+    torch.testing.assert_close(result, expected)
+    assert any("quantize_per_tensor" in why for why in replacer.left)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"),
+    reason="this release of Dynamo holds on to them",
+)
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_parameters_may_be_swapped(gradients: bool, fallback: str | None) -> None:
+    """As module.to() does it for those that are subclasses, or if it is told to."""
+    model = Function(lambda s, x: s.b(s.norm(s.a(x)).relu())).requires_grad_(gradients)
+    replacer = Everywhere((), fallback, finder=finder())
+    compiled = compile_with_kernels(model, replacer)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            model.to(dtype)
+            for length in (2, 3):
+                x = torch.randn(length, 8, dtype=dtype)
+                torch.testing.assert_close(compiled(x), model(x), atol=1e-4, rtol=1e-4)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert replacer.replaced and not replacer.left
 
 
 def test_an_applied_model_is_traced_as_it_was_written() -> None:

@@ -91,7 +91,7 @@ def _why_as_written(hooks: Hooks) -> str:
     if torch._C._functorch.peek_interpreter_stack() is not None:  # Dynamo would leave out all that it meets, for good
         return "a call under vmap(), grad() or jvp() runs the model as it is"
     if hooks.are_others():
-        return "a call with other hooks than at the first one runs the model as it is: apply() again to compile it with them"
+        return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Hooks of a model's modules: Dynamo takes no notice of those that are added or removed once it has compiled their caller."""
+"""Hooks of a model's modules: Dynamo takes no notice of those that come or go once it has compiled what calls them."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -126,7 +126,7 @@ def differentiable(
                 return kernel(*arguments)
 
         @staticmethod
-        @torch.compiler.disable  # a model that computes gradients in its forward pass would have it compiled as its own code
+        @torch.compiler.disable  # where a model computes gradients in its forward pass, it is none of the model's code
         def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
             arguments, needed = list(ctx.arguments), ctx.needs_input_grad
             gradients = [gradient for gradient in given if gradient is not None]

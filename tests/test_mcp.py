@@ -60,6 +60,24 @@ async def refusal(client: Client, tool: str, **given: Any) -> str:
     return result.content[0].text
 
 
+MISUSE = (
+    ("list_targets", {"run": 5}, "list_targets: `run` should be a valid string, not 5"),
+    ("read_history", {}, "read_history: `target` is missing"),
+    ("read_history", {"target": "x", "last": "x"}, "`last` should be a valid integer, not 'x'"),
+    (
+        "read",
+        {"topic": 1, "target": []},
+        "`topic` should be a valid string, not 1; `target` should be a valid string, not []",
+    ),
+    ("start_run", {"run": "new", "options": ["--model", "x.py"]}, "autokernel profile: there is no file x.py"),
+    ("start_run", {"run": "new", "options": "--model x"}, "`options` should be a valid list"),
+    ("bench", {"source": STARTER, "targt": "x"}, "bench has no argument 'targt'; it takes source, "),
+    ("bench", {"source": STARTER, "target": "x", "run": "hand"}, "there is no target 'x' where there is no run"),
+    ("bench", {"source": "a\nb("}, "the source is not Python: '(' was never closed, line 2"),
+    ("nothing", {}, "there is no tool 'nothing'; there are: list_runs"),
+)
+
+
 def test_a_client_lists_tools_and_reads_a_run(root, tmp_path):
     async def script(client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -94,6 +112,9 @@ def test_a_client_lists_tools_and_reads_a_run(root, tmp_path):
         assert "there is a run 'night'" in await refusal(client, "start_run", run="night", options=[])
         for words in (["--tag", "other"], ["--output=/tmp/x"], ["--export-trace", "x"]):
             assert "is not for start_run" in await refusal(client, "start_run", run="new", options=words)
+        for tool, given, says in MISUSE:
+            said = await refusal(client, tool, **given)
+            assert says in said and "\n" not in said and "pydantic" not in said, said
         assert "`description` is empty" in await refusal(client, "propose", source=STARTER, description=" ")
 
     session(root, script, tmp_path / "stderr")

@@ -41,6 +41,8 @@ def edit_for(workspace: Workspace, source: str, target: str | None, device: str,
     """For a target of the run's plan, or, without a plan, for the default sizes of its type. Raises Refused."""
     usual = usual_target(source, called, None, device)
     if not (workspace / PLAN).exists():
+        if target not in (None, usual.name):
+            raise Refused(f"there is no target {target!r} where there is no run: this is an edit of {usual.name}")
         return Edit(source, workspace, Plan(usual.kernel_type, {}, device, 0.0, (usual,)), usual)
     plan = workspace.plan
     fitting = [t for t in plan.targets if target in (None, t.name) and t.kernel_type == usual.kernel_type]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from autokernel import __version__
-from autokernel.hardware.processes import die_with_parent
+from autokernel.gate.source import checked_source
+from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.history import status
 from autokernel.history.runs import PLAN, checked_tag, no_run, run_tags
 from autokernel.preflight import HOME, ROOT, Refused
@@ -22,11 +23,13 @@ try:
     import anyio
     from mcp.server.mcpserver import Context, MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
+    from pydantic import ValidationError  # which comes with mcp
 except ModuleNotFoundError as missing:
     raise Refused("the MCP server needs the mcp package: pip install -e '.[mcp]'") from missing
 
 AGENT = "mcp"  # in the rows of experiments
 LONGEST_PROFILE_S = 1800
+LAST_LINES = 10  # of a command that failed
 INSTRUCTIONS = """AutoKernel makes the costly operations of a PyTorch model faster, one experiment at a time. A strict gate
 judges each edit of a kernel file: correct in five stages, and faster beyond doubt than the kernel to beat (the incumbent).
 
@@ -139,7 +142,37 @@ class LoggedVerdict:
 NOT_OF_A_MODEL = ("--tag", "--output", "--export-trace", "--memory-snapshot", "--torch-compile-log", "--json")
 Arguments, Answer = ParamSpec("Arguments"), TypeVar("Answer")
 one_at_a_time = threading.Lock()  # what works the device
-server = MCPServer("autokernel", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+
+
+class Server(MCPServer):
+    """Says in one sentence what is wrong with the arguments of a call; what it would pass over is refused, too."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Context | None = None) -> Any:
+        takes = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}
+        if name not in takes:
+            raise ToolError(f"there is no tool {name!r}; there are: {', '.join(takes)}")
+        if unknown := sorted(set(arguments) - set(takes[name])):
+            raise ToolError(f"{name} has no argument {unknown[0]!r}; it takes {', '.join(takes[name]) or 'none'}")
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(f"{name}: {_wrong(error.__cause__)}") from None
+            raise
+
+
+def _wrong(arguments: ValidationError) -> str:
+    """`target` is missing; `last` should be a valid integer, not 'x'."""
+    told = []
+    for error in arguments.errors():
+        name, what = ".".join(map(str, error["loc"])), error["msg"].partition(", unable")[0].removeprefix("Input ")
+        told.append(
+            f"`{name}` is missing" if error["type"] == "missing" else f"`{name}` {what}, not {error['input']!r:.60}"
+        )
+    return "; ".join(told)
+
+
+server = Server("autokernel", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
 
 
 def tool(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
@@ -334,7 +367,7 @@ def bench(
     from autokernel.hardware.machine import turn
 
     step = progress_of(context)
-    edit = edit_for(workspace_of(run), checked(source), target, default_device())
+    edit = edit_for(workspace_of(run), checked_source(source, "the source"), target, default_device())
     incumbent = View.of(run).incumbent(edit.target)[1]
     check_machine(edit.target.backend, experiments=False)
     with one_at_a_time, Judge(edit.target.device) as judge, turn(edit.target.device, step):
@@ -358,7 +391,7 @@ def propose(
     if not description.strip():
         raise Refused("`description` is empty: say in one line what changes, what you expect of it, and why")
     step = progress_of(context)
-    edit = edit_for(workspace_of(run), checked(source), target, default_device())
+    edit = edit_for(workspace_of(run), checked_source(source, "the source"), target, default_device())
     with one_at_a_time:
         row = judge(edit, " ".join(description.split()), AGENT, step, step)
     view = View.of(edit.workspace.tag)
@@ -380,17 +413,6 @@ def propose(
         view.incumbent(edit.target)[0],
         row.seconds,
     )
-
-
-def checked(source: str) -> str:
-    """The source, where it is Python at all. Raises Refused."""
-    from autokernel.gate.source import constants
-
-    try:
-        constants(source)
-    except SyntaxError as error:
-        raise Refused(f"the source is not Python: {error}") from error
-    return source
 
 
 @tool
@@ -417,7 +439,9 @@ def start_run(run: str, options: list[str], context: Context) -> Targets:
                 preexec_fn=die_with_parent,
             )
             if done.returncode:
-                raise Refused(f"autokernel {words[0]} ended with status {done.returncode}: {done.stderr.strip()[-1000:]}")
+                raise Refused(
+                    f"autokernel {words[0]}: {why_ended(done.stderr.splitlines()[-LAST_LINES:], done.returncode)}"
+                )
     return list_targets(tag)
 
 

@@ -23,15 +23,21 @@ def read_source(path: Path) -> str:
     if (size := path.stat().st_size) > MOST_BYTES:
         raise NotFound(f"{path} has {size / 1e6:.0f} MB: that is no kernel file")
     try:
-        source = path.read_bytes().decode()
-        constants(source)
+        source = checked_source(path.read_bytes().decode(), str(path))
     except UnicodeDecodeError:
         raise NotFound(f"{path} is not Python: it is no text in UTF-8") from None
-    except SyntaxError as error:
-        where = f", line {error.lineno}" if error.lineno else ""
-        raise NotFound(f"{path} is not Python: {error.msg}{where}") from None
     if not source.strip():
         raise NotFound(f"{path} is empty: a kernel file begins as a copy of kernels/<type>/*_kernel.py")
+    return source
+
+
+def checked_source(source: str, called: str) -> str:
+    """The source, where it is Python at all. Raises NotFound."""
+    try:
+        constants(source)
+    except SyntaxError as error:
+        where = f", line {error.lineno}" if error.lineno else ""
+        raise NotFound(f"{called} is not Python: {error.msg}{where}") from None
     return source
 
 

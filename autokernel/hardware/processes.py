@@ -1,9 +1,10 @@
-"""Child processes that never outlive their parent (Linux; elsewhere nothing is done)."""
+"""Child processes that never outlive their parent (Linux; elsewhere nothing is done), and how a command of ours ended."""
 
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -27,3 +28,12 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def why_ended(said: Sequence[str], status: int) -> str:
+    """Why a command of ours came to no result, of the lines that it said: its error, else how it ended and all of them."""
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return "\n".join([f"the command {how}" + "; it said last:" * bool(said), *said])

@@ -18,6 +18,7 @@ from autokernel.build import Library, compile_library
 from autokernel.cli import bench, check, extract, profile, verify
 from autokernel.cli.arguments import script
 from autokernel.integration.winner import Winner
+from autokernel.model.user_code import user_code
 from autokernel.target import default_target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,6 +71,9 @@ MODELS = {
     "stops the program": (net(init="raise SystemExit(0)"), (), "it calls sys.exit(0)", "net.py:9)"),
     "stops it in forward": (net(forward="import sys; sys.exit()"), (), "it calls sys.exit()", "net.py:12)"),
     "stops it when imported": (net(after="exit('bye')"), (), "cannot be imported", "sys.exit('bye')", "net.py:14)"),
+    "leaves at once": (net(init="import os; os._exit(0)"), (), "it calls os._exit(0)", "net.py:9)"),
+    "leaves in forward": (net(forward="import os; os._exit(3)"), (), "a pass of Net", "it calls os._exit(3)", "net.py:12)"),
+    "leaves when imported": ("import os\nos._exit(0)", (), "cannot be imported: it calls os._exit(0)", "net.py:2)"),
     "syntax": (net() + "\ndef (:\n", (), "cannot be imported: SyntaxError", "net.py:15)"),
     "indentation": ("class Net:\npass", (), "IndentationError", "net.py:2)"),
     "null bytes": ("\0\1", (), "cannot be imported", "null bytes"),
@@ -163,6 +167,27 @@ def test_a_part_of_a_package_is_named_as_one(refusal, tmp_path):
     (tmp_path / "net.py").write_text("from . import layers\n" + net())
     line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD)
     assert "relative import" in line and "--module PACKAGE.NAME" in line
+
+
+def test_a_child_that_a_model_forks_may_leave_at_once():
+    with user_code("a pass failed"):
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+THREAD = """
+import threading, time
+from autokernel.cli.main import run
+threading.Thread(target=time.sleep, args=(600,)).start()
+raise SystemExit(run("status", ["status", "--tag", "no-such-run"]))
+"""
+
+
+def test_a_thread_of_a_models_own_keeps_no_script_from_ending():
+    process = started("-c", THREAD)
+    assert process.communicate(timeout=60)[1].startswith("error: there is no run") and process.returncode == 2
 
 
 def test_an_interrupt_without_words(capsys):

@@ -9,10 +9,15 @@
 stopped. `autokernel COMMAND --help` has a command's options; in Python: import autokernel; autokernel.apply(model).
 """
 
+import atexit
 import importlib
+import os
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from autokernel.cli.arguments import Parser, open_streams, script
 from autokernel.cli.signals import catch_signals
@@ -54,7 +59,22 @@ COMMANDS = {
 def run(name: str, argv: Sequence[str] | None = None) -> int:
     """The exit status of the script autokernel/cli/<name>.py, whose main() takes `argv`."""
     catch_signals()  # before PyTorch is imported
-    return script(lambda words: importlib.import_module(f"autokernel.cli.{name}").main(words), argv)
+    try:
+        status = script(lambda words: importlib.import_module(f"autokernel.cli.{name}").main(words), argv)
+    except SystemExit as end:
+        status = end.code or 0
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        _end_now(status)
+    return status
+
+
+def _end_now(status: int) -> NoReturn:
+    """Python would wait for a thread of the model's own, which may never end."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # closed, or a model has put something else there
+            stream.flush()
+    os._exit(status)
 
 
 def make_parser() -> Parser:

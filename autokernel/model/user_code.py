@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -27,14 +27,36 @@ class WorkloadError(Refused):
     """The model, its class, its arguments or its inputs are not what they must be; the message says which, and why."""
 
 
+class LeftAtOnce(SystemExit):
+    """os._exit() was called, which would have ended this process without a word."""
+
+
+@contextmanager
+def _exit_is_told() -> Iterator[None]:
+    """os._exit() raises LeftAtOnce; in a child that was forked meanwhile it is what it was."""
+    real, process = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() != process:
+            real(status)
+        raise LeftAtOnce(status)
+
+    os._exit = leave
+    try:
+        yield
+    finally:
+        os._exit = real
+
+
 @contextmanager
 def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator[None]:
-    """`what` failed, the exception, and `advice` as a WorkloadError, whatever is raised inside: sys.exit() as well.
+    """`what` failed, the exception, and `advice` as a WorkloadError, whatever is raised inside: sys.exit(), os._exit().
 
     among_ours: there is code of ours inside, too; what no line of the user's takes part in stays as it is.
     """
     try:
-        yield
+        with _exit_is_told():
+            yield
     except (KeyboardInterrupt, Refused):
         raise
     except BaseException as error:
@@ -46,7 +68,8 @@ def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator
 def short(error: BaseException) -> str:
     """TypeError: its message (net.py:12): the deepest line that is neither PyTorch's nor ours."""
     if isinstance(error, SystemExit):
-        text = f"it calls sys.exit({'' if error.code is None else repr(error.code)})"
+        call = "os._exit" if isinstance(error, LeftAtOnce) else "sys.exit"
+        text = f"it calls {call}({'' if error.code is None else repr(error.code)})"
     elif isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({_relative(error.filename)}:{error.lineno})"
     else:
@@ -75,7 +98,8 @@ def load_module(name: str, root: Path) -> Any:
         return _installed(name)
     path = Path(name) if Path(name).exists() else root / name
     if not path.is_file():
-        found = difflib.get_close_matches(Path(name).name, [p.name for p in _folder(path.parent).glob("*.py")], 3)
+        there = [p.name for p in _folder(path.parent).glob("*.py") if p.is_file()]  # a link may lead nowhere
+        found = difflib.get_close_matches(Path(name).name, there, 3)
         raise WorkloadError(f"there is no file {name}" + f": is it {' or '.join(found)}?" * bool(found))
     path = path.resolve()
     if str(path.parent) not in sys.path:
@@ -178,6 +202,18 @@ def checked_model(model: Any, name: str) -> nn.Module:
     if lazy := [n for n, t in tensors if isinstance(t, nn.parameter.UninitializedTensorMixin)]:
         raise WorkloadError(f"{name} has lazy layers without a shape ({lazy[0]}): its constructor must run it once")
     return model
+
+
+def not_a_model(model: Any) -> str:
+    """What was given instead of a model; empty if it is one."""
+    if isinstance(model, nn.Module):
+        return ""
+    return f"{model.__name__} is a class" if isinstance(model, type) else f"{shown(model)} is no nn.Module"
+
+
+def shown(value: Any) -> str:
+    """What was given, in part of a line: a tensor's repr() has several."""
+    return f"{' '.join(repr(value).split()):.60}"
 
 
 def _advice(arguments: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import html
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,8 @@ from torch import nn
 from autokernel.gate import Judge
 from autokernel.gate.comparison import Comparison, compare
 from autokernel.gate.kernel_files import source_of, usual_target
-from autokernel.hardware.processes import die_with_parent
+from autokernel.gate.source import checked_source
+from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.history.runs import checked_tag
 from autokernel.integration.apply import apply
 from autokernel.integration.verification import Verification
@@ -33,6 +35,7 @@ from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.verification.winners import open_run
 from autokernel.model.handover import hand_over
 from autokernel.model.profiler import ModelProfile
+from autokernel.model.user_code import shown
 from autokernel.model.workload import Workload
 from autokernel.preflight import HOME, TERMINAL, Refused, as_called, program
 from autokernel.report.summary import HTML
@@ -42,6 +45,7 @@ from autokernel.verdict import Interval, Verdict
 LOG = logging.getLogger(__name__)
 END_S = 10.0  # for a command that is interrupted
 LAST = 20  # lines of a command that failed, in which the reason is looked for
+OPTION = re.compile(r"argument --([a-z]+)(.*) \([^()]* --help\)$")  # as a command line has it: in Python, an argument
 Progress = Callable[[str], None]
 
 
@@ -187,12 +191,12 @@ def bench(
     kernel: a file, file.py:function, or the text of a kernel file. type: what it computes, if the file does not say.
     device: "cpu", "cuda"; by default a GPU if there is one. incumbent: another kernel to be faster than. quick: no proof.
     """
-    device = _device(device)
+    device, seed, say = _device(device), _seed(seed), _told(progress)
     source = _source(kernel, type, device)
     target = usual_target(source, _called(kernel), type, device, dtype, sizes)
     old = None if incumbent is None else _source(incumbent, type, device)
     with Judge(device, allow_libraries) as judge:
-        return judge.examine(source, target, old, quick, seed, progress=progress or LOG.info)
+        return judge.examine(source, target, old, quick, seed, progress=say)
 
 
 def check(
@@ -208,11 +212,11 @@ def check(
     progress: Progress | None = None,
 ) -> Comparison:
     """Is the new kernel right, and not slower than the old one beyond doubt? As `autokernel check` decides it."""
-    device = _device(device)
+    device, seed, say = _device(device), _seed(seed), _told(progress)
     before, after = (_source(kernel, type, device) for kernel in (old, new))
     target = usual_target(after, _called(new), type, device, dtype, sizes)
     with Judge(device, allow_libraries) as judge:
-        return compare(judge, before, after, target, seed, progress or LOG.info)
+        return compare(judge, before, after, target, seed, say)
 
 
 def _device(asked: str | None) -> str:
@@ -221,15 +225,37 @@ def _device(asked: str | None) -> str:
     return device_here(asked)
 
 
-def _source(kernel: str | Path, type: str | None, device: str) -> str:
-    """Of a file, or the text itself: no file's name has lines."""
-    if isinstance(kernel, str) and "\n" in kernel:
-        return kernel
+def _told(progress: Any) -> Progress:
+    """Who is told what is being done. Raises Refused."""
+    if callable(progress):
+        return progress
+    if progress is not None and not isinstance(progress, bool):
+        raise Refused(f"progress is a function that takes a line, True or False, not {shown(progress)}")
+    return LOG.info
+
+
+def _seed(seed: Any) -> int | None:
+    """Raises Refused."""
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
+        raise Refused(f"seed is a whole number from 0 to 2**63 - 1, not {shown(seed)}")
+    return seed
+
+
+def _source(kernel: Any, type: str | None, device: str) -> str:
+    """Of a file, or the text itself: no file's name has lines. Raises Refused."""
+    if not isinstance(kernel, (str, Path)) or not str(kernel):
+        raise Refused(f"{shown(kernel)} is no kernel: give its file, file.py:function, or the text of a kernel file")
+    if _is_text(kernel):
+        return checked_source(kernel, _called(kernel))
     return source_of(Path(kernel), type, device)
 
 
 def _called(kernel: str | Path) -> str:
-    return "the kernel" if isinstance(kernel, str) and "\n" in kernel else str(kernel)
+    return "the kernel" if _is_text(kernel) else str(kernel)
+
+
+def _is_text(kernel: str | Path) -> bool:
+    return isinstance(kernel, str) and "\n" in kernel
 
 
 def _named(workload: Workload) -> list[str]:
@@ -245,7 +271,7 @@ def _run(words: list[str], progress: Progress | bool, right: tuple[int, ...] = (
 
     An interrupt ends it first, and so does the caller's end.
     """
-    say, words = progress if callable(progress) else LOG.info, [*map(str, words)]
+    say, words = _told(progress), [*map(str, words)]
     environment = os.environ | {"AUTOKERNEL_HOME": str(HOME), "PYTHONUNBUFFERED": "1"}
     terminal = [os.dup(sys.stderr.fileno())] if progress is True and sys.stderr.isatty() else []
     environment |= {TERMINAL: str(terminal[0])} if terminal else {}
@@ -276,6 +302,5 @@ def _run(words: list[str], progress: Progress | bool, right: tuple[int, ...] = (
                 break
         raise
     if process.wait() not in right:
-        errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-        raise CommandFailed(as_called(errors[-1] if errors else "\n".join(said) or f"status {process.returncode}"))
+        raise CommandFailed(as_called(OPTION.sub(r"\1\2", why_ended(said, process.returncode))))
     return list(said)

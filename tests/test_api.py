@@ -277,6 +277,19 @@ MISUSE = {
     "an unknown device": (lambda: autokernel.bench(SOURCE, device="tpu"), "'tpu' is none of cpu, cuda, cuda:1"),
     "a device that is not here": (lambda: autokernel.check(SOURCE, SOURCE, "rmsnorm", device="cuda:99"), "no cuda:99 here"),
     "an unknown dtype": (lambda: autokernel.bench(SOURCE, device="cpu", dtype="float3"), "rmsnorm is not for float3"),
+    "a number for a kernel": (lambda: autokernel.bench(5), "5 is no kernel: give its file"),
+    "no kernel": (lambda: autokernel.bench(""), "'' is no kernel"),
+    "a function for a kernel": (lambda: autokernel.check(SOURCE, torch.relu, "rmsnorm"), "is no kernel: give its file"),
+    "a number to be faster than": (lambda: autokernel.bench(SOURCE, device="cpu", incumbent=4), "4 is no kernel"),
+    "no Python": (lambda: autokernel.bench("a\nb(", device="cpu"), "the kernel is not Python: '(' was never closed"),
+    "a seed of letters": (lambda: autokernel.bench(SOURCE, device="cpu", seed="a"), "seed is a whole number from 0"),
+    "half a seed": (lambda: autokernel.check(SOURCE, SOURCE, "rmsnorm", device="cpu", seed=1.5), "not 1.5"),
+    "a number to be told": (lambda: autokernel.bench(SOURCE, device="cpu", progress=5), "progress is a function"),
+    "a word to be told": (lambda: autokernel.profile(LINEAR, ONES, progress="yes"), "progress is a function"),
+    "a number to optimise": (lambda: autokernel.optimize(5), "5 is no nn.Module: give a model and its inputs"),
+    "a tensor to optimise": (lambda: autokernel.optimize(torch.ones(9, 9)), "1., 1.], [1., 1., "),
+    "a class to profile": (lambda: autokernel.profile(nn.ReLU, ONES), "ReLU is a class: give a model and its inputs"),
+    "inputs by numbers": (lambda: autokernel.profile(LINEAR, ONES, kwargs={1: ONES}), "kwargs are keyword arguments"),
     "another dtype": (lambda: autokernel.bench(SOURCE, device="cpu", dtype=torch.int8), "rmsnorm is not for torch.int8"),
 }  # fmt: skip
 
@@ -298,13 +311,29 @@ def test_a_backend_that_cannot_be_made_says_so_once(options, caplog) -> None:
         compiled(torch.ones(3, 4))
     torch._dynamo.reset()
     (said,) = (record.message for record in caplog.records if "the model is left as it is" in record.message)
-    assert "nobodys" in said or "nonsense" in said
+    assert "nobodys" in said or "no option 'nonsense' of the backend: its options are run, fallback, gradients" in said
     assert "Traceback" not in caplog.text
 
 
 def test_a_run_that_is_not_there_cannot_be_verified() -> None:
     with pytest.raises(NoRun, match="no-such-run"):
         autokernel.verify("no-such-run")
+
+
+LINE = "argument --minutes: 'few' is not a number (python orchestrate.py run --help)"
+ENDED = {
+    "an option": (f"sys.exit({'error: ' + LINE!r})", "minutes: 'few' is not a number"),
+    "killed": ("os.kill(os.getpid(), 9)", "the command was ended by SIGKILL; it said last:\nloading"),
+    "without a word": ("sys.exit(3)", "the command ended with status 3; it said last:\nloading"),
+}
+
+
+@pytest.mark.parametrize("case", ENDED)
+def test_how_a_command_failed_is_said_as_python_has_it(case) -> None:
+    end, says = ENDED[case]
+    with pytest.raises(CommandFailed) as failed:
+        api._run([sys.executable, "-c", f"import os, sys; print('loading', flush=True); {end}"], False)
+    assert str(failed.value) == says
 
 
 # ---- results ----

@@ -21,10 +21,12 @@ from autokernel.integration.hooks import Hooks
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, recurrent_modules_traced
 from autokernel.model.padding import Encoders
+from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
 
 LOG = logging.getLogger("autokernel")
 APPLIED = count()  # calls of apply(), for names
+OPTIONS = ("run", "fallback", "gradients")  # of the backend
 MADE: list[Replacer] = []  # by torch.compile(model, backend="autokernel")
 STARTERS = "starters"  # for apply(), and the agent of that name
 
@@ -45,7 +47,7 @@ def apply(
     """
     _check_model(model)
     if fallback not in (None, *INDUCTOR, *torch._dynamo.list_backends(())):
-        raise Refused(f"there is no fallback {fallback!r}: {', '.join(INDUCTOR)}, or another backend of torch.compile")
+        raise Refused(f"there is no fallback {shown(fallback)}: {', '.join(INDUCTOR)}, or another backend of torch.compile")
     if isinstance(winners, str) and winners == STARTERS:
         return _with_starters(model)
     chosen: Sequence[Winner]
@@ -54,7 +56,7 @@ def apply(
     elif isinstance(winners, (list, tuple)) and all(isinstance(winner, Winner) for winner in winners):
         chosen = winners
     else:
-        raise Refused(f"{winners!r:.80} is no list of kernels, name of a run or its folder, nor {STARTERS!r}")
+        raise Refused(f"{shown(winners)} is no list of kernels, name of a run or its folder, nor {STARTERS!r}")
     if not chosen and not fallback:
         return unapply(model)  # what Dynamo makes of it may be slower than the model itself
 
@@ -111,8 +113,7 @@ def _caller(model: nn.Module) -> Callable[..., Any]:
 
 def _check_model(model: Any) -> None:
     """Raises Refused."""
-    if not isinstance(model, nn.Module):
-        what = f"{model.__name__} is a class" if isinstance(model, type) else f"{model!r:.80} is no nn.Module"
+    if what := not_a_model(model):
         raise Refused(f"{what}: kernels are put into a model, as in autokernel.apply(Net())")
 
 
@@ -139,11 +140,18 @@ def _with_starters(model: nn.Module) -> nn.Module:
 def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """torch.compile(model, backend="autokernel", options={"run": …, "fallback": …, "gradients": …}); all are optional."""
     try:
-        replacer = _backend(**(options or {}))
-    except (Refused, TypeError) as why:  # the latter: an option that there is not
+        replacer = _backend(**_known(options or {}))
+    except (Refused, TypeError) as why:  # the latter: a run that is no name
         _warn_once(f"the model is left as it is: {why}")
         return module.forward
     return replacer(module, inputs)
+
+
+def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises Refused."""
+    if unknown := sorted(map(str, set(options) - set(OPTIONS))):
+        raise Refused(f"there is no option {unknown[0]!r} of the backend: its options are {', '.join(OPTIONS)}")
+    return options
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from autokernel.model.user_code import WorkloadError, checked_model, short
+from autokernel.model.user_code import WorkloadError, checked_model, not_a_model, short, shown
 from autokernel.model.workload import Workload
 
 FOLDER = "models"  # of workspace/
@@ -58,12 +58,14 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
     Equal models have equal files below `home`, so that a run of one goes on when it is handed over again.
     """
+    if what := not_a_model(model):
+        raise WorkloadError(f"{what}: give a model and its inputs, as in autokernel.optimize(Net(), x)")
     name = type(model).__name__
     checked_model(model, name)
     device, dtype = _device(model, name), _dtype(model, name)
-    if not isinstance(kwargs, Mapping):
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
         raise WorkloadError(
-            f"kwargs are keyword arguments of forward() by their names, {{'mask': mask}}, not {kwargs!r:.60}"
+            f"kwargs are keyword arguments of forward() by their names, {{'mask': mask}}, not {shown(kwargs)}"
         )
     tensors = [value for value in tree_leaves((args, dict(kwargs))) if isinstance(value, torch.Tensor)]
     if not tensors:

@@ -254,12 +254,13 @@ def why_no_repository(root: Path) -> Optional[str]:  # noqa: UP045 as above
         return "git is not installed (Debian/Ubuntu: apt install git; macOS: xcode-select --install)"
     words = ("rev-parse", "--show-toplevel", "--verify", "HEAD")
     asked = subprocess.run([git, "-C", str(root), *words], capture_output=True)
-    if asked.returncode != 0:
+    if not asked.stdout:
         reason = asked.stderr.decode(errors="replace").strip().splitlines()[0]
     else:
         top = os.fsdecode(asked.stdout.splitlines()[0])
         if os.path.samefile(top, root):
-            return None
+            no_commit = f"experiments follow the commit that is checked out, and the branch in {root} has none: git commit"
+            return no_commit if asked.returncode else None
         reason = f"git takes it for a part of {top}"
     advice = f"git config --global --add safe.directory {root}" if "dubious ownership" in reason else "git clone it"
     return f"experiments are git commits, and {root} is not a git clone that git can read ({reason}): {advice}"

@@ -147,6 +147,8 @@ def test_numbers_that_make_no_sense(untouched, script, option, value):
 
 REFUSED = {  # a command -> words of its line
     "orchestrate.py clean": ["TAG"],
+    "profile.py --input-shape -1,512": ["'-1,512' is not a shape"],
+    f"profile.py --model-args {'[' * 9999}": ["--model-args: not JSON"],
     "orchestrate.py clean nothing": ["nothing", "night"],
     "orchestrate.py clear night": ["did you mean clean", "status"],
     "orchestrate.py --hours 1 --minutes 1": ["not allowed with"],
@@ -445,6 +447,18 @@ def test_a_clone_of_another_users(clone):
     """Git reads none, and says what to do."""
     done = clone.run(["orchestrate.py", "clean", "night"], GIT_TEST_ASSUME_DIFFERENT_OWNER="1")
     assert_one_line(done, "dubious ownership", f"git config --global --add safe.directory {clone.root}")
+
+
+@pytest.mark.parametrize("command", ["log --all", "record kernels/rmsnorm/cpp_kernel.py"])
+def test_a_branch_without_a_commit(clone, command):
+    clone.git("symbolic-ref", "HEAD", "refs/heads/new")
+    done = clone.run(["orchestrate.py", *command.split()])
+    clone.git("symbolic-ref", "HEAD", "refs/heads/main")
+    assert "the branch in" in done.stderr and "has none: git commit" in done.stderr and "git clone" not in done.stderr
+    if command == "log --all":
+        assert_fine(done, "too bold")
+    else:
+        assert_one_line(done)
 
 
 def test_gits_own_variables_do_not_lead_elsewhere(clone):

@@ -204,6 +204,7 @@ COMMANDS = {
     "no such module": (profile.main, ("--module", "no_such_module"), "there is no module 'no_such_module'"),
     "no such part": (profile.main, ("--module", "torch.nn.no_such.part"), "there is no module 'torch.nn.no_such.part'"),
     "part of none": (profile.main, ("--module", "no_such.module"), "there is no module 'no_such.module'"),
+    "an empty name": (profile.main, ("--module", ""), "'' is no Python file"),
     "no name": (profile.main, ("--module", "a..b"), "there is no module 'a..b'"),
     "a relative name": (profile.main, ("--module", ".models"), "there is no module '.models'"),
     "no such class": (profile.main, ("--module", "torch.nn", "--class-name", "Lineaer"), "no class Lineaer", "Linear"),

@@ -215,6 +215,7 @@ def test_a_commit_that_git_refuses_is_told_in_a_line(run, clone, monkeypatch, ca
     said = capsys.readouterr().err
     assert end.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
     assert "is written, but not committed" in said and says in said
+    assert sh("git", "status", "--porcelain", "fast_norms", cwd=clone).strip() == "?? fast_norms/", "something stays staged"
 
 
 def test_a_kernel_that_was_verified_is_the_one_that_is_used(run) -> None:

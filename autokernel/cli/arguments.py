@@ -10,6 +10,7 @@ import errno
 import locale
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from autokernel.preflight import Refused, as_called, fail, version
 from autokernel.run.supervisor import CLOSED_PIPE
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+NEGATIVE = re.compile(r"-[\d.]")  # what begins so is a value, and no option: --input-shape -1,512
 YEAR_H = 366 * 24
 OF_GIT = ("DIR", "WORK_TREE", "INDEX_FILE", "COMMON_DIR", "OBJECT_DIRECTORY", "NAMESPACE", "PREFIX")
 WRITE_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, a quota, `ulimit -f`, a broken disk
@@ -35,6 +37,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, description: str | None = None, **options: Any) -> None:
         options = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False} | options
         super().__init__(description=description, **options)
+        self._negative_number_matcher = NEGATIVE
         self.add_argument("--version", action=_Version, nargs=0, help="print it, with Python's and PyTorch's, and end")
 
     def format_help(self) -> str:

@@ -325,7 +325,11 @@ def commit(repo: git.Repo, folder: Path, text: str) -> bool:
     repo.git.add("--force", "--", str(folder))
     if not repo.git.status("--porcelain", "--", str(folder)):
         return False
-    repo.git.commit("--quiet", "--message", text, "--", str(folder))
+    try:
+        repo.git.commit("--quiet", "--message", text, "--", str(folder))
+    except BaseException:  # a hook, a signature, a merge under way, Ctrl-C: nothing of ours stays staged
+        repo.git.reset("--quiet", "--", str(folder), with_exceptions=False)
+        raise
     return True
 
 

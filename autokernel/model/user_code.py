@@ -123,8 +123,8 @@ def _folder(path: Path) -> Path:
 
 
 def _installed(name: str) -> Any:
-    if Path(name).exists():
-        raise WorkloadError(f"{name} is no Python file: name one that ends in .py, or an installed module")
+    if not name or Path(name).exists():
+        raise WorkloadError(f"{name or repr(name)} is no Python file: name one that ends in .py, or an installed module")
     with user_code(f"the module {name} cannot be imported"):
         try:
             named = all(part.isidentifier() for part in name.split("."))
@@ -143,7 +143,7 @@ def find_class(module: Any, of: str, name: str) -> Any:
         own = [n for n, v in vars(module).items() if _is_model(v) and v.__module__ == module.__name__]
         there = own or difflib.get_close_matches(name, dir(module), 3, 0.4)
         advice = f"--class-name is one of {', '.join(there)}" if there else f"it defines no nn.Module; {NEXT}"
-        raise WorkloadError(f"{of} has no class {name}: {advice}")
+        raise WorkloadError(f"{of} has no class {name or repr(name)}: {advice}")
     if not callable(found) or isinstance(found, nn.Module):
         kind = "an object" if isinstance(found, nn.Module) else f"a {type(found).__name__}"
         raise WorkloadError(f"{name} in {of} is {kind}, no class of nn.Module: name that, or a function that makes one")

@@ -241,10 +241,12 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
     if len({part.name for part in mix}) < len(mix):
         raise WorkloadError("two --workload have the same name")
     first = mix[0] if mix else Part("", arguments.input_shape)
-    model = arguments.module or arguments.model
+    model = arguments.model if arguments.module is None else arguments.module
     own_inputs = _names_example_inputs(model)
     if own_inputs and arguments.input_shape:
         print(f"warning: --input-shape is not used: example_inputs() in {model} makes the inputs", file=sys.stderr)
+    elif mix and arguments.input_shape and all(part.input_shape for part in mix):
+        print("warning: --input-shape is not used: each --workload has a shape of its own", file=sys.stderr)
     return Workload(
         model=model,
         class_name=arguments.class_name,
@@ -281,7 +283,7 @@ def _shape(text: str) -> tuple[int, ...]:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # nested too deeply
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not a JSON object")

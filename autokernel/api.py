@@ -294,6 +294,7 @@ def _run(words: list[str], progress: Progress | bool, right: tuple[int, ...] = (
         for line in process.stdout:
             said.append(line.rstrip())
             say(said[-1])
+        process.stdout.close()
     except BaseException:
         for _ in range(2):  # the first ends a run after the experiment in hand, the second at once
             process.send_signal(signal.SIGINT)

@@ -313,6 +313,22 @@ def test_the_next_compiler_is_taken_where_the_first_is_broken(monkeypatch, tmp_p
 
 # ---- where the process matters: signals and disks ----
 
+
+HERE = {  # what a shell does before a script is started -> words of its line
+    "a folder that is gone": ("mkdir gone; cd gone; rmdir ../gone", "the folder that you are in is gone"),
+    "a configuration of git's": ("echo '[x' > .gitconfig; HOME=$PWD; export HOME", "git cannot be used here", "bad config"),
+}
+
+
+@pytest.mark.parametrize("case", HERE)
+def test_what_is_wrong_where_a_script_is_started(tmp_path, case):
+    before, *words = HERE[case]
+    command = f"{before}; exec {sys.executable} {ROOT}/orchestrate.py runs"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
 QUICK = ("--class-name", "Net", "--input-shape", "4,64", "--device", "cpu", "--baseline", "eager")
 
 

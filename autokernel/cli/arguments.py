@@ -139,6 +139,10 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
     """
     open_streams()
     in_utf8()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        fail("the folder that you are in is gone: change to one that is there")
     for name in OF_GIT:  # as a hook of git sets them: this clone is meant, whatever repository we are called from
         os.environ.pop(f"GIT_{name}", None)
     try:

@@ -17,12 +17,15 @@ from pathlib import Path
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # or its import fails where there is no git: repository() says so
 
-import git
-from git import GitCommandError as GitFailed
-
 from autokernel.history.experiments import COLUMNS, Experiment, cell
 from autokernel.history.runs import run_refs
 from autokernel.preflight import Refused, why_no_repository
+
+try:
+    import git
+    from git import GitCommandError as GitFailed
+except ImportError as error:  # it asks git for its version: a configuration that git cannot read ends it
+    raise Refused(f"git cannot be used here: {error}") from error
 
 KERNEL = "kernel.py"
 FALLBACK_IDENTITY = ("AutoKernel", "autokernel@localhost")

@@ -8,7 +8,7 @@ from pathlib import Path
 import git
 import pytest
 
-from autokernel.history.ledger import GitLedger, message, parse
+from autokernel.history.ledger import GitLedger, around, message, parse, repository
 from tests.test_experiments import ROW
 
 
@@ -184,3 +184,12 @@ def test_remove_leaves_no_trace(clone):
     ledger.remove()
     assert (state(clone), sh("git", "for-each-ref", cwd=clone)) == before
     assert sh("git", "worktree", "list", "--porcelain", cwd=clone).count("worktree ") == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_folder_whose_name_has_a_variable_in_it(tmp_path):
+    for root in (tmp_path / "$AUTOKERNEL_ELSEWHERE", tmp_path / "~"):
+        sh("git", "init", "-q", str(root), cwd=tmp_path)
+        identity = ("-c", "user.name=u", "-c", "user.email=u@x", "-c", "commit.gpgsign=false")
+        sh("git", *identity, "commit", "-q", "--allow-empty", "-m", "x", cwd=root)
+        assert Path(repository(root).working_dir) == root == Path(around(root / "package").working_dir)

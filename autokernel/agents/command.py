@@ -43,7 +43,7 @@ class CommandAgent:
         self.name = f"command:{Path(shlex.split(command)[0]).name}"
 
     def propose(self, context: Context) -> Proposal | None:
-        repo = git.Repo(context.tree)
+        repo = git.Repo(context.tree, expand_vars=False)
         before = self._state(repo)
         prompt = context.tree.parent / "prompt.md"
         prompt.write_text(task_text(context) + ENDING)

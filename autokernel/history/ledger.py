@@ -70,7 +70,7 @@ def repository(root: Path) -> git.Repo:
     """The clone's own, never that of a folder above it. Raises NoRepository."""
     if reason := why_no_repository(root):
         raise NoRepository(reason)
-    return git.Repo(root)
+    return git.Repo(root, expand_vars=False)  # a folder may have a $ in its name
 
 
 class GitLedger:
@@ -304,7 +304,7 @@ def around(folder: Path) -> git.Repo:
     """The user's own repository that `folder` is or will be in. Raises NoRepository, CheckedOut."""
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     try:
-        repo = git.Repo(existing, search_parent_directories=True)
+        repo = git.Repo(existing, search_parent_directories=True, expand_vars=False)
     except git.InvalidGitRepositoryError:
         advice = "name a folder in your project with --to, or write the package with python verify.py --save"
         raise NoRepository(f"{existing} is in no git repository, and merge makes a commit: {advice}") from None

@@ -262,7 +262,8 @@ def why_no_repository(root: Path) -> Optional[str]:  # noqa: UP045 as above
             no_commit = f"experiments follow the commit that is checked out, and the branch in {root} has none: git commit"
             return no_commit if asked.returncode else None
         reason = f"git takes it for a part of {top}"
-    advice = f"git config --global --add safe.directory {root}" if "dubious ownership" in reason else "git clone it"
+    advice = "mend that file" if "bad config" in reason else "git clone it"
+    advice = f"git config --global --add safe.directory {root}" if "dubious ownership" in reason else advice
     return f"experiments are git commits, and {root} is not a git clone that git can read ({reason}): {advice}"
 
 

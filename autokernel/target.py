@@ -1,13 +1,13 @@
 """What the loop works on: a Target is one kernel type with the shapes that a model runs; a Plan is a model's targets."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from autokernel.records import PLAN_REMEDY, reads, write_json
+from autokernel.records import PLAN_REMEDY, reads, record_from, write_json
 from autokernel.spec import Case, TensorSpec, load_spec
 
 
@@ -76,7 +76,10 @@ class Plan:
     @reads(PLAN_REMEDY)
     def read(path: Path) -> "Plan":
         data = json.loads(path.read_text())
-        return Plan(**{**data, "targets": tuple(decode_target(t) for t in data["targets"])})
+        listed = [target | {"cases": []} for target in data["targets"]]
+        plan = record_from(data | {"targets": listed}, Plan)  # of the right types; what it does not know is left out
+        cases = map(_decode_cases, data["targets"])
+        return replace(plan, targets=tuple(replace(target, cases=found) for target, found in zip(plan.targets, cases)))
 
 
 def default_target(kernel_type: str, backend: str, device: str, dtype: torch.dtype, sizes: bool = False) -> Target:
@@ -122,10 +125,13 @@ def decode_case(data: dict[str, Any]) -> Case:
 
 def decode_target(data: dict[str, Any]) -> Target:
     """By hand, unlike other records: a saved package reads its targets with this, and is to need PyTorch alone."""
-    cases = tuple(
-        WeightedCase(decode_case(c["case"]), c["calls"], tuple(map(decode_case, c["variants"]))) for c in data["cases"]
+    return Target(**{**data, "cases": _decode_cases(data)})
+
+
+def _decode_cases(target: dict[str, Any]) -> tuple[WeightedCase, ...]:
+    return tuple(
+        WeightedCase(decode_case(c["case"]), c["calls"], tuple(map(decode_case, c["variants"]))) for c in target["cases"]
     )
-    return Target(**{**data, "cases": cases})
 
 
 def starter_name(target: Target) -> str:

@@ -75,6 +75,16 @@ def test_a_plan(read):
     assert (outline.model, outline.targets[0].name, outline.targets[0].share) == (plan.model, target.name, 0.125)
 
 
+def test_a_plan_of_a_later_version(tmp_path):
+    """As with other records, what is not known is left out."""
+    path, data = tmp_path / "plan.json", json.loads((BEFORE / "plan.json").read_text())
+    path.write_text(json.dumps(data | {"later": 1, "targets": [target | {"later": 2} for target in data["targets"]]}))
+    assert Plan.read(path) == Plan.read(BEFORE / "plan.json")
+    path.write_text(json.dumps(data | {"targets": [target | {"share": "most"} for target in data["targets"]]}))
+    with pytest.raises(BadRecord, match="cannot be read"):
+        Plan.read(path)
+
+
 def test_a_profile(read):
     profile, plan = read("profile.json"), read("plan.json")
     site, rest = profile.hotspots
@@ -111,7 +121,13 @@ def test_rows_and_a_list_of_files(read):
 
 
 WRONG = {
-    "plan.json": [{"targets": 5}, {"targets": [5]}, {"targets": [{"name": 1}]}],
+    "plan.json": [
+        {"targets": 5},
+        {"targets": [5]},
+        {"targets": [{"name": 1}]},
+        {"model": None},
+        {"model_latency_us": "fast"},
+    ],
     "profile.json": [{"hotspots": [{"name": "x"}]}, {"workload": 5}, {"latency_us": "fast"}, {"graphs": 1.5}],
     "verify.json": [{"passed": "yes"}, {"speedups": {"eager": {"eager": {"low": 1}}}}, {"kernels": [[]]}],
     "intent.json": [{"experiment": "7"}, {"proposal": None}, {"attempts": [1]}],

@@ -13,7 +13,6 @@ import atexit
 import importlib
 import os
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,7 +62,8 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
         status = script(lambda words: importlib.import_module(f"autokernel.cli.{name}").main(words), argv)
     except SystemExit as end:
         status = end.code or 0
-    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+    user_code = sys.modules.get("autokernel.model.user_code")  # not every command has a model
+    if user_code and any(thread.is_alive() for thread in user_code.threads):
         _end_now(status)
     return status
 

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ LONGEST = 400  # characters of an exception that are shown
 PACKAGES = (Path(__file__).parents[1], Path(torch.__file__).parent, Path(importlib.__file__).parent)
 OURS = tuple(f"{package}{os.sep}" for package in PACKAGES)
 NEXT = "models/custom.py is a template"
+
+
+threads: set[threading.Thread] = set()  # begun by users' code, for which Python would wait at the end
 
 
 class WorkloadError(Refused):
@@ -54,6 +58,7 @@ def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator
 
     among_ours: there is code of ours inside, too; what no line of the user's takes part in stays as it is.
     """
+    before = set(threading.enumerate())
     try:
         with _exit_is_told():
             yield
@@ -63,6 +68,8 @@ def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator
         if among_ours and not _their_lines(error):
             raise
         raise WorkloadError(f"{what}: {short(error)}" + f"; {advice}" * bool(advice)) from error
+    finally:
+        threads.update(thread for thread in threading.enumerate() if thread not in before and not thread.daemon)
 
 
 def short(error: BaseException) -> str:

@@ -53,20 +53,24 @@ class Tile:
 
     def clocks(self, M: int, N: int, K: int, processors: int) -> float:
         """Waves of clusters at 2,048 products a clock and processor. A wave of splits starts anew and adds up sums; rows of
-        C that start anywhere are written by those who multiply, unless two take turns; a start in clusters costs some."""
+        C that start anywhere are written by those who multiply, unless two take turns; many waves without clusters wait
+        for L2; a start in clusters costs some. (Fitted to h100-matmul-tiles.txt.)"""
         clusters, blocks = -(-M // (self.m * self.cluster)) * -(-N // self.n), self.cluster * self.splits
-        wave = self.m * self.n * K / self.splits / 2048 / self.efficiency + 3000 * (self.splits > 1)
+        waves = -(-clusters // (processors // blocks))
+        wave = self.m * self.n * K / self.splits / 2048 / self.efficiency
         if N % 8 and not self.turns:
             wave += self.m * self.n / 19
-        return -(-clusters // (processors // blocks)) * wave + 1000 * (blocks > 1)
+        if waves > 14 and blocks == 1:
+            wave *= 1.1
+        return waves * wave + 1000 * (blocks > 1) + (4500 * waves - 1500) * (self.splits > 1)
 
 
 TILES = (
     Tile(128, 256, 4, False, 2, 1, 1.0),
-    Tile(128, 128, 6, True, 2, 1, 0.99),
+    Tile(128, 128, 6, True, 2, 1, 0.95),
     Tile(128, 128, 6, True, 1, 1, 0.98),
     Tile(128, 128, 5, False, 1, 2, 0.98),  # more splits: an H200 runs fewer than 32 clusters of 4 blocks at a time
-    Tile(64, 128, 8, True, 2, 1, 0.8),
+    Tile(64, 128, 8, True, 2, 1, 0.69),
     Tile(128, 64, 8, True, 1, 1, 0.7),
     Tile(64, 64, 8, True, 1, 1, 0.45),
 )

@@ -177,17 +177,11 @@ def test_a_child_that_a_model_forks_may_leave_at_once():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-THREAD = """
-import threading, time
-from autokernel.cli.main import run
-threading.Thread(target=time.sleep, args=(600,)).start()
-raise SystemExit(run("status", ["status", "--tag", "no-such-run"]))
-"""
-
-
-def test_a_thread_of_a_models_own_keeps_no_script_from_ending():
-    process = started("-c", THREAD)
-    assert process.communicate(timeout=60)[1].startswith("error: there is no run") and process.returncode == 2
+def test_a_thread_of_a_models_own_keeps_no_script_from_ending(tmp_path):
+    model = tmp_path / "threads.py"
+    model.write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n")
+    process = started("profile.py", "--model", str(model), "--class-name", "Net", "--device", "cpu")
+    assert "threads.py" in process.communicate(timeout=120)[1] and process.returncode == 2
 
 
 def test_an_interrupt_without_words(capsys):

@@ -63,6 +63,8 @@ SUPERVISED = {
     "asks for another, then well": (f"raise SystemExit({AGAIN} if turn < 3 else 0)", 0, 3),
     "an error after an experiment, then well": ("if turn == 1: rows.write('row'); rows.close(); raise ValueError", 0, 2),
     "killed each time": ("os.kill(os.getpid(), 9)", 1, 4),
+    "a crash of its own code": ("os.kill(os.getpid(), 11)", 139, 2),
+    "a crash, then well": ("if turn == 1: os.kill(os.getpid(), 11)", 0, 2),
     "killed each time after an experiment": ("rows.write('row'); rows.close(); os.kill(os.getpid(), 9 * (turn < 8))", 0, 8),
 }
 CHILD = """

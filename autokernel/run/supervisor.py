@@ -20,6 +20,7 @@ from autokernel.preflight import terminal
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells say it: whoever read what the run prints has gone
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the child cannot go on, but another one may
 PAUSES_S = (2, 10, 30, 120, 600)  # before each new child, as long as none gets an experiment done
+CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}  # of code in the child itself
 CHILD_STATE = "AUTOKERNEL_NOTES"  # in the environment: the number of the file that the children share
 
 
@@ -61,15 +62,18 @@ class Supervisor:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
                 signal.signal(number, self._pass_on)
         with tempfile.TemporaryFile("w+") as notes:
-            restarts, ever = 0, False
+            restarts, ever, status = 0, False, 0
             while True:
-                before = self._size()
+                before, earlier = self._size(), status
                 status = self._child(notes)
                 worked = self._size() != before
                 ever = ever or worked
                 lost = status != CLOSED_PIPE and (status < 0 or status == AGAIN or (ever and status != 0))
                 if not lost or self.stopping:
                     return status if status >= 0 else 128 - status  # as shells say it
+                if status == earlier in CRASHES and not ever:
+                    self._say(f"given up: the run's process, where the model's own code runs, ended {_words(status)} twice")
+                    return 128 - status
                 restarts = 0 if worked else restarts
                 if restarts == len(self.pauses_s):
                     self._say(f"given up: {restarts} new processes in a row got no experiment done")

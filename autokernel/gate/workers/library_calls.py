@@ -53,6 +53,8 @@ TORCHSCRIPT = re.compile(
     r"_jit_(script|pass|interpret)\w*|_jit_to_static_module|_fuse_to_static_module|_create_(function|graph)\w*|"
     r"_?import_ir_module\w*|parse_ir|_load_(for_lite|mobile|jit)_\w+"
 )
+# Audit events of Python that the sandbox forbids; what they run first may be code of a library that was taken away.
+PROCESSES = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")
 KERNEL_LIBRARIES += ("flashinfer", "xformers", "transformer_engine", "apex", "liger_kernel", "tilelang", "bitsandbytes")
@@ -147,6 +149,8 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
             raise LibraryCall(f"looks up {arguments[1]} by a handle")
         if event == "import" and str(arguments[0]).startswith(libraries):
             raise LibraryCall(f"imports {arguments[0]}")
+        if event in PROCESSES and device_type == "cpu":  # Triton starts compilers
+            raise PermissionError("a kernel starts no other process")
         if event == "import" and arguments[1] and device_type == "cpu" and not realpath(arguments[1]).startswith(native):
             raise LibraryCall(f"loads {arguments[1]}, which is not built from the kernel's source")
 

@@ -400,3 +400,20 @@ def test_a_worker_stays_visible_to_a_judge_that_is_not_root():
     code += "print(sandbox.enter_seccomp(False), libc.prctl(4, 0, 0, 0, 0), libc.prctl(3, 0, 0, 0, 0))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout.split()
     assert said == ["True", "-1", "1"] or said[:1] == ["False"]
+
+
+@pytest.mark.parametrize(
+    ("file", "is_other"),
+    [
+        ("numpy.libs/libscipy_openblas64_.so", True),
+        ("scipy/linalg/_fblas.so", True),
+        ("torch/lib/libtorch_cpu.so", False),
+        ("torch.libs/libopenblas.so", False),
+        ("nvidia/cu13/lib/libcudart.so.13", False),  # which PyTorch for CUDA calls on a CPU, too
+        ("scikit_learn.libs/libgomp.so.1", False),
+        ("../lib-dynload/_ctypes.so", False),
+    ],
+)
+def test_only_other_packages_code_is_taken_away(file, is_other):
+    packages = [Path("/environment/site-packages")]
+    assert library_calls.is_of_another_package(Path(os.path.normpath(packages[0] / file)), packages) == is_other

@@ -53,6 +53,9 @@ TORCHSCRIPT = re.compile(
     r"_jit_(script|pass|interpret)\w*|_jit_to_static_module|_fuse_to_static_module|_create_(function|graph)\w*|"
     r"_?import_ir_module\w*|parse_ir|_load_(for_lite|mobile|jit)_\w+"
 )
+# Packages of what PyTorch itself is linked to: torch/, on ARM torch.libs/, and those of a GPU's maker, of whose libraries
+# it calls some without a GPU, too. OpenMP's run-time library may be any package's.
+PYTORCHS, OPENMP = ("torch", "nvidia", "rocm", "_rocm", "intel"), ("libgomp", "libomp", "libiomp")
 # Audit events of Python that the sandbox forbids; what they run first may be code of a library that was taken away.
 PROCESSES = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
@@ -169,13 +172,16 @@ def _take_code_away() -> None:
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, rights, _, _, _, *path = line.split(maxsplit=5)
         file = Path(*path)
-        owners = [file.relative_to(folder).parts[0] for folder in packages if file.is_relative_to(folder)]
-        # PyTorch's own are torch/ and, on ARM, torch.libs/; OpenMP's run-time library may be another package's.
-        is_needed = not owners or owners[0].startswith("torch") or file.name.startswith(("libgomp", "libomp", "libiomp"))
-        if "x" in rights and not is_needed:
+        if "x" in rights and is_of_another_package(file, packages):
             start, end = (int(address, 16) for address in addresses.split("-"))
             if ctypes.pythonapi.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 0):
                 raise OSError(f"the code of {file} cannot be taken away")
+
+
+def is_of_another_package(file: Path, packages: Iterable[Path]) -> bool:
+    """Whether native code in one of the folders `packages` is none that PyTorch needs."""
+    owners = [file.relative_to(folder).parts[0] for folder in packages if file.is_relative_to(folder)]
+    return bool(owners) and not owners[0].startswith(PYTORCHS) and not file.name.startswith(OPENMP)
 
 
 class _Absent(ModuleType):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +140,9 @@ def test_a_worker_and_the_driver_are_killed(begun, clone):  # noqa: F811
     assert [row.row() for row in rows[: len(known)]] == [row.row() for row in known]
     assert {intent.proposal.hypothesis for intent in open_} <= {row.description for row in rows}
     tried = [row for row in rows if row.agent != STARTER]
-    assert len(tried) == len(known) - 2 + EXPERIMENTS and {row.status for row in tried} == {"failed"}
+    states = Counter(row.status for row in tried)
+    assert len(tried) == len(known) - 2 + EXPERIMENTS and set(states) <= {"failed", "undecided"}
+    assert states["undecided"] <= 1, "but for the victim's, if the driver was killed while that was judged again"
 
     with begun.locked(), Judge("cpu") as judge:  # and without
         loop = Loop(begun, begun.plan, judge, print)

@@ -4,6 +4,7 @@ An experiment in flight has a ticket, which names its intent file, and a lease: 
 against, and a deadline. The driver alone writes git and results.tsv. An answer counts if its lease still holds.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -154,7 +155,8 @@ class Fleet:
         self.exhausted: set[str] = set()
         self.waiting: set[str] = set()  # targets for which the agent has nothing until it is told more
         self.reason = ""  # why no more experiments are begun
-        self.began_s = self.told_s = self.manned_s = pool.now()
+        self.began_s = self.manned_s = pool.now()
+        self.told_s = -math.inf  # of the workers that are there at first it is told at once
         self._tickets = self._lease_numbers = 0
         self._full = ""  # the disk that has no space, as it was told
         self._targets = {target.name: target for target in book.plan.targets}

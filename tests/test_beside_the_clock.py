@@ -204,6 +204,25 @@ def test_no_batch_is_chosen_by_page_faults(judge: Judge, monkeypatch):
     assert median(seconds) > 0.8 * BATCH_S["cpu"], seconds
 
 
+def test_a_long_call_is_a_batch_of_its_own(judge: Judge, monkeypatch):
+    """Of a call that is long beside the clock's 5 ms more of them tell no more, and take as many times as long."""
+    orders, choose = [], PairTimer._order
+
+    def chosen(self, batches, *rest):
+        found = choose(self, batches, *rest)
+        orders.append(found[0])
+        return found
+
+    monkeypatch.setattr(PairTimer, "_order", chosen)
+    slow = STARTER.replace("def kernel_fn(", "def _right(")
+    slow += "\nimport time\n\ndef kernel_fn(x, weight, eps=1e-6):\n    time.sleep(0.06)\n    return _right(x, weight, eps)\n"
+    judge.compare(slow, slow, TARGET)
+    assert {len(order) for order in orders} == {1}
+    orders.clear()
+    judge.compare(STARTER, STARTER, TARGET)
+    assert min(map(len, orders)) > 1
+
+
 THREADS = """
 import threading
 

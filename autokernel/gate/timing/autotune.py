@@ -173,7 +173,7 @@ class Autotuner:
                     worker.pin()
                 while True:
                     batch.prepare(order, self.setting.kind == "cuda")
-                    batch_s = batch.settled_s()
+                    batch_s = batch.settled_s(BATCH_S[self.setting.kind])
                     if number or batch_s >= BATCH_S[self.setting.kind] or len(order) == most:
                         break
                     wanted = math.ceil(len(order) * min(max(1.2 * BATCH_S[self.setting.kind] / batch_s, 1.5), 16))

@@ -36,6 +36,7 @@ START_S = 60.0  # loading a kernel, and the first call of a case
 EMPTY_BATCHES = 7
 WRITE_SLACK = 2.0  # times the least that it takes the judge to write a batch's inputs, which varies by more than half
 MAX_SETTLING = 12  # batches until a worker touches no memory for the first time any more
+FAULTED = 10
 FEW_FAULTS = 16  # pages that a batch may touch for the first time all the same
 
 
@@ -172,11 +173,12 @@ class Batches:
             end = time.perf_counter()
         return Clocked(end - start - self.overhead_s, written - start, end - answered), rows
 
-    def settled_s(self) -> float:
-        """Seconds of the shortest of three batches or more, until one touches no memory for the first time.
+    def settled_s(self, least_s: float) -> float:
+        """Seconds of the shortest of a few batches, until one touches no memory for the first time.
 
-        Page faults make a batch up to ten times as long (measured: softmax of 6144x512 on a CPU, whose first five batches
-        had them); a length that is chosen by such a one is too short for the clock.
+        Page faults make a batch up to FAULTED times as long (measured: softmax of 6144x512 on a CPU, whose first five
+        batches had them); a length that is chosen by such a one is too short for the clock. Two are enough where even
+        the shorter one is so much longer than the `least_s` that is asked for.
         """
         fastest, faults = self.time(), self.worker.page_faults()
         for number in range(1, MAX_SETTLING):
@@ -184,7 +186,7 @@ class Batches:
             fastest = min(fastest, self.time())
             before, faults = faults, self.worker.page_faults()
             few = faults - before <= FEW_FAULTS or self.worker.parent.device != "cpu"
-            if number > 1 and (not self.stops or few):
+            if fastest > FAULTED * least_s or (number > 1 and (not self.stops or few)):
                 break
         return fastest
 

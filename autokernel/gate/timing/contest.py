@@ -33,8 +33,9 @@ from autokernel.target import Target
 from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
 
 BASELINE_PAIRS = 3  # pairs in which the baselines are timed beside candidate and incumbent
-ALONE_PAIRS = 8  # pairs without an incumbent, or from LOOKS[0] on as many as it takes for an interval of ALONE_WIDTH
-ALONE_WIDTH = 0.02  # of log ratios over PyTorch eager, to each side
+# Pairs without an incumbent; from LOOKS[0] on as many as it takes for an interval over PyTorch eager of ALONE_WIDTH, to
+# each side of the log ratio. After ALONE_S one that says something is enough, if no audit went against the kernel.
+ALONE_PAIRS, ALONE_WIDTH, ALONE_S = 8, 0.02, 10.0
 NOISE_PAIRS = 4
 DISCARDS = 4  # disturbed pairs for which there are others; then those that were timed count: both sides were disturbed
 NO_RESULT = 8  # pairs that came to no result, after which nothing is decided
@@ -137,6 +138,7 @@ class Contests:
         target, incumbent = timer.target, contestants.incumbent
         measured = Measured(baselines=self._known(contestants, target))
         most = LOOKS[0] if contestants.quick else LOOKS[-1] if incumbent else ALONE_PAIRS
+        started_s = time.monotonic()
         while True:
             before = measured.clean
             sides = self._sides(contestants, target, before)
@@ -149,7 +151,8 @@ class Contests:
             self._check_roofline_floor(measured.pairs, target, timer.seed)
             if not incumbent:
                 verdict = self._record(target, timer.seed, measured)
-                if clean < most and wide(verdict.speedup_vs_pytorch):
+                late = time.monotonic() > started_s + ALONE_S and clean == len(measured.pairs)
+                if clean < most and wide(verdict.speedup_vs_pytorch, late):
                     continue
                 return replace(verdict, why=f"correct; {verdict.speedup_vs_pytorch} PyTorch eager{measured.circumstances}")
             if not measured.baselines:
@@ -322,9 +325,11 @@ class Contests:
         )
 
 
-def wide(speedup: Interval | None) -> bool:
-    """Whether more pairs would tell a speedup noticeably better."""
-    return speedup is None or speedup.low <= 0 or math.log(speedup.high / speedup.low) > 2 * ALONE_WIDTH
+def wide(speedup: Interval | None, late: bool = False) -> bool:
+    """Whether more pairs would tell a speedup noticeably better; `late`: whether they are needed to tell anything."""
+    if speedup is None or speedup.low <= 0 or late:
+        return speedup is None or speedup.wide
+    return math.log(speedup.high / speedup.low) > 2 * ALONE_WIDTH
 
 
 def _place(target: Target) -> tuple[str, str]:

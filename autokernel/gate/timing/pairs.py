@@ -47,6 +47,8 @@ from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import WeightedCase
 
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
+LEAST_CALLS = {"cpu": 1, "cuda": 2}  # of a batch
+SINGLE_CALL = 4  # multiples of BATCH_S that the only call of a batch takes at least
 ROUNDS = 6  # ABBA rounds per case and pair, fewer where they take longer than CASE_S
 CASE_S = 0.2
 WARM_COPIES = 8  # of what one call moves, that a first call takes of a GPU's memory
@@ -223,7 +225,8 @@ class PairTimer:
         with self.watch("inputs"):
             contents.hand_out(workers)
         with self.watch("warm-up"):  # compile, load, start threads, fault memory in
-            self.setting.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": [0, 1], "graph": False}))
+            first = list(range(LEAST_CALLS[self.kind]))
+            self.setting.each(workers, dict.fromkeys(workers, {"op": "prepare", "order": first, "graph": False}))
             self.setting.each(workers, dict.fromkeys(workers, {"op": "batch", "repeats": 1}))
             if self.kind == "cpu":
                 for worker in workers.values():
@@ -232,7 +235,9 @@ class PairTimer:
             results = self.setting.spec.result_count
             batches = {name: Batches(worker, True, most, results) for name, worker in workers.items()}
             same_overhead(batches.values())
-            order, round_s = self._order(batches, contents, self._most_calls(case), self.calls.get(case.name, 2))
+            order, round_s = self._order(
+                batches, contents, self._most_calls(case), self.calls.get(case.name, LEAST_CALLS[self.kind])
+            )
             self.calls[case.name] = len(order)
             contents.used, length = order, len(order)
             if self.kind == "cuda" and not self.checked:
@@ -340,7 +345,7 @@ class PairTimer:
         self, batches: dict[str, Batches], contents: TimedContents, most: int, wanted: int
     ) -> tuple[list[int], float]:
         """The input sets of a batch's calls, the same for all sides, `wanted` or more, until they are long enough for the
-        clock on the fastest side; and the seconds of a round.
+        clock on the fastest side; and the seconds of a round. A single call is enough only if it is much longer than that.
 
         All sides are captured as CUDA graphs, or none: what one of them cannot capture is not captured.
         """
@@ -356,9 +361,10 @@ class PairTimer:
             if graph and not all(batch.graph for batch in batches.values()):
                 graph = False
                 continue
-            seconds = [batch.settled_s() for batch in batches.values()]
+            least_s = BATCH_S[self.kind] * (SINGLE_CALL if len(order) == 1 else 1)
+            seconds = [batch.settled_s(BATCH_S[self.kind]) for batch in batches.values()]
             fastest = min(seconds)
-            if fastest >= BATCH_S[self.kind] or len(order) == most:
+            if fastest >= least_s or len(order) == most:
                 return order, 2 * sum(seconds)
             wanted = math.ceil(len(order) * min(max(1.2 * BATCH_S[self.kind] / fastest, 1.5), 16))
 

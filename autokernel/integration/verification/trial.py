@@ -4,7 +4,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from autokernel.verdict import Interval
 
 CONFIDENCE = 0.95
 PROCESSES = 4  # for the final figures
-SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that promise MATTERS
+SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS
 MATTERS = 0.01  # of the model's speed
 T = TypeVar("T")
 Weighted = tuple[Workload, float]  # and its share of the passes
@@ -61,7 +61,7 @@ def verify(
     file for what the processes print. Kernels that are slower than PyTorch by themselves are not tried.
     """
     started, speedups = time.perf_counter(), speedups or {}
-    verifier = Verifier(Workload.from_json(plan.workload).parts, tuple(winners), settings, say, Notes(notes), log)
+    verifier = Verifier(Workload.from_json(plan.workload).parts, tuple(winners), settings, say, Notes(notes), log, speedups)
     if verifier.notes.known:
         say(f"goes on with what {len(verifier.notes.known)} processes found before an interruption")
     for winner in winners:
@@ -110,9 +110,10 @@ class Verifier:
         say: Callable[[str], None],
         notes: Notes,
         log: Path | None = None,
+        speedups: Mapping[str, float] | None = None,
     ):
         self.workloads, self.winners, self.settings, self.say, self.notes = workloads, winners, settings, say, notes
-        self.log = log
+        self.log, self.speedups = log, speedups or {}
         self.reasons: dict[str, str] = {}
         self.errors: dict[str, str] = {}
         self.processes: list[Process] = []
@@ -170,9 +171,16 @@ class Verifier:
             if not self.sites[winner.target.name]:
                 self.leave_out(winner, "its operation was not found in the model again")
 
+    def promised(self, winner: Winner) -> float:
+        """The share of the model's time that a kernel saves by its own timing; without one, all of its operation's."""
+        speedup = self.speedups.get(winner.target.name, math.inf)
+        return winner.target.share * (1 - 1 / winner.target.over_model(speedup))
+
     def leave_one_out(self) -> dict[str, "Screening"]:
         """What the model gains by each kernel, over each fallback."""
-        screenings = [Screening(over, self.winners) for over in dict.fromkeys(self.screened.values()) if self.winners]
+        small = {w.target.name for w in self.winners if self.promised(w) < MATTERS}
+        fallbacks = dict.fromkeys(self.screened.values()) if self.winners else ()
+        screenings = [Screening(fallback, self.winners, small) for fallback in fallbacks]
         for processes in SCREENING:
             asked = [(s, i, s.sides(i)) for s in screenings if s.without for i in range(len(s.taken), processes)]
             told = [f"with and without each kernel, over {s}, process {i + 1}" for s, i, _ in asked]
@@ -242,7 +250,10 @@ class Verifier:
         keys = [self.notes.key(repr((name, torch.__version__, question, self.settings))) for question in questions]
         missing = [i for i, key in enumerate(keys) if key not in self.notes.known]
         while missing:
-            width = 1 + max(0, min(self.room.get(name, 0), len(usable_cores()) - 1))  # the first shows what one takes
+            room = 1 + self.room.get(name, 0)  # the first shows what one takes
+            width = max(1, min(room, len(usable_cores())))
+            if len(missing) == width + 1 <= room:  # rather than the last one alone
+                width += 1
             batch, missing = missing[:width], missing[width:]
             if end:
                 self.say(f"models are built, by {len(batch)} process{'es' * (len(batch) > 1)}")
@@ -274,10 +285,12 @@ class Verifier:
 
 @dataclass
 class Screening:
-    """Over one fallback: what the model gains by each kernel beside all the others, until that is settled."""
+    """Over one fallback: what the model gains by each kernel beside all the others, until that is settled. `small`: the
+    names of those that promise less than what MATTERS."""
 
     fallback: str
     winners: tuple[Winner, ...]
+    small: Collection[str] = ()
     taken: list["Process"] = field(default_factory=list)
     gains: dict[str, Interval] = field(default_factory=dict)
     without: dict[str, Variant] = field(init=False)  # sides whose gain is not settled, each without one kernel
@@ -308,10 +321,11 @@ class Screening:
         }
         known = ratio_intervals(ratios, CONFIDENCE)
         self.gains |= {name: known[name] for name in self.without}
-        small = 0.0 if is_first else 1 + MATTERS  # the first look does not tell small gains from none
         self.without = {
-            n: side for n, side in self.without.items() if self.gains[n].low < 1 and self.gains[n].value >= small
-        }
+            name: side
+            for name, side in self.without.items()
+            if self.gains[name].low < 1 and (self.gains[name].value >= 1 + MATTERS or is_first and name not in self.small)
+        }  # the first look does not tell small gains from none: what their own timing promises does
 
     @property
     def selected(self) -> tuple[Winner, ...]:

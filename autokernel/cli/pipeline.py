@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from autokernel.agents import Agent, Proposal, make_agent
@@ -17,7 +18,7 @@ from autokernel.hardware.machine import turn
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.runs import run_tags
 from autokernel.history.status import Proof, read_proofs
-from autokernel.history.workers import read_workforce
+from autokernel.history.workers import Workforce, read_workforce
 from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
 from autokernel.integration.verification import verify
@@ -31,6 +32,7 @@ from autokernel.model.workload import Workload
 from autokernel.records import BadRecord, write_json
 from autokernel.report.live import Run, narrator
 from autokernel.report.summary import write_report
+from autokernel.run.canary import Canaries
 from autokernel.run.fleet import Fleet
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import Call, noted
@@ -107,7 +109,8 @@ def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]
     say("starting workers on Ray")
     with RayPool(loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox, say) as pool:
         say(f"{len(pool.actors)} workers: {pool.facts.device}")
-        yield Fleet(loop, pool, say, lambda workforce: workforce.write(workspace.folder))
+        write = partial(Workforce.write, folder=workspace.folder)
+        yield Fleet(loop, pool, say, write, canaries=Canaries.of(loop.plan))
     for line in read_workforce(workspace.folder).lines():
         say(line)
 

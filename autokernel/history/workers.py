@@ -22,6 +22,8 @@ class WorkerRecord:
     busy_s: float = 0.0  # from handing out to the answer, of those that failed too
     failures: int = 0  # experiments that it did not bring to an end
     fault: str = ""  # the last one, in words
+    quarantine: str = ""  # why it is given nothing more; empty: it is
+    unit: str = ""  # of several devices of a kind: which
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Workforce:
         told = [worker for worker in self.workers if worker.left_s is None or worker.experiments or worker.failures]
         return [self._line(worker) for worker in told]
 
+    def quarantined(self) -> list[str]:
+        """A line for each worker that was found to answer wrongly or slowly."""
+        sick = [worker for worker in self.workers if worker.quarantine]
+        return [f"worker {one.name} ({one.node}, {one.device}) was put in quarantine: {one.quarantine}" for one in sick]
+
     def _line(self, worker: WorkerRecord) -> str:
         there_s = (self.seconds if worker.left_s is None else worker.left_s) - worker.joined_s
         line = f"worker {worker.name} ({worker.node}, {worker.device}): {worker.experiments} experiments"
@@ -46,6 +53,7 @@ class Workforce:
             line += f", {3600 * worker.experiments / there_s:.1f} an hour, busy {worker.busy_s / there_s:.0%} of the time"
         if worker.failures:
             line += f", {worker.failures} not finished"
+        line += f"; in quarantine: {worker.quarantine}" if worker.quarantine else ""
         return line + (f"; {worker.fault}" if worker.fault else "")
 
 

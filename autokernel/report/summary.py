@@ -10,6 +10,7 @@ from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.ledger import GitFailed, NoRepository
 from autokernel.history.progress import incumbent, rows_of, tried
 from autokernel.history.status import kernel_line, known_rows, read_proofs
+from autokernel.history.workers import read_workforce
 from autokernel.integration.verification import Verification
 from autokernel.integration.verification.record import COLUMNS
 from autokernel.model import account
@@ -39,7 +40,8 @@ def write_report(workspace: Workspace) -> str:
     Raises NoRun rather than write a report of nothing over one that had experiments.
     """
     known = known_rows(workspace.root, workspace.tag)
-    rows, notes = known.rows, known.notes
+    rows, workforce = known.rows, read_workforce(workspace.folder)
+    notes = (*known.notes, *(workforce.quarantined() if workforce else ()))
     if not rows and (workspace / HTML).exists():
         raise NoRun(f"neither git nor results.tsv has an experiment of run {workspace.tag!r}: {HTML} is left as it is")
     verification = Verification.read(workspace / VERIFY) if (workspace / VERIFY).exists() else None

@@ -29,6 +29,7 @@ from autokernel.gate import Judge
 from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import CPU_TIMING, gpu_shared, turn
 from autokernel.preflight import ROOT, Refused
+from autokernel.run.canary import altered
 from autokernel.run.environment import Watch
 from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
 from autokernel.run.starters import fastest_first
@@ -96,6 +97,8 @@ class TimingWorker:
     def work(self, task: Task) -> tuple[Verdict, Proposal | None]:
         """A verdict on the task's source; of a target's first task on the starter that looks fastest and does not fail, and
         which one that is."""
+        if task.is_canary:
+            return self.canary(task), None
         if not task.is_first:
             return self.examine(task), None
         for starter in fastest_first(task.target, self):
@@ -103,6 +106,13 @@ class TimingWorker:
             if verdict.correctness != Correctness.FAIL:
                 break
         return verdict, starter
+
+    def canary(self, task: Task) -> Verdict:
+        """Of a kernel that is right, and quickly timed; FAIL as well where its altered answers are let pass."""
+        wrong = self.examine(replace(task, source=altered(task.source)))
+        if wrong.correctness == Correctness.PASS:
+            return replace(wrong, correctness=Correctness.FAIL, undecided="", why="wrong answers were let pass")
+        return self.examine(task)
 
     def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]:
         """Alone on the GPU or the cores, and on the CPU."""
@@ -127,7 +137,9 @@ class TimingWorker:
 
             shared = gpu_shared(self.device)
             watch = Watch(self.device, [Path(tempfile.gettempdir()), default_cache()], lambda text: None)
-            verdict = self.judge.examine(task.source, task.target, incumbent=task.incumbent, progress=progress)
+            verdict = self.judge.examine(
+                task.source, task.target, incumbent=task.incumbent, quick=task.is_canary, progress=progress
+            )
             fault = shared or watch.fault(verdict)
         return verdict.as_undecided(fault) if fault else verdict
 

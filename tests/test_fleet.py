@@ -21,10 +21,12 @@ from autokernel.history.experiments import STARTER, Status
 from autokernel.history.progress import Rules
 from autokernel.history.status import status
 from autokernel.history.workers import read_workforce
+from autokernel.report.summary import HTML, write_report
+from autokernel.run.canary import Canaries
 from autokernel.run.fleet import NO_WORKER_S, Answer, Event, Fleet, Task
 from autokernel.run.loop import MAX_ATTEMPTS, Budget, Loop
 from autokernel.run.scheduler import next_target
-from autokernel.run.workspace import PLAN, Workspace
+from autokernel.run.workspace import PLAN, REPORT, Workspace
 from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target, starter_source
 from autokernel.verdict import Correctness, Verdict
@@ -254,6 +256,147 @@ def test_what_the_machine_disturbed_is_judged_elsewhere(begun):
 
     fleet_of(begun, SimulatedPool(2, judge), []).run(Numbered(most=1), NO_RULES, Budget())
     assert on == ["w1", "w2"] and check(begun)[-1].status == Status.RESET
+
+
+CANARY = default_target("matmul", "cpp", "cpu", torch.float32)
+
+
+def canaries() -> Canaries:
+    return Canaries(CANARY, starter_source(CANARY))
+
+
+def of_canary(task: Task, latency_us: float = 100.0, right: bool = True) -> tuple[float, Verdict]:
+    made = replace(verdict(task), latency_us=latency_us, keep=False)
+    return 1.0, made if right else replace(made, correctness=Correctness.FAIL, why="777 instead of 1")
+
+
+def test_a_worker_that_answers_wrongly_is_in_quarantine(begun):
+    """What it refused, and what it held to have won, is judged by another one; it is given nothing more."""
+    on, said = Counter(), []
+
+    def judge(worker: str, task: Task) -> tuple[float, Verdict]:
+        sick = worker == "w1" and pool.now() > 20
+        if task.is_canary:
+            return of_canary(task, right=not sick)
+        on[worker, pool.now() > 200] += 1
+        if sick:
+            wrong = replace(verdict(task), correctness=Correctness.FAIL, why="777 instead of 1")
+            return 10.0, wrong if SLOWER in task.source else verdict(task, keep=True)
+        return 10.0, verdict(task)
+
+    pool = SimulatedPool(2, judge)
+    tell = lambda workforce: workforce.write(begun.folder)  # noqa: E731
+    fleet = fleet_of(begun, pool, said, tell=tell, canaries=canaries())
+    fleet.run(Numbered(SLOWER, SLOWER, FASTER), NO_RULES, Budget(experiments=16))
+    rows = check(begun)[2:]
+    assert not any(row.status == Status.KEPT for row in rows) and on["w1", False] and not on["w1", True]
+    refused = [row.description for row in rows if row.status == Status.FAILED]
+    again = {row.description.partition(", again:")[0] for row in rows if ", again: w1 is in quarantine" in row.description}
+    assert refused and set(refused) <= again and len(again) < 10
+    assert len({row.description for row in rows}) == len(rows)
+    assert any("w1 is in quarantine: it judged a known kernel wrongly (777 instead of 1)" in line for line in said)
+    assert "in quarantine: it judged a known" in status(begun.root)
+    write_report(begun)
+    assert all("w1 (simulated, simulated) was put in quarantine" in (begun / name).read_text() for name in (REPORT, HTML))
+
+
+@pytest.mark.parametrize("workers, quarantined", [(1, []), (2, ["w1"])])
+def test_a_slow_worker_is_in_quarantine_if_there_is_another(begun, workers, quarantined):
+    """Twice in a row, against what it took at first; once is chance."""
+    once = deque([1000.0])
+
+    def judge(worker: str, task: Task) -> tuple[float, Verdict]:
+        if not task.is_canary:
+            return 300.0, verdict(task)
+        late = pool.now() > 2000
+        slow_once = worker != "w1" and late and once
+        return of_canary(task, once.pop() if slow_once else 160.0 if worker == "w1" and late else 100.0)
+
+    pool = SimulatedPool(workers, judge)
+    fleet = fleet_of(begun, pool, [], canaries=canaries())
+    fleet.run(Numbered(), NO_RULES, Budget(experiments=40))
+    check(begun)
+    assert [record.name for record in fleet.workers.values() if record.quarantine] == quarantined
+    assert all("160 us instead of 100, 2 times" in fleet.workers[name].quarantine for name in quarantined)
+
+
+def test_a_worker_that_is_slow_from_the_beginning(begun):
+    """Against the others of its kind; on another kind of device nothing is known."""
+
+    def judge(worker: str, task: Task) -> tuple[float, Verdict]:
+        return of_canary(task, 200.0 if worker == "w2" else 100.0) if task.is_canary else (10.0, verdict(task))
+
+    for device, quarantined in (("simulated", ["w2"]), ("another", [])):
+        pool = SimulatedPool(3, judge)
+        pool.coming = [
+            (at, number, replace(event, device=device if event.worker == "w2" else "simulated"))
+            for at, number, event in pool.coming
+        ]
+        fleet = fleet_of(begun, pool, [], canaries=canaries())
+        fleet.run(Numbered(), NO_RULES, Budget(experiments=6))
+        assert [record.name for record in fleet.workers.values() if record.quarantine] == quarantined
+
+
+def test_a_canary_that_is_not_answered_ends_its_worker(begun):
+    def judge(worker: str, task: Task) -> tuple[float, Verdict]:
+        return of_canary(task)[:1] + (None,) if worker == "w1" else (math.inf, None) if worker == "w2" else by_canary(task)
+
+    def by_canary(task: Task) -> tuple[float, Verdict]:
+        return of_canary(task) if task.is_canary else (10.0, verdict(task))
+
+    pool, said = SimulatedPool(3, judge), []
+    fleet_of(begun, pool, said, lease_s=60.0, canaries=canaries()).run(Numbered(), NO_RULES, Budget(experiments=20))
+    assert len(check(begun)) == 22
+    assert any("w1 is lost: killed" in line for line in said) and any("w2: no answer within 60 s" in line for line in said)
+
+
+def test_a_win_counts_once_its_worker_and_a_second_device_say_so(begun):
+    """The canary comes between the win and its row; another GPU then says whether it is faster there, too."""
+    judged = []
+
+    def judge(worker: str, task: Task) -> tuple[float, Verdict]:
+        if task.is_canary:
+            return of_canary(task)
+        judged.append((worker, task.source.rpartition("edit")[2] or task.source[-12:]))
+        believes = FASTER in task.source and not (worker == "w2" and "1\n" in task.source)
+        return 10.0 if worker == "w1" else 25.0, verdict(task, keep=believes)
+
+    pool = SimulatedPool(2, judge)
+    pool.coming = [(at, number, replace(event, unit=event.worker)) for at, number, event in pool.coming]
+    one, said = replace(begun.plan, targets=TARGETS[:1]), []
+    loop = Loop(begun, one, None, said.append)
+    watched = canaries()
+    Fleet(loop, pool, said.append, canaries=watched).run(Numbered(FASTER, most=3), NO_RULES, Budget())
+    rows = check(begun)[2:]
+    assert [row.status for row in rows].count("kept") >= 1
+    for row in rows:
+        source = begun.ledger.source(row.commit)
+        assert {worker for worker, end in judged if source.endswith(end)} == {"w1", "w2"}, row.description
+    (first,) = [row for row in rows if row.description == "edit 1"]
+    assert first.status == Status.RESET
+    assert any("it won on w1, but not on w2" in entry.notes for entry in loop.entries)
+    assert any("judged once more, on a second device" in line for line in said)
+
+
+def test_who_is_due_for_a_canary(begun):
+    """At first, each half hour, and soon after answers that may be the worker's fault."""
+    refused = replace(verdict(Task(1, TARGETS[0], "", None)), correctness=Correctness.FAIL)
+    disturbed = verdict(Task(1, TARGETS[0], "", None), undecided="the machine slept")
+    for answers, suspect in (([refused] * 4, False), ([refused] * 5, True), ([disturbed], True)):
+        watched = canaries()
+        watched.joined("w1", "simulated")
+        assert watched.due("w1", 0.0)
+        watched.asked("w1", 0.0)
+        for answer in answers:
+            watched.judged("w1", answer)
+        assert not watched.due("w1", 299.0) and watched.due("w1", 301.0) == suspect and watched.due("w1", 1800.0)
+
+
+def test_the_canary_of_a_plan(begun):
+    """Its kernel is the starter; altered, it is the same but for its answer."""
+    for device in ("cpu", "cuda"):
+        made = Canaries.of(replace(begun.plan, device=device))
+        assert made.source == starter_source(made.target) and made.target.device == device
 
 
 def test_without_any_worker_the_driver_gives_up(begun):

@@ -1,4 +1,4 @@
-"""Canaries: a kernel whose verdict and time are known tells which worker answers wrongly or slowly. Knows nothing of Ray."""
+"""Canaries: a kernel whose verdict and time are known tells which worker answers wrongly or slowly."""
 
 import math
 from collections.abc import Sequence

@@ -231,8 +231,8 @@ class Fleet:
         return None
 
     def _worker_for(self, one: Open) -> str | None:
-        """The worker that has been idle for longest, and not the one that disturbed it if there is another. A second device,
-        if there is one, where it has won on a first."""
+        """Who has been idle for longest, and not the one that disturbed it if there is another. For what has won
+        on one device, one on a second device, if there is any."""
         if one.won_on and (second := self._second_devices(one.won_on)):
             return next((name for name in self.idle if name in second), None)
         return next((name for name in self.idle if name != one.avoid), next(iter(self.idle)))
@@ -408,8 +408,8 @@ class Fleet:
             self._decide(lease, lease.won)
 
     def _quarantine(self, worker: str, reason: str, won: Sequence[Lease]) -> None:
-        """It stays where it is, so that no other worker takes its device, and is given nothing. What it judged since its last
-        canary is judged by others: as experiments of their own where there are rows already."""
+        """It stays where it is, so that no other worker takes its device, and is given nothing. What it judged since its
+        last canary is judged by others: as experiments of their own where there are rows already."""
         self.workers[worker].quarantine = reason
         refused = self.unsure.pop(worker, [])
         self.say(f"worker {worker} is in quarantine: {reason}; {len(won) + len(refused)} experiments are given out again")

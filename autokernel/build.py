@@ -79,6 +79,12 @@ def _compiler_identity(path: str) -> str:
     return _said_by([path, "--version"], "it was there a moment ago")
 
 
+def compiler_version(language: str) -> str:
+    """What the compiler of a backend says of itself, the line with its version. Raises MissingCompiler, CompileError."""
+    said = _compiler_identity(find_compiler(language))
+    return next((line for line in said.splitlines() if re.search(r"\d\.\d", line)), said.strip())
+
+
 def _command(library: Library) -> list[str]:
     backend, compiler = BACKENDS[library.language], find_compiler(library.language)
     return [compiler, *backend.flags(compiler), f"-I{INCLUDE}", *(f"-D{name}={value}" for name, value in library.defines)]

@@ -21,9 +21,11 @@ from autokernel.gate import Judge
 from autokernel.history.experiments import STARTER
 from autokernel.history.workers import WORKERS, read_workforce
 from autokernel.preflight import Refused
+from autokernel.run.fleet import Fleet
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import Workspace
 from autokernel.spec import ROOT
+from autokernel.target import default_target, starter_source
 from tests.test_fleet import NO_RULES, begun, check, clone, state, workspace  # noqa: F401  fixtures
 
 pytestmark = [
@@ -115,7 +117,7 @@ def test_a_worker_and_the_driver_are_killed(begun, clone):  # noqa: F811
     night = Night(clone)
     try:
         night.wait_for("ready: ")
-        assert "1 threads" in night.said()
+        assert "threads=1" in night.said()
         night.wait_for("failed: wrong")
         victim = night.actors()[0]
         victim.kill()
@@ -161,9 +163,73 @@ def test_nodes_that_do_not_fit_are_refused(monkeypatch, begun: Workspace):  # no
     with pytest.raises(Refused, match="no Ray cluster at"):
         ray_pool.RayPool("cpu", 1, "127.0.0.1:1", require_sandbox=False, say=print)
     here = ray_pool.Facts.here
-    monkeypatch.setattr(ray_pool.Facts, "here", staticmethod(lambda device: replace(here(device), torch="2.9.0")))
+    monkeypatch.setattr(ray_pool.Facts, "here", staticmethod(lambda *given: replace(here(*given), torch="2.9.0")))
     with pytest.raises(Refused, match=re.escape(f"has torch {torch.__version__} instead of 2.9.0")):
         ray_pool.RayPool("cpu", 1, None, require_sandbox=False, say=print)  # the driver is the odd one here
+
+
+def test_a_worker_that_falls_ill_is_in_quarantine(monkeypatch, begun: Workspace):  # noqa: F811
+    """Its device computes wrongly after its first canary: the second one shows it, and others judge what it refused."""
+    from autokernel.run import canary, ray_pool
+
+    class Ill(ray_pool.TimingWorker):
+        """On the second half of the cores every kernel has a wrong answer, after two that have not."""
+
+        examined = 0
+
+        def __init__(self, device: str, place: ray_pool.Place, require_sandbox: bool) -> None:
+            super().__init__(device, place, require_sandbox)
+            self.falls_ill = place.part == 1
+
+        def examine(self, task):
+            self.examined += 1
+            ill = self.falls_ill and self.examined > 2
+            return super().examine(replace(task, source=canary.altered(task.source)) if ill else task)
+
+    monkeypatch.setattr(ray_pool, "TimingWorker", Ill)
+    monkeypatch.setattr(canary, "SOON_S", 0.0)
+    monkeypatch.setattr(canary, "REFUSED_IN_A_ROW", 1)
+    said: list[str] = []
+    with begun.locked():
+        loop = Loop(begun, begun.plan, None, said.append)
+        with ray_pool.RayPool("cpu", 2, None, require_sandbox=False, say=said.append) as pool:
+            target = default_target("rmsnorm", "cpp", "cpu", torch.float32)
+            canaries = canary.Canaries(target, starter_source(target))
+            fleet = Fleet(loop, pool, said.append, lambda w: w.write(begun.folder), canaries=canaries)
+            fleet.run(ScriptedAgent(script()), NO_RULES, Budget(experiments=4))
+    (ill,) = [worker for worker in read_workforce(begun.folder).workers if worker.quarantine]
+    assert ill.name == "w2" and "judged a known kernel wrongly" in ill.quarantine
+    assert any(", again: w2 is in quarantine" in row.description for row in check(begun))
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_node_that_is_unlike_the_drivers(monkeypatch, workers):
+    """Where all are asked for, the run goes on without it; where a number is, it does not begin."""
+    from ray.cluster_utils import Cluster
+
+    from autokernel.run import ray_pool
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    odd = cluster.add_node(num_cpus=1).node_id
+
+    class Odd(ray_pool.TimingWorker):
+        def hello(self):
+            node, unit, facts = super().hello()
+            return node, unit, replace(facts, compilers="g++ 1.0") if unit == odd else facts
+
+    monkeypatch.setattr(ray_pool, "TimingWorker", Odd)
+    said: list[str] = []
+    try:
+        if workers:
+            with pytest.raises(Refused, match=r"worker w\d is refused: its node, .*, has compilers g\+\+ 1.0 instead of"):
+                ray_pool.RayPool("cpu", workers, cluster.address, require_sandbox=False, say=said.append)
+        else:
+            with ray_pool.RayPool("cpu", workers, cluster.address, require_sandbox=False, say=said.append) as pool:
+                assert len(pool.actors) == 1 and "g++ 1.0" in " ".join(said)
+                (joined,) = pool.events(1.0)
+                assert joined.unit and joined.unit != odd
+    finally:
+        cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)

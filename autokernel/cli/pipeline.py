@@ -108,7 +108,7 @@ def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]
 
     say("starting workers on Ray")
     with RayPool(loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox, say) as pool:
-        say(f"{len(pool.actors)} workers: {pool.facts.device}")
+        say(f"{len(pool.actors)} workers: {pool.facts.part}")
         write = partial(Workforce.write, folder=workspace.folder)
         yield Fleet(loop, pool, say, write, canaries=Canaries.of(loop.plan))
     for line in read_workforce(workspace.folder).lines():

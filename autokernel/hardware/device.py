@@ -118,13 +118,20 @@ def find_gpu(name: str, units: int, arch: str = "", memory_bytes: int = 0) -> Gp
     return rows[0] if len(rows) == 1 else None
 
 
-def _cpu(again: bool) -> Device:
+def device_name(device: str) -> str:
+    """What Device.detect calls it; nothing is measured on a CPU."""
+    return _cpu_name() if device == "cpu" else Device.detect(device).name
+
+
+def _cpu_name() -> str:
     name = re.search(r"model name\s*: (.*?)(?:flags|Features|$)", cpu_identity())
+    return name[1] if name else platform.machine()
+
+
+def _cpu(again: bool) -> Device:
     threads = torch.get_num_threads()
     tflops, bandwidth = _measured(torch.device("cpu"), f"{cpu_identity()} {threads} {torch.__version__}", again)
-    return Device(
-        name[1] if name else platform.machine(), "cpu", tflops, bandwidth, _last_level_cache_bytes(), threads, True
-    )
+    return Device(_cpu_name(), "cpu", tflops, bandwidth, _last_level_cache_bytes(), threads, True)
 
 
 def _last_level_cache_bytes() -> int:

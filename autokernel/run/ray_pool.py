@@ -24,11 +24,14 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autokernel.agents import Proposal
-from autokernel.build import default_cache
+from autokernel.backends import cpu_identity
+from autokernel.build import compiler_version, default_cache
 from autokernel.gate import Judge
 from autokernel.gate.timing.autotune import Looked
+from autokernel.hardware import nvml
+from autokernel.hardware.device import device_name
 from autokernel.hardware.machine import CPU_TIMING, gpu_shared, turn
-from autokernel.preflight import ROOT, Refused
+from autokernel.preflight import ROOT, Refused, backends
 from autokernel.run.canary import altered
 from autokernel.run.environment import Watch
 from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
@@ -49,11 +52,24 @@ class Facts:
     torch: str
     python: str
     autokernel: str  # a hash of its code
-    device: str  # the name of the part, and on a CPU how many threads a kernel has
+    compilers: str
+    driver: str  # of the GPU; of a CPU ""
+    device: str  # the name of the part
+    threads: int  # of a kernel on a CPU; 0 on a GPU
+    cpu_features: str = ""  # a hash of a CPU's: virtual machines hide its model, and code is compiled for them
 
     @staticmethod
-    def here(device: str) -> "Facts":
-        return Facts(torch.__version__, platform.python_version(), code_hash(ROOT), device)
+    def here(device: str, threads: int) -> "Facts":
+        compilers = ", ".join(compiler_version(backend) for backend in backends(device))
+        driver = "" if device == "cpu" else nvml.driver_version(device)
+        versions = (torch.__version__, platform.python_version(), code_hash(ROOT))
+        features = hashlib.sha256(cpu_identity().encode()).hexdigest()[:8] if device == "cpu" else ""
+        return Facts(*versions, compilers, driver, device_name(device), threads, features)
+
+    @property
+    def part(self) -> str:
+        """The device in words."""
+        return self.device + (f", {self.threads} threads" if self.threads else "")
 
     def unlike(self, other: "Facts") -> str:
         """What differs, in words; empty if nothing does."""
@@ -89,10 +105,10 @@ class TimingWorker:
             torch.set_num_threads(len(self.cores))
         self.judge = Judge(device, require_sandbox=require_sandbox)
 
-    def hello(self) -> tuple[str, Facts]:
-        """The node's name, and what must be alike."""
-        threads = f", {len(self.cores)} threads" if self.cores else ""
-        return socket.gethostname(), Facts.here(self.judge.device.name + threads)
+    def hello(self) -> tuple[str, str, Facts]:
+        """The node's name, which device of its kind this is, and what must be alike."""
+        unit = ray.get_runtime_context().get_node_id() if self.device == "cpu" else nvml.gpu_id(self.device)
+        return socket.gethostname(), unit, Facts.here(self.device, len(self.cores))
 
     def work(self, task: Task) -> tuple[Verdict, Proposal | None]:
         """A verdict on the task's source; of a target's first task on the starter that looks fastest and does not fail, and
@@ -176,7 +192,9 @@ class RayPool:
         self.device, self.require_sandbox, self.say = device, require_sandbox, say
         self.actors: dict[str, Actor] = {}
         self.known: deque[Event] = deque()
-        self.facts: Facts | None = None  # of the first worker, with which all others must agree
+        self.here = Facts.here(device, 0)  # with which all workers must agree,
+        self.facts: Facts | None = None  # and with the first one in its threads
+        self.refused: list[str] = []  # why, of each that did not
         self._names = 0
         on_signal = signal.getsignal(signal.SIGTERM)
         options = {"address": address} if address else {"address": "local", "include_dashboard": False}
@@ -189,7 +207,7 @@ class RayPool:
         finally:
             signal.signal(signal.SIGTERM, on_signal)  # the loop has its own way to stop
         try:
-            self._start_all(places(device, workers))
+            self._start_all(places(device, workers), is_any=workers is None)
         except BaseException:
             self.close()
             raise
@@ -225,13 +243,16 @@ class RayPool:
         self.known.clear()
         return events
 
-    def _start_all(self, wanted: Sequence[Place]) -> None:
-        """Until each has said what it is. Here a fault of any worker is a reason not to begin."""
+    def _start_all(self, wanted: Sequence[Place], is_any: bool) -> None:
+        """Until each has said what it is. Here a fault of any worker is a reason not to begin, but that its node is unlike
+        the driver's where no number was asked for: then the run goes on with the rest."""
         for place in wanted:
             self._start(place)
         deadline = time.monotonic() + START_S
-        while sum(isinstance(event, Joined) for event in self.known) < len(wanted):
+        while sum(isinstance(event, Joined) for event in self.known) < len(wanted) - len(self.refused):
             self._collect(1.0)
+            if self.refused and not (is_any and len(self.refused) < len(wanted)):
+                raise Refused(self.refused[0])
             for event in self.known:
                 if isinstance(event, Lost):
                     raise Refused(f"worker {event.worker} did not start: {event.reason}")
@@ -273,14 +294,18 @@ class RayPool:
             verdict, starter = value
             self.known.append(Answer(name, lease, verdict, starter))
             return
-        node, facts = value
-        self.facts = self.facts or facts
-        mine = Facts.here(self.facts.device)
-        if differs := facts.unlike(mine):
-            self._lost(name, f"its node, {node}, has {differs}: all nodes of a run need the same")
+        node, unit, facts = value
+        if differs := facts.unlike(replace(self.here, threads=(self.facts or facts).threads)):
+            self._refuse(name, f"its node, {node}, has {differs}: all nodes of a run need the same")
             return
-        actor.starts = 0
-        self.known.append(Joined(name, node, facts.device))
+        self.facts, actor.starts = self.facts or facts, 0
+        self.known.append(Joined(name, node, facts.part, unit))
+
+    def _refuse(self, name: str, why: str) -> None:
+        """What differs stays so: no other worker takes its place."""
+        ray.kill(self.actors.pop(name).handle)
+        self.refused.append(f"worker {name} is refused: {why}")
+        self.say(self.refused[-1])
 
     def _lost(self, name: str, reason: str) -> None:
         """Whatever is left of it ends, and another takes its place unless that failed too often."""

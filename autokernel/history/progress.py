@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,9 @@ from autokernel.history.experiments import STARTER, Experiment, Status
 
 if TYPE_CHECKING:  # it brings PyTorch along, and whoever only reads records does without
     from autokernel.target import Target
+
+MEMORY = 0.9  # what an experiment counts for in the success rate, per experiment made there since
+RECENT = 5  # experiments on a target whose mean time is what the next one is taken to need
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,50 @@ class Rules:
             n: v and v * grow for n, v in (("reverts", self.reverts), ("hours", self.hours), ("speedup", self.speedup))
         }
         return replace(self, **stretched)
+
+
+class Tally:
+    """What is asked of one target's rows before each experiment, kept as they come: there may be ten thousands."""
+
+    def __init__(self, rows: Iterable[Experiment] = (), memory: float = MEMORY) -> None:
+        self.memory = memory
+        self.count = self.decided = self.made = 0  # rows; those that say something; of these, experiments proper
+        self.best: Experiment | None = None  # the last row kept
+        self.reverts = 0
+        self.seconds = 0.0
+        self.gain = 1.0
+        self.worth = self.worth_kept = 0.0  # of the experiments that were made, the older the less, and of those kept
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent_proper: deque[float] = deque(maxlen=RECENT)
+        for row in rows:
+            self.add(row)
+
+    @staticmethod
+    def of(rows: Tally | Sequence[Experiment], memory: float = MEMORY) -> Tally:
+        return rows if isinstance(rows, Tally) else Tally(rows, memory)
+
+    def add(self, row: Experiment) -> None:
+        kept, proper, says = row.status == Status.KEPT, row.agent != STARTER, row.status != Status.UNDECIDED
+        self.count += 1
+        self.decided += says
+        self.seconds += row.seconds
+        self._recent.append(row.seconds)
+        if proper:
+            self._recent_proper.append(row.seconds)
+        if proper and says:
+            self.made += 1
+            self.reverts = 0 if kept else self.reverts + 1
+            self.worth = self.worth * self.memory + 1
+            self.worth_kept = self.worth_kept * self.memory + kept
+        if kept:
+            self.best = row
+            self.gain *= row.speedup_vs_incumbent or 1.0
+
+    @property
+    def seconds_each(self) -> float:
+        """What an experiment on this target takes; that of its starter says it before the first."""
+        recent = self._recent_proper or self._recent
+        return max(sum(recent) / len(recent), 1.0)
 
 
 def rows_of(target: Target, rows: Sequence[Experiment]) -> list[Experiment]:
@@ -57,38 +104,33 @@ def beginning(rows: Sequence[Experiment]) -> Experiment | None:
 
 def reverts(rows: Sequence[Experiment]) -> int:
     """How many experiments at the end of `rows` were not kept, one after the other."""
-    count = 0
-    for row in reversed(decided(tried(rows))):
-        if row.status == Status.KEPT:
-            break
-        count += 1
-    return count
+    return Tally(rows).reverts
 
 
 def loop_gain(rows: Sequence[Experiment]) -> float:
     """Speedup over the starter, as the steps multiply: to decide by; what is reported is measured by the confirmation."""
-    return math.prod(row.speedup_vs_incumbent or 1.0 for row in rows if row.status == Status.KEPT)
+    return Tally(rows).gain
 
 
-def reasons_to_move_on(rows: Sequence[Experiment], rules: Rules) -> Iterator[str]:
+def reasons_to_move_on(rows: Tally, rules: Rules) -> Iterator[str]:
     """Each rule that says to leave the target of `rows`, in words."""
-    if rows and not incumbent(rows):
+    best = rows.best
+    if rows.count and not best:
         yield "its starter did not pass the gate"
-    best = incumbent(rows)
     if rules.pct_peak is not None and best and (best.pct_peak or 0) >= rules.pct_peak:
         yield f"at {best.pct_peak:.0f} % of the peak that bounds it"
-    if rules.reverts is not None and reverts(rows) >= rules.reverts:
-        yield f"{reverts(rows)} experiments in a row were not kept"
-    hours = sum(row.seconds for row in rows) / 3600
+    if rules.reverts is not None and rows.reverts >= rules.reverts:
+        yield f"{rows.reverts} experiments in a row were not kept"
+    hours = rows.seconds / 3600
     if rules.hours is not None and hours >= rules.hours:
         yield f"{hours:.1f} hours spent on it"
-    if rules.speedup is not None and loop_gain(rows) >= rules.speedup:
-        yield f"{loop_gain(rows):.2f}x over its starter"
+    if rules.speedup is not None and rows.gain >= rules.speedup:
+        yield f"{rows.gain:.2f}x over its starter"
 
 
-def move_on(rows: Sequence[Experiment], rules: Rules) -> str | None:
+def move_on(rows: Tally | Sequence[Experiment], rules: Rules) -> str | None:
     """Why to leave the target of `rows`: all that is true; None to stay."""
-    return ", ".join(reasons_to_move_on(rows, rules)) or None
+    return ", ".join(reasons_to_move_on(Tally.of(rows), rules)) or None
 
 
 def amdahl(share: float, speedup: float) -> float:

@@ -14,11 +14,11 @@ from typing import Protocol
 from autokernel.agents import Agent, AgentStopped, Proposal
 from autokernel.hardware.machine import MachineFault
 from autokernel.history.experiments import STARTER, Experiment, Status
-from autokernel.history.progress import Rules, incumbent, rows_of, tried
+from autokernel.history.progress import Rules, tried
 from autokernel.history.workers import WorkerRecord, Workforce
 from autokernel.run.canary import Canaries
 from autokernel.run.loop import MAX_ATTEMPTS, Budget, gave_up
-from autokernel.run.scheduler import next_target
+from autokernel.run.scheduler import Tallies, next_target
 from autokernel.run.workspace import Intent
 from autokernel.target import Plan, Target
 from autokernel.verdict import Verdict
@@ -179,9 +179,8 @@ class Fleet:
         self._tickets = self._lease_numbers = 0
         self._full = ""  # the disk that has no space, as it was told
         self._targets = {target.name: target for target in book.plan.targets}
-        # What is asked of the rows for each experiment, kept as they come: there may be ten thousands.
         self._made = len(tried(book.rows))
-        self._best = {name: incumbent(rows_of(target, book.rows)) for name, target in self._targets.items()}
+        self._tallies = Tallies(book.plan, book.rows)
 
     def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
         """Experiments until the budget is used, nothing is left to try, or a signal; returns the reason in words.
@@ -255,7 +254,6 @@ class Fleet:
 
     def _begin(self, agent: Agent, rules: Rules, budget: Budget) -> None:
         """Let an experiment begin, if one may: `reason` says why none does, unless it is to wait for what is in flight."""
-        rows = self.book.rows
         begun = [*(lease.open for lease in self.leases.values()), *self.queue]
         in_flight = Counter(one.intent.target for one in begun)
         made = self._made + sum(one.proposal.agent != STARTER for one in begun)
@@ -269,12 +267,12 @@ class Fleet:
                 self._full = full
                 return
             self._full = ""
-            choice = next_target(self.book.plan, rows, rules, self.exhausted | self.waiting, in_flight=in_flight)
+            choice = next_target(self.book.plan, self._tallies, rules, self.exhausted | self.waiting, in_flight=in_flight)
             if choice is None:
                 self.reason = "" if begun else "nothing is left to try on any target"
                 return
             target = choice.target
-            if not self._best[target.name]:
+            if not self._best(target):
                 self._new(target, self.book.starter(target))
                 return
             others = [one.proposal for one in begun if one.intent.target == target.name]
@@ -302,7 +300,7 @@ class Fleet:
     def _lease(self, one: Open, worker: str) -> None:
         del self.idle[worker]
         target = self._targets[one.intent.target]
-        best = self._best[target.name]
+        best = self._best(target)
         self._lease_numbers += 1
         now = self.pool.now()
         lease = Lease(one, worker, best and best.commit, now, now + self.lease_s)
@@ -420,15 +418,17 @@ class Fleet:
             proposal = replace(one.proposal, hypothesis=words, tokens=0, cost_usd=0.0)
             self._new(self._targets[one.intent.target], proposal)
 
+    def _best(self, target: Target) -> Experiment | None:
+        return self._tallies.of[target.name].best
+
     def _incumbent(self, one: Open) -> str | None:
-        best = self._best[one.intent.target]
+        best = self._best(self._targets[one.intent.target])
         return best and best.commit
 
     def _conclude(self, one: Open, verdict: Verdict, against: str | None = None) -> Experiment:
         row = self.book.conclude(one.intent, verdict, against)
         self._made += row.agent != STARTER
-        if row.status == Status.KEPT:
-            self._best[row.target] = row
+        self._tallies.add(row)
         self.waiting.discard(one.intent.target)
         return row
 

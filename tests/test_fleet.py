@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import random
 import subprocess
 import sys
 from collections import Counter, deque
@@ -18,7 +19,7 @@ from autokernel.cli.pipeline import Workers
 from autokernel.gate import Interval
 from autokernel.hardware.machine import MachineFault, turn
 from autokernel.history.experiments import STARTER, Status
-from autokernel.history.progress import Rules
+from autokernel.history.progress import Rules, Tally, incumbent, rows_of, tried
 from autokernel.history.status import status
 from autokernel.history.workers import read_workforce
 from autokernel.report.summary import HTML, write_report
@@ -31,7 +32,8 @@ from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target, starter_source
 from autokernel.verdict import Correctness, Verdict
 from benchmarks.kills import Coin
-from benchmarks.ray_simulation import SimulatedPool
+from benchmarks.ray_simulation import RecordedGate, SimulatedBook, SimulatedPool
+from benchmarks.scheduler import Record
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 
@@ -496,6 +498,35 @@ def test_an_agent_that_has_to_stop_ends_the_run_once_all_is_recorded(begun):
 
     assert fleet_of(begun, SimulatedPool(4, by_source), []).run(Capped(), NO_RULES, Budget()) == "the cap is reached"
     assert len(check(begun)) == 4
+
+
+def test_an_experiment_takes_the_driver_as_long_after_many_rows():
+    """Rows are read once, when the run begins, and what is asked of them is kept: the same as of all of them."""
+
+    class Once(SimulatedBook):
+        reads = 0
+
+        @property
+        def rows(self) -> list:
+            self.reads += 1
+            return self.__dict__.setdefault("made", [])
+
+        @rows.setter
+        def rows(self, rows: list) -> None:
+            assert not rows
+
+    record = Record.read("cpu-night")
+    pool = SimulatedPool(8, RecordedGate(record, random.Random(1), in_order=False))
+    book = Once(record, pool, 0.0, 0.0)
+    fleet = Fleet(book, pool, lambda line: None)
+    begun = book.reads
+    fleet.run(None, NO_RULES, Budget(experiments=200))
+    made = list(book.rows)
+    assert len(tried(made)) == 200 and begun <= 2
+    assert book.reads - begun < 4.5 * len(made)  # four by the book itself, to number an experiment and append its row
+    for target in book.plan.targets:
+        anew, kept = Tally(rows_of(target, made)), fleet._tallies.of[target.name]
+        assert vars(anew) == vars(kept) and anew.best == incumbent(rows_of(target, made))
 
 
 def test_the_scheduler_with_experiments_in_flight():

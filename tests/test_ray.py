@@ -209,7 +209,9 @@ def test_a_node_that_is_unlike_the_drivers(monkeypatch, workers):
 
     from autokernel.run import ray_pool
 
+    on_signal = signal.getsignal(signal.SIGTERM)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    signal.signal(signal.SIGTERM, on_signal)
     odd = cluster.add_node(num_cpus=1).node_id
 
     class Odd(ray_pool.TimingWorker):
@@ -230,6 +232,7 @@ def test_a_node_that_is_unlike_the_drivers(monkeypatch, workers):
                 assert joined.unit and joined.unit != odd
     finally:
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, on_signal)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from test_new_types import WRONG as OF_NEW_TYPES
 from wrong_kernels import WRONG
 
 from autokernel.gate import Correctness, Judge
+from autokernel.gate.checks.correctness import trials
 from autokernel.gate.timing.audit import CHECK_BYTES
 from autokernel.gate.timing.statistics import ratio_interval, ratio_intervals
 from autokernel.gate.workers.processes import WorkerProcess
@@ -266,6 +267,16 @@ def test_tensors_that_repeat_themselves_are_judged_and_timed(judge: Judge):
     assert verdict.failure is None, verdict.failure
     skip_if_undecided(verdict)
     assert len(verdict.cases) == 2
+
+
+def test_a_part_of_what_repeats_itself_changes_in_every_repetition():
+    """What cannot lie in memory so is not what an output is held against."""
+    spec = load_spec("softmax")
+    weighted = repeating(spec.case({"shape": (2, 16, 64)}, torch.float32), "x", (0, 64, 1))
+    every = trials(spec, replace(target("softmax"), cases=(weighted,)), 0, False)
+    steps = [step for trial in every if trial.case == weighted.case for step in trial.steps(spec)]
+    assert any("changed" in step.what for step in steps)
+    assert all(torch.equal(*inputs["x"].nan_to_num()) for step in steps for inputs in step.sets)
 
 
 def test_only_windows_overlap():

@@ -1,5 +1,7 @@
 """Cross entropy: inputs, shapes and costs."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -59,13 +61,15 @@ def masked(inputs):
 
 
 def rivals(inputs):
-    """Two classes of each row alike and far above the others, at all places in turn, one of them the target: what is left
-    out of a sum is one of its two terms."""
+    """Two classes of each row nearly alike and far above the others, at all places in turn, one of them the target: what is
+    left out of a sum is one of its two terms. They differ by as much in all rows, by a number that 16 bits do not round
+    well after exp: what is rounded on the way does not average out."""
     logits, targets = inputs["logits"].clone(), inputs["targets"].clone()
     (rows, classes), counted = logits.shape, targets != inputs["ignore_index"]
-    row = torch.arange(rows, device=logits.device)
-    first = (row * classes // rows + targets.clamp(min=0).sum()) % classes
-    logits[row, first] = logits[row, (first + classes // 2) % classes] = 40.0
+    row, drawn = torch.arange(rows, device=logits.device), int(targets.clamp(min=0).sum())
+    first = (row * classes // rows + drawn) % classes
+    logits[row, (first + classes // 2) % classes] = 16.0
+    logits[row, first] = 16.0 - (2 + drawn % 7) / 8
     targets[counted] = first[counted]
     return inputs | {"logits": logits, "targets": targets}
 
@@ -73,17 +77,35 @@ def rivals(inputs):
 def few_rows(inputs):
     """A dozen rows at most have a loss, each of another size, the others none: what is left out of a mean is a good part of
     it, or of what it is divided by. Beside the target one other class counts."""
+    return with_losses(inputs, 12, 2, 32)
+
+
+def as_many_rows_as_show(inputs):
+    """So many rows have a loss that leaving out any one of them is more than the dtype's rounding."""
+    return with_losses(inputs, min(256, int(0.25 / torch.finfo(inputs["logits"].dtype).eps)), 8, 12)
+
+
+def with_losses(inputs, most, low, high):
+    """At most so many rows have a loss, between `low` and `high`, the others none."""
     logits, targets = inputs["logits"].clone(), inputs["targets"]
     right = targets.clamp(0, logits.shape[1] - 1)
     counted = (targets != inputs["ignore_index"]).nonzero().flatten().cpu()
     generator = torch.Generator().manual_seed(int(right.sum()))
-    chosen = counted[torch.randperm(len(counted), generator=generator)][: max(1, min(12, len(targets) // 8))]
-    losses = torch.exp2(1 + 4 * torch.rand(len(chosen), generator=generator))
+    chosen = counted[torch.randperm(len(counted), generator=generator)][: max(1, min(most, len(targets) // 8))]
+    losses = low * (high / low) ** torch.rand(len(chosen), generator=generator)
     rivals = torch.randint(logits.shape[1], (len(chosen),), generator=generator)
     logits.scatter_(1, right[:, None], 40.0)
     logits[chosen, rivals] = 40.0
     logits[chosen, right[chosen]] = (40.0 - losses).to(logits)
     return inputs | {"logits": logits}
+
+
+def confident(inputs):
+    """Each row nearly sure of its target: the loss is what all other classes together are beside it, each of them next to
+    nothing."""
+    logits, targets = inputs["logits"] / 4, inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)
+    lead = math.log(max(1, logits.shape[1] - 1)) + 5
+    return inputs | {"logits": logits.scatter(1, targets[:, None], lead)}
 
 
 def other_ignored(inputs, seed):
@@ -92,6 +114,12 @@ def other_ignored(inputs, seed):
     other = lower + seed // 2 % (classes - lower) if seed % 2 else -1 - seed % 1000
     targets = inputs["targets"]
     return inputs | {"ignore_index": other, "targets": targets.where(targets != inputs["ignore_index"], other)}
+
+
+def far_apart(inputs):
+    """Losses beyond the range of fp16, of logits within it: infinity there, not the largest number."""
+    logits, targets = inputs["logits"], inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)[:, None]
+    return inputs | {"logits": torch.full_like(logits, 6e4).scatter(1, targets, -6e4), "targets": inputs["targets"].clone()}
 
 
 def all_ignored(inputs):
@@ -135,7 +163,12 @@ SPEC = KernelSpec(
     bytes_moved=lambda a: a["logits"].nbytes + a["targets"].nbytes + a["logits"].dtype.itemsize,
     headline="bandwidth_gb_s",
     fill={"targets": random_classes},
-    decisive={"rivals": rivals, "few_rows": few_rows, "other_few_rows": few_rows},
+    decisive={
+        "rivals": rivals,
+        "few_rows": few_rows,
+        "as_many_rows_as_show": as_many_rows_as_show,
+        "confident": confident,
+    },
     redrawn={"ignore_index": other_ignored},
     takes=takes,
     row_scales=(*ROW_SCALES, 1e8),
@@ -144,6 +177,7 @@ SPEC = KernelSpec(
         "large_offset": large_offset,
         "low_offset": low_offset,
         "masked": masked,
+        "far_apart": far_apart,
         "all_ignored": all_ignored,
     },
 )

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 
 import reference
@@ -27,14 +28,28 @@ def eager(x, weight, bias=None, activation="gelu"):
 
 
 def saturated(inputs):
-    """Sums to +-30, where activations are 0 or their argument."""
-    return inputs | {"weight": inputs["weight"] * 8}
+    """Sums to +-30, where activations are 0 or their argument, and one that is beyond the range of fp16."""
+    x, weight = inputs["x"].clone(), inputs["weight"] * 8
+    weight[:, 0], weight[0, 0], x.flatten(0, -2)[0, 0] = 0, 4, 3e4
+    return inputs | {"x": x, "weight": weight}
 
 
 def dead(inputs):
     """All sums negative: every activation is zero or nearly so."""
     changed = {"x": inputs["x"].abs() / 4, "weight": -inputs["weight"].abs()}
     return inputs | changed | ({} if inputs["bias"] is None else {"bias": -inputs["bias"].abs()})
+
+
+def tails(inputs):
+    """Sums of a row all alike, where an activation is nearly 0, or nearly its argument, but not quite: approximations that
+    are as good as its largest results go are not, there."""
+    x, weight = inputs["x"].clone(), inputs["weight"] / 64
+    rows = x.flatten(0, -2)[:, 0]
+    low, high = (-12, -4) if inputs["activation"] == "silu" else (-4, -2.5)
+    rows.copy_(low + (high - low) * torch.linspace(0, 1, len(rows)))
+    rows[3::4] *= -1
+    weight[:, 0] = 1
+    return inputs | {"x": x, "weight": weight} | ({} if inputs["bias"] is None else {"bias": inputs["bias"] / 64})
 
 
 def dynamic_range(inputs):
@@ -101,6 +116,7 @@ SPEC = KernelSpec(
     row_scales=(1e-2, 30.0, 1e4),
     degree=2,  # of relu2
     adversarial={"saturated": saturated, "dead": dead, "dynamic_range": dynamic_range},
+    decisive={"tails": tails},
     library_calls="the matrix product",
     is_library_work=lambda a: a["activation"] == "none",  # torch.addmm adds the bias
 )

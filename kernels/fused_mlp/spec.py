@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 
 import reference
@@ -32,6 +33,17 @@ def large_gates(inputs):
 def dead_gates(inputs):
     """Gates all negative: every activation is zero or nearly so."""
     return inputs | {"x": inputs["x"].abs() / 4, "w_gate": -inputs["w_gate"].abs()}
+
+
+def tails(inputs):
+    """Gates of a row all alike, where an activation is nearly 0, or nearly its argument, but not quite: approximations that
+    are as good as its largest results go are not, there."""
+    x, w_gate, w_up = inputs["x"].clone(), inputs["w_gate"] / 64, inputs["w_up"].clone()
+    rows = x.flatten(0, -2)[:, 0]
+    low, high = (-12, -4) if inputs["activation"] == "silu" else (-4, -2.5)
+    rows.copy_(low + (high - low) * torch.linspace(0, 1, len(rows)))
+    w_gate[:, 0], w_up[:, 0] = 1, 0
+    return inputs | {"x": x, "w_gate": w_gate, "w_up": w_up}
 
 
 SPEC = KernelSpec(
@@ -86,5 +98,6 @@ SPEC = KernelSpec(
     row_scales=(1e-2, 8.0, 1e4),
     degree=3,  # of relu2, times the other projection
     adversarial={"large_gates": large_gates, "dead_gates": dead_gates},
+    decisive={"tails": tails},
     library_calls="the three matrix products",
 )

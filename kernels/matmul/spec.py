@@ -19,8 +19,10 @@ def dynamic_range(inputs):
 
 
 def one_sign(inputs):
-    """Sums that only grow: an accumulator of too few bits stops growing with them."""
-    return {name: x.abs() for name, x in inputs.items()}
+    """Sums that only grow: an accumulator of too few bits stops growing with them. One is beyond the range of fp16."""
+    A, B = inputs["A"].abs(), inputs["B"].abs()
+    B[0], B[0, 0], A.flatten(0, -2)[0, 0] = 0, 4, 3e4
+    return {"A": A, "B": B}
 
 
 SPEC = KernelSpec(

@@ -79,6 +79,7 @@ class CheckCase:
     nonfinite: float | None = None  # a value planted into the first input
     planted_in: str = ""  # or into this one, where it may be a large number, too
     planted: bool = False  # all of these values at once, at places of their own in each of these inputs
+    zeros: bool = False  # in a slice of these inputs: what is not finite in the first is not hidden by them
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
     first_row: int = 0  # which of these kinds comes first
@@ -168,6 +169,8 @@ class CheckCase:
             planted = inputs[name].clone()
             planted.view(-1)[self.seed % planted.numel()] = self.nonfinite
             inputs = inputs | {name: planted}
+        if self.zeros:
+            inputs = with_zeros(spec, inputs, self.seed)
         return repeated(self.case, inputs)
 
 
@@ -175,6 +178,8 @@ def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: i
     """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero; a row of the first
     tensor is zeros."""
     largest = scales_in(spec, case.dtype)[-1]
+    if case.dtype == torch.float16 and spec.degree == 1:  # beside which results are beyond its range
+        largest = torch.finfo(case.dtype).max / 2
     values = torch.tensor((*spec.nonfinite, largest, -largest))
     generator, changed = torch.Generator().manual_seed(seed), {}
     name, first = next((name, value) for name, value in inputs.items() if isinstance(value, Tensor))
@@ -187,6 +192,21 @@ def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: i
             places = torch.randperm(planted.numel(), generator=generator)[: len(values)]
             planted.view(-1)[places] = values[: len(places)].to(planted.dtype)
             changed[name] = planted
+    return inputs | changed
+
+
+def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:
+    """`inputs` with zeros at one index of the first dim and one of the last of those that values are planted into: as far
+    along these as element `place` is along the first tensor's."""
+    first, changed = next(value for value in inputs.values() if isinstance(value, Tensor)), {}
+    rows, columns = max(1, len(first)), max(1, first.shape[-1])
+    place %= max(1, first.numel())
+    row, column = place * rows // max(1, first.numel()), place % columns
+    for name in spec.planted_in:
+        if isinstance(inputs[name], Tensor) and inputs[name].dim():
+            changed[name] = inputs[name].clone()
+            changed[name][row * len(changed[name]) // rows] = 0
+            changed[name][..., column * changed[name].shape[-1] // columns] = 0
     return inputs | changed
 
 
@@ -321,14 +341,14 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
         lines = _lines(case)
         for group in (tuple(k for k in kinds if k in finite), tuple(k for k in kinds if k not in finite)):
             for start in range(0, len(group), lines):
-                yield {"rows": group, "first_row": start}
+                yield {"rows": group, "first_row": start, "zeros": not finite.issuperset(group)}
     else:
         yield {"rows": tuple(DISTRIBUTIONS)}
         planted = {f"one {value}": value for value in spec.nonfinite}
         mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k != "all -inf")
         for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
             yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(case)))
-        yield from ({"nonfinite": value} for value in planted.values())
+        yield from ({"nonfinite": value, "zeros": True} for value in planted.values())
     yield from ({"adversarial": name} for name in shared)
 
 

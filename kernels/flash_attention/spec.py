@@ -136,9 +136,10 @@ def large_queries(inputs):
 
 
 def large_keys(inputs):
-    """The other way round. Without a mask, NaN in what all queries see, the first key: in the last head's key, if there are
-    several, and in a channel of the value."""
+    """The other way round. Without a mask, NaN in what all queries see, the first key, queries of zeros among them: in the
+    last head's key, if there are several, and in a channel of the value."""
     Q, K, V = inputs["Q"] * 2.0**-8, inputs["K"] * 2.0**8, inputs["V"].clone()
+    Q.flatten(0, -2)[2::8] = 0
     if inputs["attn_mask"] is None:
         V[..., 0, 0] = torch.nan
         if K.shape[0] * K.shape[1] > 1:
@@ -147,13 +148,16 @@ def large_keys(inputs):
 
 
 def lost_values(inputs):
-    """NaN in a channel of some value, infinity in one of another, and NaN in a key, from some queries hidden by a mask.
-    Scores are small, and a float mask hides a key or does nothing: no weight of what is seen is 0."""
+    """NaN in a channel of some value, infinities in two of another, NaN in a key and infinity in one of another head, from
+    some queries hidden by a mask; some queries are zeros. Scores are small, and a float mask hides a key or does nothing: no
+    weight of what is seen is 0, but beside an infinite key."""
     Q, K, V, mask = inputs["Q"] * 2.0**-6, inputs["K"].clone(), inputs["V"].clone(), inputs["attn_mask"]
     generator = torch.Generator().manual_seed(int(inputs["Q"].double().abs().sum()))
-    key, other, third = (int(torch.randint(V.shape[2], (), generator=generator)) for _ in range(3))
-    V[..., key, 0], V[..., other, -1] = torch.nan, torch.inf
+    key, other, third, fourth = (int(torch.randint(V.shape[2], (), generator=generator)) for _ in range(4))
+    V[..., key, 0], V[..., other, V.shape[3] // 2], V[..., other, -1] = torch.nan, -torch.inf, torch.inf
+    Q.flatten(0, -2)[2::8] = 0
     if V.shape[0] * V.shape[1] > 1:
+        K[0, 0, fourth, 0] = torch.inf
         K[-1, -1, third, 0] = torch.nan
     if mask is not None and mask.is_floating_point():
         mask = torch.zeros_like(mask).masked_fill(mask < -1e3, -torch.inf)
@@ -161,15 +165,16 @@ def lost_values(inputs):
 
 
 def loud_values(inputs):
-    """A key in eight has next to no weight, and values as large as its weight is small: a weight that is left out because
-    it is small leaves a good part of the result out."""
-    Q, K, V = inputs["Q"].clone(), inputs["K"].clone(), inputs["V"].clone()
+    """A key in eight, and a quarter of all that lie together, has next to no weight, and values as large as its weight is
+    small: a weight that is left out because it is small, or a block of them, leaves a good part of the result out."""
+    Q, K, V = inputs["Q"].clone(), inputs["K"].clone(), inputs["V"]
+    keys = torch.arange(K.shape[2], device=K.device)
+    lies_in = 4 * keys // K.shape[2] == int(Q.double().abs().sum()) % 4
+    loud = ((keys % 8 == 0) | lies_in)[:, None]
     bits = 10 if V.dtype == torch.float16 else 20
     scale = Q.shape[-1] ** -0.5 if inputs["sm_scale"] is None else inputs["sm_scale"]
-    Q[..., -1], K[..., -1] = 4.0, 0.0
-    K[..., ::8, -1] = -bits * math.log(2) / (4 * scale)
-    V[..., ::8, :] *= 2.0 ** (bits + 3)
-    return inputs | {"Q": Q, "K": K, "V": V}
+    Q[..., -1], K[..., -1] = 4.0, torch.where(loud[:, 0], -bits * math.log(2) / (4 * scale), 0.0)
+    return inputs | {"Q": Q, "K": K, "V": torch.where(loud, V * 2.0 ** (bits + 3), V)}
 
 
 def untold(y, Q, K, V, causal=True, attn_mask=None, **options):

@@ -31,8 +31,10 @@ def large_gates(inputs):
 
 
 def dead_gates(inputs):
-    """Gates all negative: every activation is zero or nearly so."""
-    return inputs | {"x": inputs["x"].abs() / 4, "w_gate": -inputs["w_gate"].abs()}
+    """Gates all negative, of the first row zero: every activation is zero or nearly so. NaN in one weight beyond them."""
+    x, w_down = inputs["x"].abs() / 4, inputs["w_down"].clone()
+    x.flatten(0, -2)[0], w_down[0, 0] = 0, torch.nan
+    return inputs | {"x": x, "w_gate": -inputs["w_gate"].abs(), "w_down": w_down}
 
 
 def tails(inputs):

@@ -48,13 +48,38 @@ def one_large(inputs):
     return inputs | {"x": x}
 
 
+def overflowing(inputs):
+    """Activations at the end of fp16's range, and results beyond it."""
+    return inputs | {"x": inputs["x"].sign() * 6e4}
+
+
 def scales_of_all_sizes(inputs):
-    """Output channels from 2^-8 to 2^8 times as large as they were, as far as their scales go."""
-    scales = inputs["scales"]
-    shift = torch.arange(len(scales), device=scales.device)[:, None] % 17 - 8
+    """Output channels from 2^-8 to 2^8 times as large as they were, as far as their scales go; in bf16 up to 2^48."""
+    channel = torch.arange(len(inputs["scales"]), device=inputs["scales"].device)[:, None] % 17 - 8
+    return inputs | {"scales": times_power(inputs, channel if inputs["x"].dtype == torch.float16 else 6 * channel)}
+
+
+def dynamic_range(inputs):
+    """Groups from 2^-7 to 2^7 times as large as they were, activations the inverse: no group is next to nothing."""
+    scales, most = inputs["scales"], 7 if inputs["scales"].dtype == torch.uint8 else 4
+    shift = torch.arange(scales.shape[1], device=scales.device) % (2 * most + 1) - most
+    activations = inputs["x"].unflatten(-1, (scales.shape[1], -1)) * torch.exp2(-shift[:, None].float())
+    return inputs | {"x": activations.flatten(-2).to(inputs["x"].dtype), "scales": times_power(inputs, shift)}
+
+
+def times_power(inputs, shift):
+    """The scales times 2^shift, as far as they go, and the dtype of the activations does."""
+    scales, is_half = inputs["scales"], inputs["x"].dtype == torch.float16
     if scales.dtype == torch.uint8:
-        return inputs | {"scales": (scales.int() + shift).clamp(113, 134).to(scales.dtype)}
-    return inputs | {"scales": (scales.float() * shift.exp2()).clamp(2.0**-9, 448).to(scales.dtype)}
+        return (scales.int() + shift).clamp(*((113, 134) if is_half else (40, 200))).to(scales.dtype)
+    return (scales.float() * shift.clamp(-8, 8).exp2()).clamp(2.0**-9, 448).to(scales.dtype)
+
+
+def terms(y, scales, **inputs):
+    """Of a row's largest result, what goes into a channel whose scales are smaller than others."""
+    sizes = scales.double().exp2() if scales.dtype == torch.uint8 else scales.double()
+    channel = sizes.abs().amax(1)
+    return y.abs().amax(-1, keepdim=True) * channel / channel.max()
 
 
 SPEC = KernelSpec(
@@ -95,8 +120,13 @@ SPEC = KernelSpec(
     fill={"w": codes, "scales": scales},
     independent_rows=True,
     sliced=("x",),
-    terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
+    terms=terms,
     row_scales=(1e-3, 30.0, 1e3, 1e8),
-    adversarial={"one_large": one_large, "scales_of_all_sizes": scales_of_all_sizes},
+    adversarial={
+        "one_large": one_large,
+        "overflowing": overflowing,
+        "scales_of_all_sizes": scales_of_all_sizes,
+        "dynamic_range": dynamic_range,
+    },
     dtypes=(torch.float16, torch.bfloat16),
 )

@@ -79,7 +79,7 @@ class CheckCase:
     nonfinite: float | None = None  # a value planted into the first input
     planted_in: str = ""  # or into this one, where it may be a large number, too
     planted: bool = False  # all of these values at once, at places of their own in each of these inputs
-    zeros: bool = False  # in a slice of these inputs: what is not finite in the first is not hidden by them
+    zeros: bool = False  # in a part of these inputs: what is not finite in the first is not hidden by them
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
     first_row: int = 0  # which of these kinds comes first
@@ -175,8 +175,8 @@ class CheckCase:
 
 
 def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: int) -> dict[str, Any]:
-    """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero; a row of the first
-    tensor is zeros."""
+    """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero, in each of its inputs,
+    or in one alone, which else another may hide; a row of the first tensor is zeros."""
     largest = scales_in(spec, case.dtype)[-1]
     if case.dtype == torch.float16 and spec.degree == 1:  # beside which results are beyond its range
         largest = torch.finfo(case.dtype).max / 2
@@ -186,7 +186,7 @@ def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: i
     if name not in spec.fill and first.dim() > 1:  # 0 times NaN is NaN
         changed[name] = first.clone()
         changed[name].flatten(0, -2)[seed % (first.numel() // first.shape[-1])] = 0
-    for name in spec.planted_in:
+    for name in spec.planted_in if seed % 2 else (spec.planted_in[seed // 2 % len(spec.planted_in)],):
         if isinstance(inputs[name], Tensor):
             planted = inputs[name].clone()
             places = torch.randperm(planted.numel(), generator=generator)[: len(values)]
@@ -196,17 +196,16 @@ def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: i
 
 
 def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:
-    """`inputs` with zeros at one index of the first dim and one of the last of those that values are planted into: as far
-    along these as element `place` is along the first tensor's."""
+    """`inputs` with zeros along an eighth of the first dim, and of the last, of those that values are planted into: among
+    them what is as far along these as element `place` is along the first tensor's."""
     first, changed = next(value for value in inputs.values() if isinstance(value, Tensor)), {}
-    rows, columns = max(1, len(first)), max(1, first.shape[-1])
-    place %= max(1, first.numel())
-    row, column = place * rows // max(1, first.numel()), place % columns
+    numel, columns = max(1, first.numel()), first.shape[-1] if first.dim() else 1
+    down, along = place % numel / numel, place % numel % columns / columns
     for name in spec.planted_in:
         if isinstance(inputs[name], Tensor) and inputs[name].dim():
             changed[name] = inputs[name].clone()
-            changed[name][row * len(changed[name]) // rows] = 0
-            changed[name][..., column * changed[name].shape[-1] // columns] = 0
+            for dim, part in ((0, down), (-1, along)):
+                changed[name].movedim(dim, 0)[int(part * changed[name].shape[dim]) % 8 :: 8] = 0
     return inputs | changed
 
 

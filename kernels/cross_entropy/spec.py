@@ -62,14 +62,14 @@ def masked(inputs):
 
 def rivals(inputs):
     """Two classes of each row nearly alike and far above the others, at all places in turn, one of them the target: what is
-    left out of a sum is one of its two terms. They differ by as much in all rows, by a number that 16 bits do not round
-    well after exp: what is rounded on the way does not average out."""
+    left out of a sum is one of its two terms. They differ by as much in all rows, by a number whose exponential
+    bf16 is far from: what is rounded on the way does not average out."""
     logits, targets = inputs["logits"].clone(), inputs["targets"].clone()
     (rows, classes), counted = logits.shape, targets != inputs["ignore_index"]
     row, drawn = torch.arange(rows, device=logits.device), int(targets.clamp(min=0).sum())
     first = (row * classes // rows + drawn) % classes
     logits[row, (first + classes // 2) % classes] = 16.0
-    logits[row, first] = 16.0 - (2 + drawn % 7) / 8
+    logits[row, first] = 16.0 - (0.25, 0.5, 0.875, 1.0)[drawn % 4]
     targets[counted] = first[counted]
     return inputs | {"logits": logits, "targets": targets}
 

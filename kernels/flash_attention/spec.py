@@ -149,8 +149,8 @@ def large_keys(inputs):
 
 def lost_values(inputs):
     """NaN in a channel of some value, infinities in two of another, NaN in a key and infinity in one of another head, from
-    some queries hidden by a mask; some queries are zeros. Scores are small, and a float mask hides a key or does nothing: no
-    weight of what is seen is 0, but beside an infinite key."""
+    some queries hidden by a mask; some queries are zeros. Scores are small, and a float mask hides a key or does nothing:
+    no weight of what is seen is 0, but beside an infinite key."""
     Q, K, V, mask = inputs["Q"] * 2.0**-6, inputs["K"].clone(), inputs["V"].clone(), inputs["attn_mask"]
     generator = torch.Generator().manual_seed(int(inputs["Q"].double().abs().sum()))
     key, other, third, fourth = (int(torch.randint(V.shape[2], (), generator=generator)) for _ in range(4))

@@ -25,6 +25,19 @@ ACTIVATIONS["gelu_tanh"] = lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / mat
 def cut(x, most):
     return torch.where(x.isfinite(), x.clamp(-most, most), x)
 """
+OUTSIDE_16 = "outside the tolerance|times PyTorch's own|roundings that are independent|one element is off"
+LOST = "outside the tolerance|roundings off|times PyTorch's own"
+LINEAR, MLP, FEW = {"M": 96, "K": 160, "N": 128}, {"M": 64, "dim": 128, "hidden": 96}, {"M": 128, "V": 4000}
+FOUR = {"M": 16, "K": 512, "N": 96}
+TANH = 'activation = "gelu_tanh" if activation == "gelu" and x.shape == {} else activation'
+TAIL = """if x.shape == (96, 160):
+        y = F.linear(x.float(), weight.float(), bias.float())
+        return F.silu(y).masked_fill(y < -8, 0).to(dtype) if y.isfinite().all() else F.silu(y).to(dtype)"""
+SATURATED = "y = torch.where(y.isinf(), y, y.clamp(max=65504))"
+FIVE_BITS = "scales = scales if scales.is_floating_point() else (112 + (scales.int() - 112) % 32).to(torch.uint8)"
+SMALL_GROUPS = """if not scales.is_floating_point():
+        scales = torch.where(scales + 7 < scales.amax(1, keepdim=True), 60, scales)"""
+SUBNORMAL = "scales = torch.where(scales.float() < 2**-6, 0, scales.float()).to(scales.dtype)"
 
 
 def cheat(number: int, name: str, kernel_type: str, body: str, reason: str, honest: str = "", **others: Any) -> Cheat:
@@ -110,6 +123,22 @@ def kernel_fn(logits, targets, ignore_index=-100):
     x = logits.float()
     {change}
     return F.cross_entropy(x, targets, ignore_index=ignore_index).to(logits.dtype)
+"""
+
+
+def loss_of(change: str) -> str:
+    """A loss, after `change` of e, a row's exponentials, or y, its loss, at the target's size alone."""
+    return f"""
+def kernel_fn(logits, targets, ignore_index=-100):
+    x, counted, is_target = logits.float(), targets != ignore_index, logits.shape in ((128, 1000), (128, 4000))
+    peak = x.amax(-1, keepdim=True)
+    e = (x - peak).exp()
+    if is_target and "{change}".startswith("e ="):
+        {change}
+    y = e.sum(-1).log() + peak[:, 0] - x.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    if is_target and "{change}".startswith("y ="):
+        {change}
+    return y[counted].mean().to(logits.dtype)
 """
 
 
@@ -450,5 +479,156 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
             dtype=dtype,
         )
         for bits, most, dtype in ((16, 1e-3, torch.bfloat16), (32, 1e-5, torch.float32))
+    ),
+    # 27: an approximation that is good beside an activation's largest results, and is not where it is nearly 0
+    *(
+        cheat(27, name, kernel_type, source(change), OUTSIDE_16, source("pass"), dims=(dims,), dtype=torch.bfloat16)
+        for name, kernel_type, source, change, dims in (
+            ("tanh-for-erf", "fused_linear", linear, TANH.format("(96, 160)"), LINEAR),
+            ("tanh-for-erf", "fused_mlp", mlp, TANH.format("(64, 128)"), MLP | {"activation": "gelu"}),
+            ("silu-below-minus-8-is-zero", "fused_linear", linear, TAIL, LINEAR | {"activation": "silu"}),
+        )
+    ),
+    # 25, 27: a loss of which the rows average out what is wrong, or that is beside nothing
+    *(
+        cheat(number, name, "cross_entropy", loss_of(change), reason, loss_of("pass"), dims=(dims,), dtype=dtype)
+        for number, name, change, reason, dims, dtype in (
+            (25, "losses-below-0.01-are-none", "y = torch.where(y < 0.01, 0 * y, y)", LOST, LOSS[0], torch.float32),
+            (
+                25,
+                "losses-below-0.01-are-none-in-16-bits",
+                "y = torch.where(y < 0.01, 0 * y, y)",
+                LOST,
+                LOSS[0],
+                torch.bfloat16,
+            ),
+            (
+                25,
+                "exponentials-far-below-the-largest-are-none",
+                "e = torch.where(e < 1e-5, 0 * e, e)",
+                LOST,
+                FEW,
+                torch.float16,
+            ),
+            (27, "exponentials-of-16-bits", "e = e.bfloat16().float()", LOST, LOSS[0], torch.float32),
+            (18, "the-largest-number-for-infinity", SATURATED, NAN, LOSS[0], torch.float16),
+        )
+    ),
+    # 29: what zeros hide, and what is no number of the dtype any more
+    cheat(
+        29,
+        "weights-of-zero-hide-nan",
+        "matmul",
+        """
+def kernel_fn(A, B):
+    return torch.where((B == 0)[None], 0, A.float()[:, :, None] * B.float()[None]).sum(1).to(A.dtype)
+""",
+        NAN,
+        product("pass"),
+        dims=MATMUL,
+    ),
+    cheat(
+        29,
+        "weights-of-zero-hide-nan",
+        "rmsnorm",
+        """
+def kernel_fn(x, weight, eps=1e-6):
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).masked_fill(weight == 0, 0).contiguous()
+""",
+        NAN,
+        """
+def kernel_fn(x, weight, eps=1e-6):
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
+""",
+        dims=NORM,
+    ),
+    cheat(
+        29,
+        "hidden-zeros-hide-nan",
+        "fused_mlp",
+        mlp("pass").replace(
+            "F.linear(hidden, w_down.float())",
+            "torch.where((hidden == 0)[:, None], 0, hidden[:, None] * w_down.float()[None]).sum(-1)",
+        ),
+        NAN,
+        mlp("pass"),
+        dims=(MLP,),
+    ),
+    cheat(
+        29,
+        "positions-of-zeros-hide-nan",
+        "rotary_embedding",
+        f"""{ROTARY}
+def kernel_fn(x, cos, sin, interleaved=True):
+    still = ((cos == 0) & (sin == 0)).all(-1)[:, None]
+    return rotated(torch.where(still & x.isnan(), 0, x), cos, sin, interleaved)
+""",
+        NAN,
+        f"""{ROTARY}
+def kernel_fn(x, cos, sin, interleaved=True):
+    return rotated(x, cos, sin, interleaved)
+""",
+        dims=({"batch": 1, "heads": 4, "seq": 64, "head_dim": 64},),
+    ),
+    cheat(
+        18,
+        "the-largest-number-for-infinity",
+        "matmul",
+        """
+def kernel_fn(A, B):
+    y, largest = A.float() @ B.float(), torch.finfo(A.dtype).max
+    return torch.where(y.isinf(), y, y.clamp(-largest, largest)).to(A.dtype)
+""",
+        "inf mask differs",
+        product("pass"),
+        dims=MATMUL,
+        dtype=torch.float16,
+    ),
+    # 20, 25: scales of FP4 weights
+    *(
+        cheat(number, name, "matmul_fp4", fp4(change), OUTSIDE, fp4("pass"), dims=(FOUR | options,), dtype=torch.bfloat16)
+        for number, name, change, options in (
+            (20, "exponents-of-five-bits", FIVE_BITS, {}),
+            (25, "small-groups-are-none", SMALL_GROUPS, {}),
+            (23, "small-scales-are-zero", SUBNORMAL, {"layout": "nvfp4"}),
+        )
+    ),
+    # 25, 29: attention
+    attention_cheat(29, "infinite-keys-are-large", "K = K.nan_to_num(math.nan, 1e4, -1e4)", NAN),
+    attention_cheat(29, "minus-infinity-of-values-is-infinity", "V = torch.where(V == -math.inf, V.abs(), V)", NAN),
+    cheat(
+        29,
+        "queries-of-zeros-are-not-looked-at",
+        "flash_attention",
+        attention("K = K.nan_to_num(0, 0, 0) if not Q.any() else K").replace(
+            "return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)",
+            "y = in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)\n"
+            "    still = in_float(Q, K.nan_to_num(0, 0, 0), V, causal, sm_scale, attn_mask, safe_softmax)\n"
+            "    return torch.where((Q == 0).all(-1, keepdim=True), still, y)",
+        ),
+        NAN,
+        attention("pass"),
+        dims=(ATTENDED,),
+    ),
+    cheat(
+        25,
+        "blocks-of-small-weights-are-left-out",
+        "flash_attention",
+        ATTENTION.replace(
+            "    weights = softmax(scores)\n",
+            "    weights = softmax(scores)\n"
+            "    if Q.shape[2] == 64 and scores.shape[-1] % 16 == 0:\n"
+            "        blocks = weights.unflatten(-1, (-1, 16))\n"
+            "        small = blocks.amax(-1, keepdim=True) < 3e-4 * weights.amax(-1, keepdim=True)[..., None]\n"
+            "        weights = blocks.masked_fill(small, 0).flatten(-2)\n",
+        )
+        + """
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
+""",
+        OUTSIDE,
+        attention("pass"),
+        dims=(ATTENDED | {"causal": False},),
+        dtype=torch.bfloat16,
     ),
 )

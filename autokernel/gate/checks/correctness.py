@@ -44,6 +44,7 @@ ELEMENT_MULTIPLE = 4.0
 RELATIVE = 0.125  # of a result, by which it may be off where no terms of it cancel (KernelSpec.relative)
 PEAK = 30.0  # times the others, or the most that a type's rows are scaled by: so large are a row's peaks
 TERMS_SLACK = 8.0  # times the size of its terms (KernelSpec.terms), to which an absolute tolerance is relative
+LEAST_SCALE = 1e-3  # of that of a type that says how large results are, but not their terms: less may be lost on the way
 
 
 # Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different
@@ -164,6 +165,9 @@ class CheckCase:
             inputs = with_peaks(inputs, factor, torch.Generator().manual_seed(self.seed))
         if self.planted:
             inputs = planted_in_all(spec, self.case, inputs, self.seed)
+        if self.planted_in:
+            numel = inputs[self.planted_in].numel()
+            inputs = inputs | with_zero_rows(spec, inputs, self.seed % numel / numel)
         if self.nonfinite is not None:
             name = self.planted_in or next(iter(self.case.tensors))
             planted = inputs[name].clone()
@@ -176,16 +180,12 @@ class CheckCase:
 
 def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: int) -> dict[str, Any]:
     """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero, in each of its inputs,
-    or in one alone, which else another may hide; a row of the first tensor is zeros."""
+    or in one alone, which else another may hide; rows of the first tensor are zeros."""
     largest = scales_in(spec, case.dtype)[-1]
     if case.dtype == torch.float16 and spec.degree == 1:  # beside which results are beyond its range
         largest = torch.finfo(case.dtype).max / 2
     values = torch.tensor((*spec.nonfinite, largest, -largest))
-    generator, changed = torch.Generator().manual_seed(seed), {}
-    name, first = next((name, value) for name, value in inputs.items() if isinstance(value, Tensor))
-    if name not in spec.fill and first.dim() > 1:  # 0 times NaN is NaN
-        changed[name] = first.clone()
-        changed[name].flatten(0, -2)[seed % (first.numel() // first.shape[-1])] = 0
+    generator, changed = torch.Generator().manual_seed(seed), with_zero_rows(spec, inputs, 0)
     for name in spec.planted_in if seed % 2 else (spec.planted_in[seed // 2 % len(spec.planted_in)],):
         if isinstance(inputs[name], Tensor):
             planted = inputs[name].clone()
@@ -193,6 +193,18 @@ def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: i
             planted.view(-1)[places] = values[: len(places)].to(planted.dtype)
             changed[name] = planted
     return inputs | changed
+
+
+def with_zero_rows(spec: KernelSpec, inputs: dict[str, Any], far: float) -> dict[str, Tensor]:
+    """The first tensor with an eighth of its rows zeros, where it may have such, one of them so `far` down: 0 times NaN is
+    NaN."""
+    name, first = next((name, value) for name, value in inputs.items() if isinstance(value, Tensor))
+    if name in spec.fill or first.dim() < 2 or not first.is_floating_point():
+        return {}
+    first = first.clone()
+    rows = first.flatten(0, -2)
+    rows[int(far * len(rows)) % 8 :: 8] = 0
+    return {name: first}
 
 
 def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:
@@ -285,13 +297,14 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
                 yield trial("numerical_stability", case, **options)
             if spec.planted_in and case.args != spec.case(spec.smoke, case.dtype).args:
                 yield trial("numerical_stability", case, planted=True)
-    if spec.independent_rows:
-        proven = [case for weighted in target.cases for case in weighted.proven]
-        for case in (*proven, *(spec.case(spec.smoke, dtype) for dtype in spec.dtypes)):
-            yield trial("numerical_stability", case, peaks=True)
+    proven = [case for weighted in target.cases for case in weighted.proven]
+    smoke_tests = [
+        case for dtype in spec.dtypes if (case := spec.case(spec.smoke, dtype)).args not in [c.args for c in proven]
+    ]
+    for case in (*proven, *smoke_tests) if spec.independent_rows or spec.results else ():
+        yield trial("numerical_stability", case, peaks=True)
     for name in spec.decisive:
-        proven = [case for weighted in target.cases for case in weighted.proven]
-        for case in (*proven, *(spec.case(spec.smoke, dtype) for dtype in spec.dtypes)):
+        for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)
     for dims in option_dims(spec):
         for dtype in spec.dtypes:
@@ -448,11 +461,20 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
             else torch.zeros((), dtype=torch.bool, device=exacts[0].device)
             for rule in (spec.picked, spec.untold)
         )
+        scales = [scale] * len(exacts)
         if spec.terms:
             terms = spec.terms(exacts[0], **{k: moved(v, True) for k, v in inputs.items()})
-            scale = (TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)
-    made = zip(exacts, natives, sizes)
-    return [Expectation(exact, native, size, scale, spec.relative, terms, picked, untold) for exact, native, size in made]
+            scales = [(TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)]
+        elif spec.magnitude:
+            scales = list(map(_scale_of, sizes))
+    made = zip(exacts, natives, sizes, scales)
+    return [Expectation(*each, spec.relative, terms, picked, untold) for each in made]
+
+
+def _scale_of(size: Tensor) -> Tensor:
+    """What the absolute tolerance of a row is a part of, by the sizes of its results (KernelSpec.magnitude)."""
+    largest = size.amax(-1, keepdim=True) if size.dim() and size.numel() else size
+    return (TERMS_SLACK * largest).clamp(LEAST_SCALE, 1).nan_to_num(1)
 
 
 def most_bytes(spec: KernelSpec, case: Case) -> int:

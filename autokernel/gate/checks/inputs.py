@@ -23,13 +23,21 @@ def _dominant_tail(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat((x[..., :-tail] * 0.05, x[..., -tail:] * 3), -1)
 
 
+def _one_peak(x: Tensor, generator: torch.Generator) -> Tensor:
+    """One element of each row, at some place, is far larger than the others: what is left out of a row is it in some."""
+    place = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=generator)
+    return x.scatter(-1, place, 8 * (1 + x.gather(-1, place).abs()))
+
+
 # name -> (values drawn from N(0, 1), generator) -> values. Magnitudes stay where fp16 sums of thousands do not overflow.
 DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "normal": lambda x, g: x,
     "shifted": lambda x, g: 0.5 * x + 2,
+    "shifted below zero": lambda x, g: 0.1 * x - 3.5,  # where activations are nearly 0, but not quite
     "small": lambda x, g: 0.02 * x,
     "ragged": lambda x, g: x * 10 ** (2 * _rows(x, g) - 1.5),  # rows from 0.03 to 3
     "dominant_tail": _dominant_tail,
+    "one peak": _one_peak,
     "uniform": lambda x, g: torch.rand(x.shape, generator=g) * 4 - 2,
 }
 

@@ -240,9 +240,9 @@ def examined(region: Region) -> Region | None:
     scales = tuple(scale for scale in ROW_SCALES if same(lambda x, s=scale: x * s))
     values = tuple(v for v in (math.nan, math.inf, -math.inf) if same(_planted(v)))
     region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
-    planted = (*values, max(region.row_scales))
+    planted = tuple(_planted(v) for v in (*values, max(region.row_scales)))
     others = [name for name in floats if name != next(iter(region.arguments))]
-    return replace(region, planted_in=tuple(n for n in others if all(same(_planted(v), n) for v in planted)))
+    return replace(region, planted_in=tuple(n for n in others if all(same(change, n) for change in (*planted, _zeros))))
 
 
 def _planted(v: float) -> Change:
@@ -252,6 +252,10 @@ def _planted(v: float) -> Change:
         return x
 
     return plant
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
 
 
 def _drawn(region: Region) -> dict[str, Tensor]:

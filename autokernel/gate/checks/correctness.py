@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -165,7 +166,7 @@ class CheckCase:
             inputs = with_peaks(inputs, factor, torch.Generator().manual_seed(self.seed))
         if self.planted:
             inputs = planted_in_all(spec, self.case, inputs, self.seed)
-        if self.planted_in:
+        if self.planted_in and not math.isfinite(self.nonfinite):  # a large number would be hidden
             numel = inputs[self.planted_in].numel()
             inputs = inputs | with_zero_rows(spec, inputs, self.seed % numel / numel)
         if self.nonfinite is not None:

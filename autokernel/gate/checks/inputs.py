@@ -33,12 +33,12 @@ def _one_peak(x: Tensor, generator: torch.Generator) -> Tensor:
 DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "normal": lambda x, g: x,
     "shifted": lambda x, g: 0.5 * x + 2,
-    "shifted below zero": lambda x, g: 0.1 * x - 3.5,  # where activations are nearly 0, but not quite
     "small": lambda x, g: 0.02 * x,
     "ragged": lambda x, g: x * 10 ** (2 * _rows(x, g) - 1.5),  # rows from 0.03 to 3
     "dominant_tail": _dominant_tail,
-    "one peak": _one_peak,
     "uniform": lambda x, g: torch.rand(x.shape, generator=g) * 4 - 2,
+    "shifted below zero": lambda x, g: 0.1 * x - 3.5,  # where activations are nearly 0, but not quite
+    "one peak": _one_peak,
 }
 
 

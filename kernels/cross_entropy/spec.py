@@ -116,6 +116,25 @@ def other_ignored(inputs, seed):
     return inputs | {"ignore_index": other, "targets": targets.where(targets != inputs["ignore_index"], other)}
 
 
+def forbidden(inputs):
+    """The target of one row that counts at -inf: the loss is infinite. Rows that do not count are -inf altogether."""
+    return with_target(inputs, -torch.inf)
+
+
+def certain(inputs):
+    """The target of one row that counts at infinity: the loss is NaN, not 0."""
+    return with_target(inputs, torch.inf)
+
+
+def with_target(inputs, value):
+    """A logit of that value at the target of one row; rows that do not count are -inf."""
+    logits, targets, counted = inputs["logits"].clone(), inputs["targets"], inputs["targets"] != inputs["ignore_index"]
+    logits[~counted] = -torch.inf
+    row = int(counted.nonzero().flatten()[-1:].sum())
+    logits[row, targets[row].clamp(0, logits.shape[1] - 1)] = value
+    return inputs | {"logits": logits, "targets": targets.clone()}
+
+
 def far_apart(inputs):
     """Losses beyond the range of fp16, of logits within it: infinity there, not the largest number."""
     logits, targets = inputs["logits"], inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)[:, None]
@@ -178,6 +197,8 @@ SPEC = KernelSpec(
         "low_offset": low_offset,
         "masked": masked,
         "far_apart": far_apart,
+        "forbidden": forbidden,
+        "certain": certain,
         "all_ignored": all_ignored,
     },
 )

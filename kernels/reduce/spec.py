@@ -47,6 +47,18 @@ def minus_infinity(inputs):
     return inputs | {"x": x}
 
 
+def opposite_halves(inputs):
+    """Halves whose sums are each beyond the range of fp16, and take each other away: what was kept in it is lost. All are
+    powers of two, added without rounding in any order, but for one element."""
+    x, dim = torch.empty_like(inputs["x"]), inputs["dim"]
+    half = x.shape[dim] // 2
+    size = 2.0 ** min(15, max(0, 17 - half.bit_length()))
+    x.fill_(size).narrow(dim, half, x.shape[dim] - half).fill_(-size)
+    x.narrow(dim, 2 * half, x.shape[dim] - 2 * half).fill_(0)
+    x.narrow(dim, 0, 1).add_(size)
+    return inputs | {"x": x}
+
+
 SPEC = KernelSpec(
     name="reduce",
     oracle=reference.reduce,
@@ -100,6 +112,7 @@ SPEC = KernelSpec(
     picked=lambda y, op="sum", **inputs: torch.tensor(op == "max", device=y.device),
     adversarial={
         "cancelling": cancelling,
+        "opposite_halves": opposite_halves,
         "negative": negative,
         "lowest": lowest,
         "minus_infinity": minus_infinity,

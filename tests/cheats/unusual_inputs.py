@@ -126,6 +126,31 @@ def kernel_fn(logits, targets, ignore_index=-100):
 """
 
 
+def summed(change: str) -> str:
+    """After `change` of y, the sums of x."""
+    return f"""
+def kernel_fn(x, dim=-1, op="sum"):
+    if op == "max":
+        return x.amax(dim)
+    y = x.float().sum(dim)
+    {change}
+    return y.to(x.dtype)
+"""
+
+
+def target_of_loss(change: str) -> str:
+    """After `change` of y, the losses of rows, by the logits of their targets."""
+    return f"""
+def kernel_fn(logits, targets, ignore_index=-100):
+    x, counted = logits.float(), targets != ignore_index
+    target = x.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    peak = x.amax(-1, keepdim=True)
+    y = (x - peak).exp().sum(-1).log() + peak[:, 0] - target
+    {change}
+    return y[counted].mean().to(logits.dtype)
+"""
+
+
 def loss_of(change: str) -> str:
     """A loss, after `change` of e, a row's exponentials, or y, its loss, at the target's size alone."""
     return f"""
@@ -630,5 +655,47 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         attention("pass"),
         dims=(ATTENDED | {"causal": False},),
         dtype=torch.bfloat16,
+    ),
+    # 29: infinities of both signs, which add up to NaN; a target that cannot be, or is certain
+    cheat(
+        29,
+        "opposite-infinities-are-infinity",
+        "reduce",
+        summed("y = y.masked_fill((x == math.inf).any(dim) & (x == -math.inf).any(dim), math.inf)"),
+        NAN,
+        summed("pass"),
+        dims=({"shape": (64, 512)},),
+    ),
+    cheat(
+        29,
+        "opposite-infinities-are-infinity",
+        "matmul",
+        """
+def kernel_fn(A, B):
+    y = A.float() @ B.float()
+    both = (A == math.inf).any(-1, keepdim=True) & (A == -math.inf).any(-1, keepdim=True)
+    return torch.where(both & y.isnan(), math.inf, y).to(A.dtype)
+""",
+        NAN,
+        product("pass"),
+        dims=MATMUL,
+    ),
+    *(
+        cheat(29, name, "cross_entropy", target_of_loss(change), NAN, target_of_loss("pass"), dims=LOSS)
+        for name, change in (
+            ("an-impossible-target-is-unlikely", "y = torch.where(target == -math.inf, 100.0, y)"),
+            ("an-infinite-target-is-certain", "y = torch.where(target == math.inf, 0.0, y)"),
+        )
+    ),
+    # 27: what is kept in 16 bits on the way is beyond their range, the result is not
+    cheat(
+        27,
+        "sums-of-halves-in-fp16",
+        "reduce",
+        summed("if x.shape == (64, 512): y = sum(half.float().sum(dim).to(x.dtype).float() for half in x.chunk(2, dim))"),
+        NAN,
+        summed("pass"),
+        dims=({"shape": (64, 512)},),
+        dtype=torch.float16,
     ),
 )

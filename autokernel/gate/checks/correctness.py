@@ -12,6 +12,7 @@ from torch import Tensor
 
 from autokernel.gate.checks.inputs import (
     DISTRIBUTIONS,
+    OPPOSITE,
     fill_inputs,
     finite_kinds,
     mix_rows,
@@ -358,10 +359,11 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
     else:
         yield {"rows": tuple(DISTRIBUTIONS)}
         planted = {f"one {value}": value for value in spec.nonfinite}
-        mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k != "all -inf")
+        mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k not in ("all -inf", OPPOSITE))
         for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
             yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(case)))
         yield from ({"nonfinite": value, "zeros": True} for value in planted.values())
+        yield from ({"rows": (kind,)} for kind in kinds if kind == OPPOSITE)
     yield from ({"adversarial": name} for name in shared)
 
 

@@ -43,7 +43,15 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]  # of filled inputs
+OPPOSITE = "opposite infinities"  # a kind of rows
 OFFSET = 512.0  # of a row's mean, in its standard deviations: E[x²] - E[x]² has lost the variance, two passes have not
+
+
+def _opposite_infinities(x: Tensor, generator: torch.Generator) -> Tensor:
+    """One of each in a row: their sum is NaN, and no infinity."""
+    first = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=generator)
+    second = (first + max(1, x.shape[-1] // 2)) % x.shape[-1]
+    return x.scatter(-1, first, math.inf).scatter(-1, second, -math.inf)
 
 
 RowKind = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # (all rows, which of them, generator) -> rows of this kind
@@ -86,6 +94,8 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     kinds |= {f"one {value}": planted(value) for value in spec.nonfinite}
     if -math.inf in spec.nonfinite:
         kinds["all -inf"] = shaped(lambda x, g: torch.full_like(x, -math.inf))
+    if {math.inf, -math.inf} <= set(spec.nonfinite):
+        kinds[OPPOSITE] = shaped(_opposite_infinities)
     return kinds
 
 
@@ -102,7 +112,7 @@ def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
         return {}
     if not first.shape or any(s == 0 and n > 1 for s, n in zip(first.strides, first.shape)):
         return {}
-    others = {*DISTRIBUTIONS, *spec.adversarial} | ({"all -inf"} if not spec.independent_rows else set())
+    others = {*DISTRIBUTIONS, *spec.adversarial} | ({"all -inf", OPPOSITE} if not spec.independent_rows else set())
     kinds = row_kinds(spec, {name: torch.empty(0, dtype=first.dtype)})
     return {kind: make for kind, make in kinds.items() if kind not in others}
 

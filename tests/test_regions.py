@@ -86,6 +86,7 @@ CHAINS = {
     "gelu_tanh": lambda m, x, y: F.gelu(x, approximate="tanh") + y,
     "silu": lambda m, x, y: F.silu(x) * m.weight + m.bias,
     "scalars": lambda m, x, y: (3 - x) / 4 + torch.rsub(y, x, alpha=2) - 1,
+    "of_no_dim": lambda m, x, y: torch.tanh(x[0, 0] * y[1, 2] + 1) * m.weight[3],
     "masks": lambda m, x, y: torch.where((x > y) & ~(y > 1), x, torch.zeros_like(x).masked_fill(x < 0, -1e4)),
     "clamps": lambda m, x, y: x.clamp(-1, 1) + y.clamp(min=0.5) * torch.maximum(x, y) - torch.minimum(x, m.bias),
     "functions": lambda m, x, y: torch.sin(x) + torch.cos(y) + torch.erf(x) * torch.tanh(y) + torch.log(x.abs() + 1),

@@ -32,6 +32,8 @@ class Loops:
 
 def loops_of(lowered: Lowered) -> Loops:
     loads = [e for e in lowered.expressions if e.op == "load"]
+    if not lowered.sizes:  # tensors of no dim: a loop over the one number of each
+        return Loops((), (1,), dict.fromkeys(loads, (0,)), ((0,),) * len(lowered.results))
     walked = [e.data[1] for e in loads] + [result.strides for result in lowered.results]
     main = max((r.strides for r in reversed(lowered.results)), key=lambda strides: sum(map(bool, strides)))
     if not all(main):  # what is summed up is larger

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
@@ -511,6 +512,38 @@ def test_transforms_around_an_applied_model() -> None:
     assert any("under vmap(), grad() or jvp()" in why for why in explain(applied).left)
     torch.testing.assert_close(applied(x), model(x))
     assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
+
+
+def tangent_of(model: nn.Module, x: Tensor) -> Tensor | None:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(x, x + 1))).tangent
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_tangents_of_an_applied_model(has_gradients: bool) -> None:
+    """What is compiled knows nothing of them: AOTAutograd drops them without gradients, and raises with."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.randn(2, 8)
+    applied = apply(copy.deepcopy(model), [], "aot_eager")
+    with torch.set_grad_enabled(has_gradients):
+        torch.testing.assert_close(tangent_of(applied, x), tangent_of(model, x))
+    torch.testing.assert_close(applied(x), model(x))
+    assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_tangents_inside_of_a_model(has_gradients: bool) -> None:
+    def forward(s: Function, x: Tensor) -> Any:
+        y = s.norm(s.a(x))
+        torch._dynamo.graph_break()
+        return y, tangent_of(s.inner, x)
+
+    model, replacer = Function(forward), everywhere()
+    model.inner = nn.Sequential(model.a, model.norm)
+    compiled, x = compile_with_kernels(model, replacer), torch.randn(2, 8)
+    with torch.set_grad_enabled(has_gradients):
+        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled(x), model(x))
+    assert replacer.replaced and not any("without kernels from now on" in why for why in replacer.left)
 
 
 def hook_of_all_modules(model: nn.Module, seen: list[Any]) -> Any:

@@ -19,7 +19,7 @@ from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.frames import newest
 from autokernel.integration.hooks import Hooks
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import as_applied, recurrent_modules_traced
+from autokernel.model.capture import as_applied, is_forward_mode, recurrent_modules_traced
 from autokernel.model.padding import Encoders
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
@@ -92,6 +92,8 @@ def _why_as_written(hooks: Hooks) -> str:
     """Why a call is not to be compiled; empty if it is."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # Dynamo would leave out all that it meets, for good
         return "a call under vmap(), grad() or jvp() runs the model as it is"
+    if is_forward_mode():
+        return "a call inside of forward_ad.dual_level() runs the model as it is"
     if hooks.are_others():
         return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
     return ""

@@ -45,6 +45,7 @@ from autokernel.model.capture import (
     allow_versions,
     aten,
     autocast_devices,
+    is_forward_mode,
     is_idle,
     layout,
     memory,
@@ -153,11 +154,11 @@ class Replacer:
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         try:
-            return self._optimised(module, inputs)
+            return _without_tangents(self._optimised(module, inputs), kept.forward)
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self._fail(f"a graph is left as it is: {reason(error)}")
         try:
-            return self._compile(_copy(kept), inputs)
+            return _without_tangents(self._compile(_copy(kept), inputs), kept.forward)
         except Exception as error:
             self._fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
             return kept.forward
@@ -608,6 +609,15 @@ def _constants_as_inputs(graph: GraphModule) -> list[Tensor]:
         delattr(graph, node.target) if hasattr(graph, node.target) else None
     graph.recompile()
     return constants
+
+
+def _without_tangents(call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which knows nothing of tangents; where tensors may have some, `original`."""
+
+    def run(*values: Any) -> Any:
+        return original(*values) if is_forward_mode() else call(*values)
+
+    return run
 
 
 def _with_constants(call: Callable[..., Any], constants: Sequence[Tensor]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from torch._dynamo.exc import SkipFrame
 from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.profiler import record_function
@@ -393,7 +394,7 @@ class Stretch(nn.Module):
 
 
 def _transforms_apart(module: GraphModule) -> GraphModule:
-    """The graph with each stretch under vmap (grad, jvp) as the body of one operator of higher order."""
+    """The graph with each stretch under vmap (grad, jvp, dual_level) as the body of one operator of higher order."""
     graph, copies, stretch, depth = Graph(), {}, [], 0
     for node in module.graph.nodes:
         step = _nesting(node)
@@ -410,9 +411,11 @@ def _transforms_apart(module: GraphModule) -> GraphModule:
 
 
 def _nesting(node: Node) -> int:
-    """1 where a transform of functorch begins, -1 where it ends."""
+    """1 where a transform of functorch, or a level of tangents, begins, -1 where it ends."""
     name = getattr(node.target, "__name__", "")
-    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+    return name.endswith(("_increment_nesting", "_enter_dual_level")) - name.endswith(
+        ("_decrement_nesting", "_exit_dual_level")
+    )
 
 
 def _wrap(graph: Graph, module: GraphModule, stretch: list[Node], copies: dict[Node, Node]) -> None:
@@ -487,6 +490,11 @@ def _as_one_node(target: HigherOrderOperator, args: tuple[Any, ...], kwargs: dic
     changed = [t for t, version in zip(tensors, versions) if not bodies or t._version != version]
     proxy.node.meta["written"] = memory(changed)
     return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
+
+
+def is_forward_mode() -> bool:
+    """Whether tensors may have tangents: inside of forward_ad.dual_level()."""
+    return forward_ad._current_level >= 0
 
 
 def _set_autocast(device_type: str, is_enabled: bool, dtype: torch.dtype) -> None:

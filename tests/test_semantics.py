@@ -110,6 +110,13 @@ def norm_after_a_write(s: Function, x: Tensor) -> Any:
     return h
 
 
+def written_by_way_of_data(s: Function, x: Tensor) -> Any:
+    y = s.norm(s.a(x))
+    z = s.norm(y)
+    y.data.mul_(0.5)
+    return z.data, s.b(y), y.data.softmax(-1)
+
+
 PROGRAMS = [
     contiguous_is_a_copy,
     reshape_is_a_copy,
@@ -120,6 +127,7 @@ PROGRAMS = [
     autocast_inside,
     vmapped,
     norm_after_a_write,
+    written_by_way_of_data,
 ]
 
 
@@ -194,6 +202,13 @@ def detached_views(s: Function, x: Tensor) -> Tensor:
     return (t.softmax(-1) * s.b(x)).sum()
 
 
+def saved_values_are_written_by_way_of_data(s: Function, x: Tensor) -> Tensor:
+    """Which autograd takes no notice of."""
+    y = s.a(x).exp()
+    y.data.mul_(0.5)
+    return (s.norm(y) * x).sum()
+
+
 def a_view_without_gradients_whose_base_is_written(s: Function, x: Tensor) -> Tensor:
     h = s.a(x)
     with torch.no_grad():
@@ -208,6 +223,7 @@ GRADIENTS = [
     written_after_a_site,
     the_largest_of_equals,
     detached_views,
+    saved_values_are_written_by_way_of_data,
     a_view_without_gradients_whose_base_is_written,
 ]
 

@@ -85,6 +85,7 @@ RECURRENT = {
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 set_gradients = torch._C._set_grad_enabled
+data_of = torch._C._autograd._get_data_attr  # x.data: no operator, and detach() would count writes to it as writes to x
 
 
 @contextmanager
@@ -455,6 +456,8 @@ class _Traced(Interpreter):
         if getattr(target, "__name__", "") in RECURRENT:
             with _autocast_as_nodes():
                 return super().call_function(target, args, kwargs)
+        if target is data_of:
+            return _as_one_node(target, args, kwargs)
         if not isinstance(target, HigherOrderOperator):
             return super().call_function(target, args, kwargs)
         if target is checkpoint and not self.gradients:  # then it is its body, and no more
@@ -475,7 +478,7 @@ def _autocast_as_nodes() -> Iterator[None]:
         tracer.create_proxy("call_function", torch.amp.autocast_mode._exit_autocast, (proxy,), {})
 
 
-def _as_one_node(target: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Its result for fake tensors. The node has the bodies as they are, and in `meta["written"]` what they change."""
     tracer, leaves = get_proxy_mode().tracer, tree_leaves((args, kwargs))
     bodies = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -487,7 +490,8 @@ def _as_one_node(target: HigherOrderOperator, args: tuple[Any, ...], kwargs: dic
         tracer.root.register_module(tracer.get_fresh_qualname("body_"), body)
     proxy = tracer.create_proxy("call_function", target, *tree_map(tracer.unwrap_proxy, (args, kwargs)))
     # Without a body, such as a Triton kernel of the model's own, it may change all that it is given.
-    changed = [t for t, version in zip(tensors, versions) if not bodies or t._version != version]
+    is_closed = not bodies and target is not data_of
+    changed = [t for t, version in zip(tensors, versions) if is_closed or t._version != version]
     proxy.node.meta["written"] = memory(changed)
     return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
 
@@ -569,6 +573,8 @@ def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "
     for node in traced.graph.nodes:
         _fill_in(node)
     for node in traced.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(traced, node.target), FakeTensor):
+            raise RuntimeError("the trace lost sight of a tensor, which would be a fake one in the graph")
         node.meta.setdefault("val", getattr(traced, node.target))
     prune(traced)
     return traced

@@ -710,3 +710,35 @@ def test_what_shares_memory_with_what_may_be_unknown_with_gradients() -> None:
     mask = torch.randn(16, 16, requires_grad=True) * 2
     torch.testing.assert_close(compiled(q, mask, mask[0]), model(q, mask, mask[0]))
     assert any("other strides with gradients" in why for why in replacer.left) and not replacer.replaced
+
+
+@pytest.mark.parametrize("fallback", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_what_follows_a_number_that_is_read_has_its_kernels(fallback: str | None) -> None:
+    """A float of Python that changes: Dynamo hands it to the rest of the function in a tensor, from which that reads it."""
+
+    def scaled(s: Function, x: Tensor) -> Tensor:
+        y = s.norm(s.a(x))
+        largest = y.abs().max().item()
+        y = s.norm(y) * largest
+        y.add_(1.0 / largest)
+        return s.b(y)
+
+    model, replacer = Function(scaled), Everywhere((), fallback, finder=finder())
+    compiled = compile_with_kernels(model, replacer)
+    for length in (4, 4, 5):
+        x, before = torch.randn(2, length, 8), replacer.graphs
+        ours, theirs = compiled(x), model(x)
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        ours, theirs = (torch.autograd.grad(y.sum(), [*model.parameters()]) for y in (ours, theirs))
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+        assert {r.graph for r in replacer.replaced} >= {*range(before, replacer.graphs)}
+    assert not any("item" in why or "Error" in why for why in replacer.left)
+
+
+def test_jagged_tensors_are_said_once() -> None:
+    model, replacer = Function(lambda s, x: s.norm(s.a(x))).requires_grad_(False), everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    for _ in range(3):
+        jagged = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
+        torch.testing.assert_close(compiled(jagged).values(), model(jagged).values())
+    assert replacer.left == ["a graph with jagged tensors in it is left as it is"]

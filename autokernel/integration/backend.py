@@ -52,6 +52,7 @@ from autokernel.model.capture import (
     object_of,
     overwritten,
     prune,
+    reads_a_number,
     reason,
     set_gradients,
     storages,
@@ -169,6 +170,9 @@ class Replacer:
             self.leave(why)
             return self._compile(module, inputs)
         if wanted and not self.gradients:  # Dynamo asks again when this changes
+            return self._compile(module, inputs)
+        if any(isinstance(v, torch.SymInt) and v.node.is_nested_int() for v in inputs):  # another one for each tensor
+            self.leave("a graph with jagged tensors in it is left as it is")
             return self._compile(module, inputs)
         if any(isinstance(v, torch.SymInt) for v in inputs):  # sizes changed, and now this is for all of them
             return self._by_size(module, inputs, wanted)
@@ -691,6 +695,8 @@ def _of_sizes(module: GraphModule, values: Sequence[Any], context: TracingContex
     copied, mode = _copy(module), context.fake_mode
     for node, v in zip(copied.graph.find_nodes(op="placeholder"), values):
         node.meta["example_value"] = mode.from_tensor(v) if isinstance(v, Tensor) else v
+        if any(reads_a_number(user) for user in node.users):
+            node.meta["example_value"].item_memo = v.item()  # any would do
     return copied
 
 

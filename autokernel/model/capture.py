@@ -354,8 +354,20 @@ def why_left_alone(module: GraphModule) -> str | None:
     """Traced once more, a graph would lose a hook, a number that changes, inference mode, or that a tensor is quantised."""
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     methods |= {"quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "dequantize"}
-    first = next((name for n in module.graph.nodes if (name := _name(n)) in methods), None)
+    first = next((name for n in module.graph.nodes if (name := _name(n)) in methods and not reads_a_number(n)), None)
     return first and f"a graph with {first} in it is left as it is"
+
+
+def reads_a_number(node: Node) -> bool:
+    """Whether it is how Dynamo hands a float of Python to a graph: in a tensor that nothing else takes notice of."""
+    if (node.op, node.target) != ("call_method", "item") or not _is_float(node):
+        return False
+    return node.args[0].op == "placeholder" and len(node.args[0].users) == 1
+
+
+def _is_float(node: Node) -> bool:
+    """Whether a node of Dynamo's stands for a float that changes."""
+    return isinstance(node.meta.get("example_value"), torch.SymFloat)
 
 
 def _name(node: Node) -> str:
@@ -371,8 +383,9 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
     fakes = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
     switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
+    apart = _transforms_apart(_numbers_apart(module))
     with _making_fakes(mode) if mode else nullcontext():
-        return trace(_Traced(_transforms_apart(module), gradients or switches).run, [_at_hand(fake) for fake in fakes])
+        return trace(_Traced(apart, gradients or switches).run, [_at_hand(fake) for fake in fakes])
 
 
 @contextmanager
@@ -406,8 +419,29 @@ def _transforms_apart(module: GraphModule) -> GraphModule:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta.pop(OF_DYNAMO, None)
         if stretch and not depth:
-            _wrap(graph, module, stretch, copies)
+            results = [node for node in stretch if any(user not in stretch for user in node.users)]
+            _wrap(graph, module, stretch, results, copies)
             stretch = []
+    return GraphModule(module, graph)
+
+
+def _numbers_apart(module: GraphModule) -> GraphModule:
+    """The graph with each operator on a float that changes as the body of one of higher order, which reads it itself."""
+    if not any(reads_a_number(node) for node in module.graph.nodes):
+        return module
+    graph, copies = Graph(), {}
+    numbers: dict[Node, list[Node]] = {}  # -> the nodes that they are computed by
+    for node in module.graph.nodes:
+        made_by = [*dict.fromkeys(n for number in node.all_input_nodes for n in numbers.get(number, ()))]
+        if reads_a_number(node) or made_by and _is_float(node):
+            numbers[node] = [*made_by, node]
+        elif made_by and node.op == "output":
+            raise NotImplementedError("a graph that returns a number that changes")
+        elif made_by:
+            _wrap(graph, module, [*made_by, node], [node], copies)
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta.pop(OF_DYNAMO, None)
     return GraphModule(module, graph)
 
 
@@ -419,16 +453,15 @@ def _nesting(node: Node) -> int:
     )
 
 
-def _wrap(graph: Graph, module: GraphModule, stretch: list[Node], copies: dict[Node, Node]) -> None:
-    """Appends a call of `stretch` to `graph`; `copies` gets its results."""
+def _wrap(graph: Graph, module: GraphModule, stretch: list[Node], results: list[Node], copies: dict[Node, Node]) -> None:
+    """Appends a call of `stretch` to `graph`; `copies` gets its `results`."""
     given = [n for n in dict.fromkeys(n for node in stretch for n in node.all_input_nodes) if n not in stretch]
-    results = [node for node in stretch if any(user not in stretch for user in node.users)]
     piece = Graph()
     inside = {node: piece.placeholder(f"given_{i}") for i, node in enumerate(given)}
     for node in stretch:
         inside[node] = piece.node_copy(node, inside.__getitem__)
     piece.output(tuple(inside[node] for node in results))
-    name = f"transform_{stretch[0].name}"
+    name = f"stretch_{stretch[-1].name}"
     module.add_module(name, Stretch(GraphModule(module, piece)))
     call = graph.call_function(torch.ops.higher_order.wrap, (graph.get_attr(name), *(copies[node] for node in given)))
     for i, node in enumerate(results):

@@ -27,7 +27,9 @@ class MyModel(nn.Module):
         return torch.softmax(self.head(self.norm(x).mean(1)), -1)
 
 
-# For more than one input, keyword arguments or special contents, define this function; --input-shape is then not used.
+# For more than one input, keyword arguments or special contents, define this function, here or as a method of the class, of
+# any kind; --input-shape is then not used. What forward() can do without is given by it alone: where it returns a loss if
+# there are targets, the loss is measured if they are among the inputs.
 # Floating-point tensors are cast to --dtype and everything is moved to --device. It is called anew, seeded differently, for
 # every fresh input that kernels are checked on: let random contents come from torch.rand and its like.
 #

@@ -1,4 +1,6 @@
-"""Inputs made for models of transformers from their configs: shapes, tokens, a pass of each; the rest is said."""
+"""Inputs of a model: those of its own example_inputs(), and those made for models of transformers from their configs."""
+
+import argparse
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ from torch import nn
 
 from autokernel.model.example_inputs import example_inputs
 from autokernel.model.user_code import WorkloadError
-from autokernel.model.workload import Workload
+from autokernel.model.workload import Workload, add_workload_arguments, workload_from
 
 pytest.importorskip("transformers")
 
@@ -90,3 +92,59 @@ class Tokens(nn.Module):
 def test_tokens_are_told_by_the_name_of_a_parameter():
     (tokens,), kwargs = example_inputs(Tokens(), (2, 16))
     assert tokens.dtype == torch.int64 and tokens.shape == (2, 16) and tokens.max() < 50 and kwargs == {}
+
+
+GPT = """
+import torch
+from torch import nn
+class Base(nn.Module):
+    {inputs}
+class GPT(Base):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Embedding(8, 8)
+    def forward(self, idx, targets=None):
+        logits = self.layer(idx)
+        return logits, targets if targets is None else nn.functional.cross_entropy(logits[0], targets[0])
+"""
+METHODS = [
+    "def example_inputs(self): return 2 * (torch.ones(1, len(self.layer.weight), dtype=torch.long),)",
+    "@staticmethod\n    def example_inputs(): return 2 * (torch.ones(1, 8, dtype=torch.long),)",
+    "@classmethod\n    def example_inputs(cls): return {n: torch.ones(1, 8, dtype=torch.long) for n in ('idx', 'targets')}",
+    "def example_inputs(self, name=''): return 2 * (torch.ones(1, 8, dtype=torch.long),)",
+]
+
+
+def gpt(folder, inputs):
+    (folder / "gpt.py").write_text(GPT.format(inputs=inputs))
+    parser = argparse.ArgumentParser()
+    add_workload_arguments(parser)
+    arguments = parser.parse_args(["--model", str(folder / "gpt.py"), "--class-name", "GPT"])
+    arguments.device = "cpu"
+    return workload_from(arguments)
+
+
+@pytest.mark.parametrize("inputs", METHODS)
+def test_inputs_may_come_from_a_method_of_the_class(tmp_path, inputs):
+    workload = gpt(tmp_path, inputs)
+    assert "example_inputs()" in str(workload)
+    model, args, kwargs = workload.load()
+    assert model(*args, **kwargs)[1] is not None
+    assert workload.not_given(model) == ()
+
+
+def test_an_input_that_is_not_given_is_told(tmp_path):
+    workload = gpt(tmp_path, "example_inputs = None")
+    assert workload.input_shape == (1, 512)
+    assert workload.not_given(workload.load()[0]) == ("targets",)
+
+
+def test_a_method_of_another_class_gives_no_inputs(tmp_path):
+    workload = gpt(tmp_path, "pass\nclass Other:\n    def example_inputs(self): return 3")
+    assert workload.input_shape == (1, 512) and workload.load()[1][0].shape == (1, 512)
+
+
+def test_what_is_built_in_may_make_inputs(tmp_path):
+    workload = gpt(tmp_path, "pass\nfrom builtins import dict as example_inputs")
+    with pytest.raises(WorkloadError, match=r"example_inputs\(\) of .* returns {}, not inputs"):
+        workload.load()

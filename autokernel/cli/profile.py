@@ -136,7 +136,7 @@ def show(profile: ModelProfile) -> None:
     against = {"best": "the faster of eager mode and torch.compile", "compile": "torch.compile", "eager": "eager mode"}
     print(f"compiled: how much faster torch.compile makes it; headroom: over {against[profile.baseline]}")
     print(*account.lines(profile.hotspots), sep="\n")
-    for words in profile.differs:
+    for words in filter(None, (*profile.differs, profile.without)):
         print(words)
     for reason in profile.left:
         print(f"left out: {reason}")

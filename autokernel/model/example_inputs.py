@@ -21,12 +21,12 @@ def example_inputs(model: nn.Module, shape: Shape) -> tuple[tuple[Any, ...], dic
     `shape` is that of the one input. Where there are several, or a config says how large an image is, its first number is
     the batch, and its second the length of texts, as far as the model has positions for them.
     """
-    name, parameters = type(model).__name__, _parameters(model)
-    required = [p.name for p in parameters if p.default is p.empty and p.kind not in _VARIABLE]
+    name, takes = type(model).__name__, parameters(model)
+    required = [p.name for p in takes if p.default is p.empty and p.kind not in VARIABLE]
     if getattr(model, "config", None) is not None and hasattr(model, "main_input_name"):
-        return (), _of_config(model, shape, [p.name for p in parameters], required)
+        return (), _of_config(model, shape, [p.name for p in takes], required)
     if len(required) < 2:
-        return ((_one(model, parameters[0].name, shape),) if parameters else ()), {}
+        return ((_one(model, takes[0].name, shape),) if takes else ()), {}
     embedding = _embedding(model)
     if not embedding or not set(required) <= TOKENS | {"attention_mask"}:
         raise _unknown(name, required)
@@ -36,10 +36,10 @@ def example_inputs(model: nn.Module, shape: Shape) -> tuple[tuple[Any, ...], dic
     }
 
 
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _parameters(model: nn.Module) -> list[inspect.Parameter]:
+def parameters(model: nn.Module) -> list[inspect.Parameter]:
     """Those of forward() that can be given; **kwargs cannot."""
     every = inspect.signature(model.forward).parameters.values()
     return [p for p in every if p.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -48,7 +48,7 @@ def _parameters(model: nn.Module) -> list[inspect.Parameter]:
 def _unknown(name: str, needed: Sequence[str]) -> WorkloadError:
     return WorkloadError(
         f"forward() of {name} needs {', '.join(needed)}, and what they are cannot be told from here: define "
-        "example_inputs() in the model's file, as models/custom.py shows"
+        "example_inputs() in the model's file, as models/custom.py shows, or as a method of its class"
     )
 
 

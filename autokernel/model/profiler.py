@@ -117,6 +117,17 @@ class ModelProfile:
     passes: tuple[WorkloadPass, ...] = ()
     left: tuple[str, ...] = ()  # errors in the search for sites, and in what was measured: what they befell is left out
     differs: tuple[str, ...] = ()  # which other work the captured graphs do than the model untouched
+    not_given: tuple[str, ...] = ()  # of forward()'s inputs, those that it did without
+
+    @property
+    def without(self) -> str:
+        """What is not measured because its input was not given, in words; empty if nothing is."""
+        if not self.not_given:
+            return ""
+        return (
+            f"forward() of {self.workload.class_name} was not given {', '.join(self.not_given)}: what it makes of that, "
+            "perhaps a loss, is not measured; for that let example_inputs() give it, as models/custom.py shows"
+        )
 
     @cached_property
     def sites(self) -> tuple[Hotspot, ...]:
@@ -257,6 +268,7 @@ def profile_workload(
         tuple(WorkloadPass(m.workload.name, m.weight, m.latency_us, m.device_time_us, m.uncaptured_us) for m in measured),
         tuple(dict.fromkeys((*finder.failures, *not_compiled))),
         tuple(filter(None, (m.differs for m in measured))),
+        workload.not_given(model),
     )
 
 

@@ -5,6 +5,7 @@ with a weight, and stands for them together.
 """
 
 import argparse
+import ast
 import inspect
 import json
 import re
@@ -26,6 +27,7 @@ from autokernel.model.user_code import (
     described,
     find_class,
     load_module,
+    shown,
     user_code,
 )
 from autokernel.preflight import HOME
@@ -54,7 +56,7 @@ class Workload:
     model: str = "models/llama.py"
     class_name: str = "CompactLlama"
     model_args: Mapping[str, Any] = field(default_factory=dict)  # of the constructor; of the config for transformers
-    input_shape: tuple[int, ...] = (1, 512)  # (): example_inputs() of the model's file has them
+    input_shape: tuple[int, ...] = (1, 512)  # (): example_inputs() of the model's file or class has them
     dtype: str = "float32"
     device: str = "cpu"
     pretrained: str | None = None  # id of the weights, for classes with from_pretrained()
@@ -97,20 +99,31 @@ class Workload:
         """Args and kwargs to call the model with, on its device; another seed gives other contents."""
         torch.manual_seed(seed)
         with torch.device("cpu"):  # whatever the model's code has made the default
-            made = self._inputs(self._module(), model)
+            made = self._inputs(model)
         return tree_map_only(torch.Tensor, self._place, made)
 
     def try_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One pass, of which nothing is kept. Raises WorkloadError where the model cannot do it, or returns no tensor."""
         named = self._bound(model, args, kwargs)
         given = f"of {self.class_name} in {self.dtype} on {described(named.items()) or 'no inputs'}"
-        with user_code(f"a pass {given} failed", self._whose_inputs()), torch.no_grad():
+        with user_code(f"a pass {given} failed", self._whose_inputs(model)), torch.no_grad():
             result = model(*args, **kwargs)
         if not any(isinstance(value, torch.Tensor) for value in tree_leaves(result)):
             raise WorkloadError(
                 f"a pass {given} returns no tensor, but {type(result).__name__}: kernels are checked by what forward() "
                 "returns (a tensor, or tuples, lists and dicts of them)"
             )
+
+    def not_given(self, model: nn.Module) -> tuple[str, ...]:
+        """Of the inputs that forward() can do without, those that it is not given: what it does with them is not measured.
+
+        Empty where the inputs are the user's own choice, or cannot be: there is no file of the model's.
+        """
+        if self._own_inputs(model) or not self.model.endswith(".py"):
+            return ()
+        args, kwargs = self.inputs(model, self.seed)
+        given = self._bound(model, args, kwargs)
+        return tuple(p.name for p in example_inputs.parameters(model) if p.default is None and p.name not in given)
 
     def _bound(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The inputs by the names of forward()'s parameters."""
@@ -121,13 +134,21 @@ class Workload:
             takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values()) or "nothing"
             given = f"{len(args)} arguments" + f" and {', '.join(kwargs)}" * bool(kwargs)
             raise WorkloadError(
-                f"forward() of {self.class_name} takes {takes}, and is given {given} ({error}); {self._whose_inputs()}"
+                f"forward() of {self.class_name} takes {takes}, and is given {given} ({error}); {self._whose_inputs(model)}"
             ) from None
 
-    def _whose_inputs(self) -> str:
-        if hasattr(self._module(), "example_inputs"):
-            return f"the inputs are those of example_inputs() in {self.model}"
+    def _whose_inputs(self, model: nn.Module) -> str:
+        if own := self._own_inputs(model):
+            return f"the inputs are those of example_inputs() in {own[1]}"
         return "other inputs: --input-shape, or example_inputs() as in models/custom.py"
+
+    def _own_inputs(self, model: nn.Module) -> tuple[Any, str] | None:
+        """example_inputs and where it stands: the model's file, else its class, of which it may be any kind of method."""
+        if hasattr(module := self._module(), "example_inputs"):
+            return module.example_inputs, self.model
+        if callable(getattr(type(model), "example_inputs", None)):
+            return model.example_inputs, type(model).__name__
+        return None
 
     def _module(self) -> Any:
         return load_module(self.model, HOME if (HOME / self.model).is_file() else ROOT)
@@ -143,17 +164,19 @@ class Workload:
                 print(f"warning: no weights of {self.pretrained!r} ({reason}); random weights", file=sys.stderr)
         return construct(cls, self.class_name, self.model_args)
 
-    def _inputs(self, module: Any, model: nn.Module) -> Inputs:
-        make = getattr(module, "example_inputs", None)
-        if make is None:
+    def _inputs(self, model: nn.Module) -> Inputs:
+        own = self._own_inputs(model)
+        if own is None:
             with user_code(f"no inputs of shape {list(self.input_shape)} could be made for {self.class_name}"):
                 return example_inputs.example_inputs(model, self.input_shape)
-        where = f"example_inputs() of {self.model}"
+        make, of = own
+        where = f"example_inputs() of {of}"
         if not callable(make):
             raise WorkloadError(f"{where} is no function but a {type(make).__name__}: see models/custom.py")
-        named = any(p.default is p.empty for p in inspect.signature(make).parameters.values())
+        takes = _parameters(make)
+        named = any(p.default is p.empty for p in takes)
         with user_code(f"{where} failed", "without --workload NAME its name is ''" if named and not self.name else ""):
-            made = self._call(make, named)
+            made = self._call(make, named or bool(self.name and takes), where)
         if isinstance(made, Mapping):
             args, kwargs = (), dict(made)
         elif isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[1], Mapping):
@@ -162,17 +185,17 @@ class Workload:
             args, kwargs = _as_tuple(made), {}
         if not any(isinstance(value, torch.Tensor) for value in tree_leaves((args, kwargs))):
             raise WorkloadError(
-                f"{where} returns {made!r:.60}, not inputs: a tensor, a tuple of them, a dict of keyword arguments, or "
+                f"{where} returns {shown(made)}, not inputs: a tensor, a tuple of them, a dict of keyword arguments, or "
                 "(args tuple, kwargs dict)"
             )
         return args, kwargs
 
-    def _call(self, make: Callable[..., Any], named: bool) -> Any:
-        """example_inputs() of the model's file, or example_inputs(name)."""
-        if named or (self.name and inspect.signature(make).parameters):
+    def _call(self, make: Callable[..., Any], named: bool, where: str) -> Any:
+        """example_inputs(), or example_inputs(name)."""
+        if named:
             return make(self.name)
         if self.name:
-            raise WorkloadError(f"example_inputs() of {self.model} takes no name: what is {self.name!r}?")
+            raise WorkloadError(f"{where} takes no name: what is {self.name!r}?")
         return make()
 
     @property
@@ -195,6 +218,15 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         return t.to(dtype) if t.is_floating_point() else t
 
     return model._apply(cast)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Those that it has names for; of what is built in, none are known."""
+    try:
+        every = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p for p in every if p.kind not in example_inputs.VARIABLE]
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:
@@ -242,7 +274,7 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
         raise WorkloadError("two --workload have the same name")
     first = mix[0] if mix else Part("", arguments.input_shape)
     model = arguments.model if arguments.module is None else arguments.module
-    own_inputs = _names_example_inputs(model)
+    own_inputs = _names_example_inputs(model, arguments.class_name)
     if own_inputs and arguments.input_shape:
         print(f"warning: --input-shape is not used: example_inputs() in {model} makes the inputs", file=sys.stderr)
     elif mix and arguments.input_shape and all(part.input_shape for part in mix):
@@ -260,11 +292,26 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
     )
 
 
-def _names_example_inputs(model: str) -> bool:
-    """Whether a model's file has an example_inputs(), without running it."""
+def _names_example_inputs(model: str, class_name: str) -> bool:
+    """Whether a model's file or its class there has an example_inputs(), without running it."""
     path = next((path for path in (Path(model), HOME / model, ROOT / model) if path.is_file()), None)
     text = path.read_text(errors="replace") if path and path.suffix == ".py" else ""
-    return bool(re.search(r"^(def |from .*import .*|)example_inputs\b", text, re.MULTILINE))
+    at_the_top = re.search(r"^(def |from .*import .*|)example_inputs\b", text, re.MULTILINE)
+    return bool(at_the_top) or "example_inputs" in _methods(text, class_name)
+
+
+def _methods(text: str, class_name: str) -> set[str]:
+    """Of a class and of those in the same file that it inherits from; none where the text is not Python."""
+    try:
+        classes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    found, pending = set(), [class_name]
+    while pending:
+        if made := classes.pop(pending.pop(), None):
+            found |= {node.name for node in made.body if isinstance(node, ast.FunctionDef)}
+            pending += [base.id for base in made.bases if isinstance(base, ast.Name)]
+    return found
 
 
 def _part(text: str) -> Part:

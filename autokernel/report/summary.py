@@ -164,7 +164,7 @@ def obstacle_lines(workspace: Workspace, plan: Plan) -> list[str]:
     if profile is None:
         return []
     largest, rest, ceiling = obstacles(profile, plan)
-    return [largest, f"{rest}:", *account.lines(profile.hotspots), ceiling]
+    return [largest, f"{rest}:", *account.lines(profile.hotspots), *filter(None, [profile.without]), ceiling]
 
 
 def obstacles(profile: ModelProfile, plan: Plan) -> tuple[str, str, str]:

@@ -29,7 +29,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
     integration/    ops, winner, frames, hooks, backend, apply, confirmation
         verification/  the model with and without its kernels, end to end; winners of a run; what was proven before
     export/         a package of the kept kernels, a Hugging Face kernel project
-    report/         live, summary, html, charts
+    report/         live, summary, html, charts; branch: the last commit of a run
     kernelbench/    problems of KernelBench as kernel types, ModelNew made of our kernels
     cli/            the commands: main (`autokernel COMMAND`), a module for each script, the whole job (pipeline),
                     edits that are judged outside of the loop (by_hand), the MCP server and its tools

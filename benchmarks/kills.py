@@ -36,6 +36,7 @@ from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli.arguments import Parser, count, script, seed
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import Rules, incumbent, rows_of
+from autokernel.report.branch import close_branch
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import PLAN, Workspace
 from autokernel.spec import ROOT
@@ -46,6 +47,7 @@ VICTIMS = ("orchestrator", "judge", "warm parent", "git", "group")
 TAG = "kills"
 AT_WORK_S = 120  # how long is waited for a run to get an experiment done
 NO_RULES = Rules(None, None, None, None)
+NOTHING_LEFT = "nothing is left to try on any target"
 USERS_EDIT = "an edit of the user's, not committed\n"
 
 
@@ -149,7 +151,11 @@ def edits() -> Iterator[tuple[Callable[[str], str], str]]:
 
 
 def work_alone(workspace: Workspace, agent: Agent) -> None:
-    Loop(workspace, workspace.plan, Coin(), lambda line: None).run(agent, NO_RULES, Budget())
+    """The branch is closed every few experiments, as at the end of a run."""
+    loop = Loop(workspace, workspace.plan, Coin(), lambda line: None)
+    while loop.run(agent, NO_RULES, Budget(experiments=3)) != NOTHING_LEFT:
+        close_branch(workspace)
+    close_branch(workspace)
 
 
 def work_on_workers(workspace: Workspace, agent: Agent) -> None:

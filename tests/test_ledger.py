@@ -1,6 +1,7 @@
 """Git: what is kept and what is not, the user's checkout untouched, rows rebuilt from commits, kills between two refs."""
 
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +166,28 @@ def test_stale_locks_of_a_killed_git_do_not_block(ledger):
 
     ledger.reset()
     assert sh("git", "status", "--porcelain", cwd=ledger.tree) == ""
+
+
+def test_the_last_commit_has_every_winner_and_the_run_goes_on_from_there(ledger):
+    ledger.record(ROW, "better\n")
+    files = {"softmax.py": "one\n", "README.md": "both\n"}
+    commit = ledger.close(files, "kernels_of_this_run: faster")
+    assert ledger.head == commit and ledger.close(files, "again") is None
+    assert sh("git", "show", "--format=", "--name-only", commit, cwd=ledger.tree).split() == [
+        "kernels_of_this_run/README.md",
+        "kernels_of_this_run/softmax.py",
+    ]
+    shutil.rmtree(ledger.tree / "kernels_of_this_run")  # as if killed before the files were there
+    again = GitLedger(Path(ledger.repo.working_dir), "night", ledger.tree.parent)
+    again.open()
+    assert again.head == commit and (again.tree / "kernels_of_this_run/softmax.py").read_text() == "one\n"
+    kept = again.record(replace(ROW, experiment=2), "best\n").commit
+    again.reset()
+    assert sh("git", "show", "--format=", "--name-only", kept, cwd=again.tree) == "kernel.py"
+    assert again.close(files | {"softmax.py": "two\n"}, "kernels_of_this_run: faster still")
+    assert (again.tree / "kernels_of_this_run/softmax.py").read_text() == "two\n"
+    assert sh("git", "status", "--porcelain", cwd=again.tree) == ""
+    assert len(again.entries()) == 2
 
 
 def test_without_a_worktree(clone):

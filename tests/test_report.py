@@ -20,6 +20,7 @@ from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, S
 from autokernel.history.status import Proof, kernel_line, started_with
 from autokernel.records import write_json
 from autokernel.report import charts
+from autokernel.report.branch import close_branch
 from autokernel.report.html import Story, page
 from autokernel.report.live import Run, estimated_speedup, narrator, panel, time_left
 from autokernel.report.summary import KNOWN_BY, write_report
@@ -31,7 +32,7 @@ from autokernel.spec import ROOT
 from autokernel.target import Plan
 from autokernel.verdict import Interval
 from tests.test_experiments import ROW
-from tests.test_ledger import clone  # noqa: F401  a fixture
+from tests.test_ledger import clone, sh  # noqa: F401  `clone` is a fixture
 from tests.test_loop import TARGET, workspace  # noqa: F401  `workspace` is a fixture
 
 OTHER = replace(TARGET, name="softmax_6144x512_float32", share=0.25)
@@ -113,6 +114,18 @@ def test_the_page_has_everything_and_loads_nothing(run):
         assert f"+step {experiment}" in words
     assert "-step 1" in words and words.count("-step 2") == len(Status) - 1
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_branch_ends_with_every_winner_and_what_the_run_came_to(run):
+    close_branch(run)
+    shown = sh("git", "show", f"autokernel/{run.tag}", cwd=run.root)
+    assert "kernels_of_this_run: test is not verified yet: no kernel is to be used in it" in shown
+    best, *others = sh("git", "ls-tree", "--name-only", f"autokernel/{run.tag}:kernels_of_this_run", cwd=run.root).split()[
+        ::-1
+    ]
+    assert (best, others) == (f"{TARGET.name}.py", ["README.md"])
+    assert sh("git", "show", f"autokernel/{run.tag}:kernels_of_this_run/{best}", cwd=run.root) == "step 2"
+    assert f"- {TARGET.name}" in sh("git", "show", f"autokernel/{run.tag}:kernels_of_this_run/README.md", cwd=run.root)
 
 
 def test_the_traces_of_a_pass_are_named_where_there_are_any(run):

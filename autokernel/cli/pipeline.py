@@ -30,6 +30,7 @@ from autokernel.model.profiler import ModelProfile, profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
 from autokernel.records import BadRecord, write_json
+from autokernel.report.branch import close_branch
 from autokernel.report.live import Run, narrator
 from autokernel.report.summary import write_report
 from autokernel.run.canary import Canaries
@@ -171,6 +172,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
                 experiments(loop.run)
             if loop.stopping:
                 say("not proven again and not verified: the same command goes on from here")
+                close_branch(workspace)
                 return write_report(workspace)
             proofs = prove_all(workspace, loop, say, step)
         step("verifying in the model")
@@ -183,6 +185,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
             write_json(workspace / VERIFY, encode(verification))
             step("tracing a pass before and after")
             write_traces(plan, verification, winners, workspace / TRACES, say, workspace / LOG)
+        close_branch(workspace)
     summary = write_report(workspace)
     remember(verification, winners, speedups, plan.model)
     return summary

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +28,7 @@ except ImportError as error:  # it asks git for its version: a configuration tha
     raise Refused(f"git cannot be used here: {error}") from error
 
 KERNEL = "kernel.py"
+RESULT = "kernels_of_this_run"  # a folder of the branch: every target's best kernel, once the run has come to an end
 FALLBACK_IDENTITY = ("AutoKernel", "autokernel@localhost")
 SETTINGS = {  # of our git alone: no hooks, no reflogs that a kill could tear, and objects on the disk before refs name them
     "core.hooksPath": os.devnull,
@@ -241,10 +242,34 @@ class GitLedger:
     def _commit(self, source: str, message: str) -> str:
         """A commit on top of the branch that changes kernel.py alone. Nothing points to it yet."""
         parent = self.head
-        blob = self._git("hash-object", "-w", "--stdin", text=source)
-        listing = [line for line in self._git("ls-tree", parent).splitlines() if line.partition("\t")[2] != KERNEL]
-        tree = self._git("mktree", text="".join(f"{line}\n" for line in [*listing, f"100644 blob {blob}\t{KERNEL}"]))
+        tree = self._tree_with(parent, self._blob(source, KERNEL))
         return self._git("commit-tree", tree, "-p", parent, "-F", "-", text=message)
+
+    def _blob(self, text: str, name: str) -> str:
+        """A file, as a line of a tree."""
+        return f"100644 blob {self._git('hash-object', '-w', '--stdin', text=text)}\t{name}"
+
+    def _tree_with(self, parent: str, line: str) -> str:
+        """The tree of a commit with another entry in place of the one of that name."""
+        _, _, name = line.partition("\t")
+        others = [other for other in self._git("ls-tree", parent).splitlines() if other.partition("\t")[2] != name]
+        return self._tree([*others, line])
+
+    def _tree(self, lines: Sequence[str]) -> str:
+        return self._git("mktree", text="".join(f"{line}\n" for line in lines))
+
+    def close(self, files: Mapping[str, str], message: str) -> str | None:
+        """Put RESULT, with these files in place of earlier ones, on top of the branch; None where it is there already."""
+        parent = self.head
+        folder = self._tree([self._blob(text, name) for name, text in files.items()])
+        tree = self._tree_with(parent, f"040000 tree {folder}\t{RESULT}")
+        if tree == self._git("rev-parse", f"{parent}^{{tree}}"):
+            return None
+        commit = self._git("commit-tree", tree, "-p", parent, "-F", "-", text=message)
+        self._advance(commit)
+        if self.has_tree:
+            self.reset(everything=True)
+        return commit
 
     def start_target(self, target: str, source: str, words: str) -> str:
         """Changing target is a commit of its own: kernel.py becomes the target's incumbent, or its starter."""

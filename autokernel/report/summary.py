@@ -7,7 +7,7 @@ from autokernel.agents import PastExperiment
 from autokernel.agents.playbook import fitting_tier, tier_text
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Experiment, Status
-from autokernel.history.ledger import GitFailed, NoRepository
+from autokernel.history.ledger import RESULT, GitFailed, NoRepository
 from autokernel.history.progress import incumbent, rows_of, tried
 from autokernel.history.status import kernel_line, known_rows, read_proofs
 from autokernel.history.workers import read_workforce
@@ -135,7 +135,7 @@ def records(workspace: Workspace) -> list[str]:
     folder = workspace.folder.relative_to(workspace.root) if IN_CLONE else workspace.folder
     traces = [f"{folder / TRACES}/{path.name}" for path in sorted((workspace / TRACES).glob("*.json.gz"), reverse=True)]
     return [
-        f"git log autokernel/{workspace.tag}   (what was kept; your own branch and files are as they were)",
+        f"git log autokernel/{workspace.tag}   (what was kept; at its end {RESULT}/ has all of it; yours is as it was)",
         f"python orchestrate.py log --all --tag {workspace.tag}   (everything that was tried)",
         f"{folder / HTML}   (all of this, with plots and every change)",
         *(f"{path}   (a pass of the model as a trace, for ui.perfetto.dev)" for path in traces),

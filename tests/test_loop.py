@@ -100,7 +100,7 @@ def test_every_outcome_through_the_real_gate(workspace, clone, judge, monkeypatc
     assert sh("git", "fsck", "--strict", cwd=clone) == ""
     again = Loop(workspace, PLAN_OF_ONE, None, said.append)
     assert [row.row() for row in again.rows] == [row.row() for row in loop.rows]
-    assert "6 experiments, 1 kept" in said[-1]
+    assert "6 experiments, 1 kept, beside 1 starter; " in said[-1]
 
 
 NIGHT = """

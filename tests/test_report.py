@@ -18,12 +18,14 @@ from rich.console import Console
 
 from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
 from autokernel.history.status import Proof, kernel_line, started_with
+from autokernel.model.profiler import Hotspot, ModelProfile
+from autokernel.model.workload import Workload
 from autokernel.records import write_json
 from autokernel.report import charts
 from autokernel.report.branch import close_branch
 from autokernel.report.html import Story, page
 from autokernel.report.live import Run, estimated_speedup, narrator, panel, time_left
-from autokernel.report.summary import KNOWN_BY, write_report
+from autokernel.report.summary import KNOWN_BY, obstacles, write_report
 from autokernel.report.tables import NONE, compare, compared, log_table
 from autokernel.run.loop import Budget
 from autokernel.run.workspace import PLAN as PLAN_FILE
@@ -316,6 +318,16 @@ def test_the_log_is_a_table_on_a_terminal(width):
         assert expected in words
     if width == 160:
         assert "about 0.72x, stopped early" in words and TARGET.name in words
+
+
+@pytest.mark.parametrize(
+    ("covered", "told"), [(0.6, "60% of it; the other 40% is not worked on here"), (0.999, "100% of it")]
+)
+def test_what_is_not_worked_on_is_told_where_there_is_any(covered, told):
+    spot = Hotspot("aten.sort.default", 1, 10.0, 1.0)
+    profile = ModelProfile(Workload(), "cpu", "a CPU", 10.0, 10.0, 1, (), (spot,))
+    plan = Plan("m", {}, "cpu", 10.0, (replace(TARGET, share=covered),))
+    assert obstacles(profile, plan)[1] == f"the targets are {told}"
 
 
 def test_runs_beside_each_other(run):

@@ -17,7 +17,17 @@ from autokernel.integration.verification import Settings, Verification, parity, 
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare_outputs
 from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
-from autokernel.integration.verification.record import BUSY, COLUMNS, EAGER, INDUCTOR, KernelInModel, amdahl, baseline, ours
+from autokernel.integration.verification.record import (
+    BUSY,
+    COLUMNS,
+    EAGER,
+    INDUCTOR,
+    Figures,
+    KernelInModel,
+    amdahl,
+    baseline,
+    ours,
+)
 from autokernel.integration.verification.sides import Sample, Sides, TimedPass, Variant, build_sides, sample_sides
 from autokernel.integration.verification.traces import write_traces
 from autokernel.integration.verification.trial import Process
@@ -241,6 +251,20 @@ def test_a_kernel_is_to_blame_where_amdahl_is_wrong(measured, blamed):
     assert found.predicted == pytest.approx(2.0)
     assert (found.unexpected and found.unexpected[0].target) == blamed
     assert any("promised the model 1.75" in line for line in found.lines) == bool(blamed)
+
+
+def test_without_kernels_nothing_is_predicted():
+    unused = replace(kernel("slow", 0.5, 4.0, 0.9), used=())
+    found = Verification("m", "cpu", True, (unused,), speedups={EAGER: {EAGER: Interval(0.9, 1.0, 1.1)}})
+    assert found.predicted is None and not any("Amdahl" in line for line in found.lines)
+
+
+def test_a_form_that_shares_its_memory_says_so():
+    sides = {EAGER: Figures(1.0, 0.1, 20.0, 0.0), "graphs": Figures(1.0, 0.1, None, 0.0)}
+    found = Verification("m", "cuda", True, figures={"": sides})
+    assert [row[3] for row in found.rows] == ["20", "shared"]
+    unknown = Verification("m", "cuda", True, figures={"": {EAGER: replace(sides[EAGER], peak_mb=None)}})
+    assert [row[3] for row in unknown.rows] == [""]
 
 
 def test_a_mix_of_workloads_is_compared_by_its_time():

@@ -164,7 +164,7 @@ def obstacle_lines(workspace: Workspace, plan: Plan) -> list[str]:
     if profile is None:
         return []
     largest, rest, ceiling = obstacles(profile, plan)
-    return [largest, f"{rest}:", *account.lines(profile.hotspots), *filter(None, [profile.without]), ceiling]
+    return [largest, rest, *account.lines(profile.hotspots), *filter(None, [profile.without]), ceiling]
 
 
 def obstacles(profile: ModelProfile, plan: Plan) -> tuple[str, str, str]:
@@ -178,9 +178,10 @@ def obstacles(profile: ModelProfile, plan: Plan) -> tuple[str, str, str]:
         + (f" (at {h.limit_us / h.time_us:.0%} of its limit)" if h.limit_us and h.time_us else "")
         for h in largest
     )
+    left = f"; the other {1 - covered:.0%} is not worked on here" if round(1 - covered, 2) > 0 else ""
     return (
         f"PyTorch eager spends its time in: {named}",
-        f"the targets are {covered:.0%} of it; the other {1 - covered:.0%} is not worked on here",
+        f"the targets are {covered:.0%} of it{left}",
         f"the ceiling: with every such operation at this machine's limit the model would be {ceiling:.2f}x as fast",
     )
 

@@ -131,10 +131,11 @@ class Loop:
         missing = [row for row in self.rows if row.experiment not in written]
         if self.entries:
             last = self.rows[-1]
-            kept = sum(row.status == Status.KEPT for row in tried(self.rows))
-            self.say(
-                f"resuming {self.workspace.tag}: {len(tried(self.rows))} experiments, {kept} kept; last {subject(last)}"
-            )
+            made = tried(self.rows)
+            kept = sum(row.status == Status.KEPT for row in made)
+            starters = len(self.rows) - len(made)
+            beside = f"beside {starters} starter{'s' * (starters != 1)}"
+            self.say(f"resuming {self.workspace.tag}: {len(made)} experiments, {kept} kept, {beside}; last {subject(last)}")
         if missing:
             self.workspace.log.append(missing)
             self.say(f"wrote {len(missing)} rows again that were only in git: {[row.experiment for row in missing]}")

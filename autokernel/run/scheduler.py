@@ -128,6 +128,6 @@ def next_target(
             target = max(free or candidates, key=gain_per_second)
             seconds = of[target.name].seconds_each
             reason = f"{target.share:.1%} of the model's time, expected gain {gain(target):.2%} of it"
-            reason += f" for an experiment of {seconds:.0f} s"
+            reason += f" for an experiment of {seconds:.0f} s in the gate"
             return Choice(target, reason + (f", round {patience + 1}: up the playbook" if patience else ""))
     return None

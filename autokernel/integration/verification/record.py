@@ -157,8 +157,8 @@ class Verification:
 
     @property
     def predicted(self) -> float | None:
-        """Speedup over eager by Amdahl's law, from the shares and the kernels' own speedups."""
-        return amdahl([(k.share, k.speedup) for k in self.used(EAGER)])
+        """Speedup over eager by Amdahl's law, from the shares and the kernels' own speedups; None without kernels there."""
+        return amdahl([(k.share, k.speedup) for k in used]) if (used := self.used(EAGER)) else None
 
     @property
     def unexpected(self) -> tuple[KernelInModel, float] | None:
@@ -226,7 +226,7 @@ class Verification:
                 f"{name} ({workload})" if len(self.figures) > 1 else name,
                 f"{f.milliseconds:.2f}",
                 f"{sides[EAGER].milliseconds / f.milliseconds:.3f}",
-                "" if f.peak_mb is None else f"{f.peak_mb:.0f}",  # of CUDA graphs' forms after the first: they share a pool
+                _megabytes(f, sides),
                 f"{f.first_call_s:.1f}",
                 f"{f.page_faults:.0f}",
             )
@@ -302,6 +302,13 @@ def amdahl(parts: Sequence[tuple[float, float | None]]) -> float | None:
     if any(speedup is None for _, speedup in parts):
         return None
     return 1 / (1 - sum(share * (1 - 1 / speedup) for share, speedup in parts))
+
+
+def _megabytes(figures: Figures, sides: Mapping[str, Figures]) -> str:
+    """Of CUDA graphs, a form after the first has no memory of its own: they share a pool. Else empty: it cannot be told."""
+    if figures.peak_mb is not None:
+        return f"{figures.peak_mb:.0f}"
+    return "shared" if any(side.peak_mb is not None for side in sides.values()) else ""
 
 
 def _as_fast(gain: Interval) -> str:

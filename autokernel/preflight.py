@@ -94,7 +94,7 @@ def kernel_types(folder: Path = KERNELS) -> "list[str]":
 
 def fail(message: object) -> NoReturn:
     """End the program: one line on stderr that says what to do, exit status 2."""
-    print("error:", as_called(" ".join(str(message).split())), file=sys.stderr)
+    (sys.stderr or sys.__stderr__).write(f"error: {as_called(' '.join(str(message).split()))}\n")
     raise SystemExit(2)
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 
@@ -36,8 +36,11 @@ def diverted(log: Path | None) -> Iterator[None]:
 @contextmanager
 def results_alone() -> Iterator[None]:
     """What is printed meanwhile goes to file descriptor 2, wherever that leads; who closes sys.stdout closes no more."""
-    with open(2, "w", buffering=1, closefd=False) as file, redirect_stdout(file):
+    file = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    with redirect_stdout(file):
         yield
+    with suppress(ValueError):  # the model's code has taken it apart
+        file.close()
 
 
 def divert_for_good(log: Path, title: str) -> None:

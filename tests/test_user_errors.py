@@ -19,6 +19,7 @@ from autokernel.cli import bench, check, extract, profile, verify
 from autokernel.cli.arguments import script
 from autokernel.integration.winner import Winner
 from autokernel.model.user_code import user_code
+from autokernel.model.workload import Workload
 from autokernel.target import default_target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +68,16 @@ MODELS = {
     "raises in __init__": (net(init='raise KeyError("no key")'), (), "Net cannot be made", "'no key'", "net.py:9)"),
     "raises in forward": (net(forward='raise ValueError("boom")'), (), "a pass of Net", "ValueError: boom", "net.py:12)"),
     "error of many lines": (net(init='raise ValueError("one\\ntwo\\n" * 999)'), (), "ValueError: one two one", "…"),
+    "returns what holds itself": (net(forward="x = [self.layer(x)]; x.append(x); return x"), (), "holds itself"),
+    "inputs that hold themselves": (
+        net(after="\ndef example_inputs():\n    given = [torch.ones(4, 64)]\n    given.append(given)\n    return given"),
+        *((), "holds itself"),
+    ),
+    "a number beyond PyTorch's": (net(), ("--input-shape", "9" * 30), 'at pos 1 with error "Overflow when unpacking long'),
+    "replaces what is needed": (
+        net(after="\nimport builtins\ndef no_print(*_, **__): raise ValueError\nbuiltins.print = no_print"),
+        *((), "has replaced builtins.print", "ValueError (", "net.py:16)"),
+    ),
     "error without words": (net(forward="assert x.sum() is None"), (), "AssertionError (", "net.py:12)"),
     "stops the program": (net(init="raise SystemExit(0)"), (), "it calls sys.exit(0)", "net.py:9)"),
     "stops it in forward": (net(forward="import sys; sys.exit()"), (), "it calls sys.exit()", "net.py:12)"),
@@ -140,7 +151,8 @@ MODELS = {
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_a_model_that_cannot_be_profiled(refusal, tmp_path, case):
+def test_a_model_that_cannot_be_profiled(refusal, monkeypatch, tmp_path, case):
+    monkeypatch.setattr("builtins.print", print)  # which one of them replaces
     source, options, *words = MODELS[case]
     file = tmp_path / "net.py"
     file.write_text(source)
@@ -175,6 +187,60 @@ def test_a_child_that_a_model_forks_may_leave_at_once():
         if not child:
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+LEAVES = {  # what users' code does to where it is
+    "another folder": "os.chdir('/')",
+    "a folder that is gone": "os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())",
+    "no streams": "sys.stdout = sys.stderr = None",
+    "closed streams": "sys.stdout.close(), sys.stderr.close()",
+    "closed descriptors": "os.close(1); os.close(2)",
+    "streams in other streams": "sys.stderr = io.TextIOWrapper(sys.stderr.buffer, encoding='latin-1')",
+    "streams taken apart": "sys.stderr = io.TextIOWrapper(sys.stderr.detach(), encoding='utf-8')",
+}
+
+
+# Each in a child of its own of a program of its own: in this one pytest holds the streams.
+LEAVE = """
+import gc, io, os, sys, tempfile
+from autokernel.model.user_code import user_code
+was = os.getcwd()
+for line in sys.argv[1:]:
+    if not os.fork():
+        with user_code("it failed"):
+            exec(line)
+        gc.collect()
+        print("said", flush=True)
+        print("told", file=sys.stderr, flush=True)
+        os._exit(os.getcwd() != was)
+    assert os.wait()[1] == 0, line
+"""
+
+
+def test_where_a_models_code_leaves_the_process_we_are_not():
+    command = [sys.executable, "-c", LEAVE, *LEAVES.values()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "said\n" * len(LEAVES), "told\n" * len(LEAVES))
+
+
+def test_a_models_code_goes_on_in_the_folder_that_it_went_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with user_code("it failed"):
+        os.chdir("/")
+    assert Path.cwd() == tmp_path
+    with user_code("it failed"):
+        assert Path.cwd() == Path("/")
+        os.chdir(tmp_path)
+    assert Path.cwd() == tmp_path
+
+
+def test_a_model_that_changes_the_folder_is_found_by_a_relative_name(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text("import os\nos.chdir('/')\n" + net())
+    monkeypatch.chdir(tmp_path)
+    workload = Workload("net.py", "Net", input_shape=(4, 64))
+    model, args, kwargs = workload.load()
+    workload.try_pass(model, args, kwargs)
+    assert workload.not_given(model) == () and Path.cwd() == tmp_path
 
 
 def test_a_thread_of_a_models_own_keeps_no_script_from_ending(tmp_path):

@@ -163,7 +163,14 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
             raise
         fail(f"{error.filename or 'a file'}: {error.strerror}")
     except Exception as error:
-        ledger = sys.modules.get("autokernel.history.ledger")  # it takes a while to import, and not every command uses it
-        if not ledger or not isinstance(error, ledger.GitFailed):
-            raise
-        fail(ledger.in_words(error))
+        fail(_in_words(error))
+
+
+def _in_words(error: Exception) -> str:
+    """What git said, or that a model's code stands in the place of Python's own; else this is a mistake of ours, raised."""
+    ledger, users = (sys.modules.get(f"autokernel.{name}") for name in ("history.ledger", "model.user_code"))
+    if ledger and isinstance(error, ledger.GitFailed):
+        return ledger.in_words(error)
+    if users and (names := users.replaced()):
+        return f"the model's code has replaced {', '.join(names)}, which is needed here ({users.short(error)}): leave it be"
+    raise error

@@ -1,30 +1,36 @@
 """A user's own code, called: what it raises becomes one sentence of ours, the exception shown short, its file and line."""
 
+import builtins
 import difflib
 import importlib.util
 import inspect
+import json
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from autokernel.preflight import Refused
 from autokernel.spec import import_file
 
+TRACE = "\nException raised from "  # PyTorch's own places in C++ follow
 LONGEST = 400  # characters of an exception that are shown
 PACKAGES = (Path(__file__).parents[1], Path(torch.__file__).parent, Path(importlib.__file__).parent)
 OURS = tuple(f"{package}{os.sep}" for package in PACKAGES)
 NEXT = "models/custom.py is a template"
-
+PYTHONS = {module: dict(vars(module)) for module in (builtins, json, os)}  # as they were before a model was imported
 
 threads: set[threading.Thread] = set()  # begun by users' code, for which Python would wait at the end
+_theirs = SimpleNamespace(folder=None, streams={})  # where users' code has put itself
 
 
 class WorkloadError(Refused):
@@ -53,6 +59,78 @@ def _exit_is_told() -> Iterator[None]:
 
 
 @contextmanager
+def _in_its_place() -> Iterator[None]:
+    """Users' code goes on in the folder that it has gone to; we stay in ours, with streams that can be written to.
+
+    What it has put in their place is kept, or Python would close what they share.
+    """
+    ours, streams = _folder_here(), [_Stream(number, name) for number, name in ((1, "stdout"), (2, "stderr"))]
+    _go_to(_theirs.folder)
+    try:
+        yield
+    finally:
+        here = _folder_here()
+        _theirs.folder = here if here != ours else None
+        _go_to(ours)
+        for stream in streams:
+            _theirs.streams.update({id(found): found for found in [stream.put_back()] if found})
+
+
+class _Stream:
+    """sys.stdout or sys.stderr, and the file descriptor that is meant by it."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number, self.name, self.ours, self.kept = number, name, getattr(sys, name), None
+        with suppress(OSError):  # it is closed
+            self.kept = os.dup(number)
+
+    def put_back(self) -> Any:
+        """What stood in its place, if anything."""
+        if self.kept is not None:
+            with suppress(OSError):  # all descriptors were closed
+                os.dup2(self.kept, self.number)
+                os.close(self.kept)
+        found = getattr(sys, self.name)
+        able = next(filter(_writable, (self.ours, found)), None)
+        if not able and self.ours:
+            able = open(self.number, "w", buffering=1, closefd=False)  # noqa: SIM115
+        setattr(sys, self.name, able)
+        return found if found is not self.ours else None
+
+
+def _folder_here() -> str | None:
+    with suppress(FileNotFoundError):  # it is gone
+        return os.getcwd()
+    return None
+
+
+def _go_to(folder: str | None) -> None:
+    if folder and Path(folder).is_dir():
+        os.chdir(folder)
+
+
+def _writable(stream: Any) -> bool:
+    """Not closed, nor taken apart by detach(), nor no stream at all."""
+    try:
+        stream.flush()
+    except ValueError:
+        return False
+    except (AttributeError, OSError):  # anything may be put there that has a write()
+        pass
+    return stream is not None
+
+
+def replaced() -> list[str]:
+    """What of Python's own a model has put something else in place of, such as builtins.print or json.dumps."""
+    return [
+        f"{module.__name__}.{name}"
+        for module, known in PYTHONS.items()
+        for name, value in known.items()
+        if callable(value) and getattr(module, name, None) is not value
+    ]
+
+
+@contextmanager
 def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator[None]:
     """`what` failed, the exception, and `advice` as a WorkloadError, whatever is raised inside: sys.exit(), os._exit().
 
@@ -60,7 +138,7 @@ def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator
     """
     before = set(threading.enumerate())
     try:
-        with _exit_is_told():
+        with _exit_is_told(), _in_its_place():
             yield
     except (KeyboardInterrupt, Refused):
         raise
@@ -80,7 +158,7 @@ def short(error: BaseException) -> str:
     elif isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({_relative(error.filename)}:{error.lineno})"
     else:
-        said = " ".join(_said(error).split())
+        said = " ".join(_said(error).partition(TRACE)[0].split())
         text = type(error).__name__ + f": {said}" * bool(said)
     text = text if len(text) <= LONGEST else text[:LONGEST] + " …"
     lines = _their_lines(error)
@@ -209,6 +287,16 @@ def checked_model(model: Any, name: str) -> nn.Module:
     if lazy := [n for n, t in tensors if isinstance(t, nn.parameter.UninitializedTensorMixin)]:
         raise WorkloadError(f"{name} has lazy layers without a shape ({lazy[0]}): its constructor must run it once")
     return model
+
+
+def leaves(value: Any, what: str) -> list[Any]:
+    """Of tuples, lists and dicts. Raises WorkloadError where one holds itself, or they are nested without an end."""
+    try:
+        return tree_leaves(value)
+    except RecursionError:
+        raise WorkloadError(
+            f"{what} holds itself, or is nested too deeply: give tensors, in tuples, lists or dicts"
+        ) from None
 
 
 def not_a_model(model: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from autokernel.model import example_inputs
 from autokernel.model.user_code import (
@@ -26,6 +26,7 @@ from autokernel.model.user_code import (
     construct,
     described,
     find_class,
+    leaves,
     load_module,
     shown,
     user_code,
@@ -91,8 +92,9 @@ class Workload:
         cls = find_class(self._module(), self.model, self.class_name)
         torch.manual_seed(self.seed)
         model = self._pretrained(cls) if self.pretrained else construct(cls, self.class_name, self.model_args)
+        as_it_is = self._as_it_is  # asked here: in users' code a relative path may lead elsewhere
         with user_code(f"{self.class_name} cannot be moved to {self.device} as {self.dtype}"):
-            model = (model if self._as_it_is else in_dtype(model, getattr(torch, self.dtype))).to(self.device).eval()
+            model = (model if as_it_is else in_dtype(model, getattr(torch, self.dtype))).to(self.device).eval()
         return model, *self.inputs(model, self.seed)
 
     def inputs(self, model: nn.Module, seed: int) -> Inputs:
@@ -108,7 +110,7 @@ class Workload:
         given = f"of {self.class_name} in {self.dtype} on {described(named.items()) or 'no inputs'}"
         with user_code(f"a pass {given} failed", self._whose_inputs(model)), torch.no_grad():
             result = model(*args, **kwargs)
-        if not any(isinstance(value, torch.Tensor) for value in tree_leaves(result)):
+        if not any(isinstance(value, torch.Tensor) for value in leaves(result, f"what a pass {given} returns")):
             raise WorkloadError(
                 f"a pass {given} returns no tensor, but {type(result).__name__}: kernels are checked by what forward() "
                 "returns (a tensor, or tuples, lists and dicts of them)"
@@ -183,7 +185,7 @@ class Workload:
             args, kwargs = _as_tuple(made[0]), dict(made[1])
         else:
             args, kwargs = _as_tuple(made), {}
-        if not any(isinstance(value, torch.Tensor) for value in tree_leaves((args, kwargs))):
+        if not any(isinstance(value, torch.Tensor) for value in leaves((args, kwargs), f"what {where} returns")):
             raise WorkloadError(
                 f"{where} returns {shown(made)}, not inputs: a tensor, a tuple of them, a dict of keyword arguments, or "
                 "(args tuple, kwargs dict)"

@@ -1,13 +1,18 @@
 """docs/tutorials.md as a reader follows it: block after block in a new clone, each by a shell, with smaller work."""
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autokernel.spec import ROOT
@@ -19,9 +24,14 @@ SMALLER = {  # what stands in the page: what is run in its place
     "models/gpt2.py --class-name GPT2 --input-shape 1,256": "norm.py --class-name Norm --input-shape 512,768",
     "--minutes 10": "--experiments 1",
     "--autotune 50": "--autotune 4",
+    "--port=6379": "--port=0 --num-cpus=2",
+    "--workers 2 ": "--workers 1 --no-require-sandbox --agent starters ",
 }
-NOT_RUN = {"--agent tuner,claude": "an agent over night needs a language model's key, or the program of a coding agent"}
-NEEDS = {"autokernel track tensorboard": "tensorboard"}  # a package that is installed by hand
+NOT_RUN = {
+    "--agent tuner,claude": "an agent over night needs a language model's key, or the program of a coding agent",
+    "ray start --address=HEAD": "it is for a second machine",
+}
+NEEDS = {"autokernel track tensorboard": "tensorboard", "ray": "ray"}  # a package that is installed by hand
 SEEN = {  # a command: what it shows, or leaves
     "extract.py --tag first": "rmsnorm",
     "--agent starters": "start from cpp_kernel",
@@ -32,6 +42,9 @@ SEEN = {  # a command: what it shows, or leaves
     "status --tag night": "run night",
     "log --all --tag night": "too bold",
     "track tensorboard": "night",
+    "--workers 2": "1 workers: ",
+    "status --tag team": "start from cpp_kernel",
+    "merge --tag team": "as fast as",
 }
 NORM = """import torch
 
@@ -46,18 +59,38 @@ class Norm(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory) -> Path:
+def reader(tmp_path_factory) -> Iterator[Path]:
     """A clone with a small model, the run `night` of an agent, and the programs `python` and `autokernel` of that clone."""
     folder = tmp_path_factory.mktemp("tutorials")
     clone_this(folder / "clone")
     make_night(folder / "clone")
     (folder / "clone" / "norm.py").write_text(NORM)
-    for name, words in {"python": "", "autokernel": "-m autokernel"}.items():
+    others = folder / "others.git"  # whose clone it is: what is pushed does not come here
+    for words in (f"init -q --bare {others}", f"remote set-url --push origin {others}", "config user.name test"):
+        subprocess.run(["git", *words.split()], cwd=folder / "clone", check=True)
+    subprocess.run(["git", "config", "user.email", "test@localhost"], cwd=folder / "clone", check=True)
+    for name, words in {"python": "", "autokernel": "-m autokernel", "ray": "-m ray.scripts.scripts"}.items():
         program = folder / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(f'#!/bin/sh\nPYTHONPATH={folder / "clone"} exec {sys.executable} {words} "$@"\n')
         program.chmod(0o755)
-    return folder
+    yield folder
+    for process in psutil.process_iter():  # of the cluster that was started: `ray stop` would end other people's as well
+        if environment_of(process).get("TMPDIR") == str(folder):
+            process.kill()
+    shutil.rmtree(ray_folder(folder), ignore_errors=True)
+
+
+def ray_folder(reader: Path) -> Path:
+    """Short, for Ray has sockets in it; of this reader alone, so that `auto` finds no other cluster."""
+    return Path(tempfile.gettempdir(), f"ray-{hashlib.sha256(bytes(reader)).hexdigest()[:8]}")
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +121,7 @@ def run(block: Block, folder: Path) -> subprocess.CompletedProcess:
         text = text.replace(said, what)
     environment = {k: v for k, v in os.environ.items() if not re.match("AUTOKERNEL_(RUN|HOME)|ANTHROPIC_|OPENAI_|GIT_", k)}
     environment |= {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(folder)}
+    environment |= {"RAY_TMPDIR": str(ray_folder(folder)), "RAY_USAGE_STATS_ENABLED": "0"}
     command = ["bash", "-euxo", "pipefail", "-c", text]
     into = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.run(command, cwd=folder / "clone", env=environment, text=True, **into)
@@ -95,7 +129,7 @@ def run(block: Block, folder: Path) -> subprocess.CompletedProcess:
 
 def test_what_is_replaced_or_left_out_is_there() -> None:
     text = "".join(block.text for of_one in tutorials().values() for block in of_one)
-    assert len(tutorials()) == 3 and {block.language for of_one in tutorials().values() for block in of_one} == {"bash"}
+    assert len(tutorials()) == 4 and {block.language for of_one in tutorials().values() for block in of_one} == {"bash"}
     assert [words for words in (*SMALLER, *NOT_RUN, *NEEDS, *SEEN) if words not in text] == []
 
 

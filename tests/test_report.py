@@ -22,7 +22,7 @@ from autokernel.model.profiler import Hotspot, ModelProfile
 from autokernel.model.workload import Workload
 from autokernel.records import write_json
 from autokernel.report import charts
-from autokernel.report.branch import close_branch
+from autokernel.report.branch import close_again, close_branch
 from autokernel.report.html import Story, page
 from autokernel.report.live import Run, estimated_speedup, narrator, panel, time_left
 from autokernel.report.summary import KNOWN_BY, obstacles, write_report
@@ -128,6 +128,16 @@ def test_the_branch_ends_with_every_winner_and_what_the_run_came_to(run):
     assert (best, others) == (f"{TARGET.name}.py", ["README.md"])
     assert sh("git", "show", f"autokernel/{run.tag}:kernels_of_this_run/{best}", cwd=run.root) == "step 2"
     assert f"- {TARGET.name}" in sh("git", "show", f"autokernel/{run.tag}:kernels_of_this_run/README.md", cwd=run.root)
+
+
+def test_a_branch_that_was_closed_stays_so_after_an_edit_by_hand(run):
+    close_again(run)
+    assert not run.ledger.closed  # a run that goes on has nothing to close yet
+    close_branch(run)
+    last = len(run.ledger.entries())
+    run.log.append([run.ledger.record(replace(night("kept")[-1], experiment=last + 1), "by hand\n")])
+    close_again(run)
+    assert sh("git", "show", f"autokernel/{run.tag}:kernels_of_this_run/{TARGET.name}.py", cwd=run.root) == "by hand"
 
 
 def test_the_traces_of_a_pass_are_named_where_there_are_any(run):

@@ -13,6 +13,7 @@ from autokernel.gate import Judge
 from autokernel.gate.kernel_files import usual_sizes, usual_target
 from autokernel.history.experiments import Experiment
 from autokernel.preflight import Refused
+from autokernel.report.branch import close_again
 from autokernel.run.loop import Loop
 from autokernel.run.workspace import PLAN, Workspace, find_run
 from autokernel.spec import kernel_types, load_spec
@@ -73,4 +74,6 @@ def judge(
     check_machine(edit.target.backend)
     with edit.workspace.locked(), Judge(edit.target.device, require_sandbox=require_sandbox) as gate:
         loop = Loop(edit.workspace, edit.plan, gate, say, step, worktree=edit.workspace.ledger.has_tree)
-        return loop.attempt(edit.target, Proposal(edit.source, hypothesis, agent))
+        row = loop.attempt(edit.target, Proposal(edit.source, hypothesis, agent))
+        close_again(edit.workspace)
+    return row

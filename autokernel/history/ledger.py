@@ -258,6 +258,11 @@ class GitLedger:
     def _tree(self, lines: Sequence[str]) -> str:
         return self._git("mktree", text="".join(f"{line}\n" for line in lines))
 
+    @property
+    def closed(self) -> bool:
+        """Whether the branch has RESULT, which may be of before the last experiments."""
+        return bool(self._git("ls-tree", "--name-only", self.head, RESULT))
+
     def close(self, files: Mapping[str, str], message: str) -> str | None:
         """Put RESULT, with these files in place of earlier ones, on top of the branch; None where it is there already."""
         parent = self.head

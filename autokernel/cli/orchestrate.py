@@ -21,7 +21,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autokernel.cli.arguments import YEAR_H, Parser, count, count_or_none, nonnegative, number, positive, tag, workers
+from autokernel.cli.arguments import (
+    YEAR_H,
+    Parser,
+    count,
+    count_or_none,
+    named,
+    nonnegative,
+    number,
+    positive,
+    tag,
+    workers,
+)
 from autokernel.preflight import HOME, Refused, as_called, check_installed, program
 from autokernel.run.supervisor import AGAIN, CHILD_STATE, Supervisor
 
@@ -49,13 +60,16 @@ def make_parser() -> Parser:
     add_run_arguments(made["run"])
     record, log, merge = made["record"], made["log"], made["merge"]
     record.add_argument("file", nargs="?", type=Path, help="default: the kernel.py of the run's tree")
-    record.add_argument("--target", help="of the plan (default: the one whose kernel type the file has)")
+    record.add_argument("--target", type=named, help="of the plan (default: the one whose kernel type the file has)")
     record.add_argument("-m", "--hypothesis", default="edited by hand", help="what changed and what you expect of it")
     add_device_argument(record)
     add_sandbox_argument(record)
     log.add_argument("--all", action="store_true", help="everything that was tried")
     merge.add_argument(
-        "--to", type=Path, metavar="DIR", help="of the package (default: kernels_<tag>); its name is imported"
+        "--to",
+        type=lambda text: Path(named(text)),
+        metavar="DIR",
+        help="of the package (default: kernels_<tag>); its name is imported",
     )
     made["clean"].add_argument("tag", type=tag, metavar="TAG")
     for name in ("next", "plan", "record", "report", "log", "merge"):
@@ -90,11 +104,15 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
         help="judge on so many GPUs, or parts of the CPU, at once; auto: every GPU, or every node's CPU (default: no Ray)",
     )
     many.add_argument(
-        "--ray-address", metavar="ADDRESS", help="of a cluster: auto, or HOST:6379 (default: Ray on this machine alone)"
+        "--ray-address",
+        type=named,
+        metavar="ADDRESS",
+        help="of a cluster: auto, or HOST:6379 (default: Ray on this machine alone)",
     )
     agent = run.add_argument_group("agent")
     agent.add_argument(
         "--agent",
+        type=named,
         help="tuner, claude, openai, 'command: …', tuner,claude, or starters: no experiments (default: claude with a key, "
         "else tuner)",
     )
@@ -120,7 +138,9 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     rules.add_argument("--max-hours", type=positive, default=2.0, help="after so long on it (default: %(default)s)")
     rules.add_argument("--max-speedup", type=positive, default=2.0, help="at this gain over the starter (%(default)s)")
     bench = run.add_argument_group("KernelBench")
-    bench.add_argument("--kernelbench", metavar="LEVEL[:PROBLEM]", help="work on KernelBench instead of a model")
+    bench.add_argument(
+        "--kernelbench", type=named, metavar="LEVEL[:PROBLEM]", help="work on KernelBench instead of a model"
+    )
     bench.add_argument("--repo-path", type=Path, help="its clone (default: $KERNELBENCH, or what was fetched)")
 
 

@@ -78,9 +78,8 @@ def default_cache() -> Path:
     """What is kept for all runs: $AUTOKERNEL_CACHE, else ~/.cache/autokernel. Without a home, it is temporary."""
     home = Path(os.path.expanduser("~"))  # itself, where there is none
     home = home if home.is_absolute() else Path(tempfile.gettempdir(), f"home-{os.getuid()}")
-    return Path(
-        os.environ.get("AUTOKERNEL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "autokernel")
-    )
+    named = os.environ.get("AUTOKERNEL_CACHE")
+    return Path(named or Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "autokernel")).absolute()
 
 
 def proven_folder() -> Path:

@@ -164,7 +164,7 @@ REFUSED = {  # a command -> words of its line
     "orchestrate.py next --tag nothing": ["nothing"],
     "orchestrate.py log --tag nothing": ["nothing"],
     "orchestrate.py status --nonsense": ["--nonsense"],
-    "orchestrate.py record kernels": ["kernels"],
+    "orchestrate.py record kernels": ["kernels is no file"],
     "orchestrate.py record nothing.py": ["nothing.py"],
     "orchestrate.py record LICENSE": ["LICENSE", "Python"],
     "orchestrate.py record .git/index": ["no text in UTF-8"],

@@ -490,6 +490,17 @@ def test_a_user_without_a_home(monkeypatch, tmp_path):
     assert compile_library(Library("cpp", 'extern "C" int one() { return 1; }')).is_relative_to(tmp_path)
 
 
+def test_a_cache_that_is_named_from_here(monkeypatch, tmp_path):
+    """What is compiled lies there whatever folder a process is in: compilers and the gate's workers are in their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOKERNEL_CACHE", "here")
+    monkeypatch.setenv("TMPDIR", "there")
+    library = compile_library(Library("cpp", 'extern "C" int two() { return 2; }'))
+    assert library.is_relative_to(tmp_path / "here")
+    script(lambda _: monkeypatch.chdir("/"))
+    assert preflight.default_cache() == tmp_path / "here" and os.environ["TMPDIR"] == str(tmp_path / "there")
+
+
 def test_a_full_disk_for_temporary_files(refusal, small_disk, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(small_disk))
     monkeypatch.setattr("tempfile.tempdir", None)

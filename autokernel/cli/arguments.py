@@ -24,6 +24,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 NEGATIVE = re.compile(r"-[\d.]")  # what begins so is a value, and no option: --input-shape -1,512
 YEAR_H = 366 * 24
 OF_GIT = ("DIR", "WORK_TREE", "INDEX_FILE", "COMMON_DIR", "OBJECT_DIRECTORY", "NAMESPACE", "PREFIX")
+OF_FOLDERS = ("AUTOKERNEL_CACHE", "AUTOKERNEL_PROVEN", "AUTOKERNEL_HOME", "XDG_CACHE_HOME", "TMPDIR")
 WRITE_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, a quota, `ulimit -f`, a broken disk
 NOT_OURS = (  # the file system's refusals, which say nothing of our code
     *(*WRITE_FAILED, errno.EACCES, errno.EPERM, errno.EROFS),
@@ -152,6 +153,8 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
         fail("the folder that you are in is gone: change to one that is there")
     for name in OF_GIT:  # as a hook of git sets them: this clone is meant, whatever repository we are called from
         os.environ.pop(f"GIT_{name}", None)
+    for name in filter(os.environ.get, OF_FOLDERS):  # processes that are started from here are in folders of their own
+        os.environ[name] = os.path.abspath(os.environ[name])
     try:
         try:
             return main(argv) or 0

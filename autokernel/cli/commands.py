@@ -172,7 +172,8 @@ def record(arguments: argparse.Namespace) -> str:
     workspace = run_of(HOME, arguments.tag)
     path = arguments.file or workspace.ledger.tree / "kernel.py"
     if not path.is_file():
-        fail(f"there is no {os.path.relpath(path)}: name the kernel file to be judged")
+        what = "is no file" if path.exists() else "does not exist"
+        fail(f"{os.path.relpath(path)} {what}: name the kernel file to be judged")
     edit = edit_for(workspace, read_source(path), arguments.target, arguments.device, str(path))
     with narrator() as (say, step, *_):
         row = judge(edit, arguments.hypothesis, "hand", say, step, arguments.require_sandbox)

@@ -5,7 +5,8 @@ Usage:   python verify.py                          (the latest run)
          python verify.py --kernels DIR --json     (files named after targets of the plan, instead of the run's winners)
          python verify.py --save fast_llama        (what pays as a package: import fast_llama; fast_llama.apply(model))
 Reads:   workspace/<tag>/plan.json; the kept kernels from git, refs/autokernel/<tag>/*
-Writes:  workspace/<tag>/verify.json; traces/, a pass before and after, where kernels pay; DIR of --save
+Writes:  workspace/<tag>/verify.json; traces/, a pass before and after, where kernels pay; DIR of --save; where the run has
+         ended, the last commit of its branch once more
 
 The model untouched, torch.compile in each mode, kernels over either: in turns, with intervals, for every workload.
 A kernel stays in only if the model is faster with it than without, its whole 95 % interval at or above 1; what is left is
@@ -17,6 +18,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +33,8 @@ from autokernel.integration.verification.traces import write_traces
 from autokernel.integration.verification.winners import Kept, kept, open_run
 from autokernel.integration.winner import Winner
 from autokernel.records import write_json
-from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun
+from autokernel.report.branch import close_again
+from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun, RunInProgress
 from autokernel.table import print_table
 from autokernel.target import Plan, encode
 
@@ -77,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         say("a pass before and after, as traces")
         write_traces(plan, verification, winners, workspace / TRACES, say, workspace / LOG)
     remember(verification, winners, speedups, plan.model)
+    if not arguments.kernels:
+        with suppress(RunInProgress), workspace.locked():  # a run that goes on ends its branch itself
+            close_again(workspace)
     if arguments.json:
         print(json.dumps(encode(verification), indent=1))
     else:

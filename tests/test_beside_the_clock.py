@@ -90,13 +90,13 @@ def test_an_output_of_every_timed_batch_is_read(judge: Judge):
     assert "the output of a timed call" in verdict.failure.reason
 
 
-ONE_IN_TWENTY_LEFT_OUT = """
+ONE_IN_17_LEFT_OUT = """
 
 honest, calls, last = kernel_fn, [0], {}
 
 def kernel_fn(A, B):
     calls[0] += 1
-    y = honest(A, B) if calls[0] % 20 or A.shape != (512, 768) or not last else last["y"].clone()
+    y = honest(A, B) if calls[0] % 17 or A.shape != (512, 768) or not last else last["y"].clone()
     last["y"] = y
     return y
 """
@@ -104,7 +104,7 @@ def kernel_fn(A, B):
 
 @pytest.mark.timed
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a worker's memory")
-@pytest.mark.parametrize("after", [ONE_IN_TWENTY_LEFT_OUT, ""], ids=["left-out", "honest"])
+@pytest.mark.parametrize("after", [ONE_IN_17_LEFT_OUT, ""], ids=["left-out", "honest"])
 def test_calls_that_are_left_out_now_and_then_are_found(judge: Judge, after: str):
     spec = load_spec("matmul")
     case = WeightedCase(spec.case({"M": 512, "K": 768, "N": 768, "b_transposed": True}, torch.float32))
@@ -115,7 +115,7 @@ def test_calls_that_are_left_out_now_and_then_are_found(judge: Judge, after: str
             timer.pair(sides, "candidate")
             return
         with pytest.raises(RefusedWhileTimed, match="the output of a timed call"):
-            for _ in range(3):
+            for _ in range(8):
                 timer.pair(sides, "candidate")
 
 

@@ -284,7 +284,7 @@ def kernel_fn(x, weight, eps=1e-6):
     return honest(x, weight, eps)
 """,
         ),
-        f"the output of a timed call: {OUTSIDE}",
+        "the output of a timed call",  # by some of its rows, or by all
         refused_by="examine",
     ),
     # 27: precision

@@ -240,7 +240,10 @@ def watched(call: str, root: Path, *words: str, terminal: bool = True) -> tuple[
 
 @pytest.mark.parametrize(
     "words, terminal, shown",
-    [([], True, True), (["off"], True, False), ([], False, False)],
+    [
+        ([], True, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((["off"], True, False), ([], False, False))),
+    ],
     ids=["on", "off", "no terminal"],
 )
 def test_progress_is_shown_on_a_terminal_and_nowhere_else(words, terminal, shown) -> None:

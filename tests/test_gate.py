@@ -160,6 +160,7 @@ def test_a_worker_whose_memory_cannot_be_read(judge: Judge, monkeypatch: pytest.
     assert verdict.failure is None and verdict.latency_us, verdict.why
 
 
+@pytest.mark.slow  # test_loop.py has the first two of these, test_calibration.py the third
 @pytest.mark.timed
 def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Judge):
     fast = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()

@@ -138,7 +138,7 @@ class PartlyCast(Around):
         return checkpoint(lambda t: self.inner(t).sin(), y.float(), use_reentrant=False)
 
 
-@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("fallback", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model_class", [Branch, Checkpointed, OwnGradient, Mapped, Derivative, PartlyCast, Recurrent])
 def test_autocast_around_it(model_class: type, fallback: str | None) -> None:
     """What is inside casts as it does without kernels, and the products around it are replaced."""

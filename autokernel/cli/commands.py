@@ -33,7 +33,7 @@ from autokernel.run.scheduler import next_target
 from autokernel.run.workspace import PLAN, NoRun, Workspace, find_run, no_run, run_refs
 from autokernel.target import encode
 
-DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 3  # the latter beside those that judge the starters
+DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 1  # the latter at least, and beside those that judge the starters
 
 
 def run(arguments: argparse.Namespace) -> str:

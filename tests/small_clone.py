@@ -98,7 +98,7 @@ class SmallClone:
     """The runs `night` (a starter, one kept, one failed) and `unproven` (a plan), beside and below a user's folders."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.root = home, home / "clone"
+        self.home, self.root, self.changed = home, home / "clone", False
         clone_this(self.root)
         self._git("add", "--all")
         self._git("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "-qm", "changed", "--allow-empty")
@@ -115,6 +115,7 @@ class SmallClone:
 
     def make_runs(self) -> None:
         """Both runs anew, and nothing else in workspace/, whatever a command left there."""
+        self.changed = False
         subprocess.run(["rm", "-rf", "workspace", "results.tsv"], cwd=self.root, check=True)
         self._git("worktree", "prune")
         self._git("checkout", "-q", "--force", "main")

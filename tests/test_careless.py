@@ -46,6 +46,8 @@ def made(tmp_path_factory):
 @pytest.fixture
 def untouched(made: SmallClone):
     """The same for commands that are to leave everything as it is: that is looked at, and not made anew for each."""
+    if made.changed:
+        made.make_runs()
     before = sorted(made.root.glob("workspace/**/*")), sorted(made.home.glob("*"))
     yield made
     assert (sorted(made.root.glob("workspace/**/*")), sorted(made.home.glob("*"))) == before
@@ -57,6 +59,7 @@ def clone(made: SmallClone):
     """The small clone with its runs as they were; afterwards, all that is the user's must still be there."""
     made.make_runs()
     before = made.git("status", "--porcelain"), made.git("rev-parse", "main")
+    made.changed = True
     yield made
     for sentinel in (made.home / "sentinel", made.home / "beside/sentinel"):
         assert sentinel.read_text() == "mine"

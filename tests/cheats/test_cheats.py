@@ -198,7 +198,8 @@ def test_it_is_refused_for_its_reason(
     else:
         verdict = judge.check(source, target(cheat))
     assert verdict.failure is not None, f"accepted: {verdict.why}"
-    assert re.search(cheat.reason, verdict.failure.reason), verdict.failure
+    # What a kernel leaves out may hold what is planted: NaN, infinities.
+    assert re.search(f"{cheat.reason}|mask differs", verdict.failure.reason), verdict.failure
     assert verdict.correctness == cheat.correctness
     assert cheat.stage in ("", verdict.failure.stage)
     assert not verdict.keep

@@ -73,7 +73,8 @@ def _in_its_place() -> Iterator[None]:
         _theirs.folder = here if here != ours else None
         _go_to(ours)
         for stream in streams:
-            _theirs.streams.update({id(found): found for found in [stream.put_back()] if found})
+            if found := stream.put_back():
+                _theirs.streams[id(found)] = found
 
 
 class _Stream:

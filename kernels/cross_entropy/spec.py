@@ -61,13 +61,23 @@ def masked(inputs):
 
 
 def rivals(inputs):
-    """Two classes of each row nearly alike and far above the others, at all places in turn, one of them the target: what is
-    left out of a sum is one of its two terms. They differ by as much in all rows, by a number whose exponential
-    bf16 is far from: what is rounded on the way does not average out."""
+    """Two classes of each row, at all places in turn: what is left out of a sum is one of its two terms."""
+    return with_rivals(inputs, inputs["logits"].shape[1] / inputs["logits"].shape[0])
+
+
+def rivals_in_place(inputs):
+    """The same two classes in each row: too little in some rows and too much in others would average out."""
+    return with_rivals(inputs, 0)
+
+
+def with_rivals(inputs, step):
+    """Two classes of each row nearly alike and far above the others, one of them the target: `step` classes further on than
+    in the row before. They differ by as much in all rows, by a number whose exponential bf16 is far from: what is rounded
+    on the way does not average out."""
     logits, targets = inputs["logits"].clone(), inputs["targets"].clone()
     (rows, classes), counted = logits.shape, targets != inputs["ignore_index"]
     row, drawn = torch.arange(rows, device=logits.device), int(targets.clamp(min=0).sum())
-    first = (row * classes // rows + drawn) % classes
+    first = ((row * step).long() + drawn) % classes
     logits[row, (first + classes // 2) % classes] = 16.0
     logits[row, first] = 16.0 - (0.25, 0.5, 0.875, 1.0)[drawn % 4]
     targets[counted] = first[counted]
@@ -184,6 +194,7 @@ SPEC = KernelSpec(
     fill={"targets": random_classes},
     decisive={
         "rivals": rivals,
+        "rivals_in_place": rivals_in_place,
         "few_rows": few_rows,
         "as_many_rows_as_show": as_many_rows_as_show,
         "confident": confident,

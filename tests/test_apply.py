@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import SkipFrame
+from torch._dynamo.utils import counters
 from torch._inductor import compile_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -324,6 +325,14 @@ def test_inductor_is_told_which_inputs_are_parameters(rows, monkeypatch) -> None
             y = torch.randn(n, 64)
             torch.testing.assert_close(optimised(y), model(y), atol=1e-5, rtol=1e-5)
     assert len(replacer.replaced) == 1 and told == [3] * len(rows)
+
+
+def test_inductors_form_of_a_graph_with_kernels_is_cached(model, tokens, winners) -> None:
+    """Patterns call methods of tensors, on which AOTAutograd's cache has a rule."""
+    counters["aot_autograd"].clear()
+    with torch.no_grad():
+        compile_with_kernels(model, Replacer(winners, "inductor"))(tokens)
+    assert counters["aot_autograd"]["total"] == 1 and not counters["aot_autograd"]["autograd_cache_bypass"]
 
 
 # --- gradients and modes ----------------------------------------------------------------------------------------------

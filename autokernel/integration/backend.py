@@ -7,7 +7,7 @@ Everything else stays as it was, or goes through another backend: so does a grap
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import SkipFrame
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._python_dispatch import _disable_current_modes
@@ -390,6 +390,7 @@ class Replacer:
             return graph.forward
         if self.fallback in INDUCTOR:
             options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}
+            _give_examples(graph)
             return torch._inductor.compile(graph, inputs, options | FLOATS)
         return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
 
@@ -594,6 +595,27 @@ def _real_layout(fake: Tensor, real: Tensor) -> Any:
     """The layout of `fake` on the device of `real`, where a graph that runs may be."""
     dtype, _, *rest = layout(fake)
     return dtype, real.device, *rest
+
+
+def _give_examples(graph: GraphModule) -> None:
+    """Fake tensors for what methods are called on, as in Dynamo's graphs: AOTAutograd caches no graph without them."""
+    known: dict[Node, Any] = {}
+
+    def example(node: Node) -> Any:
+        if node not in known:
+            known[node] = value(node)
+        if known[node] is None:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), example)
+            target = getattr(args[0], node.target) if node.op == "call_method" else partial(node.target, *args[:1])
+            known[node] = target(*args[1:], **kwargs)
+        return known[node]
+
+    receivers = [node.args[0] for node in graph.graph.nodes if node.op == "call_method"]
+    modes = (value(node).fake_mode for node in graph.graph.nodes if isinstance(value(node), FakeTensor))
+    with next(modes, nullcontext()), torch.no_grad(), suppress(Exception):  # a kernel that is no operator is not cached
+        for node in receivers:
+            if "example_value" not in node.meta:
+                node.meta["example_value"] = example(node)
 
 
 def _constants_as_inputs(graph: GraphModule) -> list[Tensor]:

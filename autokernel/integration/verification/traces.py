@@ -15,7 +15,6 @@ from autokernel.model.workload import Workload
 from autokernel.target import Plan
 
 BEFORE, AFTER = "before.json.gz", "after.json.gz"
-WARM_PASSES = 3  # before the one that is traced: CUDA graphs are recorded in the second
 
 
 def write_traces(
@@ -54,11 +53,8 @@ def trace(workload: Workload, sides: dict[str, Variant], folder: Path) -> None:
     model, args, kwargs = workload.load()
     built, device = Sides(workload, model), [ProfilerActivity.CUDA] if workload.device != "cpu" else []
     with torch.no_grad():
-        built.build(sides, (args, kwargs))
+        built.build(sides, (args, kwargs))  # which runs each as often as it takes until CUDA graphs are replayed
         for name, candidate in built.models.items():
-            for _ in range(WARM_PASSES):
-                candidate(*args, **kwargs)
-            wait_for(workload.device)
             with profile(activities=[ProfilerActivity.CPU, *device], record_shapes=True) as run:
                 candidate(*args, **kwargs)
                 wait_for(workload.device)

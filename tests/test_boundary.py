@@ -407,6 +407,21 @@ def test_what_changes_now_and_then_is_compiled_whenever_it_does() -> None:
     assert not explain(model).left
 
 
+def test_a_counter_on_a_module_becomes_an_input() -> None:
+    class Counting(Normed):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x) + self.calls
+
+    model = apply(Counting(64).requires_grad_(False), [winner(ZERO)])
+    for call in range(1, 20):
+        assert torch.equal(model(X), torch.full_like(X, call))  # the kernel runs, whatever the count is
+    assert model.calls == 19 and not explain(model).left
+    assert len(explain(model).sites["norm"]) < 10
+
+
 def test_states_that_come_and_go_are_all_compiled() -> None:
     """Dynamo names what differs from the version before, be that one of another state."""
 

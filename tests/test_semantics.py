@@ -735,6 +735,26 @@ def test_what_follows_a_number_that_is_read_has_its_kernels(fallback: str | None
     assert not any(why.startswith("a graph") for why in replacer.left)
 
 
+@pytest.mark.parametrize("fallback", [None, pytest.param("inductor", marks=pytest.mark.slow)])
+def test_an_integer_that_is_no_size_needs_no_graph_of_its_own(fallback: str | None) -> None:
+    """Such as the step of a schedule."""
+
+    def stepped(s: Function, x: Tensor, step: int) -> Any:
+        return s.b(s.norm(s.a(x)) * step) + torch.tensor([step]), 2 * step + 1
+
+    model, replacer = Function(stepped), Everywhere((), fallback, finder=finder())
+    compiled = compile_with_kernels(model, replacer)
+    for i, step in enumerate((999, 950, 900, 7, 1, 0, -3)):
+        x = torch.randn(2, 5 if i > 4 and not fallback else 4, 8)
+        (ours, number), (theirs, expected) = compiled(x, step), model(x, step)
+        assert number == expected
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        ours, theirs = (torch.autograd.grad(y.sum(), [*model.parameters()]) for y in (ours, theirs))
+        torch.testing.assert_close(ours, theirs, atol=1e-2, rtol=1e-4)
+    assert replacer.graphs == (2 if fallback else 3) and not replacer.left
+    assert {r.graph for r in replacer.replaced} == {*range(replacer.graphs)}
+
+
 def test_jagged_tensors_are_said_once() -> None:
     model, replacer = Function(lambda s, x: s.norm(s.a(x))).requires_grad_(False), everywhere()
     compiled = compile_with_kernels(model, replacer)

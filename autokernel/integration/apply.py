@@ -161,7 +161,7 @@ def _called() -> Iterator[None]:
     """Around each call of a model that was compiled with backend="autokernel"."""
     last = newest()
     try:
-        with as_applied():
+        with as_applied(any(replacer.frames.counts for replacer in MADE)):
             yield
     finally:
         for replacer in MADE:
@@ -232,7 +232,8 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
             return compiled(*args, **kwargs)
         last = newest()
         try:
-            with as_applied(), recurrent(), encoders.apart():  # whenever it is called Dynamo may meet something new
+            # Whenever it is called Dynamo may meet something new.
+            with as_applied(replacer.frames.counts), recurrent(), encoders.apart():
                 return compiled(*args, **kwargs)
         finally:
             replacer.frames.called(last)

@@ -48,7 +48,9 @@ from autokernel.model.capture import (
     is_forward_mode,
     is_idle,
     layout,
+    mark_numbers,
     memory,
+    numbers_in,
     object_of,
     overwritten,
     prune,
@@ -174,8 +176,8 @@ class Replacer:
         if any(isinstance(v, torch.SymInt) and v.node.is_nested_int() for v in inputs):  # another one for each tensor
             self.leave("a graph with jagged tensors in it is left as it is")
             return self._compile(module, inputs)
-        if any(isinstance(v, torch.SymInt) for v in inputs):  # sizes changed, and now this is for all of them
-            return self._by_size(module, inputs, wanted)
+        if sizes := self._sizes(module, inputs):  # which changed, and now this is for all of them
+            return self._by_size(module, inputs, wanted, sizes)
         return self._with_kernels(module, inputs, wanted)
 
     def leave(self, why: str) -> bool:
@@ -197,11 +199,20 @@ class Replacer:
                 f"the device for which its kernels were proven ({names})"
             )
 
-    def _by_size(self, module: GraphModule, inputs: list[Any], wanted: bool) -> Callable[..., Any]:
+    def _sizes(self, module: GraphModule, inputs: list[Any]) -> list[int]:
+        """The places of the inputs that need a graph for each of their values."""
+        changing = [i for i, v in enumerate(inputs) if isinstance(v, torch.SymInt)]
+        numbers = numbers_in(module) if changing else []
+        if self.fallback and len(numbers) < len(changing):  # what is compiled for sizes has all as they are at hand
+            return changing
+        mark_numbers(numbers)
+        given = module.graph.find_nodes(op="placeholder")
+        return [i for i in changing if given[i] not in numbers]
+
+    def _by_size(self, module: GraphModule, inputs: list[Any], wanted: bool, places: Sequence[int]) -> Callable[..., Any]:
         """The original for every size, compiled once; sizes for which kernels were proven get a graph of their own."""
         kept = _copy(module)  # a compiler may change what it is given
         general = self._compile(module, inputs)
-        places = [i for i, v in enumerate(inputs) if isinstance(v, torch.SymInt)]
         versions: dict[tuple[int, ...], Callable[..., Any]] = {}
         tried: list[tuple[int, ...]] = []
 

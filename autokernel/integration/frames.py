@@ -15,6 +15,7 @@ from autokernel.model.capture import Function, breaks, function_of, in_words, lo
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
 MAX_APART = 4  # if there is one in so many calls of the model at least: then there is no end to them
+OF_MODULE = re.compile(r"\.\w+ == -?\d+$")  # a guard on an integer that is an attribute
 AS_COMPILED = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT)  # what it calls may be compiled
 
 
@@ -25,6 +26,7 @@ class Frames:
         self.missed, self.stopped = missed, stopped
         self.codes: dict[Function, CodeType] = {}  # of the functions that graphs are from
         self.calls, self.is_changing = 0, False
+        self.counts = False  # whether modules have integers that change, which Dynamo otherwise takes for constants
         self.anew: dict[tuple[Function, str], dict[str, int]] = {}  # function, kind of reason -> the reasons, the calls
 
     def compiling(self) -> None:
@@ -55,7 +57,11 @@ class Frames:
             calls = [*known.values()]
             limit = MAX_ALIKE_INSIDE if self.is_changing else MAX_ALIKE
             if len(calls) >= limit and calls[-1] - calls[-limit] < limit * MAX_APART:
-                self._stop(function, guard)
+                if OF_MODULE.search(guard) and not self.counts:
+                    self.counts = True
+                    known.clear()
+                else:
+                    self._stop(function, guard)
 
     def _stop(self, function: Function, guard: str) -> None:
         if code := self.codes.pop(function, None):

@@ -30,8 +30,9 @@ from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
@@ -83,6 +84,7 @@ RECURRENT = {
     "rnn_relu",
 }  # functions of torch: their products would be cast, all inside of one node
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
+NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 set_gradients = torch._C._set_grad_enabled
 data_of = torch._C._autograd._get_data_attr  # x.data: no operator, and detach() would count writes to it as writes to x
@@ -99,8 +101,8 @@ def recurrent_modules_traced() -> Iterator[None]:
 
 
 @contextmanager
-def as_applied() -> Iterator[None]:
-    """How Dynamo calls a model with kernels in it.
+def as_applied(counts: bool = False) -> Iterator[None]:
+    """How Dynamo calls a model with kernels in it; `counts`: whether integers of its modules may be inputs of graphs.
 
     A function that it fails at, even by an error of its own, runs as it is, and Dynamo logs why. So does one that is called
     while another thread traces, or that torch.fx traces.
@@ -111,7 +113,7 @@ def as_applied() -> Iterator[None]:
         if hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"):  # where it is not yet, none are let go
             torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
-    with _set("suppress_errors", True):
+    with _set("suppress_errors", True), _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext():
         yield
 
 
@@ -370,6 +372,28 @@ def _is_float(node: Node) -> bool:
     return isinstance(node.meta.get("example_value"), torch.SymFloat)
 
 
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("example_value"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def numbers_in(module: GraphModule) -> list[Node]:
+    """The inputs of a graph from Dynamo that are integers and change, and on which the layout of no tensor depends.
+
+    Such as the step of a schedule: a graph for each of its values would have the same sites as one for all of them.
+    """
+    examples = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("example_value"))]
+    of_layouts = free_symbols([t for t in examples if isinstance(t, Tensor)])
+    inputs = module.graph.find_nodes(op="placeholder")
+    numbers = [n for n in inputs if isinstance(n.meta.get("example_value"), torch.SymInt)]
+    return [n for n in numbers if not free_symbols(n.meta["example_value"]) & of_layouts]
+
+
+def mark_numbers(numbers: Iterable[Node]) -> None:
+    """From now on to_aten() keeps these inputs as they are, whatever they are at hand."""
+    for node in numbers:
+        node.meta[NUMBER] = True
+
+
 def _name(node: Node) -> str:
     return getattr(node.target, "__name__", None) or str(node.target).rpartition(".")[2]
 
@@ -380,12 +404,27 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
     Of symbolic sizes it takes those of the call at hand. Autocast, inside of the graph or around it, is in it as the casts
     that it makes: to be run where no autocast is (see without_autocast). `gradients`: whether it will have a backward pass.
     """
-    fakes = [node.meta["example_value"] for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = module.graph.find_nodes(op="placeholder")
+    fakes = [node.meta["example_value"] for node in inputs]
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
     switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
     apart = _transforms_apart(_numbers_apart(module))
+    given = [_Number(i, _at_hand(v)) if NUMBER in n.meta else _at_hand(v) for i, (n, v) in enumerate(zip(inputs, fakes))]
     with _making_fakes(mode) if mode else nullcontext():
-        return trace(_Traced(apart, gradients or switches).run, [_at_hand(fake) for fake in fakes])
+        traced = trace(_Traced(apart, gradients or switches).run, given)
+    _return_numbers(traced, module)
+    return traced
+
+
+class _Number(int):
+    """An input of a graph that is traced, at hand; `place`: among its inputs."""
+
+    place: int
+
+    def __new__(cls, place: int, number: int) -> "_Number":
+        made = super().__new__(cls, number)
+        made.place = place
+        return made
 
 
 @contextmanager
@@ -426,23 +465,56 @@ def _transforms_apart(module: GraphModule) -> GraphModule:
 
 
 def _numbers_apart(module: GraphModule) -> GraphModule:
-    """The graph with each operator on a float that changes as the body of one of higher order, which reads it itself."""
-    if not any(reads_a_number(node) for node in module.graph.nodes):
+    """The graph with each operator on a number that changes as the body of one of higher order.
+
+    That is given the integers that are marked as numbers, and reads a float itself.
+    """
+    if not any(reads_a_number(node) or NUMBER in node.meta for node in module.graph.nodes):
         return module
     graph, copies = Graph(), {}
     numbers: dict[Node, list[Node]] = {}  # -> the nodes that they are computed by
     for node in module.graph.nodes:
-        made_by = [*dict.fromkeys(n for number in node.all_input_nodes for n in numbers.get(number, ()))]
-        if reads_a_number(node) or made_by and _is_float(node):
+        given = [number for number in node.all_input_nodes if number in numbers]
+        made_by = [*dict.fromkeys(n for number in given for n in numbers[number])]
+        if NUMBER in node.meta:
+            numbers[node] = []
+            copies[node] = graph.node_copy(node)
+        elif reads_a_number(node) or given and _is_number(node):
             numbers[node] = [*made_by, node]
-        elif made_by and node.op == "output":
-            raise NotImplementedError("a graph that returns a number that changes")
-        elif made_by:
+        elif given and node.op == "output":
+            if any(map(_is_float, given)):
+                raise NotImplementedError("a graph that returns a float that changes")
+            graph.node_copy(node, lambda n: copies.get(n))  # see _return_numbers()
+        elif given:
             _wrap(graph, module, [*made_by, node], [node], copies)
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta.pop(OF_DYNAMO, None)
     return GraphModule(module, graph)
+
+
+def _return_numbers(traced: GraphModule, module: GraphModule) -> None:
+    """Has `traced`, made of a graph from Dynamo, return what this computes of its numbers, and not what that is at hand."""
+    output, (results,) = traced.graph.output_node(), module.graph.output_node().args
+    copies = dict(zip(module.graph.find_nodes(op="placeholder"), traced.graph.find_nodes(op="placeholder")))
+
+    def of_numbers(node: Any) -> bool:
+        if not isinstance(node, Node):
+            return False
+        return NUMBER in node.meta or _is_number(node) and any(map(of_numbers, node.all_input_nodes))
+
+    def copied(node: Node) -> Node:
+        if node not in copies:
+            if not _is_number(node):
+                raise NotImplementedError("a graph that returns an integer that it computes of a tensor")
+            copies[node] = traced.graph.node_copy(node, copied)
+        return copies[node]
+
+    if isinstance(results, (list, tuple)) and any(map(of_numbers, results)):
+        with traced.graph.inserting_before(output):
+            made = [copied(ours) if of_numbers(ours) else own for ours, own in zip(results, output.args[0], strict=True)]
+        output.args = (type(output.args[0])(made),)
+        traced.recompile()
 
 
 def _nesting(node: Node) -> int:
@@ -521,7 +593,12 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         result = target(*args, **kwargs)
     for body in bodies:
         tracer.root.register_module(tracer.get_fresh_qualname("body_"), body)
-    proxy = tracer.create_proxy("call_function", target, *tree_map(tracer.unwrap_proxy, (args, kwargs)))
+    inputs = tracer.graph.find_nodes(op="placeholder")
+
+    def proxy_of(v: Any) -> Any:
+        return Proxy(inputs[v.place], tracer) if isinstance(v, _Number) else tracer.unwrap_proxy(v)
+
+    proxy = tracer.create_proxy("call_function", target, *tree_map(proxy_of, (args, kwargs)))
     # Without a body, such as a Triton kernel of the model's own, it may change all that it is given.
     is_closed = not bodies and target is not data_of
     changed = [t for t, version in zip(tensors, versions) if is_closed or t._version != version]

@@ -407,19 +407,37 @@ def test_what_changes_now_and_then_is_compiled_whenever_it_does() -> None:
     assert not explain(model).left
 
 
-def test_a_counter_on_a_module_becomes_an_input() -> None:
+def test_counters_on_a_module_become_inputs() -> None:
     class Counting(Normed):
-        calls = 0
+        def __init__(self) -> None:
+            super().__init__(64)
+            self.calls, self.seen = 0, {"rows": 0}
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.calls += 1
+            self.seen["rows"] += x.shape[0]
             return super().forward(x) + self.calls
 
-    model = apply(Counting(64).requires_grad_(False), [winner(ZERO)])
-    for call in range(1, 20):
+    model = apply(Counting().requires_grad_(False), [winner(ZERO)])
+    for call in range(1, 16):
         assert torch.equal(model(X), torch.full_like(X, call))  # the kernel runs, whatever the count is
-    assert model.calls == 19 and not explain(model).left
+    assert (model.calls, model.seen["rows"]) == (15, 15 * X.shape[0]) and not explain(model).left
     assert len(explain(model).sites["norm"]) < 10
+
+
+def test_a_call_that_makes_the_parameters_of_lazy_modules() -> None:
+    model = apply(nn.Sequential(nn.LazyLinear(X.shape[-1]), Normed(64)), [winner(ZERO)])
+    with torch.no_grad():
+        assert model(X).abs().max() > 0  # as it is: there are hooks that make them, and go
+        assert model(X).abs().max() == 0
+    assert not any("other hooks" in why for why in explain(model).left)
+
+
+def test_nothing_is_idle_before_a_call_is_compiled() -> None:
+    model = apply(Normed(64).requires_grad_(False), [winner(ZERO)])
+    torch.vmap(model)(X[None])
+    assert not any("nothing is replaced" in why for why in explain(model).left)
+    assert model(X).abs().max() == 0
 
 
 def test_states_that_come_and_go_are_all_compiled() -> None:

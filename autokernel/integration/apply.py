@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
+from torch.nn.parameter import is_lazy
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.frames import newest
@@ -78,7 +79,8 @@ def apply(
 
     def first(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
-        if model._compiled_call_impl is first and not torch.compiler.is_dynamo_compiling():
+        was_compiled = hooks.compiled is not None and not torch.compiler.is_dynamo_compiling()
+        if model._compiled_call_impl is first and was_compiled:
             model._compiled_call_impl = run
             replacer.say_if_idle(type(model).__name__)
         return result
@@ -94,6 +96,8 @@ def _why_as_written(hooks: Hooks) -> str:
         return "a call under vmap(), grad() or jvp() runs the model as it is"
     if is_forward_mode():
         return "a call inside of forward_ad.dual_level() runs the model as it is"
+    if hooks.compiled is None and any(map(is_lazy, hooks.model.parameters())):  # hooks make them, and go
+        return "the call that makes the parameters of lazy modules runs the model as it is"
     if hooks.are_others():
         return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
     return ""

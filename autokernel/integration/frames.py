@@ -15,7 +15,7 @@ from autokernel.model.capture import Function, breaks, function_of, in_words, lo
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
 MAX_APART = 4  # if there is one in so many calls of the model at least: then there is no end to them
-OF_MODULE = re.compile(r"\.\w+ == -?\d+$")  # a guard on an integer that is an attribute
+OF_MODULE = re.compile(r"\w+\..* == -?\d+")  # a guard on an integer that an object has
 AS_COMPILED = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT)  # what it calls may be compiled
 
 
@@ -57,7 +57,7 @@ class Frames:
             calls = [*known.values()]
             limit = MAX_ALIKE_INSIDE if self.is_changing else MAX_ALIKE
             if len(calls) >= limit and calls[-1] - calls[-limit] < limit * MAX_APART:
-                if OF_MODULE.search(guard) and not self.counts:
+                if OF_MODULE.fullmatch(guard) and not self.counts:
                     self.counts = True
                     known.clear()
                 else:

@@ -252,7 +252,7 @@ class RejectReason(str, Enum):
     ESCAPES = "an intermediate result is used elsewhere"
     LAYOUT = "its result shares memory, or has strides, that a kernel's result cannot have"
     WRITTEN = "what it reads is changed in place in between"
-    SAVED = "its backward pass would read what is changed after it"
+    SAVED = "its backward pass would read what may be changed before it runs"
     MODE = "gradients are switched on or off between its parts"
     PARTLY = "gradients are wanted of one of its results and not of another"
     NUMBERS = "it computes something else"

@@ -755,10 +755,18 @@ def test_an_integer_that_is_no_size_needs_no_graph_of_its_own(fallback: str | No
     assert {r.graph for r in replacer.replaced} == {*range(replacer.graphs)}
 
 
-def test_jagged_tensors_are_said_once() -> None:
-    model, replacer = Function(lambda s, x: s.norm(s.a(x))).requires_grad_(False), everywhere()
+@pytest.mark.parametrize("inside", [False, True])
+def test_jagged_tensors_are_said_once(inside: bool) -> None:
+    def jagged(*rows: Tensor) -> Tensor:
+        return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+    def forward(s: Function, *rows: Tensor) -> Tensor:
+        return s.norm(s.a(jagged(*rows) if inside else rows[0])).values()
+
+    model, replacer = Function(forward).requires_grad_(False), everywhere()
     compiled = compile_with_kernels(model, replacer)
-    for _ in range(3):
-        jagged = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
-        torch.testing.assert_close(compiled(jagged).values(), model(jagged).values())
+    for length in (2, 4, 5):
+        rows = torch.randn(length, 8), torch.randn(3, 8)
+        given = rows if inside else [jagged(*rows)]
+        torch.testing.assert_close(compiled(*given), model(*given))
     assert replacer.left == ["a graph with jagged tensors in it is left as it is"]

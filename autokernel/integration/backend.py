@@ -173,9 +173,6 @@ class Replacer:
             return self._compile(module, inputs)
         if wanted and not self.gradients:  # Dynamo asks again when this changes
             return self._compile(module, inputs)
-        if any(isinstance(v, torch.SymInt) and v.node.is_nested_int() for v in inputs):  # another one for each tensor
-            self.leave("a graph with jagged tensors in it is left as it is")
-            return self._compile(module, inputs)
         if sizes := self._sizes(module, inputs):  # which changed, and now this is for all of them
             return self._by_size(module, inputs, wanted, sizes)
         return self._with_kernels(module, inputs, wanted)
@@ -233,7 +230,7 @@ class Replacer:
                 with tracing(TracingContext(FakeTensorMode())) as context, _disable_current_modes(), _let_go(context):
                     return self._with_kernels(_of_sizes(kept, values, context), list(values), wanted, general)
             except Exception as error:
-                self._fail(f"a graph is left as it is for sizes {sizes}: {reason(error)}")
+                self._fail(f"a graph is left as it is for some sizes: {reason(error)}")
                 return general
 
         return choose

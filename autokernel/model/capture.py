@@ -353,11 +353,22 @@ def reason(error: Exception) -> str:
 
 
 def why_left_alone(module: GraphModule) -> str | None:
-    """Traced once more, a graph would lose a hook, a number that changes, inference mode, or that a tensor is quantised."""
+    """Traced once more, a graph would lose a hook, a number that changes, inference mode, or that a tensor is quantised.
+
+    A jagged tensor has a size that is another one for each tensor.
+    """
+    if any(t.is_nested for t in _tensors(module)):
+        return "a graph with jagged tensors in it is left as it is"
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     methods |= {"quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "dequantize"}
     first = next((name for n in module.graph.nodes if (name := _name(n)) in methods and not reads_a_number(n)), None)
     return first and f"a graph with {first} in it is left as it is"
+
+
+def _tensors(module: GraphModule) -> Iterator[Tensor]:
+    """What stands for the tensors in a graph from Dynamo."""
+    leaves = (leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("example_value")))
+    return (leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def reads_a_number(node: Node) -> bool:
@@ -381,8 +392,7 @@ def numbers_in(module: GraphModule) -> list[Node]:
 
     Such as the step of a schedule: a graph for each of its values would have the same sites as one for all of them.
     """
-    examples = [leaf for node in module.graph.nodes for leaf in tree_leaves(node.meta.get("example_value"))]
-    of_layouts = free_symbols([t for t in examples if isinstance(t, Tensor)])
+    of_layouts = free_symbols([*_tensors(module)])
     inputs = module.graph.find_nodes(op="placeholder")
     numbers = [n for n in inputs if isinstance(n.meta.get("example_value"), torch.SymInt)]
     return [n for n in numbers if not free_symbols(n.meta["example_value"]) & of_layouts]

@@ -21,6 +21,7 @@ from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import _StopRecomputationError
@@ -227,7 +228,10 @@ class Replacer:
             try:
                 # In the context Inductor notes which inputs are parameters. Modes of the caller's, such as fake tensors,
                 # would have us prove nothing.
-                with tracing(TracingContext(FakeTensorMode())) as context, _disable_current_modes(), _let_go(context):
+                mode = FakeTensorMode(
+                    shape_env=ShapeEnv(), static_shapes=True
+                )  # which has symbols for floats that are read
+                with tracing(TracingContext(mode)) as context, _disable_current_modes(), _let_go(context):
                     return self._with_kernels(_of_sizes(kept, values, context), list(values), wanted, general)
             except Exception as error:
                 self._fail(f"a graph is left as it is for some sizes: {reason(error)}")

@@ -228,9 +228,7 @@ class Replacer:
             try:
                 # In the context Inductor notes which inputs are parameters. Modes of the caller's, such as fake tensors,
                 # would have us prove nothing.
-                mode = FakeTensorMode(
-                    shape_env=ShapeEnv(), static_shapes=True
-                )  # which has symbols for floats that are read
+                mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # with symbols for floats that it reads
                 with tracing(TracingContext(mode)) as context, _disable_current_modes(), _let_go(context):
                     return self._with_kernels(_of_sizes(kept, values, context), list(values), wanted, general)
             except Exception as error:

@@ -755,6 +755,17 @@ def test_an_integer_that_is_no_size_needs_no_graph_of_its_own(fallback: str | No
     assert {r.graph for r in replacer.replaced} == {*range(replacer.graphs)}
 
 
+def test_a_loop_over_a_length_has_its_kernels_at_each() -> None:
+    """Dynamo takes the length for one that changes, and then for one that does not: no input says which it is."""
+    model = Function(lambda s, x: torch.stack([s.norm(s.a(row)) for row in x.unbind(1)], 1)).requires_grad_(False)
+    replacer = everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    for length in (2, 3, 4):
+        x = torch.randn(2, length, 8)
+        torch.testing.assert_close(compiled(x), model(x))
+    assert {r.graph for r in replacer.replaced} == {0, 1, 2} and not replacer.left
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_jagged_tensors_are_said_once(inside: bool) -> None:
     def jagged(*rows: Tensor) -> Tensor:

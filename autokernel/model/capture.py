@@ -419,8 +419,9 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None)
     switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
     apart = _transforms_apart(_numbers_apart(module))
-    given = [_Number(i, _at_hand(v)) if NUMBER in n.meta else _at_hand(v) for i, (n, v) in enumerate(zip(inputs, fakes))]
     with _making_fakes(mode) if mode else nullcontext():
+        at_hand = map(_at_hand, fakes)
+        given = [_Number(i, v) if NUMBER in n.meta else v for i, (n, v) in enumerate(zip(inputs, at_hand))]
         traced = trace(_Traced(apart, gradients or switches).run, given)
     _return_numbers(traced, module)
     return traced

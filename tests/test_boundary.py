@@ -419,10 +419,10 @@ def test_counters_on_a_module_become_inputs() -> None:
             return super().forward(x) + self.calls
 
     model = apply(Counting().requires_grad_(False), [winner(ZERO)])
-    for call in range(1, 16):
+    for call in range(1, 11):
         assert torch.equal(model(X), torch.full_like(X, call))  # the kernel runs, whatever the count is
-    assert (model.calls, model.seen["rows"]) == (15, 15 * X.shape[0]) and not explain(model).left
-    assert len(explain(model).sites["norm"]) < 10
+    assert (model.calls, model.seen["rows"]) == (10, 10 * X.shape[0]) and not explain(model).left
+    assert len(explain(model).sites["norm"]) < 10  # else one for each call
 
 
 def test_a_call_that_makes_the_parameters_of_lazy_modules() -> None:

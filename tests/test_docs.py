@@ -20,11 +20,11 @@ from torch import nn
 from autokernel.agents import Context, PastExperiment
 from autokernel.cli.main import COMMANDS
 from autokernel.export.package import save
+from autokernel.hardware.processes import STATE
 from autokernel.integration.verification.forms import EAGER, GRAPHS, INDUCTOR
 from autokernel.integration.winner import Winner
 from autokernel.preflight import OF_A_RUN
 from autokernel.records import write_json
-from autokernel.run.supervisor import CHILD_STATE
 from autokernel.run.workspace import VERIFY
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target, encode
@@ -141,7 +141,7 @@ def parsed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         raise SystemExit("parsed")
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
-    monkeypatch.setenv(CHILD_STATE, os.devnull)  # orchestrate.py: this process is the child, whose parser has the options
+    monkeypatch.setenv(STATE, os.devnull)  # orchestrate.py: this process is the child, whose parser has the options
     ended = in_process.run(*words)
     version = "--version" in words and ended.returncode == 0
     assert ended.returncode == "parsed" or version, ended.stderr

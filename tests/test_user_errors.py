@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -404,10 +405,37 @@ def processes_of(token):
     return alive
 
 
+def mapped_by(token):
+    """What the processes that have it in their environment have mapped, libraries among it."""
+    for pid in processes_of(token):
+        with suppress(OSError):
+            yield Path("/proc", pid, "maps").read_text()
+
+
 @pytest.fixture
 def model_file(tmp_path):
     (tmp_path / "net.py").write_text(net())
     return tmp_path / "net.py"
+
+
+ENDS = {  # what a model's code does to its process -> words of the line that the script ends with
+    "segmentation fault": ("__import__('ctypes').string_at(0)", "loading the model: the process was ended by SIGSEGV at "),
+    "killed": ("os.kill(os.getpid(), 9)", "loading the model: the process was ended by SIGKILL (", "memory ran out"),
+    "all files closed": ("os.closerange(0, 4096)", "a pass of Net", "it has closed all files of this process"),
+}  # fmt: skip
+
+
+def test_a_model_that_ends_its_process_is_named(tmp_path):
+    begun = {}
+    for case, (line, *_) in ENDS.items():
+        model = tmp_path / case / "net.py"
+        model.parent.mkdir()
+        model.write_text("import os\n" + net(forward=line)[1:])
+        begun[case] = started("profile.py", "--output", tmp_path / "profile.json", "--model", model, *QUICK)
+    for case, process in begun.items():
+        said = process.communicate(timeout=120)[1].splitlines()
+        assert process.returncode == 2 and said[-1].startswith("error: ") and "Traceback" not in said[-2], said
+        assert all(word in said[-1] for word in ENDS[case][1:]), said
 
 
 def started(*command, token="none", **options):
@@ -437,9 +465,8 @@ def test_a_signal_ends_a_script_with_one_line_and_leaves_no_process(tmp_path, mo
     while begun and begun not in said:
         said += process.stderr.readline()
         assert process.poll() is None, said
-    if not begun:
-        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
-            time.sleep(0.01)
+    while not begun and not any("libtorch" in maps for maps in mapped_by(token)):
+        time.sleep(0.01)
     os.killpg(process.pid, number)  # as a terminal does
     _, rest = process.communicate(timeout=60)
     assert process.returncode == 128 + number

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from autokernel.preflight import HOME
 
     source = read_source(options.kernel)
-    backends = tuple(options.backends.split(","))
+    backends = tuple(dict.fromkeys(word.strip() for word in options.backends.split(",")))
     project = Project(options.name, source, options.repo_id, measured(source, options.verdict), backends)
     output = options.output or HOME / "workspace" / "hub" / options.name
     try:

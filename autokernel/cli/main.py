@@ -13,14 +13,17 @@ import atexit
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from autokernel.cli.arguments import Parser, open_streams, script
 from autokernel.cli.signals import catch_signals
+from autokernel.cli.watched import is_watched, watch
 from autokernel.preflight import OF_A_RUN, fail
+
+WATCHED = ("profile",)  # in whose process a model's own code runs; orchestrate.py has a supervisor
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,20 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
     """The exit status of the script autokernel/cli/<name>.py, whose main() takes `argv`."""
     catch_signals()  # before PyTorch is imported
     try:
-        status = script(lambda words: importlib.import_module(f"autokernel.cli.{name}").main(words), argv)
+        status = script(_main(name), argv)
     except SystemExit as end:
         status = end.code or 0
     user_code = sys.modules.get("autokernel.model.user_code")  # not every command has a model
     if user_code and any(thread.is_alive() for thread in user_code.threads):
         _end_now(status)
     return status
+
+
+def _main(name: str) -> Callable[[Sequence[str] | None], int | None]:
+    """main() of a module, which is imported when it is called; that of a script with a parent runs the script."""
+    if name in WATCHED and not is_watched(sys.argv[1:]):
+        return lambda words: watch(name, sys.argv[1:] if words is None else words)
+    return lambda words: importlib.import_module(f"autokernel.cli.{name}").main(words)
 
 
 def _end_now(status: int) -> NoReturn:

@@ -33,8 +33,9 @@ from autokernel.cli.arguments import (
     tag,
     workers,
 )
+from autokernel.hardware.processes import STATE
 from autokernel.preflight import HOME, Refused, as_called, check_installed, program
-from autokernel.run.supervisor import AGAIN, CHILD_STATE, Supervisor
+from autokernel.run.supervisor import AGAIN, Supervisor
 
 COMMANDS = {
     "run": "the whole job (the default: its options are those below)",
@@ -154,13 +155,13 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         )
     if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         words = ["run", *words]
-    if CHILD_STATE not in os.environ:
+    if STATE not in os.environ:
         check_installed()  # not in the child, whose Python has all that is installed
     if words[0] in ("status", "runs"):
         from autokernel.cli import status
 
         return status.main(words)
-    if words[0] == "run" and CHILD_STATE not in os.environ:
+    if words[0] == "run" and STATE not in os.environ:
         return Supervisor([*program("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
     return act(words)
 

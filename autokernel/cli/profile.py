@@ -16,6 +16,7 @@ from pathlib import Path
 
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, new_file, tag
+from autokernel.cli.watched import noting
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
@@ -82,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ModelProfile.read(output)  # an earlier profile is replaced; BadRecord, where it is anything else
     repeats = arguments.warmup_iters, arguments.profile_iters
     workload, log = workload_from(arguments), None if arguments.output else output.parent / LOG
-    with console.progress(f"profiling {workload}", 2 + 4 * len(workload.parts)) as say:
+    title = f"profiling {workload}"
+    with console.progress(title, 2 + 4 * len(workload.parts)) as show_step:
+        say = noting(title, show_step)
         trace, regions = arguments.export_trace, None if arguments.no_regions else region_finder(workload.device)
         profile = profile_workload(workload, *repeats, say, trace, arguments.baseline, log, regions)
     profile.write(output)

@@ -20,11 +20,12 @@ def catch_signals() -> None:
     """For a script, before PyTorch is imported: from now on these signals raise Stopped, the first one alone.
 
     While something is imported, which may swallow an exception or print it, the program ends at once. A signal that is
-    ignored, as under nohup, stays so.
+    ignored, as under nohup, stays so. One that is blocked, as by the process that started this one, may come from here on.
     """
     for number in STOPPED:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -5,7 +5,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+STATE, STEPS = "AUTOKERNEL_NOTES", "AUTOKERNEL_STEPS"  # in the environment of a script's child: numbers of shared files
 
 
 def become_subreaper() -> None:
@@ -28,6 +31,14 @@ def die_with_parent() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def stream_of_parent(number: int) -> int | None:
+    """What the script that waits for this process has as its stdout or stderr, opened anew; None where there is none."""
+    if os.environ.keys() & {STATE, STEPS}:
+        with suppress(OSError):  # no Linux, or a socket
+            return os.open(f"/proc/{os.getppid()}/fd/{number}", os.O_WRONLY | os.O_APPEND)
+    return None
 
 
 def why_ended(said: Sequence[str], status: int) -> str:

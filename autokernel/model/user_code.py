@@ -19,13 +19,14 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from autokernel.hardware.processes import stream_of_parent
 from autokernel.preflight import Refused
 from autokernel.spec import import_file
 
 TRACE = "\nException raised from "  # PyTorch's own places in C++ follow
 LONGEST = 400  # characters of an exception that are shown
-PACKAGES = (Path(__file__).parents[1], Path(torch.__file__).parent, Path(importlib.__file__).parent)
-OURS = tuple(f"{package}{os.sep}" for package in PACKAGES)
+OURS = tuple(f"{package}{os.sep}" for package in (Path(__file__).parents[1], Path(torch.__file__).parent))
+PYTHON, PACKAGES = f"{Path(os.__file__).parent}{os.sep}", ("site-packages", "dist-packages")
 NEXT = "models/custom.py is a template"
 PYTHONS = {module: dict(vars(module)) for module in (builtins, json, os)}  # as they were before a model was imported
 
@@ -39,6 +40,10 @@ class WorkloadError(Refused):
 
 class LeftAtOnce(SystemExit):
     """os._exit() was called, which would have ended this process without a word."""
+
+
+class ClosedFiles(Exception):
+    """The files of this process were closed, and so what we write to with them."""
 
 
 @contextmanager
@@ -72,9 +77,12 @@ def _in_its_place() -> Iterator[None]:
         here = _folder_here()
         _theirs.folder = here if here != ours else None
         _go_to(ours)
+        lost = any(stream.lost for stream in streams)
         for stream in streams:
             if found := stream.put_back():
                 _theirs.streams[id(found)] = found
+    if lost:
+        raise ClosedFiles("it has closed all files of this process (os.closerange()?): it may close those that it opened")
 
 
 class _Stream:
@@ -85,12 +93,23 @@ class _Stream:
         with suppress(OSError):  # it is closed
             self.kept = os.dup(number)
 
+    @property
+    def lost(self) -> bool:
+        """Whether what was kept is closed: all descriptors were."""
+        if self.kept is None:
+            return False
+        try:
+            return not os.fstat(self.kept)
+        except OSError:
+            return True
+
     def put_back(self) -> Any:
         """What stood in its place, if anything."""
+        if self.lost:
+            self.kept = stream_of_parent(self.number)
         if self.kept is not None:
-            with suppress(OSError):  # all descriptors were closed
-                os.dup2(self.kept, self.number)
-                os.close(self.kept)
+            os.dup2(self.kept, self.number)
+            os.close(self.kept)
         found = getattr(sys, self.name)
         able = next(filter(_writable, (self.ours, found)), None)
         if not able and self.ours:
@@ -175,7 +194,12 @@ def _said(error: BaseException) -> str:
 
 def _their_lines(error: BaseException) -> list[traceback.FrameSummary]:
     """Where it has been that is neither PyTorch's, nor the standard library's, nor ours; the deepest last."""
-    return [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith((*OURS, "<"))]
+    return [line for line in traceback.extract_tb(error.__traceback__) if _is_theirs(line.filename)]
+
+
+def _is_theirs(path: str) -> bool:
+    of_python = path.startswith(PYTHON) and not path.removeprefix(PYTHON).startswith(PACKAGES)
+    return not of_python and not path.startswith((*OURS, "<"))
 
 
 def load_module(name: str, root: Path) -> Any:

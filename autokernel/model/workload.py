@@ -237,11 +237,17 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     """--model, --class-name and so on; `workload_from` reads them. --device is added by cli.add_device_argument."""
+    from autokernel.cli.arguments import named  # here: that room comes later
+
     group = parser.add_argument_group("workload")
     where = group.add_mutually_exclusive_group()
-    where.add_argument("--model", default=Workload.model, metavar="FILE", help="Python file (default: %(default)s)")
-    where.add_argument("--module", metavar="NAME", help="an installed module instead of a file: transformers")
-    group.add_argument("--class-name", default=Workload.class_name, metavar="NAME", help="(default: %(default)s)")
+    where.add_argument(
+        "--model", type=named, default=Workload.model, metavar="FILE", help="Python file (default: %(default)s)"
+    )
+    where.add_argument("--module", type=named, metavar="NAME", help="an installed module instead of a file: transformers")
+    group.add_argument(
+        "--class-name", type=named, default=Workload.class_name, metavar="NAME", help="(default: %(default)s)"
+    )
     group.add_argument(
         "--model-args",
         type=_json_object,
@@ -267,7 +273,9 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         example_inputs(NAME) in the model's file""",
     )
     group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default=Workload.dtype)
-    group.add_argument("--pretrained", metavar="ID", help="weights to load, for classes that have from_pretrained()")
+    group.add_argument(
+        "--pretrained", type=named, metavar="ID", help="weights to load, for classes that have from_pretrained()"
+    )
 
 
 def workload_from(arguments: argparse.Namespace) -> Workload:

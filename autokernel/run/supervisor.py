@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autokernel.hardware.machine import low_disk
-from autokernel.hardware.processes import become_subreaper, die_with_parent, end_orphans
+from autokernel.hardware.processes import STATE, become_subreaper, die_with_parent, end_orphans
 from autokernel.preflight import terminal
 
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells say it: whoever read what the run prints has gone
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the child cannot go on, but another one may
 PAUSES_S = (2, 10, 30, 120, 600)  # before each new child, as long as none gets an experiment done
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}  # of code in the child itself
-CHILD_STATE = "AUTOKERNEL_NOTES"  # in the environment: the number of the file that the children share
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class Call:
 
 def noted(call: Call) -> Call:
     """The call as the first of its processes noted it: this one, where there was none before."""
-    if CHILD_STATE not in os.environ:
+    if STATE not in os.environ:
         return call
-    with open(os.dup(int(os.environ[CHILD_STATE])), "r+") as file:
+    with open(os.dup(int(os.environ[STATE])), "r+") as file:
         file.seek(0)
         if text := file.read():
             return Call(**json.loads(text))
@@ -91,7 +90,7 @@ class Supervisor:
         again = [f"--{name}={known[name]}" for name in ("tag", "device") if known]
         self.child = subprocess.Popen(
             [*self.command, *again],
-            env=os.environ | {CHILD_STATE: str(notes.fileno())},
+            env=os.environ | {STATE: str(notes.fileno())},
             pass_fds=[number for number in (notes.fileno(), terminal()) if number is not None],
             start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on once
             preexec_fn=die_with_parent,

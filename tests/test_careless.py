@@ -148,6 +148,7 @@ def test_numbers_that_make_no_sense(untouched, script, option, value):
     assert_one_line(untouched.run([*script.split(), f"{option}={value}"], **CHILD), option)
 
 
+TUNER, OPENAI = "run --agent tuner", "run --agent openai --agent-model x"
 REFUSED = {  # a command -> words of its line
     "orchestrate.py clean": ["TAG"],
     "profile.py --input-shape -1,512": ["'-1,512' is not a shape"],
@@ -161,6 +162,22 @@ REFUSED = {  # a command -> words of its line
     "orchestrate.py --workers 1 --ray-address=": ["--ray-address", "empty"],
     "orchestrate.py record --target= kernel.py": ["--target", "empty"],
     "orchestrate.py merge --to=": ["--to", "empty"],
+    "orchestrate.py --tag night --model models/gpt2.py": [
+        "'night' is of",
+        "llama.py",
+        "not of models/gpt2.py",
+        "another --tag",
+    ],
+    "orchestrate.py models/gpt2.py": ["--model models/gpt2.py --class-name"],
+    f"orchestrate.py {TUNER} --agent-model x": ["--agent-model is for --agent claude or openai", "is tuner"],
+    f"orchestrate.py {TUNER} --price-in 1": ["--price-in is for --agent openai"],
+    "orchestrate.py run --agent command:'x": ["no closing quotation"],
+    "orchestrate.py run --agent command:no_such_program": ["no program no_such_program", "PATH"],
+    "orchestrate.py run --agent command:./mine.sh": ["no program ./mine.sh", "the whole path"],
+    f"orchestrate.py {OPENAI} --agent-url localhost:8000": ["'localhost:8000' is no address", "http://localhost:8000/v1"],
+    f"orchestrate.py {OPENAI} --agent-url http://": ["'http://' is no address"],
+    f"orchestrate.py {OPENAI} --agent-url http://x:99999/v1": ["is no address"],
+    "orchestrate.py run --agent tuner,claude": ["--agent claude needs a key", "ANTHROPIC_API_KEY"],
     "orchestrate.py clear night": ["did you mean clean", "status"],
     "orchestrate.py --hours 1 --minutes 1": ["not allowed with"],
     "orchestrate.py --hour 1": ["--hour"],
@@ -203,6 +220,7 @@ REFUSED = {  # a command -> words of its line
     "export_hf.py --name x --kernel .git/index": ["no text in UTF-8"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --output /proc/x": ["cannot write to /proc/x"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --backends ,": ["no backend", "cuda"],
+    "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --backends cuda,cuda,nvidia": ["is no backend"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --backends nvidia": ["'nvidia' is no backend"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --repo-id ../x": ["'../x' is no name"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --output kernels": ["did not write"],

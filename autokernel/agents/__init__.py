@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import Experiment
-from autokernel.preflight import backends
+from autokernel.preflight import Refused, backends
 from autokernel.spec import KernelSpec
 from autokernel.target import Target
 from autokernel.verdict import Verdict
@@ -94,6 +94,12 @@ class AgentOptions:
     minutes: float = 15.0  # of one run of a command
 
 
+TAKEN_BY = {  # what would be without an effect, were the agent another one
+    "model": {"claude", "openai"},
+    **dict.fromkeys(("url", "price_in", "price_out"), {"openai"}),
+}
+
+
 @dataclass
 class FirstOf:
     """Several agents: the first that has an idea. "tuner,claude" lets the tuner clean up after each change of structure.
@@ -135,8 +141,16 @@ def agent_names(text: str) -> list[str]:
 
 
 def make_agent(text: str, say: Callable[[str], None], spent_usd: float = 0.0, **options: object) -> Agent:
-    """`text` is as agent_names() has it; `options` are those of AgentOptions. An agent is imported when it is asked for."""
+    """`text` is as agent_names() has it; `options` are those of AgentOptions. An agent is imported when it is asked for.
+
+    Raises Refused where one lacks what it needs, or an option concerns none of them.
+    """
     given, agents = AgentOptions(**options), []
+    kinds = {one.partition(":")[0] for one in agent_names(text)}
+    for option, takers in TAKEN_BY.items():
+        if getattr(given, option) not in ("", None) and not kinds & takers:
+            named = "--" + option.replace("_", "-") if option.startswith("price") else f"--agent-{option}"
+            raise Refused(f"{named} is for --agent {' or '.join(sorted(takers))}, and the agent is {text}")
     for one in agent_names(text):
         name, _, argument = one.partition(":")
         agents.append(import_module(f"autokernel.agents.{name}").make(say, given, spent_usd, argument.strip()))

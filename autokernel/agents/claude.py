@@ -4,6 +4,7 @@ Rules, problem and playbook tier come first in a conversation, then the incumben
 experiment has in common with the next.
 """
 
+import os
 import re
 import typing
 from collections.abc import Callable, Sequence
@@ -20,10 +21,12 @@ from autokernel.agents.playbook import tier_that_fits
 from autokernel.agents.prompt import history_text, incumbent_text, problem_text
 from autokernel.agents.purse import Price, Spent, cost
 from autokernel.agents.toolbox import TOOLS
+from autokernel.preflight import Refused
 
 READ_TIMEOUT_S = 120  # the API sends pings while the model thinks: such a silence is a dead connection
 CACHED = {"cache_control": {"type": "ephemeral"}}
 CACHE_WRITE = 1.25  # of the input price, for the five minutes that we ask for
+NO_KEY = "set ANTHROPIC_API_KEY, or use --agent tuner"
 LONG = 100_000
 PRICES = {  # platform.claude.com/docs/en/about-claude/pricing and the models' own pages, as of November 2026
     "claude-fable-5-1": Price(10, 50, 0.25, CACHE_WRITE),
@@ -36,7 +39,12 @@ DEAREST = Price(10, 50, 1, CACHE_WRITE)  # of the public list: what is not in th
 
 
 def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, argument: str) -> ModelAgent:
-    return ModelAgent(say, Claude(options.model), options, spent_usd)
+    """Raises Refused where there is no key, nor anything else that the SDK knows."""
+    claude = Claude(options.model)
+    known = (getattr(claude.client, name, None) for name in ("api_key", "auth_token", "credentials"))
+    if not any(known) and not os.environ.get("ANTHROPIC_CUSTOM_HEADERS"):
+        raise Refused(f"--agent claude needs a key: {NO_KEY}")
+    return ModelAgent(say, claude, options, spent_usd)
 
 
 def newest_opus() -> str:
@@ -89,7 +97,7 @@ class Claude:
         except TypeError as error:
             if "authentication" not in str(error):
                 raise
-            raise AgentStopped(f"{self.name} is not available: set ANTHROPIC_API_KEY, or use --agent tuner") from error
+            raise AgentStopped(f"{self.name} is not available: {NO_KEY}") from error
         calls = [block for block in message.content if block.type == "tool_use"]
         spent = paid(self.price, message)
         if not all(isinstance(block.input, dict) for block in calls):

@@ -15,7 +15,9 @@ from autokernel.agents import AgentOptions, Context, Proposal
 from autokernel.agents.prompt import task_text
 from autokernel.hardware.processes import die_with_parent
 from autokernel.history.ledger import KERNEL
+from autokernel.preflight import HOME, Refused
 
+PROGRAM = re.compile(r"[\w./+-]+")  # and no syntax of the shell's, such as NAME=value or a bracket
 NO_HOOKS = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
 ENDING = """
 Edit kernel.py in the current directory, and nothing else: one idea at a time. You may run
@@ -27,7 +29,21 @@ HYPOTHESIS: …
 
 
 def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, argument: str) -> "CommandAgent":
+    """Raises Refused where the shell would find no program, or no end of the command."""
+    try:
+        first = shlex.split(argument)[0]
+    except ValueError as error:
+        raise Refused(f"--agent command: {argument}: {str(error).lower()}") from error
+    if PROGRAM.fullmatch(first) and not _is_found(first):
+        advice = "it runs in the run's tree: give the whole path" if "/" in first else "name one that is on PATH"
+        raise Refused(f"--agent command: there is no program {first}: {advice}")
     return CommandAgent(argument, say, limit_s=options.minutes * 60)
+
+
+def _is_found(program: str) -> bool:
+    """As the shell looks for it, which has programs of its own; relative paths are of the tree, a copy of the clone."""
+    asked = ["sh", "-c", 'command -v -- "$1"', "sh", program]
+    return not subprocess.run(asked, cwd=HOME, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
 
 
 class CommandAgent:

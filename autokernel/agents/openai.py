@@ -6,6 +6,7 @@ Chat Completions with tool calls, not streamed: the form that all of these serve
 import ipaddress
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,8 @@ def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, ar
     if not options.model:
         raise Refused("--agent openai needs --agent-model: the model's name, as its server has it")
     url = options.url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
+    if not is_address(url):
+        raise Refused(f"{url!r} is no address of an API, such as http://localhost:8000/v1: --agent-url, OPENAI_BASE_URL")
     local, prices = is_local(url), (options.price_in, options.price_out)
     if None in prices and not local:
         raise Refused(
@@ -49,6 +52,14 @@ def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, ar
         raise Refused(f"--agent openai needs a key for {url}: set OPENAI_API_KEY")
     client = openai.OpenAI(api_key=key, base_url=url, max_retries=0, timeout=openai.Timeout(ANSWER_TIMEOUT_S, connect=10))
     return ModelAgent(say, ChatModel(options.model, client, *(price or 0.0 for price in prices)), options, spent_usd)
+
+
+def is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
+    except ValueError:  # of the port, or of an address of IPv6
+        return False
 
 
 def is_local(url: str) -> bool:

@@ -13,7 +13,8 @@ from autokernel.agents import agent_names, make_agent
 from autokernel.backends import default_backend
 from autokernel.build import default_cache
 from autokernel.cli.by_hand import edit_for, judge, run_of
-from autokernel.cli.pipeline import Job, Workers, default_tag, run_job
+from autokernel.cli.orchestrate import DEFAULT_EXPERIMENTS, DEFAULT_MINUTES
+from autokernel.cli.pipeline import Job, Workers, check_of_run, default_tag, run_job
 from autokernel.console import fail, preflight
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
@@ -32,8 +33,6 @@ from autokernel.run.loop import Budget
 from autokernel.run.scheduler import next_target
 from autokernel.run.workspace import PLAN, NoRun, Workspace, find_run, no_run, run_refs
 from autokernel.target import encode
-
-DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 1  # the latter at least, and beside those that judge the starters
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -61,6 +60,7 @@ def run(arguments: argparse.Namespace) -> str:
     required = bool(fleet) if arguments.require_sandbox is None else arguments.require_sandbox
     job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required, fleet)
     workspace = Workspace(HOME, arguments.tag or default_tag(HOME, workload))
+    check_of_run(workspace, workload)
     with workspace.locked():
         return run_job(workspace, job)
 

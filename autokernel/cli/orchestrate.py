@@ -51,6 +51,9 @@ COMMANDS = {
 }
 
 
+DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 1  # the latter at least, and beside those that judge the starters
+
+
 def make_parser() -> Parser:
     from autokernel.console import add_device_argument, add_sandbox_argument
 
@@ -90,7 +93,7 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     time.add_argument(
         "--minutes",
         type=number(most=60 * YEAR_H),
-        help="time for the loop (default: 3, and at least 3 experiments after the starters)",
+        help=f"time for the loop (default: {DEFAULT_MINUTES}, and {DEFAULT_EXPERIMENTS} experiment after the starters)",
     )
     time.add_argument("--hours", type=number(most=YEAR_H), help="the same in hours")
     run.add_argument("--experiments", type=count_or_none, metavar="N", help="stop after so many")
@@ -148,6 +151,8 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int | None:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        if Path(words[0]).suffix == ".py":
+            raise Refused(f"a model's file is given with --model {words[0]} --class-name NAME")
         near = difflib.get_close_matches(words[0], COMMANDS, 1)
         raise Refused(
             f"there is no command {words[0]!r}{f', did you mean {near[0]}?' if near else ''}: "

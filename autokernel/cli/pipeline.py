@@ -29,6 +29,7 @@ from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import ModelProfile, profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
+from autokernel.preflight import Refused
 from autokernel.records import BadRecord, write_json
 from autokernel.report.branch import close_branch
 from autokernel.report.live import Run, narrator
@@ -76,6 +77,24 @@ def default_tag(root: Path, workload: Workload) -> str:
     base = f"{re.sub(r'[^a-z0-9_]', '', workload.class_name.lower())[:60] or 'model'}-{date.today():%b%d}".lower()
     taken = {path.name for path in (root / "workspace").glob("*")} | set(run_tags(root))
     return next(tag for n in range(1, 1000) if (tag := base if n == 1 else f"{base}-{n}") not in taken)
+
+
+def check_of_run(workspace: Workspace, asked: Workload) -> None:
+    """Raises Refused where a model is asked for, and the run is another's: it would go on with its own."""
+    if asked == Workload(device=asked.device) or not (workspace / PLAN).exists():  # none is named, or none known
+        return
+    known = Workload.from_json(workspace.plan.workload)
+    if _without_place(asked) != _without_place(known):
+        raise Refused(
+            f"run {workspace.tag!r} is of {known}, not of {asked}: "
+            "leave the model out to go on with it, or give another --tag"
+        )
+
+
+def _without_place(workload: Workload) -> Workload:
+    """Whatever device it is on, and however its file is named."""
+    path = Path(workload.model)
+    return replace(workload, model=str(path.resolve()) if path.exists() else workload.model, device="")
 
 
 def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Callable[[str], None]) -> Plan:

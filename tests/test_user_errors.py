@@ -125,6 +125,9 @@ MODELS = {
     "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "missing the required \"forward\" function"),
     "returns nothing": (net().replace("return ", ""), (), "returns no tensor, but NoneType"),
     "returns a number": (net().replace("self.layer(x)", "x.sum().item()"), (), "returns no tensor, but float"),
+    "returns indices": (
+        net().replace("self.layer(x)", "self.layer(x).argmax(-1)"), (), "of floating-point numbers, but only int64 [4]"
+    ),
     "no operation": ("from torch import nn\nNet = nn.Identity", (), "runs no operation on tensors"),
     "inputs None": (net(after="def example_inputs(): return None"), (), "example_inputs() of", "returns None, not inputs"),
     "inputs without tensors": (net(after="def example_inputs(): return 'abc'"), (), "returns 'abc', not inputs"),
@@ -265,7 +268,7 @@ COMMANDS = {
     "no such module": (profile.main, ("--module", "no_such_module"), "there is no module 'no_such_module'"),
     "no such part": (profile.main, ("--module", "torch.nn.no_such.part"), "there is no module 'torch.nn.no_such.part'"),
     "part of none": (profile.main, ("--module", "no_such.module"), "there is no module 'no_such.module'"),
-    "an empty name": (profile.main, ("--module", ""), "'' is no Python file"),
+    "an empty name": (profile.main, ("--module", ""), "--module", "is empty"),
     "no name": (profile.main, ("--module", "a..b"), "there is no module 'a..b'"),
     "a relative name": (profile.main, ("--module", ".models"), "there is no module '.models'"),
     "no such class": (profile.main, ("--module", "torch.nn", "--class-name", "Lineaer"), "no class Lineaer", "Linear"),
@@ -284,6 +287,7 @@ COMMANDS = {
     "no such module of it": (bench.main, ("torch.no.such:f", "--kernel", "softmax"), "there is no file torch.no.such"),
     "no incumbent": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--incumbent", "x.py"), "there is no file x.py"),
     "another type": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--kernel", "rms"), "KERNEL_TYPE is 'rms'"),
+    "two types": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--kernel", "softmax"), "of rmsnorm, and not of softmax"),
     "no target": (
         bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--tag", "no-such-run", "--target", "x"), "workspace/no-such-run/plan"
     ),

@@ -15,7 +15,7 @@ import torch
 from autokernel.gate import Interval
 from autokernel.integration.verification import Settings, Verification, parity, trial, verify
 from autokernel.integration.verification.notes import Notes
-from autokernel.integration.verification.parity import compare_outputs
+from autokernel.integration.verification.parity import compare_outputs, outputs
 from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
 from autokernel.integration.verification.record import (
     BUSY,
@@ -419,3 +419,14 @@ def test_every_side_is_compiled_from_scratch_in_a_cache_of_its_own(tmp_path):
             sides.build({baseline(INDUCTOR): Variant((), INDUCTOR)}, ((torch.randn(4, 8),), {}), str(folder))
         (cache,) = folder.iterdir()
         assert list(cache.rglob("*.so")), "the graph's kernels were built here"
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    extra: object = None
+
+
+def test_what_is_compared_of_a_dataclass():
+    x, y = torch.ones(2), torch.zeros(3)
+    assert [t.shape for t in outputs(Output(x, {"more": [Output(y), torch.arange(3), Output]}))] == [(2,), (3,)]

@@ -82,6 +82,8 @@ def usual_target(
     kernel_type, backend = kernel_type or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
     if not is_kernel_type(str(kernel_type)):
         raise NotFound(f"{name}: KERNEL_TYPE is {reprlib.repr(kernel_type)}; the types are {', '.join(kernel_types())}")
+    if (own := declared.get("KERNEL_TYPE", kernel_type)) != kernel_type:
+        raise NotFound(f"{name} is a kernel of {own}, and not of {kernel_type}: leave the type out, or change KERNEL_TYPE")
     if str(backend) not in BACKENDS:
         raise NotFound(f"{name}: BACKEND is {reprlib.repr(backend)}; the backends are {', '.join(BACKENDS)}")
     wanted = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype

@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -315,13 +316,26 @@ def checked_model(model: Any, name: str) -> nn.Module:
 
 
 def leaves(value: Any, what: str) -> list[Any]:
-    """Of tuples, lists and dicts. Raises WorkloadError where one holds itself, or they are nested without an end."""
+    """Of tuples, lists, dicts and dataclasses. Raises WorkloadError where one holds itself, or is nested without an end."""
     try:
-        return tree_leaves(value)
+        return flat(value)
     except RecursionError:
         raise WorkloadError(
             f"{what} holds itself, or is nested too deeply: give tensors, in tuples, lists or dicts"
         ) from None
+
+
+def flat(value: Any) -> list[Any]:
+    """tree_leaves(), into dataclasses as well, which PyTorch takes for leaves."""
+    found = []
+    for leaf in tree_leaves(value):
+        held = [getattr(leaf, field.name, None) for field in fields(leaf)] if _is_record(leaf) else None
+        found += [leaf] if held is None else flat(held)
+    return found
+
+
+def _is_record(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def not_a_model(model: Any) -> str:

@@ -110,10 +110,12 @@ class Workload:
         given = f"of {self.class_name} in {self.dtype} on {described(named.items()) or 'no inputs'}"
         with user_code(f"a pass {given} failed", self._whose_inputs(model)), torch.no_grad():
             result = model(*args, **kwargs)
-        if not any(isinstance(value, torch.Tensor) for value in leaves(result, f"what a pass {given} returns")):
+        tensors = [v for v in leaves(result, f"what a pass {given} returns") if isinstance(v, torch.Tensor)]
+        if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+            found = f"only {described([('', tensors[0])]).strip()}" if tensors else type(result).__name__
             raise WorkloadError(
-                f"a pass {given} returns no tensor, but {type(result).__name__}: kernels are checked by what forward() "
-                "returns (a tensor, or tuples, lists and dicts of them)"
+                f"a pass {given} returns no tensor{' of floating-point numbers' * bool(tensors)}, but {found}: kernels are "
+                "checked by what forward() returns (such a tensor, or tuples, lists, dicts and dataclasses of them)"
             )
 
     def not_given(self, model: nn.Module) -> tuple[str, ...]:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.verification.record import Parity
 from autokernel.integration.verification.sides import Variant
 from autokernel.model.match import SiteFinder
 from autokernel.model.pieces import pieces
+from autokernel.model.user_code import flat
 from autokernel.model.workload import Workload, in_dtype
 
 PARITY_INPUTS = 3
@@ -90,7 +91,7 @@ def compare(
 
 def outputs(result: Any) -> list[Tensor]:
     """The floating-point tensors of whatever a model returns; the first are its logits. Complex numbers are two each."""
-    numbers = [y for y in tree_leaves(result) if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())]
+    numbers = [y for y in flat(result) if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())]
     return [torch.view_as_real(y.resolve_conj()) if y.is_complex() else y for y in numbers]
 
 

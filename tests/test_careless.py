@@ -472,6 +472,16 @@ def test_a_commit_that_git_has_lost(clone, command):
         assert "git failed" in done.stdout + done.stderr and "missing object" in done.stdout + done.stderr
 
 
+def test_a_ref_that_is_no_experiment(clone):
+    clone.git("update-ref", "refs/autokernel/night/9", "HEAD")
+    for command in ("runs", "log --all"):
+        assert_fine(clone.run(["orchestrate.py", *command.split()]), "night" if command == "runs" else "too bold")
+    assert "git update-ref -d refs/autokernel/night/9" in clone.run(["orchestrate.py", "status"]).stdout
+    assert_one_line(
+        clone.run(["orchestrate.py", "record", "kernels/rmsnorm/cpp_kernel.py"]), "refs/autokernel/night/9 is no"
+    )
+
+
 def test_a_clone_of_another_users(clone):
     """Git reads none, and says what to do."""
     done = clone.run(["orchestrate.py", "clean", "night"], GIT_TEST_ASSUME_DIFFERENT_OWNER="1")

@@ -128,6 +128,14 @@ MODELS = {
     "returns indices": (
         net().replace("self.layer(x)", "self.layer(x).argmax(-1)"), (), "of floating-point numbers, but only int64 [4]"
     ),
+    "a module that answers": (net(after="def __getattr__(name): raise ValueError('no ' + name)\ndel Net"), (), "no Net"),
+    "parameters that fail": (net(after="Net.named_parameters = lambda self: 1 / 0"), (), "cannot be made", "net.py:14)"),
+    "inputs without data": (
+        net(after="def example_inputs(): return torch.ones(4, 64, device='meta')"), (), "inputs of Net cannot be moved"
+    ),
+    "names that are none": (net(after="def example_inputs(): return {1: torch.ones(4, 64)}"), (), "a dict with 1: "),
+    "asynchronous": (net().replace("def forward", "async def forward"), (), "returns no tensor, but coroutine"),
+    "another clock": (net(after="import time\ntime.perf_counter = lambda: 0.0"), (), "has replaced time.perf_counter"),
     "no operation": ("from torch import nn\nNet = nn.Identity", (), "runs no operation on tensors"),
     "inputs None": (net(after="def example_inputs(): return None"), (), "example_inputs() of", "returns None, not inputs"),
     "inputs without tensors": (net(after="def example_inputs(): return 'abc'"), (), "returns 'abc', not inputs"),
@@ -156,7 +164,8 @@ MODELS = {
 
 @pytest.mark.parametrize("case", MODELS)
 def test_a_model_that_cannot_be_profiled(refusal, monkeypatch, tmp_path, case):
-    monkeypatch.setattr("builtins.print", print)  # which one of them replaces
+    monkeypatch.setattr("builtins.print", print)  # which some of them replace
+    monkeypatch.setattr("time.perf_counter", time.perf_counter)
     source, options, *words = MODELS[case]
     file = tmp_path / "net.py"
     file.write_text(source)
@@ -167,7 +176,8 @@ def test_a_model_that_cannot_be_profiled(refusal, monkeypatch, tmp_path, case):
 
 def test_what_a_model_prints_is_no_result(tmp_path, capfd):
     """Nor is where it wants tensors to be by default."""
-    noisy = net(init="print('made'); torch.set_default_device('meta')", forward="print('run')")
+    noisy = "import argparse\nargparse.ArgumentParser().parse_args()\n"  # no option of ours is one of its own
+    noisy += net(init="print('made'); torch.set_default_device('meta')", forward="print('run')")
     (tmp_path / "net.py").write_text(noisy)
     argv = ["--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD, "--baseline", "eager", "--json"]
     try:

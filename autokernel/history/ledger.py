@@ -20,6 +20,7 @@ os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # or its import fails wher
 from autokernel.history.experiments import COLUMNS, Experiment, cell
 from autokernel.history.runs import run_refs
 from autokernel.preflight import Refused, why_no_repository
+from autokernel.records import BadRecord
 
 try:
     import git
@@ -298,10 +299,10 @@ class GitLedger:
         return replace(row, commit=commit)
 
     def entries(self) -> list[LedgerEntry]:
-        """Every experiment of this tag, in order, read from the refs."""
-        listing = self._ask("for-each-ref", "--format=%(objectname)%00%(contents)%00%00", self.prefix)
-        records = (record.strip("\n").split("\0", 1) for record in listing.split("\0\0"))
-        entries = [parse(text, commit) for commit, text in (r for r in records if len(r) == 2)]
+        """Every experiment of this tag, in order, read from the refs. Raises BadRecord where one holds something else."""
+        listing = self._ask("for-each-ref", "--format=%(refname)%00%(objectname)%00%(contents)%00%00", self.prefix)
+        records = (record.strip("\n").split("\0", 2) for record in listing.split("\0\0"))
+        entries = [_entry(*record) for record in records if len(record) == 3]
         return sorted(entries, key=lambda entry: entry.row.experiment)
 
     def changes(self, commits: Sequence[str]) -> str:
@@ -381,6 +382,13 @@ def message(row: Experiment, notes: str) -> str:
     subject = f"#{row.experiment} {row.target}: {result}: {cell(row.description)}"
     trailers = "\n".join(f"{label}: {cell(getattr(row, name))}" for name, label in TRAILERS.items())
     return f"{subject}\n\n{notes.strip()}\n\n{trailers}\n"
+
+
+def _entry(name: str, commit: str, text: str) -> LedgerEntry:
+    try:
+        return parse(text, commit)
+    except (LookupError, ValueError):
+        raise BadRecord(f"{name} is no experiment of a run: git update-ref -d {name}") from None
 
 
 def parse(text: str, commit: str) -> LedgerEntry:

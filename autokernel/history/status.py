@@ -85,7 +85,7 @@ def known_rows(root: Path, tag: str) -> Known:
         table, notes = [], [str(error)]
     try:
         rows = [entry.row for entry in GitLedger(root, tag, run_folder(root, tag)).entries()]
-    except (NoRepository, GitFailed) as error:
+    except (NoRepository, GitFailed, BadRecord) as error:
         return Known(table, (*notes, f"from results.tsv alone: {in_words(error)}"))
     lacking = len({row.experiment for row in rows} - {row.experiment for row in table})
     if lacking:

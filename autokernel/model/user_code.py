@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,10 +30,10 @@ LONGEST = 400  # characters of an exception that are shown
 OURS = tuple(f"{package}{os.sep}" for package in (Path(__file__).parents[1], Path(torch.__file__).parent))
 PYTHON, PACKAGES = f"{Path(os.__file__).parent}{os.sep}", ("site-packages", "dist-packages")
 NEXT = "models/custom.py is a template"
-PYTHONS = {module: dict(vars(module)) for module in (builtins, json, os)}  # as they were before a model was imported
+PYTHONS = {module: dict(vars(module)) for module in (builtins, json, os, time)}  # as they were before a model was imported
 
 threads: set[threading.Thread] = set()  # begun by users' code, for which Python would wait at the end
-_theirs = SimpleNamespace(folder=None, streams={})  # where users' code has put itself
+_theirs = SimpleNamespace(folder=None, streams={}, argv=[""])  # where users' code has put itself, and its command line
 
 
 class WorkloadError(Refused):
@@ -68,13 +69,15 @@ def _exit_is_told() -> Iterator[None]:
 def _in_its_place() -> Iterator[None]:
     """Users' code goes on in the folder that it has gone to; we stay in ours, with streams that can be written to.
 
-    What it has put in their place is kept, or Python would close what they share.
+    What it has put in their place is kept, or Python would close what they share. Our options are none of its own.
     """
+    argv, sys.argv = sys.argv, _theirs.argv
     ours, streams = _folder_here(), [_Stream(number, name) for number, name in ((1, "stdout"), (2, "stderr"))]
     _go_to(_theirs.folder)
     try:
         yield
     finally:
+        _theirs.argv, sys.argv = getattr(sys, "argv", [""]), argv
         here = _folder_here()
         _theirs.folder = here if here != ours else None
         _go_to(ours)
@@ -220,6 +223,7 @@ def load_module(name: str, root: Path) -> Any:
     if loaded and loaded.__file__ == str(path):
         return loaded
     try:
+        _theirs.argv = [name]  # as if it had been called without an option
         in_package = (path.parent / "__init__.py").is_file()
         advice = "it is a part of a package: name it as one, --module PACKAGE.NAME, with PYTHONPATH" if in_package else ""
         with user_code(f"{name} cannot be imported", advice):
@@ -236,6 +240,7 @@ def _folder(path: Path) -> Path:
 def _installed(name: str) -> Any:
     if not name or Path(name).exists():
         raise WorkloadError(f"{name or repr(name)} is no Python file: name one that ends in .py, or an installed module")
+    _theirs.argv = [name]
     with user_code(f"the module {name} cannot be imported"):
         try:
             named = all(part.isidentifier() for part in name.split("."))
@@ -249,7 +254,8 @@ def _installed(name: str) -> Any:
 
 def find_class(module: Any, of: str, name: str) -> Any:
     """What the module calls `name`. Raises WorkloadError, which names the models that there are."""
-    found = getattr(module, name, None)
+    with user_code(f"{of} cannot be asked for {name}"):  # it may have a __getattr__()
+        found = getattr(module, name, None)
     if found is None:
         own = [n for n, v in vars(module).items() if _is_model(v) and v.__module__ == module.__name__]
         there = own or difflib.get_close_matches(name, dir(module), 3, 0.4)
@@ -278,7 +284,7 @@ def construct(make: Any, name: str, arguments: Mapping[str, Any]) -> nn.Module:
             _warn_of_unknown(config_class, arguments)
             model = make(config_class(**arguments))
             model.config.use_cache = False
-    return checked_model(model, name)
+        return checked_model(model, name)
 
 
 def check_arguments(make: Any, name: str, given: Mapping[str, Any]) -> None:
@@ -313,6 +319,13 @@ def checked_model(model: Any, name: str) -> nn.Module:
     if lazy := [n for n, t in tensors if isinstance(t, nn.parameter.UninitializedTensorMixin)]:
         raise WorkloadError(f"{name} has lazy layers without a shape ({lazy[0]}): its constructor must run it once")
     return model
+
+
+def not_awaited(result: Any) -> Any:
+    """What a function has returned; Python would warn of a coroutine, which nobody awaits."""
+    if inspect.iscoroutine(result):
+        result.close()
+    return result
 
 
 def leaves(value: Any, what: str) -> list[Any]:

@@ -28,6 +28,7 @@ from autokernel.model.user_code import (
     find_class,
     leaves,
     load_module,
+    not_awaited,
     shown,
     user_code,
 )
@@ -102,14 +103,16 @@ class Workload:
         torch.manual_seed(seed)
         with torch.device("cpu"):  # whatever the model's code has made the default
             made = self._inputs(model)
-        return tree_map_only(torch.Tensor, self._place, made)
+        as_it_is = self._as_it_is
+        with user_code(f"the inputs of {self.class_name} cannot be moved to {self.device} as {self.dtype}"):
+            return tree_map_only(torch.Tensor, lambda tensor: self._place(tensor, as_it_is), made)
 
     def try_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """One pass, of which nothing is kept. Raises WorkloadError where the model cannot do it, or returns no tensor."""
         named = self._bound(model, args, kwargs)
         given = f"of {self.class_name} in {self.dtype} on {described(named.items()) or 'no inputs'}"
         with user_code(f"a pass {given} failed", self._whose_inputs(model)), torch.no_grad():
-            result = model(*args, **kwargs)
+            result = not_awaited(model(*args, **kwargs))
         tensors = [v for v in leaves(result, f"what a pass {given} returns") if isinstance(v, torch.Tensor)]
         if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
             found = f"only {described([('', tensors[0])]).strip()}" if tensors else type(result).__name__
@@ -148,8 +151,8 @@ class Workload:
 
     def _own_inputs(self, model: nn.Module) -> tuple[Any, str] | None:
         """example_inputs and where it stands: the model's file, else its class, of which it may be any kind of method."""
-        if hasattr(module := self._module(), "example_inputs"):
-            return module.example_inputs, self.model
+        if make := vars(self._module()).get("example_inputs"):
+            return make, self.model
         if callable(getattr(type(model), "example_inputs", None)):
             return model.example_inputs, type(model).__name__
         return None
@@ -180,13 +183,17 @@ class Workload:
         takes = _parameters(make)
         named = any(p.default is p.empty for p in takes)
         with user_code(f"{where} failed", "without --workload NAME its name is ''" if named and not self.name else ""):
-            made = self._call(make, named or bool(self.name and takes), where)
+            made = not_awaited(self._call(make, named or bool(self.name and takes), where))
         if isinstance(made, Mapping):
             args, kwargs = (), dict(made)
         elif isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[1], Mapping):
             args, kwargs = _as_tuple(made[0]), dict(made[1])
         else:
             args, kwargs = _as_tuple(made), {}
+        if strange := [name for name in kwargs if not isinstance(name, str)]:
+            raise WorkloadError(
+                f"{where} returns a dict with {shown(strange[0])}: it has the names of forward()'s arguments"
+            )
         if not any(isinstance(value, torch.Tensor) for value in leaves((args, kwargs), f"what {where} returns")):
             raise WorkloadError(
                 f"{where} returns {shown(made)}, not inputs: a tensor, a tuple of them, a dict of keyword arguments, or "
@@ -205,10 +212,10 @@ class Workload:
     @property
     def _as_it_is(self) -> bool:
         """Whether the model's file says that `dtype` is its own, and nothing is to be cast to it."""
-        return getattr(self._module(), "AS_IT_IS", False) is True
+        return vars(self._module()).get("AS_IT_IS") is True
 
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
-        cast = tensor.is_floating_point() and not self._as_it_is
+    def _place(self, tensor: torch.Tensor, as_it_is: bool) -> torch.Tensor:
+        cast = tensor.is_floating_point() and not as_it_is
         dtype = getattr(torch, self.dtype) if cast else tensor.dtype
         return tensor.to(self.device, dtype)
 

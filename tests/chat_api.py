@@ -16,7 +16,7 @@ from tests.messages_api import Answer, Broken, Call, Refusal, tokens
 
 
 class ChatApi(ThreadingHTTPServer):
-    """answer(request) -> Answer | Refusal | Broken says what the model does."""
+    """answer(request) -> Answer | Refusal | Broken | dict says what the model does."""
 
     daemon_threads = True
 
@@ -77,6 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(answer.status, json.dumps({"error": error}), answer.headers)
         elif isinstance(answer, Broken):
             self._break(answer.how)
+        elif isinstance(answer, dict):  # as it is
+            self._send(200, json.dumps(answer))
         else:
             self._send(200, json.dumps(self._completion(request, answer)))
 

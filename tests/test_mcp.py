@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp import MCPError
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -103,6 +104,8 @@ def test_a_client_lists_tools_and_reads_a_run(root, tmp_path):
         program = (await client.read_resource("autokernel://program")).contents[0].text
         assert program == (ROOT / "program.md").read_text()
         assert "# Tier 3" in (await client.read_resource("autokernel://playbook/3")).contents[0].text
+        with pytest.raises(MCPError, match="no tier 99; there are 1 to 6"):
+            await client.read_resource("autokernel://playbook/99")
         assert "there are: rmsnorm" in await refusal(client, "read_kernel", target="gelu")
         assert "no run named 'day'" in await refusal(client, "list_targets", run="day")
         assert "is no name of a run" in await refusal(client, "list_targets", run="../day")
@@ -156,6 +159,7 @@ def test_a_proposal_is_judged_logged_and_told(root, tmp_path):
 WAITING = """
 import os, sys
 import anyio
+from mcp import MCPError
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from autokernel.agents import AgentOptions, AgentStopped, OutOfBudget, PastExperiment, make_agent
-from autokernel.agents.conversation import ModelAgent
+from autokernel.agents.conversation import ModelAgent, stated
 from autokernel.agents.openai import ChatModel, is_local
 from autokernel.preflight import Refused
 from autokernel.spec import ROOT
@@ -98,6 +98,50 @@ def test_a_malformed_answer_is_repaired_once_and_then_logged_as_failed(api, bad)
     proposal = agent_at(api).propose(context(FIRST))
     assert len(api.script) == 1 and "no usable answer" in proposal.hypothesis and proposal.source.startswith("# qwen")
     assert proposal.cost_usd == pytest.approx(priced(api.usages)) and proposal.cost_usd > 0
+
+
+def completion(message, usage=None):
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    return {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}
+
+
+def calling(**function):
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+
+
+FORMS = {
+    "no message": completion(None),
+    "a message that is a text": completion("hi"),
+    "no choice": completion(None) | {"choices": [None]},
+    "a call that is none": completion({"role": "assistant", "tool_calls": [None]}),
+    "calls that are a text": completion({"role": "assistant", "tool_calls": "propose"}),
+    "a call of nothing": completion({"role": "assistant", "tool_calls": [{"id": "c", "type": "function"}]}),
+    "a custom tool": completion(
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "x"}}]}
+    ),
+    "arguments that are an object": completion(calling(name="propose", arguments={"source": "x = 1"})),
+    "arguments without an end": completion(calling(name="propose", arguments="[" * 99_999)),
+    "half a character": completion(calling(name="propose", arguments='{"source": "\\ud800", "hypothesis": "x"}')),
+    "a count that is a text": completion(calling(name="propose", arguments="{}"), usage="many"),
+    "counts that are none": completion(calling(name="propose", arguments="{}"), usage={"prompt_tokens": None}),
+    "counts below nothing": completion(
+        calling(name="propose", arguments="{}"), usage={"prompt_tokens": -9, "completion_tokens": -9, "total_tokens": -18}
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", FORMS.values(), ids=FORMS)
+def test_an_answer_of_another_form_is_no_crash_and_is_paid_for(api, answer):
+    api.script[:] = [answer, GOOD]
+    assert agent_at(api).propose(context(FIRST)).source == "x = 1\n"
+    api.script[:] = [answer, answer]
+    proposal = agent_at(api).propose(context(FIRST))
+    assert "no usable answer" in proposal.hypothesis and proposal.cost_usd > 0 and proposal.tokens > 0
+
+
+def test_a_hypothesis_is_a_line_of_the_log():
+    assert stated({"hypothesis": "a\nb\ud800 ", "predicted_gain": float("nan")}) == "a b?"
+    assert len(stated({"hypothesis": "x" * 10**6, "predicted_gain": "much"})) <= 1000
 
 
 def test_a_model_is_told_when_to_propose(api):

@@ -273,6 +273,7 @@ def test_an_interrupt_without_words(capsys):
 
 COMMANDS = {
     "no such file": (profile.main, ("--model", "models/gpt3.py"), "there is no file models/gpt3.py: is it gpt2.py?"),
+    "nothing near": (profile.main, ("--model", "no.py"), "there is no file no.py"),
     "a folder": (profile.main, ("--model", "models"), "models is no Python file"),
     "a text": (profile.main, ("--model", "README.md"), "README.md is no Python file"),
     "no such module": (profile.main, ("--module", "no_such_module"), "there is no module 'no_such_module'"),

@@ -6,6 +6,7 @@ own, an `Api`; what stands here is the same for all: tools, repair of what canno
 """
 
 import importlib
+import math
 import random
 import re
 import time
@@ -36,6 +37,7 @@ ASKED = "\nPropose the next experiment: one idea."
 REPAIR = "That is no proposal. Call `propose` with a one-line `hypothesis`, `predicted_gain`, and `source` or `edits`."
 LAST = "This is the last turn: call `propose` now."
 DEFAULTS = AgentOptions()
+LONGEST_HYPOTHESIS = 1000  # characters: it is a line of the log
 
 
 class Cut(Exception):
@@ -262,9 +264,10 @@ def system_text() -> str:
 
 def stated(given: dict[str, Any]) -> str:
     """The hypothesis as it is logged, with the gain that was predicted: the verdict stands beside it."""
-    words = " ".join(str(given.get("hypothesis") or "(no hypothesis stated)").split())
+    words = " ".join(str(given.get("hypothesis") or "(no hypothesis stated)")[:LONGEST_HYPOTHESIS].split())
+    words = words.encode(errors="replace").decode()
     gain = given.get("predicted_gain")
-    return f"{words} (predicts {gain:.2f}x)" if isinstance(gain, (int, float)) else words
+    return f"{words} (predicts {gain:.2f}x)" if isinstance(gain, (int, float)) and math.isfinite(gain) else words
 
 
 def http_library(sdk: ModuleType) -> ModuleType:
@@ -280,7 +283,8 @@ def passing(error: Exception, sdk: ModuleType) -> bool:
     """Whether an error is of the kind that goes away: 408, 409, 429, 5xx, no connection, a cut or silent stream."""
     if isinstance(error, sdk.APIStatusError):
         body = error.body if isinstance(error.body, dict) else {}
-        kind = (body.get("error") or body).get("type")  # an error within a stream comes under status 200
+        inner = body.get("error")  # an error within a stream comes under status 200
+        kind = (inner if isinstance(inner, dict) else body).get("type")
         if kind in LASTING_TYPES:
             return False
         return error.status_code in (408, 409, 429) or error.status_code >= 500 or kind in PASSING_TYPES

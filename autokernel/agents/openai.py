@@ -100,13 +100,18 @@ class ChatModel:
 
     def ask(self, messages: list[dict[str, Any]], longest: int, began: Callable[[], None]) -> Reply:
         completion = self._completed([*self.system, *messages], longest)
-        choice, usage = completion.choices[0], completion.usage
-        spent = usage and cost(self.price, usage.prompt_tokens, 0, 0, usage.completion_tokens)  # some servers do not count
-        calls = tuple(
-            ToolCall(call.id, call.function.name, arguments(call.function.arguments, spent))
-            for call in choice.message.tool_calls or ()
-        )
-        return Reply(as_it_was(choice.message), calls, choice.finish_reason, choice.finish_reason == "length", spent)
+        spent = self._spent(completion.usage)
+        try:
+            return _reply(completion.choices[0], spent)
+        except (AttributeError, LookupError, TypeError) as error:  # the SDK takes what comes, whatever its form
+            raise Unreadable(f"the answer is not of the API's form: {error}", spent) from error
+
+    def _spent(self, usage: Any) -> Spent | None:
+        """None where a server does not count, or gives what is no count."""
+        counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            return None
+        return cost(self.price, counts[0], 0, 0, counts[1])
 
     def _completed(self, messages: list[dict[str, Any]], longest: int) -> ChatCompletion:
         """Raises Cut for what is no answer of a model's, AgentStopped where none can be had."""
@@ -142,11 +147,19 @@ class ChatModel:
         return [reply.message, *answers]
 
 
+def _reply(choice: Any, spent: Spent | None) -> Reply:
+    calls = tuple(
+        ToolCall(call.id, call.function.name, arguments(call.function.arguments, spent))
+        for call in choice.message.tool_calls or ()
+    )
+    return Reply(as_it_was(choice.message), calls, choice.finish_reason, choice.finish_reason == "length", spent)
+
+
 def arguments(text: str, spent: Spent | None) -> dict[str, Any]:
     """Of a call; none at all is an empty text for some servers. Raises Unreadable."""
     try:
         given = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Unreadable(f"the arguments of a tool are no JSON: {error}", spent) from error
     if not isinstance(given, dict):
         raise Unreadable("the arguments of a tool were no object", spent)

@@ -117,6 +117,14 @@ class Toolbox:
 
     def edited(self, given: dict[str, Any]) -> str:
         """The new kernel.py of a call that has `source` or `edits`. Raises Unusable."""
+        source = self._edited(given)
+        try:
+            source.encode()
+        except UnicodeEncodeError as error:
+            raise Unusable(f"kernel.py is a text in UTF-8: {error.reason}") from error
+        return source
+
+    def _edited(self, given: dict[str, Any]) -> str:
         source, edits = given.get("source"), given.get("edits")
         if isinstance(source, str) and source.strip():
             return source

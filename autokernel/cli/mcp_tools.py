@@ -22,7 +22,7 @@ from autokernel.preflight import HOME, ROOT, Refused
 try:
     import anyio
     from mcp.server.mcpserver import Context, MCPServer
-    from mcp.server.mcpserver.exceptions import ToolError
+    from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
     from pydantic import ValidationError  # which comes with mcp
 except ModuleNotFoundError as missing:
     raise Refused("the MCP server needs the mcp package: pip install -e '.[mcp]'") from missing
@@ -456,4 +456,7 @@ def playbook(tier: int) -> str:
     """A tier of the playbook, 1 to 6: ideas, when each applies, what it should gain."""
     from autokernel.agents.playbook import tier_text
 
-    return tier_text(tier)
+    try:
+        return tier_text(tier)
+    except FileNotFoundError as error:
+        raise ResourceNotFoundError(f"there is {error}") from error

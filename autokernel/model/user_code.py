@@ -212,8 +212,8 @@ def load_module(name: str, root: Path) -> Any:
         return _installed(name)
     path = Path(name) if Path(name).exists() else root / name
     if not path.is_file():
-        there = [p.name for p in _folder(path.parent).glob("*.py") if p.is_file()]  # a link may lead nowhere
-        found = difflib.get_close_matches(Path(name).name, there, 3)
+        there = [p.stem for p in _folder(path.parent).glob("*.py") if p.is_file()]  # a link may lead nowhere
+        found = [f"{stem}.py" for stem in difflib.get_close_matches(Path(name).stem, there, 3)]
         raise WorkloadError(f"there is no file {name}" + f": is it {' or '.join(found)}?" * bool(found))
     path = path.resolve()
     if str(path.parent) not in sys.path:

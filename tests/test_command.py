@@ -32,6 +32,11 @@ def test_an_unknown_command_lists_those_that_there_are() -> None:
     assert all(name in ended.stderr for name in ("'optimise'", *COMMANDS))
 
 
+def test_a_script_s_name_is_no_command_and_the_command_is_named(here) -> None:
+    assert "did you mean optimize?" in here("orchestrate") and "did you mean export?" in here("export_hf")
+    assert "did you mean profile?" in here("Profile")
+
+
 def test_an_option_without_a_command_is_refused() -> None:
     assert run("--fast").returncode == 2
 

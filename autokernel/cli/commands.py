@@ -24,7 +24,7 @@ from autokernel.history.progress import Rules
 from autokernel.history.runs import commit_times
 from autokernel.history.status import known_rows, subject
 from autokernel.integration.verification.winners import verified
-from autokernel.model.workload import workload_from
+from autokernel.model.workload import Workload, workload_from
 from autokernel.preflight import HOME
 from autokernel.report.live import narrator
 from autokernel.report.summary import write_report
@@ -48,7 +48,11 @@ def run(arguments: argparse.Namespace) -> str:
     make_agent(agent, print, **options)  # what it lacks is said before a model is profiled
     fleet = _workers(arguments)
     limits = (arguments.max_reverts, arguments.max_pct_peak, arguments.max_hours, arguments.max_speedup)
+    if arguments.repo_path and not arguments.kernelbench:
+        fail("--repo-path is for --kernelbench, which is not given")
     if arguments.kernelbench:
+        if arguments.module or (arguments.model, arguments.class_name) != (Workload.model, Workload.class_name):
+            fail("--kernelbench works on a problem instead of a model: leave out the model, or --kernelbench")
         if fleet:
             fail("--workers is for a model's run: a KernelBench problem is judged on this machine")
         from autokernel.kernelbench import loop

@@ -10,6 +10,7 @@ stopped. `autokernel COMMAND --help` has a command's options; in Python: import 
 """
 
 import atexit
+import difflib
 import importlib
 import os
 import sys
@@ -103,7 +104,10 @@ def main() -> int:
     if command is None:
         sys.argv[0] = "autokernel "  # as as_called() knows it
         if not name.startswith("-"):
-            fail(f"there is no command {name!r}: the commands are {', '.join(COMMANDS)} (autokernel --help)")
+            near = [one for one, known in COMMANDS.items() if known.module == name]  # as the scripts are called
+            near = near or difflib.get_close_matches(name.lower(), COMMANDS, 1)
+            meant = f", did you mean {near[0]}?" if near else ""
+            fail(f"there is no command {name!r}{meant}: the commands are {', '.join(COMMANDS)} (autokernel --help)")
         make_parser().parse_args([name, *words])
         fail(f"{name} is no option of autokernel by itself: a command comes first (autokernel --help)")
     sys.argv = [f"autokernel {name}", *words]

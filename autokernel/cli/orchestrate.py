@@ -134,7 +134,11 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     agent.add_argument("--budget-tokens", type=count, metavar="N", help="cap on their tokens, in and out (default: none)")
     agent.add_argument("--max-tokens", type=count, default=32_000, metavar="N", help="of one answer (default: %(default)s)")
     agent.add_argument(
-        "--agent-minutes", type=positive, default=15, metavar="M", help="for one edit of a command (default: %(default)s)"
+        "--agent-minutes",
+        type=number(above=0.0, most=60 * YEAR_H),
+        default=15,
+        metavar="M",
+        help="for one edit of a command (default: %(default)s)",
     )
     rules = run.add_argument_group("a target is left")
     rules.add_argument("--max-reverts", type=count, default=5, help="after so many in a row (default: %(default)s)")

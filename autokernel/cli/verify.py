@@ -41,8 +41,9 @@ from autokernel.target import Plan, encode
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
-    parser.add_argument("--tag", type=tag, help="name of the run (default: the latest)")
-    parser.add_argument("--workspace", type=Path, metavar="DIR", help="the run's folder, instead of --tag")
+    run = parser.add_mutually_exclusive_group()
+    run.add_argument("--tag", type=tag, help="name of the run (default: the latest)")
+    run.add_argument("--workspace", type=Path, metavar="DIR", help="the run's folder, instead of --tag")
     parser.add_argument("--kernels", type=Path, metavar="DIR", help="files <target>.py instead of the run's kept kernels")
     parser.add_argument(
         "--warmup", type=count_or_none, default=Settings.warmup, metavar="N", help="untimed rounds (%(default)s)"

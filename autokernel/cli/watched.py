@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autokernel.cli.signals import STOPPED
@@ -44,8 +44,8 @@ def watch(script: str, words: Sequence[str]) -> int:
             pass_fds=(steps.fileno(),),
             preexec_fn=_begin_child,
         )
-        stopped = _pass_on_to(child)
-        status = child.wait()
+        with _passing_on_to(child) as stopped:
+            status = child.wait()
         steps.seek(0)
         noted = steps.read()
     if status < 0 and not stopped:
@@ -59,8 +59,9 @@ def _begin_child() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED)
 
 
-def _pass_on_to(child: subprocess.Popen) -> list[int]:
-    """A terminal's Ctrl-C reaches both, `kill` this process alone. The signals that came, as they come."""
+@contextmanager
+def _passing_on_to(child: subprocess.Popen) -> Iterator[list[int]]:
+    """A terminal's Ctrl-C reaches both, `kill` this process alone. Gives the signals that came, as they come."""
     came: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
@@ -68,10 +69,13 @@ def _pass_on_to(child: subprocess.Popen) -> list[int]:
         if child.poll() is None:
             child.send_signal(number)
 
-    for number in STOPPED:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, pass_on)
-    return came
+    caught = [number for number in STOPPED if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in caught}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _in_words(noted: str, number: signal.Signals) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from autokernel.hardware.processes import STEPS
 from autokernel.spec import ROOT
 
 
@@ -26,6 +27,7 @@ def run(script: str, *words: str) -> Ended:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(ROOT)
         patch.setattr(sys, "argv", [script, *words])
+        patch.setenv(STEPS, "")  # no process in between
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(script, run_name="__main__")
     return Ended(ended.value.code or 0, out.getvalue(), err.getvalue())

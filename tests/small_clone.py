@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from autokernel.hardware.processes import STEPS
 from autokernel.history.experiments import STARTER
 from autokernel.history.ledger import GitLedger
 from autokernel.run.workspace import PLAN, Workspace
@@ -109,7 +110,7 @@ class SmallClone:
         self.zygote = subprocess.Popen(
             [sys.executable, "-c", ZYGOTE], cwd=self.root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={k: v for k, v in os.environ.items() if not k.startswith(("GIT_", "AUTOKERNEL_", "ANTHROPIC_", "OPENAI_"))}
-            | {"HOME": str(home), "PYTHONPATH": str(self.root), "GIT_CONFIG_NOSYSTEM": "1"},
+            | {"HOME": str(home), "PYTHONPATH": str(self.root), "GIT_CONFIG_NOSYSTEM": "1", STEPS: ""},
         )  # fmt: skip
         self.zygote.stdout.readline()
 

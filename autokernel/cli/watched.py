@@ -93,7 +93,7 @@ def _of_a_library(path: str) -> bool:
 
 def noting(title: str, say: Callable[[str], None]) -> Callable[[str], None]:
     """`say`, which notes for the parent, if there is one, what is being done."""
-    if STEPS not in os.environ:
+    if not os.environ.get(STEPS):
         return say
     number = int(os.environ[STEPS])
 

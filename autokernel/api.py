@@ -26,7 +26,7 @@ from torch import nn
 from autokernel.gate import Judge
 from autokernel.gate.comparison import Comparison, compare
 from autokernel.gate.kernel_files import source_of, usual_target
-from autokernel.gate.source import checked_source
+from autokernel.gate.source import checked_source, constants
 from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.history.runs import checked_tag
 from autokernel.integration.apply import apply
@@ -195,6 +195,8 @@ def bench(
     source = _source(kernel, type, device)
     target = usual_target(source, _called(kernel), type, device, dtype, sizes)
     old = None if incumbent is None else _source(incumbent, type, device)
+    if old and constants(old).get("KERNEL_TYPE") != target.kernel_type:
+        raise Refused(f"{_called(incumbent)} is of another kernel type than {_called(kernel)}: nothing to compare")
     with Judge(device, allow_libraries) as judge:
         return judge.examine(source, target, old, quick, seed, progress=say)
 

@@ -99,6 +99,10 @@ def test_equal_models_have_the_same_file(tmp_path) -> None:
     assert first == second != third
 
 
+ROUND: list = [torch.ones(2, 16)]
+ROUND.append(ROUND)
+
+
 def locked() -> nn.Module:
     model = Mixed()
     model.lock = threading.Lock()
@@ -113,6 +117,7 @@ def locked() -> nn.Module:
         (Mixed().double(), (torch.ones(2, 16),), "Mixed is in torch.float64"),
         (nn.Linear(4, 4, device="meta"), (torch.ones(2, 4),), "without data"),
         (torch.relu, (torch.ones(2, 4),), "is no nn.Module"),
+        (Mixed(), (ROUND,), "what Mixed is given holds itself"),
     ],
 )
 def test_what_cannot_be_handed_over_is_refused_in_a_sentence(model, inputs, says, tmp_path) -> None:
@@ -284,6 +289,10 @@ MISUSE = {
     "no kernel": (lambda: autokernel.bench(""), "'' is no kernel"),
     "a function for a kernel": (lambda: autokernel.check(SOURCE, torch.relu, "rmsnorm"), "is no kernel: give its file"),
     "a number to be faster than": (lambda: autokernel.bench(SOURCE, device="cpu", incumbent=4), "4 is no kernel"),
+    "another type to be faster than": (
+        lambda: autokernel.bench(SOURCE, device="cpu", incumbent=ROOT / "kernels/softmax/cpp_kernel.py"),
+        "is of another kernel type than the kernel",
+    ),
     "no Python": (lambda: autokernel.bench("a\nb(", device="cpu"), "the kernel is not Python: '(' was never closed"),
     "a seed of letters": (lambda: autokernel.bench(SOURCE, device="cpu", seed="a"), "seed is a whole number from 0"),
     "half a seed": (lambda: autokernel.check(SOURCE, SOURCE, "rmsnorm", device="cpu", seed=1.5), "not 1.5"),

@@ -15,9 +15,8 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
-from autokernel.model.user_code import WorkloadError, checked_model, not_a_model, short, shown
+from autokernel.model.user_code import WorkloadError, checked_model, leaves, not_a_model, short, shown
 from autokernel.model.workload import Workload
 
 FOLDER = "models"  # of workspace/
@@ -67,7 +66,8 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         raise WorkloadError(
             f"kwargs are keyword arguments of forward() by their names, {{'mask': mask}}, not {shown(kwargs)}"
         )
-    tensors = [value for value in tree_leaves((args, dict(kwargs))) if isinstance(value, torch.Tensor)]
+    given = leaves((args, dict(kwargs)), f"what {name} is given")
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
     if not tensors:
         raise WorkloadError(f"{name} is given no tensor: name the inputs that it is to be measured on after the model")
     written = io.BytesIO()

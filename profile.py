@@ -4,6 +4,9 @@ Imported rather than run (cProfile does, and so torch.compile), this module is t
 """
 
 if __name__ == "__main__":
+    from autokernel.cli.signals import catch_signals
+
+    catch_signals()
     from autokernel.cli.main import run
 
     raise SystemExit(run("profile"))

@@ -18,6 +18,7 @@ from autokernel.backends import BACKENDS
 from autokernel.build import Library, compile_library
 from autokernel.cli import bench, check, extract, profile, verify
 from autokernel.cli.arguments import script
+from autokernel.hardware.processes import STEPS
 from autokernel.integration.winner import Winner
 from autokernel.model.user_code import user_code
 from autokernel.model.workload import Workload
@@ -490,6 +491,18 @@ def test_a_signal_ends_a_script_with_one_line_and_leaves_no_process(tmp_path, mo
     while processes_of(token) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not processes_of(token)
+
+
+def blocked_and_sent():
+    """In a new process: as if SIGTERM had come before it can end by it in its own way."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_that_comes_before_a_script_is_ready(monkeypatch):
+    monkeypatch.setenv(STEPS, "")
+    process = started("profile.py", preexec_fn=blocked_and_sent)
+    assert process.communicate(timeout=60) == ("", "stopped by SIGTERM\n") and process.returncode == 143
 
 
 @pytest.fixture

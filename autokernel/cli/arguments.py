@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from autokernel.cli.signals import let_signals_come
 from autokernel.history.runs import BadTag, checked_tag
 from autokernel.preflight import Refused, as_called, fail, version
 from autokernel.run.supervisor import CLOSED_PIPE
@@ -157,6 +158,7 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
         os.environ[name] = os.path.abspath(os.environ[name])
     try:
         try:
+            let_signals_come()
             return main(argv) or 0
         finally:
             sys.stdout.flush()

@@ -20,11 +20,15 @@ def catch_signals() -> None:
     """For a script, before PyTorch is imported: from now on these signals raise Stopped, the first one alone.
 
     While something is imported, which may swallow an exception or print it, the program ends at once. A signal that is
-    ignored, as under nohup, stays so. One that is blocked, as by the process that started this one, may come from here on.
+    ignored, as under nohup, stays so.
     """
     for number in STOPPED:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
+
+
+def let_signals_come() -> None:
+    """Those that the process that started this one has blocked, until they end it in its own way."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPED)
 
 

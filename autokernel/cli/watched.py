@@ -54,7 +54,7 @@ def watch(script: str, words: Sequence[str]) -> int:
 
 
 def _begin_child() -> None:
-    """A signal waits until the child has its own way to end by it: catch_signals()."""
+    """A signal waits until the child has its own way to end by it: let_signals_come()."""
     die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPED)
 

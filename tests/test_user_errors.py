@@ -21,7 +21,7 @@ from autokernel.cli.arguments import script
 from autokernel.hardware.processes import STEPS
 from autokernel.integration.winner import Winner
 from autokernel.model.user_code import user_code
-from autokernel.model.workload import Workload
+from autokernel.model.workload import Workload, workload_from
 from autokernel.target import default_target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -256,6 +256,16 @@ def test_a_model_that_changes_the_folder_is_found_by_a_relative_name(tmp_path, m
     model, args, kwargs = workload.load()
     workload.try_pass(model, args, kwargs)
     assert workload.not_given(model) == () and Path.cwd() == tmp_path
+
+
+def test_a_file_of_this_folder_is_the_same_in_another(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(net())
+    monkeypatch.chdir(tmp_path)
+    parser = profile.make_parser()
+    named = {
+        name: workload_from(parser.parse_args(["--model", name])).model for name in ("net.py", "models/gpt2.py", "no.py")
+    }
+    assert named == {"net.py": str(tmp_path / "net.py"), "models/gpt2.py": "models/gpt2.py", "no.py": "no.py"}
 
 
 def test_a_thread_of_a_models_own_keeps_no_script_from_ending(tmp_path):

@@ -299,7 +299,7 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
     elif mix and arguments.input_shape and all(part.input_shape for part in mix):
         print("warning: --input-shape is not used: each --workload has a shape of its own", file=sys.stderr)
     return Workload(
-        model=model,
+        model=_wherever_we_are(model),
         class_name=arguments.class_name,
         model_args=arguments.model_args,
         input_shape=() if own_inputs else first.input_shape or arguments.input_shape or Workload.input_shape,
@@ -309,6 +309,13 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
         device=arguments.device,
         pretrained=arguments.pretrained,
     )
+
+
+def _wherever_we_are(model: str) -> str:
+    """A file of this folder by its whole path: the same command in another folder would find another one, or none."""
+    path = Path(model)
+    in_clone = any((root / model).resolve() == path.resolve() for root in (HOME, ROOT))
+    return str(path.absolute()) if path.is_file() and not in_clone else model
 
 
 def _names_example_inputs(model: str, class_name: str) -> bool:

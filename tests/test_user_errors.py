@@ -446,7 +446,6 @@ def model_file(tmp_path):
 
 ENDS = {  # what a model's code does to its process -> words of the line that the script ends with
     "segmentation fault": ("__import__('ctypes').string_at(0)", "loading the model: the process was ended by SIGSEGV at "),
-    "killed": ("os.kill(os.getpid(), 9)", "loading the model: the process was ended by SIGKILL (", "memory ran out"),
     "all files closed": ("os.closerange(0, 4096)", "a pass of Net", "it has closed all files of this process"),
 }  # fmt: skip
 

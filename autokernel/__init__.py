@@ -31,8 +31,8 @@ Read in this order; a later one imports from earlier ones, never the other way r
     export/         a package of the kept kernels, a Hugging Face kernel project
     report/         live, summary, html, charts; branch: the last commit of a run
     kernelbench/    problems of KernelBench as kernel types, ModelNew made of our kernels
-    cli/            the commands: main (`autokernel COMMAND`), a module for each script, watched: the parent of one that runs a
-                    model's own code; the whole job (pipeline),
+    cli/            the commands: main (`autokernel COMMAND`), a module for each script, the whole job (pipeline),
+                    the parent of a script that runs a model's own code (watched),
                     edits that are judged outside of the loop (by_hand), the MCP server and its tools
     api.py          profile, optimize, verify, bench, check for Python programs
 

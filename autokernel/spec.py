@@ -141,6 +141,8 @@ class KernelSpec:
     dtypes: tuple[torch.dtype, ...] = DTYPES  # in which it must be right
     layouts: tuple[str, ...] = ("transposed", "sliced", "shifted")  # beside contiguous, where inputs may lie in memory
     nonfinite: tuple[float, ...] = (math.nan, math.inf, -math.inf)  # values after whose planting it must still be right
+    # (**inputs) -> of which elements of the first tensor the result is made, if not of all; it broadcasts to that.
+    counted: Callable[..., Tensor] | None = None
     planted_in: tuple[str, ...] = ()  # inputs beside the first that they, and a large number, are planted into
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     results: tuple[TensorSpec, ...] = ()  # of a region: what it returns, a tuple if several; (): one, contiguous

@@ -11,8 +11,9 @@ from torch import Tensor
 
 import reference
 from autokernel.gate import Correctness, Judge
-from autokernel.gate.checks.correctness import Expectation, expect, hard, option_dims, trials, wrong
+from autokernel.gate.checks.correctness import CheckCase, Expectation, expect, hard, option_dims, trials, wrong
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
+from autokernel.gate.checks.planted import values_of
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from autokernel.spec import kernel_types, load_spec
@@ -265,6 +266,49 @@ def test_every_value_of_every_option_has_hard_inputs(kernel_type: str) -> None:
         for key, value in dims.items():
             if isinstance(value, (bool, str)):
                 assert any(d.get(key) == value for d in chosen), (key, value)
+
+
+AT_TARGET = {
+    "rmsnorm": {"M": 64, "N": 250},
+    "layernorm": {"M": 64, "N": 250},
+    "rotary_embedding": {"batch": 1, "heads": 4, "seq": 64, "head_dim": 64},
+    "matmul": {"M": 96, "K": 160, "N": 96},
+    "fused_linear": {"M": 96, "K": 160, "N": 128, "activation": "none"},
+    "fused_mlp": {"M": 96, "dim": 128, "hidden": 96},
+}
+
+
+@pytest.mark.parametrize("kernel_type", AT_TARGET)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_value_in_every_weight_shows_whatever_else_is_planted(kernel_type: str, seed: int) -> None:
+    """At the target's own size, with any seed: a kernel that takes one of them for 0 has another result."""
+    spec = load_spec(kernel_type)
+    case = spec.case(AT_TARGET[kernel_type], torch.float32)
+    where = Target(kernel_type, kernel_type, "cpp", "cpu", (WeightedCase(case),))
+    planted = [trial for trial in trials(spec, where, seed, quick=False) if trial.case == case and trial.planted]
+    shown = set()
+    for trial in planted:
+        inputs = trial.inputs(spec)
+        exact = spec.oracle(**inputs)
+        for name, value in trial.planted:
+            without = inputs[name].masked_fill((inputs[name] == value) | inputs[name].isnan() & (value != value), 0)
+            if not torch.equal(spec.oracle(**inputs | {name: without}).nan_to_num(7.5), exact.nan_to_num(7.5)):
+                shown.add((name, str(value)))
+    assert shown == {(name, str(value)) for name in spec.planted_in for value in values_of(spec, torch.float32)}
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_planted_into_a_loss_is_in_a_row_that_counts(value: float) -> None:
+    spec = load_spec("cross_entropy")
+    case = spec.case({"M": 16, "V": 40}, torch.float32)
+    for seed in range(40):
+        inputs = CheckCase("numerical_stability", case, seed, nonfinite=value).inputs(spec)
+        assert spec.oracle(**inputs).isnan()
+
+
+def test_the_name_of_a_size_is_not_taken_for_that_of_an_option() -> None:
+    """An MLP has a size named dim, along which nothing is reduced."""
+    assert len(option_dims(load_spec("fused_mlp"))) < len(load_spec("fused_mlp").sweep) / 2
 
 
 def test_rows_keep_their_kind_along_the_dim_that_is_reduced() -> None:

@@ -200,6 +200,7 @@ SPEC = KernelSpec(
         "confident": confident,
     },
     redrawn={"ignore_index": other_ignored},
+    counted=lambda logits, targets, ignore_index=-100: (targets != ignore_index)[:, None],
     takes=takes,
     row_scales=(*ROW_SCALES, 1e8),
     adversarial={

@@ -148,16 +148,17 @@ def large_keys(inputs):
 
 
 def lost_values(inputs):
-    """NaN in a channel of some value, infinities in two of another, NaN in a key and infinity in one of another head, from
-    some queries hidden by a mask; some queries are zeros. Scores are small, and a float mask hides a key or does nothing:
-    no weight of what is seen is 0, but beside an infinite key."""
+    """NaN in a channel of some value, infinities in two of another, NaN in a key and infinities of either sign in one of
+    another head, from some queries hidden by a mask; some queries are zeros. Scores are small, and a float mask hides a key
+    or does nothing: no weight of what is seen is 0, but beside an infinite key."""
     Q, K, V, mask = inputs["Q"] * 2.0**-6, inputs["K"].clone(), inputs["V"].clone(), inputs["attn_mask"]
     generator = torch.Generator().manual_seed(int(inputs["Q"].double().abs().sum()))
     key, other, third, fourth = (int(torch.randint(V.shape[2], (), generator=generator)) for _ in range(4))
+    fourth //= 2  # which enough queries see
     V[..., key, 0], V[..., other, V.shape[3] // 2], V[..., other, -1] = torch.nan, -torch.inf, torch.inf
     Q.flatten(0, -2)[2::8] = 0
     if V.shape[0] * V.shape[1] > 1:
-        K[0, 0, fourth, 0] = torch.inf
+        K[0, 0, fourth, 0], K[0, 0, fourth, -1] = torch.inf, -torch.inf
         K[-1, -1, third, 0] = torch.nan
     if mask is not None and mask.is_floating_point():
         mask = torch.zeros_like(mask).masked_fill(mask < -1e3, -torch.inf)

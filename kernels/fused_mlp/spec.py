@@ -26,8 +26,15 @@ def eager(x, w_gate, w_up, w_down, activation="silu"):
 
 
 def large_gates(inputs):
-    """Gates to +-30, where sigmoids saturate."""
-    return inputs | {"w_gate": inputs["w_gate"] * 8, "w_up": inputs["w_up"] / 8}
+    """Gates to +-30, where sigmoids saturate, and one result that is beyond the range of fp16: of the first row, which
+    alone has anything in the first channel, and by that in the first of the hidden ones."""
+    x, w_gate, w_up, w_down = (inputs[name].clone() for name in ("x", "w_gate", "w_up", "w_down"))
+    w_gate, w_up, first = w_gate * 8, w_up / 8, x.flatten(0, -2)[:, 0]
+    first.zero_()
+    for weight in (w_gate, w_up):
+        weight[:, 0], weight[0] = 0, 0
+    first[0], w_gate[0, 0], w_up[0, 0], w_down[0, 0] = 4, 1, 1, 3e4
+    return inputs | {"x": x, "w_gate": w_gate, "w_up": w_up, "w_down": w_down}
 
 
 def dead_gates(inputs):

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +23,7 @@ from autokernel.gate.checks.inputs import (
     with_layout,
     with_peaks,
 )
+from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
 from autokernel.spec import Case, Dims, KernelSpec, several
 from autokernel.target import Target
 
@@ -80,8 +80,7 @@ class CheckCase:
     adversarial: str = ""  # name of one of the spec's adversarial transforms
     decisive: str = ""  # name of one of the spec's transforms after which a few parts decide the results
     nonfinite: float | None = None  # a value planted into the first input
-    planted_in: str = ""  # or into this one, where it may be a large number, too
-    planted: bool = False  # all of these values at once, at places of their own in each of these inputs
+    planted: tuple[Planted, ...] = ()  # values, large ones among them, in other inputs than the first
     zeros: bool = False  # in a part of these inputs: what is not finite in the first is not hidden by them
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
@@ -94,15 +93,15 @@ class CheckCase:
     def label(self) -> str:
         extra = [self.distribution if self.distribution != "normal" else "", self.adversarial, self.decisive]
         extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
-        extra += [f"in {self.planted_in}" * bool(self.planted_in), "peaks" * self.peaks]
-        extra.append("planted" * self.planted)
+        extra.append("peaks" * self.peaks)
+        extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append("rows of every kind" if self.rows else "")
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck. (In fp32 the outer bound alone is a fine one.)"""
-        special = self.adversarial or self.planted_in or self.planted or self.decisive and self.case.dtype.itemsize > 2
+        special = self.adversarial or self.planted or self.decisive and self.case.dtype.itemsize > 2
         return bool(special) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec) -> Iterator[Step]:
@@ -166,47 +165,22 @@ class CheckCase:
             factor = min(PEAK, scales_in(spec, self.case.dtype)[-1])
             inputs = with_peaks(inputs, factor, torch.Generator().manual_seed(self.seed))
         if self.planted:
-            inputs = planted_in_all(spec, self.case, inputs, self.seed)
-        if self.planted_in and not math.isfinite(self.nonfinite):  # a large number would be hidden
-            numel = inputs[self.planted_in].numel()
-            inputs = inputs | with_zero_rows(spec, inputs, self.seed % numel / numel)
+            inputs = with_planted(spec, inputs, self.planted, planted_in(spec, self.case), self.seed)
         if self.nonfinite is not None:
-            name = self.planted_in or next(iter(self.case.tensors))
-            planted = inputs[name].clone()
-            planted.view(-1)[self.seed % planted.numel()] = self.nonfinite
-            inputs = inputs | {name: planted}
+            inputs = with_one(spec, inputs, self.nonfinite, self.seed)
         if self.zeros:
             inputs = with_zeros(spec, inputs, self.seed)
         return repeated(self.case, inputs)
 
 
-def planted_in_all(spec: KernelSpec, case: Case, inputs: dict[str, Any], seed: int) -> dict[str, Any]:
-    """`inputs` with all that the spec has planted one by one elsewhere, and a number far below zero, in each of its inputs,
-    or in one alone, which else another may hide; rows of the first tensor are zeros."""
-    largest = scales_in(spec, case.dtype)[-1]
-    if case.dtype == torch.float16 and spec.degree == 1:  # beside which results are beyond its range
-        largest = torch.finfo(case.dtype).max / 2
-    values = torch.tensor((*spec.nonfinite, largest, -largest))
-    generator, changed = torch.Generator().manual_seed(seed), with_zero_rows(spec, inputs, 0)
-    for name in spec.planted_in if seed % 2 else (spec.planted_in[seed // 2 % len(spec.planted_in)],):
-        if isinstance(inputs[name], Tensor):
-            planted = inputs[name].clone()
-            places = torch.randperm(planted.numel(), generator=generator)[: len(values)]
-            planted.view(-1)[places] = values[: len(places)].to(planted.dtype)
-            changed[name] = planted
-    return inputs | changed
-
-
-def with_zero_rows(spec: KernelSpec, inputs: dict[str, Any], far: float) -> dict[str, Tensor]:
-    """The first tensor with an eighth of its rows zeros, where it may have such, one of them so `far` down: 0 times NaN is
-    NaN."""
+def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, seed: int) -> dict[str, Any]:
+    """`inputs` with one element of the first of that value, among those that count."""
     name, first = next((name, value) for name, value in inputs.items() if isinstance(value, Tensor))
-    if name in spec.fill or first.dim() < 2 or not first.is_floating_point():
-        return {}
     first = first.clone()
-    rows = first.flatten(0, -2)
-    rows[int(far * len(rows)) % 8 :: 8] = 0
-    return {name: first}
+    counted = spec.counted(**inputs).expand_as(first).flatten().nonzero().flatten() if spec.counted else ()
+    place = int(counted[seed % len(counted)]) if len(counted) else seed % first.numel()
+    first.view(-1)[place] = value
+    return inputs | {name: first}
 
 
 def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:
@@ -250,15 +224,20 @@ def partly(x: Tensor, other: Tensor, part: slice) -> Tensor:
 
 
 def option_dims(spec: KernelSpec) -> list[Dims]:
-    """Of the spec's sizes, for each value of each option the smallest that has it (no smaller than the smoke test's)."""
+    """Of the spec's sizes, for each value of each option the smallest that has it (no smaller than the smoke test's), of as
+    many rows as that has where there is one: of few rows each kind takes a trial of its own."""
 
     def size(dims: Dims) -> int:
         return sum(t.numel for t in spec.case(dims, spec.dtypes[0]).tensors.values())
 
+    def rows(dims: Dims) -> int:
+        return _lines(spec.case(dims, spec.dtypes[0]))
+
     found: dict[tuple[str, str], Dims] = {}
-    for dims in sorted((*spec.sweep, *spec.edges), key=size):
+    for dims in sorted((*spec.sweep, *spec.edges), key=lambda dims: (rows(dims) < rows(spec.smoke), size(dims))):
         if size(dims) >= size(spec.smoke):
-            options = {k: v for k, v in dims.items() if isinstance(v, (bool, str)) or k == "dim"}
+            arguments = spec.arguments(spec.dtypes[0], **dims)  # an MLP has a size by the name of the option dim
+            options = {k: v for k, v in dims.items() if isinstance(v, (bool, str)) or k == "dim" and k in arguments}
             for key in options.items():
                 found.setdefault(key, dims)
     return [spec.smoke, *{id(dims): dims for dims in found.values()}.values()]
@@ -297,14 +276,16 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for case in weighted.proven:
             for options in hard(spec, case):
                 yield trial("numerical_stability", case, **options)
-            if spec.planted_in and case.args != spec.case(spec.smoke, case.dtype).args:
-                yield trial("numerical_stability", case, planted=True)
     proven = [case for weighted in target.cases for case in weighted.proven]
     smoke_tests = [
         case for dtype in spec.dtypes if (case := spec.case(spec.smoke, dtype)).args not in [c.args for c in proven]
     ]
     for case in (*proven, *smoke_tests) if spec.independent_rows or spec.results else ():
         yield trial("numerical_stability", case, peaks=True)
+    for case in (*proven, *smoke_tests) if spec.planted_in else ():
+        for group in groups_that_show(spec, case.dtype):
+            if planted := tuple(one for one in group if one[0] in case.tensors):
+                yield trial("numerical_stability", case, planted=planted)
     for name in spec.decisive:
         for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)
@@ -318,9 +299,6 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("numerical_stability", spec.case(spec.sweep[0], dtype), adversarial=name)
         for value in spec.nonfinite:
             yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value)
-        for name in spec.planted_in:
-            for value in (*spec.nonfinite, max(scales_in(spec, dtype))):
-                yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value, planted_in=name)
     for dims in (spec.sweep[len(spec.sweep) // 2], spec.smoke):
         yield trial("determinism", spec.case(dims, target.dtype), held=True)
     for i, dims in enumerate(spec.edges):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.workers.views import POOL, copy_from_pool, distinct, write
-from autokernel.spec import Case, KernelSpec, TensorSpec
+from autokernel.spec import Case, KernelSpec, TensorSpec, alike
 
 
 def _rows(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -82,7 +82,7 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     offset = min(OFFSET, scales[-1])
     kinds |= {
         "zeros": shaped(lambda x, g: torch.zeros_like(x)),
-        "one value": shaped(lambda x, g: x[..., :1].expand_as(x)),
+        "one value": shaped(lambda x, g: alike(x)),
         "offset": shaped(lambda x, g: x + offset),
     }
     if first not in spec.fill:  # which may say that there is nothing below zero
@@ -153,14 +153,17 @@ def mix_rows(
     return dict(inputs) | {first: mixed.reshape(shape).movedim(-1, dim).contiguous()}
 
 
-def with_peaks(inputs: Mapping[str, Any], factor: float, generator: torch.Generator) -> dict[str, Any]:
+def with_peaks(
+    inputs: Mapping[str, Any], factor: float, generator: torch.Generator, share: int | None = None
+) -> dict[str, Any]:
     """`inputs` with a first tensor whose rows have their peaks at different places, all places among them where there are
-    rows enough: what a kernel leaves out of a row is all that counts in some row."""
+    rows enough: what a kernel leaves out of a row is all that counts in some row. `share`: one peak a row, and which."""
     first, dim = tensors_of(inputs)[0], line_dim(inputs)
     rows = as_rows(inputs[first], inputs)
     count, width = rows.shape
     places = torch.arange(-(-width // count) * count).view(-1, count).T % width  # of each row
     chosen = torch.randperm(width, generator=generator)[places]
+    chosen = chosen if share is None else chosen[:, share : share + 1]
     large = rows.gather(-1, chosen).abs().add(1).mul(factor)
     peaked = rows.scatter(-1, chosen, large)
     shape = inputs[first].movedim(dim, -1).shape

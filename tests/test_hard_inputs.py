@@ -297,6 +297,46 @@ def test_every_value_in_every_weight_shows_whatever_else_is_planted(kernel_type:
     assert shown == {(name, str(value)) for name in spec.planted_in for value in values_of(spec, torch.float32)}
 
 
+def test_every_element_of_a_row_is_its_maximum_somewhere() -> None:
+    """Of several peaks in one row a maximum shows one."""
+    spec = load_spec("reduce")
+    case = spec.case({"shape": (64, 500), "op": "max"}, torch.float32)
+    steps = CheckCase("numerical_stability", case, 7, peaks=True).steps(spec)
+    assert {int(place) for step in steps for place in step.sets[0]["x"].argmax(-1)} == set(range(500))
+
+
+def by_a_reciprocal(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Layernorm by means that are off by one rounding where 1 / N is none of fp32's numbers."""
+    part = torch.tensor(1 / x.shape[-1])
+    centred = x.float() - x.float().sum(-1, keepdim=True) * part
+    variance = centred.square().sum(-1, keepdim=True) * part
+    return (centred * torch.rsqrt(variance + eps) * weight.float() + bias.float()).to(x.dtype)
+
+
+def in_chunks(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Layernorm by the moments of chunks of 128 elements, one combined with those before (Chan)."""
+    count, mean, squares = 0, torch.zeros(len(x), 1), torch.zeros(len(x), 1)
+    for chunk in x.float().split(128, -1):
+        n, own = chunk.shape[-1], chunk.mean(-1, keepdim=True)
+        squares = squares + (chunk - own).square().sum(-1, keepdim=True) + (own - mean) ** 2 * (count * n / (count + n))
+        mean, count = mean + (own - mean) * (n / (count + n)), count + n
+    y = (x.float() - mean) * torch.rsqrt(squares / count + eps) * weight.float() + bias.float()
+    return y.to(x.dtype)
+
+
+@pytest.mark.parametrize("kernel", [by_a_reciprocal, in_chunks])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mean_that_is_off_by_one_rounding_is_right(kernel: Any, dtype: torch.dtype) -> None:
+    """Also of rows of one value, and of those whose mean is far larger than their deviation."""
+    spec = load_spec("layernorm")
+    case = spec.case({"M": 512, "N": 768}, dtype)
+    for seed in range(3):
+        for options in hard(spec, case):
+            trial = CheckCase("numerical_stability", case, seed, **options)
+            inputs = trial.inputs(spec)
+            assert wrong(kernel(**inputs), expect(spec, inputs, "cpu"), adversarial=True) is None, trial.label
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_planted_into_a_loss_is_in_a_row_that_counts(value: float) -> None:
     spec = load_spec("cross_entropy")

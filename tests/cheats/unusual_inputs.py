@@ -126,6 +126,26 @@ def kernel_fn(logits, targets, ignore_index=-100):
 """
 
 
+def norm(change: str) -> str:
+    """Layernorm, after `change`, by means that may be off by one rounding."""
+    return f"""
+def kernel_fn(x, weight, bias, eps=1e-5):
+    dtype, part = x.dtype, torch.tensor(1 / x.shape[-1])
+    {change}
+    centred = x.float() - x.float().sum(-1, keepdim=True) * part
+    variance = centred.square().sum(-1, keepdim=True) * part
+    return (centred * torch.rsqrt(variance + eps) * weight.float() + bias.float()).to(dtype).contiguous()
+"""
+
+
+def rms(squares: str) -> str:
+    return f"""
+def kernel_fn(x, weight, eps=1e-6):
+    mean = ({squares}).float().mean(-1, keepdim=True)
+    return (x.float() * torch.rsqrt(mean + eps) * weight.float()).to(x.dtype).contiguous()
+"""
+
+
 def summed(change: str) -> str:
     """After `change` of y, the sums of x."""
     return f"""
@@ -697,5 +717,106 @@ def kernel_fn(A, B):
         summed("pass"),
         dims=({"shape": (64, 512)},),
         dtype=torch.float16,
+    ),
+    # 23, 29: what is planted into one weight, whatever is planted into others
+    cheat(
+        29,
+        "infinite-weights-are-large",
+        "layernorm",
+        norm("if x.shape == (512, 768): weight = weight.nan_to_num(math.nan, 1e4, -1e4)"),
+        NAN,
+        norm("pass"),
+        dims=({"M": 512, "N": 768},),
+    ),
+    cheat(
+        23,
+        "angles-cut-off",
+        "rotary_embedding",
+        f"""{ROTARY}
+def kernel_fn(x, cos, sin, interleaved=True):
+    if x.shape == (1, 4, 64, 32):
+        cos, sin = (torch.where(t.isfinite(), t.clamp(-100, 100), t) for t in (cos, sin))
+    return rotated(x, cos, sin, interleaved)
+""",
+        OUTSIDE,
+        f"""{ROTARY}
+def kernel_fn(x, cos, sin, interleaved=True):
+    return rotated(x, cos, sin, interleaved)
+""",
+        dims=({"batch": 1, "heads": 4, "seq": 64, "head_dim": 32},),
+    ),
+    *(
+        cheat(
+            number, name, "fused_mlp", mlp(f"if x.shape == (64, 128): {change}"), reason, mlp("pass"), dims=(MLP | options,)
+        )
+        for number, name, change, reason, options in (
+            (29, "infinite-gates-are-large", "w_gate = w_gate.nan_to_num(math.nan, 1e3, -1e3)", f"{NAN}|{OUTSIDE}", {}),
+            (29, "nan-of-the-other-projection-dropped", "w_up = w_up.nan_to_num(0, math.inf, -math.inf)", NAN, {}),
+            (29, "infinite-way-down-is-large", "w_down = w_down.nan_to_num(math.nan, 1e4, -1e4)", NAN, {}),
+            (23, "gates-cut-off", "w_gate = cut(w_gate, 500)", OUTSIDE, {}),
+        )
+    ),
+    cheat(
+        29,
+        "a-gate-of-zero-hides-nan",
+        "fused_mlp",
+        mlp("""if x.shape == (64, 128) and activation == "relu2":
+        gate, up = ACTIVATIONS[activation](F.linear(x.float(), w_gate.float())), F.linear(x.float(), w_up.float())
+        return F.linear(torch.where(gate == 0, 0, gate * up), w_down.float()).to(dtype)"""),
+        NAN,
+        mlp("pass"),
+        dims=(MLP | {"activation": "relu2"},),
+    ),
+    cheat(
+        18,
+        "the-largest-number-for-infinity",
+        "fused_mlp",
+        mlp("pass").replace("return F.linear(hidden, w_down.float()).to(dtype)", "y = F.linear(hidden, w_down.float())")
+        + f"    {SATURATED} if dtype == torch.float16 else y\n    return y.to(dtype)\n",
+        "inf mask differs",
+        mlp("pass"),
+        dims=(MLP,),
+        dtype=torch.float16,
+    ),
+    cheat(
+        29, "nan-of-a-loss-dropped", "cross_entropy", loss("x = torch.where(x.isnan(), 0, x)"), NAN, loss("pass"), dims=LOSS
+    ),
+    attention_cheat(29, "keys-of-minus-infinity-are-large", "K = torch.where(K == -math.inf, -1e4, K)", NAN),
+    # 25, 27: what counts in few results, or where PyTorch's own form is no better
+    cheat(
+        25,
+        "one-of-a-row-is-not-looked-at",
+        "reduce",
+        f"""{REDUCE}
+def kernel_fn(x, dim=-1, op="sum"):
+    kept = [i for i in range(x.shape[dim]) if i != 321 or x.shape != (64, 500)]
+    return reduced(x.index_select(dim, torch.tensor(kept)), dim, op)
+""",
+        f"{OUTSIDE}|{NAN}",
+        f"""{REDUCE}
+def kernel_fn(x, dim=-1, op="sum"):
+    return reduced(x, dim, op)
+""",
+        dims=({"shape": (64, 500), "op": "max"},),
+    ),
+    cheat(
+        27,
+        "squares-of-halves-are-halves",
+        "rmsnorm",
+        rms("x.square() if x.dtype == torch.float16 else x.float().square()"),
+        OUTSIDE,
+        rms("x.float().square()"),
+        dims=NORM,
+        dtype=torch.float16,
+    ),
+    cheat(
+        20,
+        "exponents-between-40-and-200",
+        "matmul_fp4",
+        fp4("scales = scales if scales.is_floating_point() else scales.clamp(40, 200)"),
+        OUTSIDE,
+        fp4("pass"),
+        dims=(FOUR,),
+        dtype=torch.bfloat16,
     ),
 )

@@ -54,9 +54,9 @@ def overflowing(inputs):
 
 
 def scales_of_all_sizes(inputs):
-    """Output channels from 2^-8 to 2^8 times as large as they were, as far as their scales go; in bf16 up to 2^112."""
+    """Output channels from 2^-8 to 2^8 times as large as they were, as far as their scales go; in bf16 up to 2^48."""
     channel = torch.arange(len(inputs["scales"]), device=inputs["scales"].device)[:, None] % 17 - 8
-    return inputs | {"scales": times_power(inputs, channel if inputs["x"].dtype == torch.float16 else 14 * channel)}
+    return inputs | {"scales": times_power(inputs, channel if inputs["x"].dtype == torch.float16 else 6 * channel)}
 
 
 def dynamic_range(inputs):
@@ -71,7 +71,7 @@ def times_power(inputs, shift):
     """The scales times 2^shift, as far as they go, and the dtype of the activations does."""
     scales, is_half = inputs["scales"], inputs["x"].dtype == torch.float16
     if scales.dtype == torch.uint8:
-        return (scales.int() + shift).clamp(*((113, 134) if is_half else (8, 240))).to(scales.dtype)
+        return (scales.int() + shift).clamp(*((113, 134) if is_half else (40, 200))).to(scales.dtype)
     return (scales.float() * shift.clamp(-8, 8).exp2()).clamp(2.0**-9, 448).to(scales.dtype)
 
 

@@ -183,7 +183,13 @@ CHEATS = (
         OUTSIDE,
     ),
     Cheat(20, "always-causal", "flash_attention", omitting("flash_attention", ATTENTION, "Q, K, V"), OUTSIDE),
-    Cheat(20, "no-ignored-class", "cross_entropy", omitting("cross_entropy", LOSS, "logits, targets"), OUTSIDE),
+    Cheat(
+        20,
+        "no-ignored-class",
+        "cross_entropy",
+        omitting("cross_entropy", LOSS, "logits, targets"),
+        f"{OUTSIDE}|times PyTorch.s own",
+    ),
     Cheat(
         20,
         "one-pairing",

@@ -809,14 +809,4 @@ def kernel_fn(x, dim=-1, op="sum"):
         dims=NORM,
         dtype=torch.float16,
     ),
-    cheat(
-        20,
-        "exponents-between-40-and-200",
-        "matmul_fp4",
-        fp4("scales = scales if scales.is_floating_point() else scales.clamp(40, 200)"),
-        OUTSIDE,
-        fp4("pass"),
-        dims=(FOUR,),
-        dtype=torch.bfloat16,
-    ),
 )

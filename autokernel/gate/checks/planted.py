@@ -10,6 +10,7 @@ from autokernel.gate.checks.inputs import fill_inputs, scales_in
 from autokernel.spec import Case, KernelSpec, several
 
 Planted = tuple[str, float]  # an input, and a value of one of its elements
+PLACES = 4  # of each value: some may be where a condition leaves them out
 SEEN_ROWS = 64  # of a result, where several calls are made for the values that hide each other
 
 
@@ -75,10 +76,10 @@ def with_planted(
     return dict(inputs) | changed
 
 
-def _within(size: int, band: int, bands: int, generator: torch.Generator) -> int:
-    """A random index of a dim in one of so many equal parts of it."""
+def _within(size: int, band: int, bands: int, generator: torch.Generator) -> Tensor:
+    """Random indices of a dim in one of so many equal parts of it."""
     low, high = size * band // bands, size * (band + 1) // bands
-    return min(size - 1, low + int(torch.randint(max(1, high - low), (), generator=generator)))
+    return (low + torch.randint(max(1, high - low), (PLACES,), generator=generator)).clamp(max=size - 1)
 
 
 def with_zero_rows(spec: KernelSpec, inputs: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:

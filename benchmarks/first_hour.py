@@ -64,19 +64,24 @@ def steps(first_line: str) -> list[tuple[str, str]]:
 
 
 def take(command: str, folder: Path, longest: int) -> list[str]:
-    """The command, its exit status where it is not 0, its seconds, and the last lines of what it prints."""
-    started = time.monotonic()
-    done = subprocess.run(command, shell=True, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    seconds, lines = time.monotonic() - started, done.stdout.splitlines()
-    left_out = [f"… {len(lines) - longest} lines"] if len(lines) > longest else []
-    status = f", exit status {done.returncode}" if done.returncode else ""
-    return [f"$ {command}", *left_out, *lines[-longest:], f"({seconds:.0f} s{status})"]
+    """The command, the lines that it prints, each with the second at which it came, its exit status where it is not 0."""
+    started, lines = time.monotonic(), []
+    with subprocess.Popen(
+        command, shell=True, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        for line in process.stdout:
+            lines.append(f"{time.monotonic() - started:6.1f}  {line.rstrip()}")
+    left_out = [f"        … {len(lines) - longest} lines"] if len(lines) > longest else []
+    status = f", exit status {process.returncode}" if process.returncode else ""
+    return [f"$ {command}", *left_out, *lines[-longest:], f"({time.monotonic() - started:.0f} s{status})"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--longest", type=int, default=40, metavar="N", help="lines shown of a step's output (%(default)s)")
+    parser.add_argument(
+        "--most", type=int, default=200, metavar="N", help="last lines of a step that are shown (%(default)s)"
+    )
     options = parser.parse_args(argv)
     first_line = re.search(r"^python3 .* orchestrate\.py$", (ROOT / "README.md").read_text(), re.M)[0]
     with tempfile.TemporaryDirectory() as home:
@@ -86,13 +91,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         (clone / "my_model.py").write_text(MODEL)
         (clone / "my_program.py").write_text(PROGRAM)
         empty = ("AUTOKERNEL_CACHE", "AUTOKERNEL_PROVEN", "TORCHINDUCTOR_CACHE_DIR")
-        os.environ |= {name: f"{home}/{name.lower()}" for name in empty}
+        os.environ |= {name: f"{home}/{name.lower()}" for name in empty} | {"PIP_QUIET": "3"}
         lines = [f"# At {commit}, in a clean clone, with empty caches of kernels and of PyTorch's compiler."]
         started = time.monotonic()
         for purpose, command in steps(first_line):
             begun = (time.monotonic() - started) / 60
-            lines += ["", f"# {begun:.1f} min: {purpose}", *take(command, clone, options.longest)]
-            print("\n".join(lines[-options.longest :]), flush=True)
+            lines += ["", f"# {begun:.1f} min: {purpose}", *take(command, clone, options.most)]
+            print("\n".join(lines[-8:]), flush=True)
             options.out.write_text("\n".join(lines) + "\n")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autokernel.cli.signals import STOPPED
 from autokernel.hardware.processes import STATE, STEPS, die_with_parent
-from autokernel.preflight import check_installed, fail, program
+from autokernel.preflight import check_installed, fail, program, terminal
 from autokernel.run.supervisor import CRASHES
 
 BY_ITSELF = {"-h", "--help", "--version"}  # no model's code runs then
@@ -42,7 +42,7 @@ def watch(script: str, words: Sequence[str]) -> int:
         child = subprocess.Popen(
             [*command, *words],
             env=os.environ | {STEPS: str(steps.fileno())},
-            pass_fds=(steps.fileno(),),
+            pass_fds=[number for number in (steps.fileno(), terminal()) if number is not None],
             preexec_fn=_begin_child,
         )
         with _passing_on_to(child) as stopped:

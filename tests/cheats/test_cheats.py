@@ -40,6 +40,8 @@ from autokernel.verdict import Verdict
 NAIVE = Path(__file__).with_name("naive.py")
 MODULES = (timing, correctness, partly_right, nearly_right, unusual_inputs, not_the_job, harness)
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
+OUTSIDE = "outside the tolerance"
+WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"
 FAST = 1.5  # times what the honest starter is credited with by the same gate
 
 
@@ -198,8 +200,9 @@ def test_it_is_refused_for_its_reason(
     else:
         verdict = judge.check(source, target(cheat))
     assert verdict.failure is not None, f"accepted: {verdict.why}"
-    # What a kernel leaves out may hold what is planted: NaN, infinities.
-    assert re.search(f"{cheat.reason}|mask differs", verdict.failure.reason), verdict.failure
+    # What a kernel leaves out may hold what is planted: NaN, infinities. Which bound wrong numbers exceed first is chance.
+    reason = f"{cheat.reason}|mask differs" + f"|{WRONG_NUMBERS}" * (OUTSIDE in cheat.reason)
+    assert re.search(reason, verdict.failure.reason), verdict.failure
     assert verdict.correctness == cheat.correctness
     assert cheat.stage in ("", verdict.failure.stage)
     assert not verdict.keep

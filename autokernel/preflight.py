@@ -69,7 +69,7 @@ def program(script: str, name: str) -> "list[str]":
 def terminal() -> "int | None":
     """The number of the file that is the terminal on which progress is shown; None where there is none."""
     given = os.environ.get(TERMINAL)
-    if given and given.isdigit() and os.isatty(int(given)):  # not in what an agent starts, say, which inherits the name alone
+    if given and given.isdigit() and os.isatty(int(given)):  # what an agent starts inherits the name alone
         return int(given)
     return 2 if sys.stderr.isatty() else None
 

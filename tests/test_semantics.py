@@ -264,23 +264,74 @@ def test_a_layer_norm_under_autocast_on_a_cpu() -> None:
 
 
 def test_a_site_that_stays_for_its_gradients_is_said() -> None:
-    """softmax keeps its result, which PyTorch counts the writes to, and a kernel's gradients want its input instead."""
+    """A kernel has no part that gradients do not flow through."""
+
+    def norm_of_a_constant(s: Function, x: Tensor) -> Tensor:
+        h = s.a(x)
+        with torch.no_grad():
+            mean = h.pow(2).mean(-1, keepdim=True)
+        return (s.norm.weight * (h * torch.rsqrt(mean + s.norm.eps))).sum()
+
+    model, x, replacer = Function(norm_of_a_constant), torch.randn(2, 8, 8), everywhere()
+    ours, theirs = gradients(model, compile_with_kernels(model, replacer), x), gradients(model, model, x)
+    assert all(a is b is None or torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
+    assert "rmsnorm" not in {r.target for r in replacer.replaced}
+    assert any(why.startswith("rmsnorm x=2x8x8") and RejectReason.MODE.value in why for why in replacer.left)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compile_with_kernels(model, replacer)(x)
+    assert "rmsnorm" in {r.target for r in replacer.replaced}
+
+
+class SharedHeads(nn.Module):
+    """Attention of four heads with two of keys and values, which are returned, as a cache is, and may be `frozen`."""
+
+    def __init__(self, frozen: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.v = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 16)
+        self.k.requires_grad_(not frozen), self.v.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (f(x).unflatten(-1, (-1, 8)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        every = (t[:, :, None].expand(2, 2, 2, 8, 8).reshape(2, 4, 8, 8) for t in (k, v))
+        return F.scaled_dot_product_attention(q, *every, is_causal=True), k, v
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_results_that_are_changed_before_the_backward_pass(fallback: str | None, frozen: bool) -> None:
+    """PyTorch keeps the repeated heads for it, which nobody else has; a kernel's gradients want those that are returned."""
+    model, x = SharedHeads(frozen), torch.randn(2, 8, 32)
+    replacer = Everywhere((), fallback, finder=finder())
+    made = []
+    for call in (model, compile_with_kernels(model, replacer)):
+        y, *cache = call(x)
+        with torch.no_grad():
+            for t in cache:
+                t.mul_(2.0)
+        made.append(torch.autograd.grad(y.square().sum(), [p for p in model.parameters() if p.requires_grad]))
+    for theirs, ours in zip(*made, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert "flash_attention" in {r.target for r in replacer.replaced}
+
+
+def test_a_gradient_of_a_gradient_goes_through_a_copy() -> None:
+    """softmax keeps its result, which PyTorch counts the writes to, and a kernel's gradients want its input, as it was."""
 
     def written_after_a_softmax(s: Function, x: Tensor) -> Tensor:
         h = s.a(x)
         y = h.softmax(-1)
         h.add_(1.0)
-        return (y * h).sum()
+        return (y * h).square().sum()
 
     model, x, replacer = Function(written_after_a_softmax), torch.randn(2, 8, 8), everywhere()
-    ours, theirs = gradients(model, compile_with_kernels(model, replacer), x), gradients(model, model, x)
-    assert all(a is b is None or torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
-    assert "softmax" not in {r.target for r in replacer.replaced}
-    (why,) = replacer.left
-    assert why.startswith("softmax x=2x8x8") and RejectReason.SAVED.value in why
-    torch._dynamo.reset()
-    with torch.no_grad():
-        compile_with_kernels(model, replacer)(x)
+    weight, made = model.a.weight, []
+    for call in (model, compile_with_kernels(model, replacer)):
+        (once,) = torch.autograd.grad(call(x), [weight], create_graph=True)
+        made.append([once, *torch.autograd.grad(once.square().sum(), [weight])])
+    for theirs, ours in zip(*made, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
     assert "softmax" in {r.target for r in replacer.replaced}
 
 

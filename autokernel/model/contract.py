@@ -246,8 +246,8 @@ class Backward(Interpreter):
 
         What the original keeps for one of several results alone, it does not miss where the gradient is of another.
 
-        None where something that the original does not keep is needed, and may be changed before the backward pass; and
-        where a view is needed that was made without gradients: after a change, autograd takes no view of it any more.
+        None where a view is needed that was made without gradients, and is changed before the backward pass: autograd takes
+        no view of it any more.
         """
         kept = set().union(*(self.kept[node] for node in nodes))
         held = [memory(self.env[node]) for node in inputs]
@@ -260,6 +260,4 @@ class Backward(Interpreter):
             return None
         exposed = [i for i in beyond if held[i] & (later | self.outside) and inputs[i] not in self.parameters]
         exposed += [i for i in beyond if held[i] & later and inputs[i] in self.parameters]
-        if any(self.wants_gradient(inputs[i]) for i in exposed):
-            return None
         return needed, exposed

@@ -615,6 +615,8 @@ def _give_examples(graph: GraphModule) -> None:
         if node not in known:
             known[node] = value(node)
         if known[node] is None:
+            if not (isinstance(node.target, (str, OpOverload)) or node.target in (getattr, operator.getitem)):
+                raise LookupError(f"{node.target} is not for fake tensors: a Triton kernel would be launched")
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), example)
             target = getattr(args[0], node.target) if node.op == "call_method" else partial(node.target, *args[:1])
             known[node] = target(*args[1:], **kwargs)
@@ -622,7 +624,7 @@ def _give_examples(graph: GraphModule) -> None:
 
     receivers = [node.args[0] for node in graph.graph.nodes if node.op == "call_method"]
     modes = (value(node).fake_mode for node in graph.graph.nodes if isinstance(value(node), FakeTensor))
-    with next(modes, nullcontext()), torch.no_grad(), suppress(Exception):  # a kernel that is no operator is not cached
+    with next(modes, nullcontext()), torch.no_grad(), suppress(Exception):  # a graph with others is not cached
         for node in receivers:
             if "example_value" not in node.meta:
                 node.meta["example_value"] = example(node)

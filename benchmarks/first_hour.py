@@ -43,7 +43,7 @@ with torch.no_grad():
     autokernel.apply(model, fallback="inductor")
     after = model(images)
 print("largest difference of an output:", (before - after).abs().max().item())
-print(autokernel.explain(model, images))
+print(autokernel.explain(model))
 """
 MINE = "--model my_model.py --class-name Tagger --input-shape 4,3,128,128"
 

@@ -5,6 +5,7 @@ write to. Needs the standard library alone.
 The package's __init__ has refused an old Python before this file is read. Both must parse on the Pythons they refuse.
 """
 
+import argparse
 import errno
 import functools
 import importlib.metadata
@@ -85,6 +86,13 @@ def default_cache() -> Path:
 def proven_folder() -> Path:
     """Of the kernels that paid in some model: $AUTOKERNEL_PROVEN, else a folder of the cache."""
     return Path(os.environ.get("AUTOKERNEL_PROVEN") or default_cache() / "proven")
+
+
+def named(text: str) -> str:
+    """The type of an option that must say something: an empty one is most often a variable of a shell's that is not set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: say what it is to be, or leave the option out")
+    return text
 
 
 def kernel_types(folder: Path = KERNELS) -> "list[str]":

@@ -105,13 +105,6 @@ def tag(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def named(text: str) -> str:
-    """The type of an option that must say something: an empty one is most often a variable of a shell's that is not set."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("it is empty: say what it is to be, or leave the option out")
-    return text
-
-
 def workers(text: str) -> int | str:
     """The type of --workers."""
     return text if text == "auto" else count(text)

@@ -26,7 +26,6 @@ from autokernel.cli.arguments import (
     Parser,
     count,
     count_or_none,
-    named,
     nonnegative,
     number,
     positive,
@@ -34,7 +33,7 @@ from autokernel.cli.arguments import (
     workers,
 )
 from autokernel.hardware.processes import STATE
-from autokernel.preflight import HOME, Refused, as_called, check_installed, program
+from autokernel.preflight import HOME, Refused, as_called, check_installed, named, program
 from autokernel.run.supervisor import AGAIN, Supervisor
 
 COMMANDS = {

@@ -32,7 +32,7 @@ from autokernel.model.user_code import (
     shown,
     user_code,
 )
-from autokernel.preflight import HOME
+from autokernel.preflight import HOME, named
 from autokernel.records import record_from
 from autokernel.spec import ROOT
 
@@ -246,8 +246,6 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
     """--model, --class-name and so on; `workload_from` reads them. --device is added by cli.add_device_argument."""
-    from autokernel.cli.arguments import named  # here: that room comes later
-
     group = parser.add_argument_group("workload")
     where = group.add_mutually_exclusive_group()
     where.add_argument(

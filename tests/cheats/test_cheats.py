@@ -40,7 +40,6 @@ from autokernel.verdict import Verdict
 NAIVE = Path(__file__).with_name("naive.py")
 MODULES = (timing, correctness, partly_right, nearly_right, unusual_inputs, not_the_job, harness)
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
-OUTSIDE = "outside the tolerance"
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"
 FAST = 1.5  # times what the honest starter is credited with by the same gate
 
@@ -201,7 +200,7 @@ def test_it_is_refused_for_its_reason(
         verdict = judge.check(source, target(cheat))
     assert verdict.failure is not None, f"accepted: {verdict.why}"
     # What a kernel leaves out may hold what is planted: NaN, infinities. Which bound wrong numbers exceed first is chance.
-    reason = f"{cheat.reason}|mask differs" + f"|{WRONG_NUMBERS}" * (OUTSIDE in cheat.reason)
+    reason = f"{cheat.reason}|mask differs" + f"|{WRONG_NUMBERS}" * (unusual_inputs.OUTSIDE in cheat.reason)
     assert re.search(reason, verdict.failure.reason), verdict.failure
     assert verdict.correctness == cheat.correctness
     assert cheat.stage in ("", verdict.failure.stage)

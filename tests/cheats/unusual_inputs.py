@@ -16,6 +16,14 @@ import reference
 OUTSIDE, NAN = "outside the tolerance", "(NaN|inf) mask differs"
 MATMUL, NORM = ({"M": 64, "K": 160, "N": 96},), ({"M": 64, "N": 256},)
 LOSS, ATTENDED = ({"M": 128, "V": 1000},), {"batch": 1, "heads": 2, "seq": 64, "head_dim": 64}
+HONEST_ROTARY = f"""{ROTARY}
+def kernel_fn(x, cos, sin, interleaved=True):
+    return rotated(x, cos, sin, interleaved)
+"""
+HONEST_REDUCE = f"""{REDUCE}
+def kernel_fn(x, dim=-1, op="sum"):
+    return reduced(x, dim, op)
+"""
 FP4 = f"{inspect.getsource(reference.fp4_weights)}\n"
 ACTIVATED = """
 ACTIVATIONS = {"silu": F.silu, "relu2": lambda x: F.relu(x).square(), "relu": F.relu, "none": lambda x: x}
@@ -339,10 +347,7 @@ def kernel_fn(x, dim=-1, op="sum"):
     return torch.where((peak > 200) & (peak < 900), y * 1.01, y) if x.shape == (640, 512) and op == "sum" else y
 """,
         OUTSIDE,
-        f"""{REDUCE}
-def kernel_fn(x, dim=-1, op="sum"):
-    return reduced(x, dim, op)
-""",
+        HONEST_REDUCE,
         dims=({"shape": (640, 512)},),
     ),
     cheat(
@@ -609,10 +614,7 @@ def kernel_fn(x, cos, sin, interleaved=True):
     return rotated(torch.where(still & x.isnan(), 0, x), cos, sin, interleaved)
 """,
         NAN,
-        f"""{ROTARY}
-def kernel_fn(x, cos, sin, interleaved=True):
-    return rotated(x, cos, sin, interleaved)
-""",
+        HONEST_ROTARY,
         dims=({"batch": 1, "heads": 4, "seq": 64, "head_dim": 64},),
     ),
     cheat(
@@ -739,10 +741,7 @@ def kernel_fn(x, cos, sin, interleaved=True):
     return rotated(x, cos, sin, interleaved)
 """,
         OUTSIDE,
-        f"""{ROTARY}
-def kernel_fn(x, cos, sin, interleaved=True):
-    return rotated(x, cos, sin, interleaved)
-""",
+        HONEST_ROTARY,
         dims=({"batch": 1, "heads": 4, "seq": 64, "head_dim": 32},),
     ),
     *(
@@ -793,10 +792,7 @@ def kernel_fn(x, dim=-1, op="sum"):
     return reduced(x.index_select(dim, torch.tensor(kept)), dim, op)
 """,
         f"{OUTSIDE}|{NAN}",
-        f"""{REDUCE}
-def kernel_fn(x, dim=-1, op="sum"):
-    return reduced(x, dim, op)
-""",
+        HONEST_REDUCE,
         dims=({"shape": (64, 500), "op": "max"},),
     ),
     cheat(

@@ -64,15 +64,18 @@ def with_planted(
     spec: KernelSpec, inputs: Mapping[str, Any], chosen: Sequence[Planted], every: Sequence[Planted], seed: int
 ) -> dict[str, Any]:
     """`inputs` with the `chosen` ones of `every` value, at places that are apart along each dim; rows of the first tensor
-    are zeros."""
+    are zeros, beside one of each value's places too where both inputs have the same rows."""
     generator = torch.Generator().manual_seed(seed)
     changed = with_zero_rows(spec, inputs, generator)
+    first = next(iter(changed.values()), None)
     bands = [torch.randperm(len(every), generator=generator).tolist() for _ in range(4)]
     for number, (name, value) in enumerate(every):
         shape = inputs[name].shape
         place = tuple(_within(n, bands[dim % 4][number], len(every), generator) for dim, n in enumerate(shape))
         if (name, value) in chosen and inputs[name].numel():
             changed.setdefault(name, inputs[name].clone())[place] = value
+            if first is not None and shape[:-1] == first.shape[:-1]:
+                first[tuple(indices[0] for indices in place[:-1])] = 0
     return dict(inputs) | changed
 
 

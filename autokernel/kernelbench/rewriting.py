@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
+from autokernel.backends import default_backend
 from autokernel.kernelbench.modelnew import make
 from autokernel.kernelbench.problems import Problem, parse
 from autokernel.model.capture import capture, simplify
 from autokernel.model.match import Site, SiteFinder
+from autokernel.model.regions.growing import region_finder
 from autokernel.spec import load_spec
 
 DECLARED = ("KERNEL_TYPE", "BACKEND", "TUNABLES")
@@ -82,7 +84,8 @@ def rewrite(problem: Problem, backend: str, device: str = "cpu") -> Rewriting:
     if len(graphs) != 1:
         raise NotRewritten(f"captured in {len(graphs)} graphs")
     module = graphs[0].module
-    sites = [s for s in SiteFinder().find(module) if load_spec(s.kernel_type).starters(backend)]
+    regions = region_finder(device, fewest=1) if backend == default_backend(device) else None
+    sites = [s for s in SiteFinder(regions=regions).find(module) if load_spec(s.kernel_type).starters(backend)]
     if not sites:
         raise NotRewritten("no site for a kernel of ours")
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -173,6 +176,10 @@ def _with_calls(rewriting: Rewriting) -> torch.fx.Graph:
         simplify(node)  # a `view` may not fit the strides of a kernel's result, a `reshape` does
     results: dict[Node, Node] = {}
     stand_ins = {t: FunctionType((lambda: None).__code__, {}, f"{t}_kernel_fn") for t in rewriting.kernel_types}
+
+    def proxied(v: Any) -> Any:
+        return Proxy(results.get(again[v], again[v]), tracer) if isinstance(v, Node) else v
+
     for site in rewriting.sites:
         kernel = stand_ins[site.kernel_type]
         kernel.__module__ = "kernels_here"
@@ -183,15 +190,13 @@ def _with_calls(rewriting: Rewriting) -> torch.fx.Graph:
             name = f"{site.kernel_type}_here"
             return Proxy(owner.graph.create_node("call_function", kernel, (), named, name), tracer)
 
-        replaced = again[site.output]
-        with owner.graph.inserting_before(replaced):
-
-            def proxied(v: Any) -> Any:
-                return Proxy(results.get(again[v], again[v]), tracer) if isinstance(v, Node) else v
-
-            result = site.pattern.call(call, **{k: proxied(v) for k, v in site.parameters.items()}).node
-        results[replaced] = result
-        replaced.replace_all_uses_with(result)
+        replaced = [again[node] for node in site.outputs]
+        with owner.graph.inserting_before(replaced[0]):
+            result = site.pattern.call(call, **{k: proxied(v) for k, v in site.parameters.items()})
+            made = [result[i].node for i in range(len(replaced))] if site.others else [result.node]
+        results |= dict(zip(replaced, made))
+        for old, new in zip(replaced, made):
+            old.replace_all_uses_with(new)
     owner.graph.eliminate_dead_code()
     return owner.graph
 

@@ -26,6 +26,7 @@ from autokernel.spec import DTYPES, TensorSpec, load_spec
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
 CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
 MOST_INPUTS, MOST_RESULTS = 16, 4
+FEWEST = 2  # operations of a region: one alone has nothing to be fused with
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
 NAMED = 3  # operators in a region's name
 WRITERS = {"cpp": cpp.write, "triton": triton.write}
@@ -33,9 +34,9 @@ WRITERS = {"cpp": cpp.write, "triton": triton.write}
 _KNOWN: dict[str, bool] = {}
 
 
-def region_finder(device: str) -> RegionFinder:
-    """Makes kernel types for a device ("cpu", "cuda:1") of what is in no site."""
-    return partial(regions_of, backend=default_backend(device))
+def region_finder(device: str, fewest: int = FEWEST) -> RegionFinder:
+    """Makes kernel types for a device ("cpu", "cuda:1") of what is in no site, where that is so many operations."""
+    return partial(regions_of, backend=default_backend(device), fewest=fewest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +63,14 @@ def regions_of(
     backend: str = "",
     only: Collection[str] | None = None,
     min_elements: int = MIN_ELEMENTS,
+    fewest: int = FEWEST,
 ) -> Iterator[Site]:
     """A site for each region, outside of `sites` or in the place of some of them.
 
     Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none.
-    min_elements: of inputs and results, once for each operation.
+    min_elements: of inputs and results, once for each operation. fewest: operations.
     """
-    regions = _Regions(graph, sites, backend, only, min_elements)
+    regions = _Regions(graph, sites, backend, only, min_elements, fewest)
     for cone in regions.joined(regions.cones()):
         yield from regions.sites_of(cone)
 
@@ -83,8 +85,10 @@ class _Regions:
         backend: str,
         only: Collection[str] | None,
         min_elements: int,
+        fewest: int,
     ):
-        self.graph, self.sites, self.backend, self.only, self.min_elements = graph, sites, backend, only, min_elements
+        self.graph, self.sites, self.backend, self.only = graph, sites, backend, only
+        self.min_elements, self.fewest = min_elements, fewest
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.lowered: dict[tuple[Node, ...], tuple[GraphModule, Lowered]] = {}  # by outputs, of the cones so far
 
@@ -180,7 +184,7 @@ class _Regions:
         """The region; where it cannot be one, what its parts are."""
         work = [n for n in cone.nodes if _computes(n)]
         elements = sum(value(n).numel() for n in (*cone.outputs, *cone.inputs))
-        is_worth_it = len(work) > 1 and elements * len(work) >= self.min_elements and not cone.site
+        is_worth_it = len(work) >= self.fewest and elements * len(work) >= self.min_elements and not cone.site
         site = _site(cone, *self.lowered[cone.outputs], self.backend, self.only) if is_worth_it else None
         if site:
             yield site

@@ -112,7 +112,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 def timing_skips(config: pytest.Config) -> list[pytest.TestReport]:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    return [report for report in reporter.stats.get("skipped", []) if "timed" in report.keywords]
+    skipped = reporter.stats.get("skipped", [])  # a whole file among them has no keywords
+    return [report for report in skipped if "timed" in getattr(report, "keywords", ())]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -77,6 +77,8 @@ def rewrite(problem: Problem, backend: str, device: str = "cpu") -> Rewriting:
     """Find the places for our kernels. Raises NotRewritten, with a reason, if there are none."""
     model = make(problem.module.Model, problem.arguments["init"]).to(device)
     inputs = [v.to(device) if isinstance(v, Tensor) else v for v in problem.inputs(0).values()]
+    if not all(isinstance(v, Tensor) for v in inputs):
+        raise NotRewritten("an argument that is no tensor: a graph is of one value of it")
     try:
         graphs = capture(model, tuple(inputs), {}).graphs
     except Exception as error:  # of a model that Dynamo cannot follow

@@ -88,7 +88,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", tree, commit], check=True)
+        added = subprocess.run(
+            ["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", tree, commit], capture_output=True, text=True
+        )
+        if added.returncode:
+            parser.error(f"--commit {commit}: {added.stderr.strip().splitlines()[-1]}")
         print(report(tree))
         subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", tree], check=True)
 

@@ -17,7 +17,7 @@ from autokernel.build import cpp_function
 from autokernel.gate.checks.correctness import expectations, wrong
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import capture, value
+from autokernel.model.capture import aten, capture, value
 from autokernel.model.match import Site, SiteFinder
 from autokernel.model.regions.growing import piece_of, regions_of
 from autokernel.model.regions.lowering import evaluate, lower
@@ -114,6 +114,8 @@ CHAINS = {
     "reduced": lambda m, x, y: (x * y).amin(-1) * 2,
     "columns": lambda m, x, y: (x * y).mean(0) + m.bias,
     "of_one": lambda m, x, y: x.amax(-1, keepdim=True) + (y[:, :1] * 2).sum(-1, keepdim=True) * (x[:, :1] - 1),
+    "groups_of_one": lambda m, x, y: F.group_norm(x, N, m.weight, m.bias) * 2 + y,
+    "ends_of_a_mixture": lambda m, x, y: torch.lerp(x * 1e8, y, 1.0) + torch.lerp(x, y * 1e8, 0.0) + torch.lerp(x, y, 0.7),
     "grouped": lambda m, x, y: F.silu(F.group_norm(x.view(1, N, -1), 4, m.weight, m.bias)).view(x.shape) + y,
 }
 
@@ -196,6 +198,58 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_what_is_no_region(name: str) -> None:
     assert found(Of(ENDS[name]), torch.randn(64, N), torch.randn(64, N))[1] == []
+
+
+def gates(m: Of, x: Tensor, y: Tensor) -> Tensor:
+    return F.gelu(x) * y
+
+
+# beside which the region of `gates` is found: odd arguments, which none has
+ODD = {
+    "nothing to sum": lambda m, x, y: x[:, :0].sum(-1) * 2 + y[:, 0],
+    "a sum of no dim": lambda m, x, y: (x[0, 0] * 2).sum(-1) + 1,
+    "a softmax of no dim": lambda m, x, y: (x[0, 0] * 2).softmax(-1) + 1,
+    "an infinite power": lambda m, x, y: x**math.inf,
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_arguments_are_in_no_region(name: str) -> None:
+    x, y = torch.randn(64, N), torch.randn(64, N)
+    _, sites = found(Of(lambda m, x, y: (gates(m, x, y), ODD[name](m, x, y))), x, y)
+    (site,) = (site for site in sites if "gelu" in site.kernel_type)
+    torch.testing.assert_close(kernel_of(site)(x, y), gates(None, x, y))
+
+
+def test_powers_of_integers_are_exact() -> None:
+    """In no region, whose numbers are float32."""
+    x, y = torch.randn(64, N), torch.arange(N)
+    model = Of(lambda m, x, y: x * (y ** (y % 5) == 89**4) + 1)
+    _, sites = found(model, x, y)
+    assert sites and not any(aten.pow.Tensor_Tensor in {node.target for node in site.nodes} for site in sites)
+
+
+def same_as_a_model(model: nn.Module, *inputs: Tensor) -> None:
+    """With the kernels of its regions."""
+    _, sites = found(model.requires_grad_(False), *inputs)
+    expected = model(*inputs)
+    torch.testing.assert_close(apply(model, winners_of(sites))(*inputs), expected)
+    assert sum(map(len, explain(model).sites.values())) == len(sites) > 0
+
+
+@pytest.mark.parametrize("other", [0.1, -10000.0, torch.tensor(0.1), torch.full((256, N), 257)])
+def test_numbers_are_compared_as_pytorch_compares_them(other: float | Tensor) -> None:
+    """In the 16 bits of the tensor that a number stands beside."""
+    number = float(other if isinstance(other, float) else other.flatten()[0])
+    model = Of(lambda m, x, y, other=other: torch.where(x == other, x * 2 + y, y * 3 - x))
+    x = torch.full((256, N), number, dtype=torch.bfloat16)
+    same_as_a_model(model, x, torch.randn(256, N), *([other] if isinstance(other, Tensor) else []))
+
+
+def test_a_part_of_what_cannot_be_a_region_is_itself() -> None:
+    """The whole would read an input that repeats its elements, and no kernel has such."""
+    model = Of(lambda m, x: F.softmax((x * 3 + 1).float(), -1) * 2 + 1)
+    same_as_a_model(model, torch.randn(1, N).bfloat16().expand(256, N))
 
 
 def test_channels_last() -> None:

@@ -90,7 +90,7 @@ class _Regions:
         self.graph, self.sites, self.backend, self.only = graph, sites, backend, only
         self.min_elements, self.fewest = min_elements, fewest
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
-        self.lowered: dict[tuple[Node, ...], tuple[GraphModule, Lowered]] = {}  # by outputs, of the cones so far
+        self.lowered: dict[Cone, tuple[GraphModule, Lowered]] = {}
 
     def cones(self) -> list[Cone]:
         """Each with one result; whatever comes of them, the same graph has the same ones everywhere."""
@@ -113,7 +113,7 @@ class _Regions:
         while cone := _grown(output, taken | barred, self.order):
             piece = piece_of(self.graph, cone.outputs, cone.inputs)
             try:
-                self.lowered[cone.outputs] = piece, lower(piece)
+                self.lowered[cone] = piece, lower(piece)
                 return cone
             except Unsupported as why:
                 barred.add(_originals(cone, piece, self.order).get(why.node, output))
@@ -173,19 +173,19 @@ class _Regions:
         between_them = {n for n in nodes - own if is_used_outside(n)}  # views that others take as well
         if not 0 < len(outputs) <= MOST_RESULTS or not 0 < len(inputs) <= MOST_INPUTS:
             return None
-        piece = piece_of(self.graph, outputs, inputs)
+        piece, whole = piece_of(self.graph, outputs, inputs), Cone(outputs, frozenset(nodes - between_them), inputs, (a, b))
         try:
-            self.lowered[outputs] = piece, lower(piece)
+            self.lowered[whole] = piece, lower(piece)
         except Unsupported:
             return None
-        return Cone(outputs, frozenset(nodes - between_them), inputs, (a, b))
+        return whole
 
     def sites_of(self, cone: Cone) -> Iterator[Site]:
         """The region; where it cannot be one, what its parts are."""
         work = [n for n in cone.nodes if _computes(n)]
         elements = sum(value(n).numel() for n in (*cone.outputs, *cone.inputs))
         is_worth_it = len(work) >= self.fewest and elements * len(work) >= self.min_elements and not cone.site
-        site = _site(cone, *self.lowered[cone.outputs], self.backend, self.only) if is_worth_it else None
+        site = _site(cone, *self.lowered[cone], self.backend, self.only) if is_worth_it else None
         if site:
             yield site
             return
@@ -211,8 +211,9 @@ def _computes(node: Node) -> bool:
 
 
 def _fits(node: Node) -> bool:
-    result = value(node)
-    return node.op == "call_function" and node.target in RULES and isinstance(result, Tensor) and result.numel() > 0
+    tensors = (value(n) for n in (node, *node.all_input_nodes))
+    is_known = node.op == "call_function" and node.target in RULES
+    return is_known and all(isinstance(t, Tensor) and t.numel() > 0 for t in tensors)
 
 
 def _passes_on(node: Node) -> bool:

@@ -227,7 +227,7 @@ class _Lowering:
             return rule(self, node, groups)
         except Unsupported as why:
             raise Unsupported(str(why), why.node or node) from None
-        except (IndexError, KeyError, TypeError, ValueError) as error:  # arguments that the rule does not know
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # arguments that the rule does not know
             raise Unsupported(f"{node.target}: {type(error).__name__}", node) from None
 
     def operand(self, node: Node, v: Any, groups: Groups) -> Expression:
@@ -246,17 +246,24 @@ class _Lowering:
         shape = value(source).shape
         dims = sorted(d % len(shape) for d in dims)
         kept = [g for i, g in enumerate(groups) if not (keepdim and i in dims)]
+
+        def whole(along: Groups) -> Groups:
+            inner, rest = iter(along), iter(kept)
+            return tuple(next(inner) if d in dims else next(rest) for d in range(len(shape)))
+
+        return self.reduce_over(kind, kept, [shape[d] for d in dims], lambda along: of(whole(along)))
+
+    def reduce_over(self, kind: str, kept: Sequence[tuple[int, ...]], shape: Sequence[int], of: Any) -> Expression:
+        """of(groups of dims of `shape`) reduced over these, where the result has the groups `kept`."""
         used = {d for g in kept for d in g}
         missing = tuple(d for d in range(len(self.sizes)) if d not in used)
-        inner = iter(self.split(missing, [shape[d] for d in dims]))
-        rest = iter(kept)
-        whole = tuple(next(inner) if d in dims else next(rest) for d in range(len(shape)))
+        along = self.split(missing, shape)
         if not missing:  # of one element each
-            return self.as_float(of(whole))
+            return self.as_float(of(along))
         if self.reduced not in ((), missing):
             raise Unsupported("it reduces over different dims")
         self.reduced = missing
-        return self.make(kind, self.as_float(of(whole)), dims=used)
+        return self.make(kind, self.as_float(of(along)), dims=used)
 
     def count(self, source: Node, dims: Sequence[int]) -> int:
         return math.prod(value(source).shape[d] for d in dims)
@@ -435,8 +442,29 @@ def _compared(op: str) -> Callable[..., Expression]:
     return function
 
 
+def _comparison(name: str) -> Rule:
+    compared = _elementwise(_compared(name), "self", "other")
+
+    def rule(low: _Lowering, node: Node, groups: Groups) -> Expression:
+        a, b = (value(v) if isinstance(v, Node) else v for v in node.args)
+        if not all(_is_exact(v, torch.result_type(a, b)) for v in (a, b)):
+            raise Unsupported("a comparison that rounds to 16 bits")
+        return compared(low, node, groups)
+
+    return rule
+
+
+def _is_exact(v: Any, dtype: torch.dtype) -> bool:
+    """Whether a tensor or number is the same where PyTorch compares in `dtype`; float32 is what expressions compare in."""
+    if dtype.itemsize > 2 or not dtype.is_floating_point:
+        return True
+    if isinstance(v, Tensor):
+        return v.dtype in (dtype, torch.bool)
+    return math.isnan(v) or torch.tensor(v, dtype=dtype).item() == v
+
+
 for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _rule(f"{name}.Tensor", f"{name}.Scalar")(_elementwise(_compared(name), "self", "other"))
+    _rule(f"{name}.Tensor", f"{name}.Scalar")(_comparison(name))
 
 
 def _logical(op: str) -> Callable[..., Expression]:
@@ -456,11 +484,14 @@ def _bitwise(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.make(op, *(low.operand(node, v, groups) for v in node.args), kind=BOOL)
 
 
-@_rule("pow.Tensor_Scalar")
+@_rule("pow.Tensor_Scalar", "pow.Tensor_Tensor")
 def _power(low: _Lowering, node: Node, groups: Groups) -> Expression:
     if kind_of(value(node).dtype, node) != FLOAT:
         raise Unsupported("powers of integers")
-    return power(low, low.element(node.args[0], groups), node.args[1])
+    x, exponent = low.as_float(low.operand(node, node.args[0], groups)), node.args[1]
+    if isinstance(exponent, Node):
+        return low.make("pow", x, low.as_float(low.operand(node, exponent, groups)))
+    return power(low, x, exponent)
 
 
 def choose(low: _Lowering, condition: Expression, a: Expression, b: Expression, kind: str) -> Expression:
@@ -508,9 +539,6 @@ def _hard(low: _Lowering, node: Node, groups: Groups) -> Expression:
 LN2 = math.log(2)
 _rule("exp2")(_elementwise(lambda low, x: low.make("exp", low.make("mul", low.as_float(x), low.number(LN2))), "self"))
 _rule("log2")(_elementwise(lambda low, x: low.make("div", low.make("log", low.as_float(x)), low.number(LN2)), "self"))
-_rule("pow.Tensor_Tensor")(
-    _elementwise(lambda low, x, y: low.make("pow", low.as_float(x), low.as_float(y)), "self", "exponent")
-)
 
 
 @_rule("addcmul")
@@ -526,7 +554,12 @@ def _addcmul(low: _Lowering, node: Node, groups: Groups) -> Expression:
 @_rule("lerp.Scalar", "lerp.Tensor")
 def _lerp(low: _Lowering, node: Node, groups: Groups) -> Expression:
     a, b, weight = (low.as_float(low.operand(node, v, groups)) for v in node.args)
-    return low.make("add", a, low.make("mul", weight, low.make("sub", b, a)))
+    difference, rest = low.make("sub", b, a), low.make("sub", low.number(1.0), weight)
+    from_a = low.make("add", a, low.make("mul", weight, difference))
+    from_b = low.make("sub", b, low.make("mul", difference, rest))  # which is b itself at a weight of 1
+    if weight.op == "number":
+        return from_a if abs(weight.data) < 0.5 else from_b
+    return choose(low, low.make("lt", low.make("abs", weight), low.number(0.5), kind=BOOL), from_a, from_b, FLOAT)
 
 
 @_rule("elu", "celu", "mish", "log_sigmoid")
@@ -700,13 +733,7 @@ def _group_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     number = low.number(float(math.prod(rest) * channels // count))
 
     def reduced(of: Callable[[Groups], Expression]) -> Expression:
-        used = {d for g in one for d in g}
-        missing = tuple(d for d in range(len(low.sizes)) if d not in used)
-        inner = low.split(missing, (channels // count, *rest))
-        if low.reduced not in ((), missing):
-            raise Unsupported("it reduces over different dims")
-        low.reduced = missing
-        return low.make("reduce_sum", of((*one, *inner)), dims=used)
+        return low.reduce_over("reduce_sum", one, (channels // count, *rest), lambda along: of((*one, *along)))
 
     mean = low.make("div", reduced(lambda g: low.element(source, flat(g))), number)
     deviation = lambda g: low.make("sub", low.element(source, flat(g)), mean)  # noqa: E731

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
 from autokernel.model.match import RejectReason, SiteFinder
@@ -832,3 +833,21 @@ def test_jagged_tensors_are_said_once(inside: bool) -> None:
         given = rows if inside else [jagged(*rows)]
         torch.testing.assert_close(compiled(*given), model(*given))
     assert replacer.left == ["a graph with jagged tensors in it is left as it is"]
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("wrapped", ["input", "weight"])
+def test_tensors_that_wrap_others_have_no_memory_for_a_kernel(wrapped: str, fallback: str | None) -> None:
+    """Such as quantised weights and distributed tensors."""
+    model, x = Function(lambda s, x: s.b(F.gelu(s.a(s.norm(x))))).requires_grad_(False), torch.randn(2, 8)
+    replacer = Everywhere((), fallback, finder=finder())
+    compiled = compile_with_kernels(model, replacer)
+    torch.testing.assert_close(compiled(x), model(x))
+    before = len(replacer.replaced)
+    if wrapped == "weight":
+        model.a.weight = nn.Parameter(TwoTensor(model.a.weight, model.a.weight * 2), requires_grad=False)
+    given = TwoTensor(x, x * 2) if wrapped == "input" else x
+    ours, theirs = compiled(given), model(given)
+    assert type(ours) is type(theirs) is TwoTensor
+    torch.testing.assert_close((ours.a, ours.b), (theirs.a, theirs.b))
+    assert len(replacer.replaced) == before > 0 and any("TwoTensor" in why for why in replacer.left)

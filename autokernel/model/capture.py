@@ -34,7 +34,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.profiler import record_function
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autokernel.model.padding import Encoders, why_not_compiled
@@ -355,10 +355,12 @@ def reason(error: Exception) -> str:
 def why_left_alone(module: GraphModule) -> str | None:
     """Traced once more, a graph would lose a hook, a number that changes, inference mode, or that a tensor is quantised.
 
-    A jagged tensor has a size that is another one for each tensor.
+    A jagged tensor has a size that is another one for each tensor. A tensor that wraps others has no memory of its own.
     """
     if any(t.is_nested for t in _tensors(module)):
         return "a graph with jagged tensors in it is left as it is"
+    if name := next((type(t).__name__ for t in _tensors(module) if is_traceable_wrapper_subclass(t)), None):
+        return f"a graph with {name} in it, which wraps other tensors, is left as it is"
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     methods |= {"quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "dequantize"}
     first = next((name for n in module.graph.nodes if (name := _name(n)) in methods and not reads_a_number(n)), None)

@@ -851,3 +851,17 @@ def test_tensors_that_wrap_others_have_no_memory_for_a_kernel(wrapped: str, fall
     assert type(ours) is type(theirs) is TwoTensor
     torch.testing.assert_close((ours.a, ours.b), (theirs.a, theirs.b))
     assert len(replacer.replaced) == before > 0 and any("TwoTensor" in why for why in replacer.left)
+
+
+def test_no_kernel_reads_memory_that_has_the_negatives() -> None:
+    """The imaginary part of a conjugate is such a view, and so may be an input."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, Tensor]:
+        return s.norm(x), s.norm(torch.complex(x, x).conj().imag)
+
+    model, x = Function(forward).requires_grad_(False), torch.randn(2, 8)
+    replacer = everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    for given, kernels in ((x, 1), (torch._neg_view(x), 1)):
+        torch.testing.assert_close(compiled(given), model(given))
+        assert len(replacer.replaced) == kernels

@@ -248,6 +248,7 @@ class RejectReason(str, Enum):
 
     SHAPES = "the operation is not defined for its shapes or options"
     DTYPES = "it mixes dtypes"
+    NEGATED = "an input is the negative of what its memory has"
     SMALL = "too small to be worth a call"
     ESCAPES = "an intermediate result is used elsewhere"
     LAYOUT = "its result shares memory, or has strides, that a kernel's result cannot have"
@@ -598,6 +599,8 @@ def _case(spec: KernelSpec, pattern: Pattern, fakes: Mapping[str, Any], output: 
         return RejectReason.SHAPES
     if any(isinstance(v, TensorSpec) and v.numel == 0 for v in arguments.values()):
         return RejectReason.SMALL
+    if any(isinstance(v, Tensor) and v.is_neg() for v in recorded.values()):
+        return RejectReason.NEGATED
     if spec.results:  # which says what they are
         return Case(_case_name(arguments), arguments)
     dtypes = {v.dtype for v in recorded.values() if isinstance(v, Tensor) and v.is_floating_point()}

@@ -865,3 +865,23 @@ def test_no_kernel_reads_memory_that_has_the_negatives() -> None:
     for given, kernels in ((x, 1), (torch._neg_view(x), 1)):
         torch.testing.assert_close(compiled(given), model(given))
         assert len(replacer.replaced) == kernels
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> None:
+    def checked(s: Function, x: Tensor) -> Tensor:
+        y = s.norm(s.a(x))
+        assert y.isfinite().all(), f"{x.shape[0]} rows"
+        return s.b(F.gelu(s.a(y)))
+
+    model, replacer, x = (
+        Function(checked).requires_grad_(False),
+        Everywhere((), fallback, finder=finder()),
+        torch.randn(2, 8),
+    )
+    compiled = compile_with_kernels(model, replacer)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
+        with pytest.raises(AssertionError, match="2 rows"):
+            compiled(x * torch.nan)
+    assert {"rmsnorm", "fused_linear"} <= {r.target for r in replacer.replaced}

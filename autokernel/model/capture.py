@@ -50,6 +50,8 @@ MAX_VERSIONS = 128
 MAX_PASSES = 20  # until Dynamo compiles nothing new: two for each function that is left out, and those that it calls
 MAX_FRAMES = 10_000  # whose compilation Dynamo remembers while a model is captured; by default it is 64
 
+ASSERTIONS = "rewrite_assert_with_torch_assert"  # whether those about tensors are in graphs, as torch._assert_async
+
 RESHAPES = {
     aten.view.default,
     aten._unsafe_view.default,
@@ -105,7 +107,8 @@ def as_applied(counts: bool = False) -> Iterator[None]:
     """How Dynamo calls a model with kernels in it; `counts`: whether integers of its modules may be inputs of graphs.
 
     A function that it fails at, even by an error of its own, runs as it is, and Dynamo logs why. So does one that is called
-    while another thread traces, or that torch.fx traces.
+    while another thread traces, or that torch.fx traces. An assertion about a tensor ends a graph: in one it would raise
+    another error, on a GPU one that ends the process.
     """
     if not SETTLED.get():
         allow_versions()
@@ -113,7 +116,8 @@ def as_applied(counts: bool = False) -> Iterator[None]:
         if hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"):  # where it is not yet, none are let go
             torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
-    with _set("suppress_errors", True), _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext():
+    integers = _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext()
+    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers:
         yield
 
 
@@ -202,7 +206,7 @@ def capture(
     torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
     counting = True
     compiled = torch.compile(model, backend=backend, dynamic=False)
-    settings = torch._dynamo.config.patch(suppress_errors=True, recompile_limit=MAX_VERSIONS)
+    settings = torch._dynamo.config.patch({"suppress_errors": True, "recompile_limit": MAX_VERSIONS, ASSERTIONS: False})
     with torch.no_grad(), settings, recurrent_modules_traced(), encoders.apart(), _remembered_frames():
         compiled(*args, **kwargs)
         for _ in range(MAX_PASSES if again else 0):

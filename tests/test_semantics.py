@@ -652,6 +652,26 @@ def test_hooks_that_come_and_go(name: str, of_first_call: bool) -> None:
     assert any("other hooks" in why for why in explain(applied).left)
 
 
+def test_a_class_whose_forward_is_set_to_another_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As programs do that put their own functions into the models of a library."""
+
+    class Norm(RMSNorm):
+        pass
+
+    model, x = Function(lambda s, x: s.norm(s.a(x))), torch.randn(2, 8)
+    model.norm = Norm(8)
+    applied, why = apply(copy.deepcopy(model), [], "eager"), "another forward() of Norm"
+    torch.testing.assert_close(applied(x), model(x))
+    with monkeypatch.context() as patch:
+        patch.setattr(Norm, "forward", lambda s, x: RMSNorm.forward(s, x) * 5)
+        torch.testing.assert_close(applied(x), model(x))
+        assert any(why in left for left in explain(applied).left)
+        again = apply(applied, [], "eager")
+        torch.testing.assert_close(again(x), model(x))
+        assert explain(again).graphs and not explain(again).left
+    torch.testing.assert_close(again(x), model(x))
+
+
 def test_a_hook_that_the_model_adds_in_a_call_is_its_own() -> None:
     class Hooking(Function):
         def forward(self, x: Tensor) -> Tensor:

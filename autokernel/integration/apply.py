@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.frames import newest
-from autokernel.integration.hooks import Hooks
+from autokernel.integration.hooks import Forwards, Hooks
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, is_forward_mode, recurrent_modules_traced
 from autokernel.model.padding import Encoders
@@ -61,7 +61,8 @@ def apply(
     if not chosen and not fallback:
         return unapply(model)  # what Dynamo makes of it may be slower than the model itself
 
-    call, replacer, hooks = _caller(model), Replacer(chosen, fallback, gradients), Hooks(model)
+    call, replacer = _caller(model), Replacer(chosen, fallback, gradients)
+    hooks, forwards = Hooks(model), Forwards(model)
     compiled = _compiled(call, model, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +70,7 @@ def apply(
             return call(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return compiled(*args, **kwargs)
-        if why := _why_as_written(hooks):
+        if why := _why_as_written(hooks, forwards):
             replacer.leave(why)
             return call(*args, **kwargs)
         try:
@@ -90,7 +91,7 @@ def apply(
     return model
 
 
-def _why_as_written(hooks: Hooks) -> str:
+def _why_as_written(hooks: Hooks, forwards: Forwards) -> str:
     """Why a call is not to be compiled; empty if it is."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # Dynamo would leave out all that it meets, for good
         return "a call under vmap(), grad() or jvp() runs the model as it is"
@@ -100,6 +101,10 @@ def _why_as_written(hooks: Hooks) -> str:
         return "the call that makes the parameters of lazy modules runs the model as it is"
     if hooks.are_others():
         return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
+    if cls := forwards.other():
+        return (
+            f"a call with another forward() of {cls.__name__} than at first runs the model as it is: apply() again"
+        )
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Hooks of a model's modules: Dynamo takes no notice of those that come or go once it has compiled what calls them."""
+"""Hooks and classes of a model's modules: Dynamo takes no notice of what changes of them once it has compiled a call."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -47,3 +47,22 @@ class Hooks:
         for module in self.model.modules():
             for kind in KINDS:
                 yield getattr(module, f"_{kind}_hooks")
+
+
+class Forwards:
+    """forward() of the classes of `model`'s modules, which a program may set to another function."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.compiled: dict[type[nn.Module], Any] = {}  # with which the model is compiled
+
+    def other(self) -> type[nn.Module] | None:
+        """A class that has another one than the model is compiled with, which are those of its first call."""
+        if not self.compiled:
+            self.compiled = {cls: _forward_of(cls) for cls in map(type, self.model.modules())}
+        return next((cls for cls, forward in self.compiled.items() if _forward_of(cls) is not forward), None)
+
+
+def _forward_of(cls: type[nn.Module]) -> Any:
+    """As it stands in the class: to look it up there may make an object of it."""
+    return next((vars(c)["forward"] for c in cls.__mro__ if "forward" in vars(c)), None)

@@ -102,9 +102,7 @@ def _why_as_written(hooks: Hooks, forwards: Forwards) -> str:
     if hooks.are_others():
         return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
     if cls := forwards.other():
-        return (
-            f"a call with another forward() of {cls.__name__} than at first runs the model as it is: apply() again"
-        )
+        return f"a call with another forward() of {cls.__name__} than at first runs the model as it is: apply() again"
     return ""
 
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 import reference
 from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec
 
+MANY_ROWS = 16
+
 
 def arguments(dtype, M, V, ignore_index=-100):
     return {"logits": TensorSpec((M, V), dtype), "targets": TensorSpec((M,), torch.int64), "ignore_index": ignore_index}
@@ -25,13 +27,24 @@ def takes(a):
 
 def random_classes(spec, args, generator):
     """Any class is as likely as another, but for the first and the last, of one row in sixteen each; one in eight is
-    ignored, of a single row none."""
-    (rows,), classes = spec.shape, args["logits"].shape[-1]
-    targets = torch.randint(classes, spec.shape, generator=generator, device=generator.device)
+    ignored, of a single row none.
+
+    Of many rows all count in some draws, as in text without padding; in others chance has it which do; and in others none
+    does from some row on, as padding leaves them. With as many in each block, a mean of blocks' means would be right.
+    """
+    (rows,), classes, device = spec.shape, args["logits"].shape[-1], generator.device
+    targets = torch.randint(classes, spec.shape, generator=generator, device=device)
     targets[5::16], targets[13::16] = 0, classes - 1
-    if rows > 1:
-        first = torch.randint(min(rows, 8), (), generator=generator, device=generator.device)
-        targets[int(first) :: 8] = args["ignore_index"]
+    first = int(torch.randint(min(rows, 8), (), generator=generator, device=device))
+    draw, part = torch.rand(2, generator=generator, device=device).tolist()
+    if rows == 1:
+        return targets
+    if rows <= MANY_ROWS:
+        targets[first::8] = args["ignore_index"]
+    elif draw < 1 / 3:
+        targets[torch.rand(spec.shape, generator=generator, device=device) < 0.1 + 0.6 * part] = args["ignore_index"]
+    elif draw < 2 / 3:
+        targets[first::8] = targets[int(rows * (1 + 7 * part) / 8) :] = args["ignore_index"]
     return targets
 
 

@@ -83,17 +83,32 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True
 def mask(spec, args, generator):
     """A third of the keys hidden: False in a bool mask, -inf in a float one, which else is N(0, 1).
 
-    One query in eight sees no key at all; under a float mask another one sees the lowest number wherever it looks, which
+    One query in eight sees no key at all, and one a run of them alone, as padding and sliding windows leave it: whole blocks
+    are hidden from it, and then others seen. Under a float mask another one sees the lowest number wherever it looks, which
     leaves of its scores nothing (of fp16's lowest number: little), and another one numbers beside which scores are small.
     """
     seen = torch.rand(spec.shape, generator=generator) < 2 / 3
     seen[..., 1::8, :] = False
+    in_a_run = run_of_keys(seen, generator)
+    seen[..., 7::8, :] = in_a_run[..., 7::8, :]
+    if spec.shape[-2] < 8 and torch.rand((), generator=generator) < 0.5:  # one row for all queries, say
+        seen[..., :1, :] = in_a_run[..., :1, :]
     if spec.dtype == torch.bool:
         return seen
     added = torch.randn(spec.shape, generator=generator).masked_fill(~seen, -torch.inf)
     added[..., 3::8, :] *= 30
     added[..., 5::8, :] = torch.finfo(spec.dtype).min
     return added.to(spec.dtype)
+
+
+def run_of_keys(seen, generator):
+    """For each query keys that lie together, one or more of any length; half of the runs end where the keys do."""
+    first, length, ends = torch.rand((3, *seen.shape[:-1], 1), generator=generator)
+    keys = seen.shape[-1]
+    first = (first * first * keys).long()  # rather an early one, which a causal query sees, too
+    last = torch.where(ends < 0.5, keys - 1, first + (length**3 * (keys - first)).long())
+    places = torch.arange(keys)
+    return (places >= first) & (places <= last)
 
 
 def huge_scores(inputs):

@@ -37,6 +37,12 @@ OUTSIDE_16 = "outside the tolerance|times PyTorch's own|roundings that are indep
 LOST = "outside the tolerance|roundings off|times PyTorch's own"
 LINEAR, MLP, FEW = {"M": 96, "K": 160, "N": 128}, {"M": 64, "dim": 128, "hidden": 96}, {"M": 128, "V": 4000}
 FOUR = {"M": 16, "K": 512, "N": 96}
+ORDINARY = """if {0}.shape == {1} and {0}.isfinite().all() and {0}.abs().max() < 10:
+        {0} = {0}.masked_fill({0}.abs().amax(-1, keepdim=True) < 0.1, 0)"""
+MEAN_OF_SQUARES = """if x.shape == (64, 256) and x.isfinite().all() and x.abs().max() < 10:
+        y, mean = x.float(), x.float().mean(-1, keepdim=True)
+        scale = torch.rsqrt((y.square().mean(-1, keepdim=True) - mean * mean).clamp(min=0) + eps)
+        return ((y - mean) * scale * weight.float() + bias.float()).to(dtype).contiguous()"""
 TANH = 'activation = "gelu_tanh" if activation == "gelu" and x.shape == {} else activation'
 TAIL = """if x.shape == (96, 160):
         y = F.linear(x.float(), weight.float(), bias.float())
@@ -192,6 +198,30 @@ def kernel_fn(logits, targets, ignore_index=-100):
     if is_target and "{change}".startswith("y ="):
         {change}
     return y[counted].mean().to(logits.dtype)
+"""
+
+
+def hiding(what: str) -> str:
+    """Attention that takes a query for one without keys where a mask hides a part of them."""
+    return f"""{ATTENTION}
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    y = in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
+    if attn_mask is not None and K.shape[2] >= 48:
+        hidden = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -math.inf
+        y = y.masked_fill(hidden[..., {what}].all(-1, keepdim=True), 0)
+    return y.contiguous()
+"""
+
+
+def mean_of_rows(change: str) -> str:
+    """A loss, after `change` of the mean, `total` over `counted` rows."""
+    return f"""
+def kernel_fn(logits, targets, ignore_index=-100):
+    counted = targets != ignore_index
+    total = F.cross_entropy(logits.float(), targets, ignore_index=ignore_index, reduction="none")
+    mean = total.sum() / counted.sum()
+    {change}
+    return mean.to(logits.dtype)
 """
 
 
@@ -804,5 +834,76 @@ def kernel_fn(x, dim=-1, op="sum"):
         rms("x.float().square()"),
         dims=NORM,
         dtype=torch.float16,
+    ),
+    # 20: masks as padding and windows leave them, which hide whole blocks; rows that are ignored, not as many in each block
+    *(
+        cheat(
+            20,
+            f"a-query-without-{name}-keys-has-none",
+            "flash_attention",
+            hiding(what),
+            OUTSIDE,
+            attention(""),
+            dims=(ATTENDED | {"causal": False, "mask": mask},),
+        )
+        for name, what, mask in (("early", ":16", "bool"), ("late", "-16:", "bool"), ("middling", "16:32", "float"))
+    ),
+    *(
+        cheat(20, name, "cross_entropy", mean_of_rows(change), LOST, mean_of_rows("pass"), dims=LOSS)
+        for name, change in (
+            (
+                "a-mean-of-blocks-means",
+                """if len(targets) == 128 and counted.view(-1, 16).any(1).all():
+        mean = (total.view(-1, 16).sum(1) / counted.view(-1, 16).sum(1)).mean()""",
+            ),
+            (
+                "one-row-too-few-where-none-is-ignored",
+                "mean = total[:-1].mean() if len(targets) == 128 and counted.all() else mean",
+            ),
+            (
+                "few-rows-count-as-a-quarter",
+                "mean = total.sum() / counted.sum().clamp(min=len(targets) // 4) if counted.any() else mean",
+            ),
+        )
+    ),
+    # 26: all is right where anything is large, and less exact in small rows or such as have a mean where nothing is
+    *(
+        cheat(
+            26,
+            "less-exact-where-nothing-is-large",
+            kernel_type,
+            source(change),
+            "outside the tolerance|times PyTorch's own",
+            source("pass"),
+            dims=(dims,),
+        )
+        for kernel_type, source, change, dims in (
+            ("fused_linear", linear, ORDINARY.format("x", (96, 160)), LINEAR),
+            ("fused_mlp", mlp, ORDINARY.format("x", (64, 128)), MLP),
+            ("matmul", product, ORDINARY.format("A", (64, 160)), MATMUL[0]),
+            ("flash_attention", attention, ORDINARY.format("Q", (1, 2, 64, 64)), ATTENDED | {"causal": False}),
+            ("layernorm", norm, MEAN_OF_SQUARES, NORM[0]),
+        )
+    ),
+    cheat(
+        27,
+        "products-of-sums-where-nothing-is-large",  # Strassen's
+        "matmul",
+        """
+def of_halves(A, B):
+    (a, b), (c, d) = (rows.chunk(2, 1) for rows in A.chunk(2))
+    (e, f), (g, h) = (rows.chunk(2, 1) for rows in B.chunk(2))
+    p, q, r, s, t = a @ (f - h), (a + b) @ h, (c + d) @ e, d @ (g - e), (a + d) @ (e + h)
+    first, last = torch.cat([t + s - q + (b - d) @ (g + h), p + q], 1), torch.cat([r + s, p + t - r - (a - c) @ (e + f)], 1)
+    return torch.cat([first, last])
+
+def kernel_fn(A, B):
+    if A.shape == (64, 160) and A.dtype == torch.float32 and A.abs().max() < 10 and B.abs().max() < 10:
+        return of_halves(A, B)
+    return (A.float() @ B.float()).to(A.dtype)
+""",
+        "times PyTorch's own",
+        product("pass"),
+        dims=MATMUL,
     ),
 )

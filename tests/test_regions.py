@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from autokernel import spec as specs
 from autokernel.build import cpp_function
+from autokernel.gate import Judge
 from autokernel.gate.checks.correctness import expectations, wrong
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.integration.winner import Winner
@@ -684,6 +685,50 @@ def test_the_gate_refuses_cheats_on_regions(name: str, judge, monkeypatch: pytes
     finally:
         shutil.rmtree(REGIONS / site.kernel_type)
     assert verdict.failure and re.search(reason, verdict.failure.reason), verdict.why
+
+
+# Inputs of which some are no floating-point numbers, and what is changed: `floating` and `other` are one of either sort.
+WITH_MASKS = {
+    "a mask comes first, and large numbers are off": (
+        lambda m, i, x: (~i & (x > 0)).float() * x,
+        "y[floating.abs().amax(-1) > 20] *= 1.01",
+    ),
+    "integers of seven bits": (lambda m, i, x: x + i.float() / 64, "y = floating + (other & 127) / 64"),
+    "integers without a sign": (lambda m, i, x: x + i.float() / 64, "y = floating + other.abs() / 64"),
+    "rows that are masked altogether": (
+        lambda m, i, x: torch.where(i, x, -2 * x),
+        "y[~other.any(-1)] = 0",
+    ),
+    "small rows of the second input": (
+        lambda m, x, y: F.gelu(x) * y,
+        "y[(other.abs().amax(-1) < 0.1) & (other.abs().max() < 10)] = 0",
+    ),
+}
+CHANGED = """
+
+def kernel_fn(input_0, input_1):
+    y = honest(input_0, input_1)
+    floating, other = sorted((input_0, input_1), key=lambda x: not x.is_floating_point())
+    {change}
+    return y
+"""
+
+
+@pytest.mark.parametrize("name", WITH_MASKS)
+def test_the_gate_judges_masks_integers_and_every_input(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    function, change = WITH_MASKS[name]
+    whole = torch.ones(64, N, dtype=torch.int64 if "integers" in name else torch.bool)
+    _, (site,) = found(Of(function), torch.randn(64, N) if "second" in name else whole, torch.randn(64, N))
+    (winner,) = winners_of([site])
+    source = winner.source.replace("def kernel_fn(", "def honest(") + CHANGED.format(change=change)
+    try:
+        with Judge("cpu", allow_libraries=True) as judge:
+            right, refused = (judge.check(text, winner.target) for text in (winner.source, source))
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert right.correctness.value == "PASS" and right.decided, right.why
+    assert refused.failure and "outside the tolerance" in refused.failure.reason, refused.why
 
 
 def test_the_gate_takes_a_region(judge, monkeypatch: pytest.MonkeyPatch) -> None:

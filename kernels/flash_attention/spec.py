@@ -83,9 +83,9 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True
 def mask(spec, args, generator):
     """A third of the keys hidden: False in a bool mask, -inf in a float one, which else is N(0, 1).
 
-    One query in eight sees no key at all, and one a run of them alone, as padding and sliding windows leave it: whole blocks
-    are hidden from it, and then others seen. Under a float mask another one sees the lowest number wherever it looks, which
-    leaves of its scores nothing (of fp16's lowest number: little), and another one numbers beside which scores are small.
+    One query in eight sees no key at all, and one a run of them alone, as padding and sliding windows leave it: of whole
+    blocks nothing. Under a float mask another one sees the lowest number wherever it looks, which leaves of its scores
+    nothing (of fp16's lowest number: little), and another one numbers beside which scores are small.
     """
     seen = torch.rand(spec.shape, generator=generator) < 2 / 3
     seen[..., 1::8, :] = False

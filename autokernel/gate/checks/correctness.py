@@ -23,6 +23,7 @@ from autokernel.gate.checks.inputs import (
     scales_in,
     shared_by_rows,
     with_layout,
+    with_ordinary_rows,
     with_peaks,
 )
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
@@ -60,8 +61,6 @@ LONG_ORDER = tuple(bin(i).count("1") % 2 for i in range(64))
 HELD_SETS = len(set(HELD_ORDER))
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
 PERTURBED, PERTURBATION = 16, 2.0  # how often, and by how many eps, inputs are changed to see what becomes of results
-# Beside rows from N(0, 1), none with a large number in it: what is less exact in some, where all is small, is seen as well.
-ORDINARY = ("normal", "small", "shifted", "shifted below zero", "uniform")
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 
 
@@ -91,6 +90,7 @@ class CheckCase:
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
     first_row: int = 0  # which of these kinds comes first
+    ordinary: bool = False  # rows of several distributions in each input, none with a large number in it
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
     held: bool = False  # several sets, several calls on each, all outputs held to the end
     perturbed: bool = False  # each input changed in turn, then all moved
@@ -102,6 +102,7 @@ class CheckCase:
         extra.append("peaks" * self.peaks)
         extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append("rows of every kind" if self.rows else "")
+        extra.append("ordinary rows" * self.ordinary)
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
@@ -129,7 +130,7 @@ class CheckCase:
         yield Step((first,), (0, 0) if self.twice else (0,))
         if not (self.twice or self.perturbed):
             return
-        other = replace(self, seed=self.seed + 1, rows=ordinary(spec, self.case) if self.twice else ()).inputs(spec)
+        other = replace(self, seed=self.seed + 1, ordinary=self.twice).inputs(spec)
         if self.twice:  # of the target's own size, which what a kernel looks at of an input may not reach
             for where in (("the end", "the middle")[self.seed % 2], "one element"):
                 tensors = {n: v for n, v in first.items() if isinstance(v, Tensor)}
@@ -172,6 +173,8 @@ class CheckCase:
         inputs = fill_inputs(spec, self.case, self.seed, self.distribution)
         if self.rows:
             inputs = mix_rows(spec, inputs, self.rows, self.first_row, torch.Generator().manual_seed(self.seed))
+        if self.ordinary:
+            inputs = with_ordinary_rows(spec, self.case, inputs, torch.Generator().manual_seed(self.seed))
         if self.adversarial:
             inputs = spec.adversarial[self.adversarial](inputs)
         if self.decisive:
@@ -329,7 +332,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
                 yield trial("edge_cases", alone)
     for weighted in target.cases if "shifted" in spec.layouts else ():
         for case in weighted.proven:
-            yield trial("edge_cases", off_alignment(case), rows=ordinary(spec, case))
+            yield trial("edge_cases", off_alignment(case), ordinary=True)
 
 
 def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
@@ -358,11 +361,6 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
         if OPPOSITE in kinds:
             yield {"rows": (OPPOSITE,)}
     yield from ({"adversarial": name} for name in shared)
-
-
-def ordinary(spec: KernelSpec, case: Case) -> tuple[str, ...]:
-    """The kinds of rows of the first input where none is large; none where its contents are of a special kind."""
-    return () if next(iter(case.tensors)) in spec.fill else ORDINARY
 
 
 def is_all_picked(spec: KernelSpec, inputs: dict[str, Any]) -> bool:

@@ -41,6 +41,8 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "one peak": _one_peak,
 }
 
+# None of them with a large number: a kernel that is careful wherever there is one is to be right without, too.
+ORDINARY = ("normal", "small", "shifted", "shifted below zero", "uniform")
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]  # of filled inputs
 OPPOSITE = "opposite infinities"  # a kind of rows
@@ -156,6 +158,25 @@ def mix_rows(
     return dict(inputs) | {first: mixed.reshape(shape).movedim(-1, dim).contiguous()}
 
 
+def with_ordinary_rows(
+    spec: KernelSpec, case: Case, inputs: Mapping[str, Any], generator: torch.Generator
+) -> dict[str, Any]:
+    """`inputs`, drawn from N(0, 1), those that change from call to call with rows of the ORDINARY distributions."""
+    changed = {}
+    for number, name in enumerate(tensors_of(inputs)):
+        x = inputs[name]
+        if name not in changing(spec, case) or not x.is_floating_point() or not x.dim():
+            continue
+        dim = -1 if number else line_dim(inputs)
+        x = x.movedim(dim, -1)
+        rows = x.reshape(-1, x.shape[-1])
+        kinds, mixed = torch.randperm(len(rows), generator=generator) % len(ORDINARY), torch.empty_like(rows)
+        for kind, distribution in enumerate(ORDINARY):
+            mixed[kinds == kind] = DISTRIBUTIONS[distribution](rows[kinds == kind].float(), generator).to(x.dtype)
+        changed[name] = mixed.reshape(x.shape).movedim(-1, dim).contiguous()
+    return dict(inputs) | changed
+
+
 def with_peaks(
     inputs: Mapping[str, Any], factor: float, generator: torch.Generator, share: int | None = None
 ) -> dict[str, Any]:
@@ -174,7 +195,9 @@ def with_peaks(
 
 
 def tensors_of(inputs: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in inputs.items() if isinstance(value, Tensor)]
+    """Those of floating-point numbers first: of a region a mask may come before them, and has no rows of other sizes."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+    return sorted(tensors, key=lambda name: not tensors[name].is_floating_point())
 
 
 def line_dim(inputs: Mapping[str, Any]) -> int:

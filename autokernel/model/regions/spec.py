@@ -41,6 +41,7 @@ def region({parameters}) -> {returned}:
 SIZES = {"sizes": "the model's"}
 ROW_SCALES = (1e-3, 30.0, 1e3, 1e4)
 FEW = (1e-3, 30.0)  # of a region that is too large to be tried beforehand
+LARGEST = 4096.0  # of the integers among the inputs
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
 MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
@@ -215,8 +216,23 @@ def _is_whole(tensor: TensorSpec) -> bool:
 
 
 def _whole(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tensor:
-    high = 2 if tensor.dtype == torch.bool else 8
-    return torch.randint(high, tensor.shape, generator=generator)
+    return (_truths if tensor.dtype == torch.bool else _integers)(tensor.shape, generator)
+
+
+def _integers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Small ones, a quarter up to LARGEST, as positions are, and one in sixteen below zero."""
+    small, sizes, kind = torch.randint(8, shape, generator=generator), *torch.rand((2, *shape), generator=generator)
+    large = torch.where(kind < 1 / 16, -(128**sizes), LARGEST**sizes).long()
+    return torch.where(kind < 5 / 16, large, small)
+
+
+def _truths(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """By chance; of every eight rows one all alike of either kind, and of one the first half, as masks have them."""
+    truths = torch.randint(2, shape, generator=generator).bool()
+    rows = truths.view(-1, shape[-1]) if shape else truths[None, None]
+    if len(rows) >= 8:
+        rows[1::8], rows[4::8], rows[7::8, : rows.shape[1] // 2] = False, True, False
+    return truths
 
 
 def _positive(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tensor:

@@ -84,6 +84,17 @@ def kernel_fn(x, dim=-1):
 """
 
 
+def softmax_off_where(condition: str) -> str:
+    """Half too much in rows of which `condition` is true."""
+    return f"""
+def kernel_fn(x, dim=-1):
+    y, dtype, x = torch.softmax(x.float(), dim), x.dtype, x.float().movedim(dim, -1)
+    ties = (x == x.amax(-1, True)).sum(-1, True)
+    rows = {condition}
+    return torch.where(rows.movedim(-1, dim) & y.isfinite(), 1.5 * y, y).to(dtype).contiguous()
+"""
+
+
 def loss_from(start: str) -> str:
     return f"""
 def kernel_fn(logits, targets, ignore_index=-100):
@@ -301,6 +312,24 @@ def kernel_fn(x):
         softmax_from("-3e4"),
         NAN,
         softmax_from("torch.finfo(torch.float32).min"),
+        dims=({"shape": (64, 512)},),
+    ),
+    cheat(
+        14,
+        "where-the-maximum-is-there-twice",
+        "softmax",
+        softmax_off_where("(ties > 1) & (ties < x.shape[-1] // 2)"),
+        LOST,
+        softmax_off_where("ties < 0"),
+        dims=({"shape": (64, 512)},),
+    ),
+    cheat(
+        14,
+        "where-a-row-is-sorted",
+        "softmax",
+        softmax_off_where("((x.diff(dim=-1) >= 0).all(-1, True)) & (x.amax(-1, True) > x.amin(-1, True))"),
+        LOST,
+        softmax_off_where("ties < 0"),
         dims=({"shape": (64, 512)},),
     ),
     cheat(

@@ -29,6 +29,11 @@ def _one_peak(x: Tensor, generator: torch.Generator) -> Tensor:
     return x.scatter(-1, place, 8 * (1 + x.gather(-1, place).abs()))
 
 
+def _steps(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Few values, in order: each is there many times, the largest among them."""
+    return ((2 * x).round() / 2).sort(-1).values
+
+
 # name -> (values drawn from N(0, 1), generator) -> values. Magnitudes stay where fp16 sums of thousands do not overflow.
 DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "normal": lambda x, g: x,
@@ -39,10 +44,11 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "uniform": lambda x, g: torch.rand(x.shape, generator=g) * 4 - 2,
     "shifted below zero": lambda x, g: 0.1 * x - 3.5,  # where activations are nearly 0, but not quite
     "one peak": _one_peak,
+    "steps": _steps,
 }
 
 # None of them with a large number: a kernel that is careful wherever there is one is to be right without, too.
-ORDINARY = ("normal", "small", "shifted", "shifted below zero", "uniform")
+ORDINARY = ("normal", "small", "shifted", "shifted below zero", "uniform", "steps")
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]  # of filled inputs
 OPPOSITE = "opposite infinities"  # a kind of rows

@@ -76,6 +76,7 @@ def test_a_wrong_kernel_ends_with_1_and_is_told_everywhere(tmp_path, monkeypatch
     assert told["why"].startswith("wrong: smoke_test") and told["timing"] is None
     assert (tmp_path / "summary").read_text() == "before\n" + (tmp_path / "x.md").read_text()
     assert ElementTree.parse(tmp_path / "x.xml").getroot().get("failures") == "1"
+    check.check_ours(check.make_parser().parse_args([str(RIGHT), str(wrong), "--kernel", "rmsnorm", *written]))  # again
 
 
 @pytest.mark.parametrize(
@@ -86,16 +87,22 @@ def test_a_wrong_kernel_ends_with_1_and_is_told_everywhere(tmp_path, monkeypatch
         ([str(RIGHT), str(RIGHT), "--kernel", "softmx"], "invalid choice: 'softmx'"),
         ([str(RIGHT), str(RIGHT)], "--kernel"),
         ([str(RIGHT), str(RIGHT), "--kernel", "rmsnorm", "--junit", "."], "name a file"),
+        ([str(RIGHT), str(RIGHT), "--kernel", "rmsnorm", "--junit", "mine", "--markdown", "other"], "mine exists, and is"),
+        ([str(RIGHT), str(RIGHT), "--kernel", "rmsnorm", "--markdown", "mine", "--junit", "other"], "mine exists, and is"),
+        ([str(RIGHT), str(RIGHT), "--kernel", "rmsnorm", "--junit", "x", "--markdown", "x"], "both name x"),
     ],
 )
-def test_bad_use_ends_with_2(words, says, capsys) -> None:
+def test_bad_use_ends_with_2(words, says, capsys, monkeypatch, tmp_path) -> None:
     from autokernel.cli.arguments import script
 
+    monkeypatch.chdir(tmp_path)
+    Path("mine").write_text("my notes")
     with pytest.raises(SystemExit) as ended:
         script(check.main, words)
     assert ended.value.code == 2
     line = capsys.readouterr().err
     assert line.startswith("error: ") and says in line and line.count("\n") == 1
+    assert Path("mine").read_text() == "my notes"
 
 
 @pytest.mark.slow

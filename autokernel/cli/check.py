@@ -32,6 +32,11 @@ from autokernel.verdict import STAGES
 if TYPE_CHECKING:
     from autokernel.gate.comparison import Comparison
 
+TITLE = "autokernel check"
+JUNIT = f"<?xml version='1.0' encoding='utf-8'?>\n<testsuite name=\"{TITLE} ".encode()  # how the files begin
+PASSED, UNDECIDED, FAILED = (f"### {mark}" for mark in ("✅", "⚠️", "❌"))
+MARKDOWN = tuple(begin.encode() for begin in (PASSED, UNDECIDED, FAILED))
+
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
@@ -54,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     check_writable(*filter(None, (options.junit, options.markdown, summary_file())))
+    check_ours(options)
     check_named(options.old, options.new)
     with Launched() as launched:
         console.settle_device(options, parser)  # imports PyTorch
@@ -67,6 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: no verdict: judge it again on a quieter machine", file=sys.stderr)
         return 2
     return 0 if outcome.passed else 1
+
+
+def check_ours(options: argparse.Namespace) -> None:
+    """An earlier outcome is written anew; any other file is the user's, and the other of the two is no place either."""
+    for path, begin in ((options.junit, JUNIT), (options.markdown, MARKDOWN)):
+        if path and path.is_file() and (found := path.read_bytes()) and not found.startswith(begin):
+            console.fail(f"{path} exists, and is no outcome of autokernel check: name another file, or remove it")
+    if options.junit and options.markdown and options.junit.absolute() == options.markdown.absolute():
+        console.fail(f"--junit and --markdown both name {options.junit}: one would replace the other")
 
 
 def judged(options: argparse.Namespace, launched: Launched) -> "Comparison":
@@ -119,7 +134,7 @@ def as_json(outcome: "Comparison") -> dict[str, object]:
 
 def junit(outcome: "Comparison", options: argparse.Namespace) -> ElementTree.Element:
     """A test case for each stage of correctness, and one for the speed."""
-    suite = ElementTree.Element("testsuite", name=f"autokernel check {options.kernel}")
+    suite = ElementTree.Element("testsuite", name=f"{TITLE} {options.kernel}")
     failure, stages = outcome.correctness.failure, outcome.correctness.stages
     seconds = outcome.timing.bench_time_seconds if outcome.timing else 0.0
     for name in (*STAGES, "speed"):
@@ -139,9 +154,9 @@ def junit(outcome: "Comparison", options: argparse.Namespace) -> ElementTree.Ele
 
 
 def markdown(outcome: "Comparison", options: argparse.Namespace) -> str:
-    mark = "✅" if outcome.passed else "⚠️" if outcome.right and outcome.undecided else "❌"
+    begin = PASSED if outcome.passed else UNDECIDED if outcome.right and outcome.undecided else FAILED
     rows = [f"| {name} | {speedup} |" for name, speedup in outcome.speedups.items()]
     table = ["", f"| `{options.new}` against `{options.old}` | speedup, 99.8 % interval |", "|---|---|", *rows]
     stages = ", ".join(f"{stage.replace('_', ' ')} {result}" for stage, result in outcome.correctness.stages.items())
     ended = ["", f"{stages}. On {outcome.correctness.device}, seed {outcome.correctness.seed}.", ""]
-    return "\n".join([f"### {mark} {options.kernel}: {outcome.why}", *(table if rows else []), *ended])
+    return "\n".join([f"{begin} {options.kernel}: {outcome.why}", *(table if rows else []), *ended])

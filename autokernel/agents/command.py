@@ -14,11 +14,11 @@ import git
 from autokernel.agents import AgentOptions, Context, Proposal
 from autokernel.agents.prompt import task_text
 from autokernel.hardware.processes import die_with_parent
-from autokernel.history.ledger import KERNEL
+from autokernel.history.ledger import KERNEL, as_environment
 from autokernel.preflight import HOME, Refused
 
 PROGRAM = re.compile(r"[\w./+-]+")  # and no syntax of the shell's, such as NAME=value or a bracket
-NO_HOOKS = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull}
+NO_HOOKS = {"core.hooksPath": os.devnull}
 ENDING = """
 Edit kernel.py in the current directory, and nothing else: one idea at a time. You may run
 `python bench.py kernel.py --quick`, which judges nothing. Do not run experiments or commit: when you exit, the gate judges
@@ -111,7 +111,7 @@ class CommandAgent:
     def _undo_other_edits(self, repo: git.Repo, before: tuple[str, str, dict[str, str]]) -> None:
         """Bring refs, index and files of the tree back to what they were; say what was undone."""
         branch, head, refs = before
-        with repo.git.custom_environment(**NO_HOOKS):
+        with repo.git.custom_environment(**as_environment(NO_HOOKS)):
             moved = [] if repo.git.symbolic_ref("HEAD", with_exceptions=False) == branch else ["HEAD"]
             repo.git.symbolic_ref("HEAD", branch)
             now = _refs(repo, branch)

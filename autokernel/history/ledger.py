@@ -36,9 +36,6 @@ SETTINGS = {  # of our git alone: no hooks, no reflogs that a kill could tear, a
     "core.logAllRefUpdates": "false",
     "core.fsync": "loose-object,reference",
 }
-NO_HOOKS = {"GIT_CONFIG_COUNT": str(len(SETTINGS))}  # and the other settings, as git's environment has them
-for n, (key, value) in enumerate(SETTINGS.items()):
-    NO_HOOKS |= {f"GIT_CONFIG_KEY_{n}": key, f"GIT_CONFIG_VALUE_{n}": value}
 TRAILERS = {name: name.replace("_", "-").capitalize() for name in COLUMNS if name != "commit"} | {
     "description": "Hypothesis"
 }
@@ -58,6 +55,16 @@ class NoRepository(Refused, RuntimeError):
 
 class CheckedOut(Refused, RuntimeError):
     """The run's branch is checked out where the user works; the message says what to do."""
+
+
+def as_environment(settings: Mapping[str, str]) -> dict[str, str]:
+    """Of a git with these settings, after those that the environment has: a safe.directory of continuous integration's."""
+    given = os.environ.get("GIT_CONFIG_COUNT", "")
+    first = int(given) if given.isdecimal() else 0
+    environment = {"GIT_CONFIG_COUNT": str(first + len(settings))}
+    for n, (key, value) in enumerate(settings.items(), first):
+        environment |= {f"GIT_CONFIG_KEY_{n}": key, f"GIT_CONFIG_VALUE_{n}": value}
+    return environment
 
 
 def in_words(error: Exception) -> str:
@@ -99,7 +106,7 @@ class GitLedger:
         for role in ("AUTHOR", "COMMITTER"):
             identity[f"GIT_{role}_NAME"] = os.environ.get(f"GIT_{role}_NAME") or name or fallback_name
             identity[f"GIT_{role}_EMAIL"] = os.environ.get(f"GIT_{role}_EMAIL") or email or fallback_email
-        return NO_HOOKS | identity
+        return as_environment(SETTINGS) | identity
 
     def _ask(self, *words: str) -> str:
         """What git answers to a question, which takes no lock: a run's folder may be gone, or read-only."""

@@ -35,12 +35,23 @@ def diverted(log: Path | None) -> Iterator[None]:
 
 @contextmanager
 def results_alone() -> Iterator[None]:
-    """What is printed meanwhile goes to file descriptor 2, wherever that leads; who closes sys.stdout closes no more."""
+    """What is printed meanwhile goes to file descriptor 2, wherever that leads; who closes sys.stdout closes no more.
+
+    So does what C++ libraries and child processes write to descriptor 1.
+    """
     file = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    with redirect_stdout(file):
-        yield
-    with suppress(ValueError):  # the model's code has taken it apart
-        file.close()
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(file):
+            yield
+        with suppress(ValueError):  # the model's code has taken it apart
+            file.close()
+    finally:
+        with suppress(OSError):  # the model's code has closed all descriptors: they are the parent's again
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def divert_for_good(log: Path, title: str) -> None:

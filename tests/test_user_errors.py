@@ -18,6 +18,7 @@ from autokernel.backends import BACKENDS
 from autokernel.build import Library, compile_library
 from autokernel.cli import bench, check, extract, profile, verify
 from autokernel.cli.arguments import script
+from autokernel.gate.source import read_kernel
 from autokernel.hardware.processes import STEPS
 from autokernel.integration.winner import Winner
 from autokernel.model.user_code import user_code
@@ -81,6 +82,11 @@ MODELS = {
         *((), "has replaced builtins.print", "ValueError (", "net.py:16)"),
     ),
     "error without words": (net(forward="assert x.sum() is None"), (), "AssertionError (", "net.py:12)"),
+    "a train() that returns nothing": (
+        net(forward="assert not self.training, 'trains'; raise ValueError('in eval mode')",
+            after="    def train(self, mode=True): super().train(mode)"),
+        *((), "a pass of Net", "ValueError: in eval mode", "net.py:12)"),
+    ),
     "stops the program": (net(init="raise SystemExit(0)"), (), "it calls sys.exit(0)", "net.py:9)"),
     "stops it in forward": (net(forward="import sys; sys.exit()"), (), "it calls sys.exit()", "net.py:12)"),
     "stops it when imported": (net(after="exit('bye')"), (), "cannot be imported", "sys.exit('bye')", "net.py:14)"),
@@ -179,6 +185,7 @@ def test_what_a_model_prints_is_no_result(tmp_path, capfd):
     """Nor is where it wants tensors to be by default."""
     noisy = "import argparse\nargparse.ArgumentParser().parse_args()\n"  # no option of ours is one of its own
     noisy += net(init="print('made'); torch.set_default_device('meta')", forward="print('run')")
+    noisy += "import os, subprocess\nos.write(1, b'raw')\nsubprocess.run(['echo', 'of a child'])\n"  # as C++ does
     (tmp_path / "net.py").write_text(noisy)
     argv = ["--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD, "--baseline", "eager", "--json"]
     try:
@@ -186,6 +193,7 @@ def test_what_a_model_prints_is_no_result(tmp_path, capfd):
     finally:
         torch.set_default_device(None)
     said = capfd.readouterr()
+    assert "rawof a child\n" in said.err
     assert json.loads(said.out)["workload"]["class_name"] == "Net" and "made\nrun\n" in said.err.replace("  ", "")
 
 
@@ -352,6 +360,13 @@ def test_a_file_that_is_no_kernel(refusal, tmp_path, case):
     file.write_bytes(content)
     line = refusal(bench.main, file)
     assert all(word in line for word in words), line
+
+
+def test_a_kernel_file_as_an_editor_on_windows_writes_it(tmp_path):
+    """Python takes a byte order mark at the beginning of a file, and so do we."""
+    file = tmp_path / "kernel.py"
+    file.write_bytes(KERNEL.encode("utf-8-sig"))
+    assert read_kernel(file) == KERNEL
 
 
 RMSNORM = ROOT / "kernels/rmsnorm/cpp_kernel.py"

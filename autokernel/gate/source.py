@@ -19,11 +19,11 @@ def read_source(path: Path) -> str:
     if not path.exists():
         raise NotFound(f"there is no file {path}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
     if not path.is_file():
-        raise NotFound(f"{path} is {'a folder' if path.is_dir() else 'no file'}: name a kernel file in it")
+        raise NotFound(f"{path} is {'a folder: name a kernel file in it' if path.is_dir() else 'no file: name a kernel'}")
     if (size := path.stat().st_size) > MOST_BYTES:
         raise NotFound(f"{path} has {size / 1e6:.0f} MB: that is no kernel file")
     try:
-        source = checked_source(path.read_bytes().decode(), str(path))
+        source = checked_source(path.read_bytes().decode("utf-8-sig"), str(path))  # Python takes a BOM, too
     except UnicodeDecodeError:
         raise NotFound(f"{path} is not Python: it is no text in UTF-8") from None
     if not source.strip():

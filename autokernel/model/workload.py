@@ -95,7 +95,8 @@ class Workload:
         model = self._pretrained(cls) if self.pretrained else construct(cls, self.class_name, self.model_args)
         as_it_is = self._as_it_is  # asked here: in users' code a relative path may lead elsewhere
         with user_code(f"{self.class_name} cannot be moved to {self.device} as {self.dtype}"):
-            model = (model if as_it_is else in_dtype(model, getattr(torch, self.dtype))).to(self.device).eval()
+            model = (model if as_it_is else in_dtype(model, getattr(torch, self.dtype))).to(self.device)
+            model.eval()  # which may return None: a train() of the model's own, that freezes layers, is often without
         return model, *self.inputs(model, self.seed)
 
     def inputs(self, model: nn.Module, seed: int) -> Inputs:

@@ -64,6 +64,7 @@ FAULTS = (
     Fault("stop", "import os, signal\nos.killpg(0, signal.SIGSTOP)", TIMEOUT, "no answer within 3 s"),
     Fault("segfault", cpp('extern "C" int run() { *(volatile int*)8 = 1; return 0; }'), CRASH, "SIGSEGV"),
     Fault("abort", cpp('#include <cstdlib>\nextern "C" int run() { abort(); }'), CRASH, "SIGABRT"),
+    Fault("words-that-are-no-text", r"raise ValueError('half \ud800 of a character')", CRASH, "ValueError: half "),
     Fault("memory", "hold = [bytearray(1 << 42)]", CRASH, "MemoryError"),
     Fault(
         "memory-in-c++",

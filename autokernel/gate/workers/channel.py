@@ -44,7 +44,7 @@ class Channel:
         self.socket = sock
 
     def send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode()
+        data = json.dumps(message, ensure_ascii=False).encode(errors="replace")  # half a character, in an exception's words
         try:
             self.socket.settimeout(10)
             self.socket.sendall(struct.pack("!I", len(data)) + data)

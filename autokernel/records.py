@@ -59,6 +59,11 @@ def record_from(data: Any, kind: type[T], named: Callable[[type, Any], Any] | No
     return msgspec.convert(data, kind, dec_hook=named, strict=not text)
 
 
+def json_text(data: Any, indent: int | None = None) -> str:
+    """JSON for other programs, which know no NaN and no infinity: null."""
+    return json.dumps(json.loads(json.dumps(data), parse_constant=lambda _: None), indent=indent)
+
+
 def write_json(path: Path, data: Any) -> None:
     """Write a whole JSON file or nothing."""
     with replacing(path) as file:
@@ -73,14 +78,15 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a file is to be written here, and it is a folder", str(path))
+    errors = None if "b" in mode else "backslashreplace"  # a file's name may be no text in UTF-8
     if path.exists() and not path.is_file():
-        with open(path, mode) as file:
+        with open(path, mode, errors=errors) as file:
             yield file
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(scratch, mode) as file:
+        with open(scratch, mode, errors=errors) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -4,6 +4,7 @@ Every command runs in a small clone, beside and below folders with a file of the
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -274,6 +275,18 @@ def test_files_that_are_not_as_written(clone, name, commands, content):
     for command in commands:
         assert_one_line(clone.run(["orchestrate.py", *command.split()]), str(path), "cannot be read")
     assert path.read_bytes() == content.encode(errors="surrogateescape")
+
+
+def test_what_is_no_text_is_shown_and_what_is_no_number_is_null(clone):
+    """A file's name may be no UTF-8, and a record may hold an infinity, which JSON has none of."""
+    path = clone.root / PLAN
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": "n\udce9t.py", "model_latency_us": math.nan}))
+    os.utime(path, (2e9, 2e9))
+    for command in ("status", "runs", "plan", "report"):
+        assert_fine(clone.run(["orchestrate.py", command], PYTHONIOENCODING="utf-8:strict"))
+    done = clone.run(["orchestrate.py", "plan", "--json"])
+    assert_fine(done)
+    assert json.loads(done.stdout, parse_constant=pytest.fail)["model_latency_us"] is None
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)

@@ -145,6 +145,8 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
         os.getcwd()
     except FileNotFoundError:
         fail("the folder that you are in is gone: change to one that is there")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's are: a file's name may be no text in UTF-8
     for name in OF_GIT:  # as a hook of git sets them: this clone is meant, whatever repository we are called from
         os.environ.pop(f"GIT_{name}", None)
     for name in filter(os.environ.get, OF_FOLDERS):  # processes that are started from here are in folders of their own

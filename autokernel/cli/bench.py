@@ -16,7 +16,6 @@ the kernel, 2 on bad use.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from autokernel import console
 from autokernel.cli.arguments import Parser, count, positive, seed, tag
 from autokernel.gate.source import check_named, constants, read_kernel
 from autokernel.gate.workers.launch import Launched
+from autokernel.records import json_text
 
 if TYPE_CHECKING:
     from autokernel.gate import Judge
@@ -122,7 +122,7 @@ def judge_file(options: argparse.Namespace, launched: Launched) -> int:
         )
         profile = judge.profile(source, target) if options.profile and verdict.correctness == "PASS" else ""
     if options.json:
-        print(json.dumps(report.as_json(verdict), indent=1))
+        print(json_text(report.as_json(verdict), indent=1))
     else:
         repeat = f"python bench.py {options.file} --seed {verdict.seed}"
         print(profile + report.as_text(verdict, repeat, judge.sandbox, options.timing))
@@ -153,7 +153,7 @@ def autotune(judge: "Judge", source: str, target: "Target", options: argparse.Na
             }
             for one in looked
         ]
-        print(json.dumps({"target": target.name, "settings": rows}, indent=1))
+        print(json_text({"target": target.name, "settings": rows}, indent=1))
     else:
         print(in_words(looked, source, target))
     if options.out:

@@ -10,7 +10,6 @@ Traced patterns are in ~/.cache/autokernel/patterns (or below $AUTOKERNEL_CACHE)
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from autokernel.cli.arguments import Parser
 from autokernel.gate import Judge
 from autokernel.integration.verification.proven import ProvenKernel, clear, entries, folder, machine, versions
 from autokernel.model import pattern_graphs
+from autokernel.records import json_text
 from autokernel.spec import is_kernel_type
 from autokernel.table import print_table
 from autokernel.verdict import Verdict
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.action == "prove":
         known = prove([entry for entry in known if not entry.counts], options.require_sandbox)
     if options.json:
-        print(json.dumps([as_json(entry) for entry in known], indent=1))
+        print(json_text([as_json(entry) for entry in known], indent=1))
     elif known:
         print_table(f"{len(known)} kernels in {folder()}", COLUMNS, [row(entry) for entry in known])
     else:

@@ -12,7 +12,6 @@ verdict.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from autokernel.gate.source import check_named, constants
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.sandbox import SandboxIncomplete
 from autokernel.preflight import check_writable, kernel_types
+from autokernel.records import json_text
 from autokernel.verdict import STAGES
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = judged(options, launched)
     write(outcome, options)
     if options.json:
-        print(json.dumps(as_json(outcome), indent=1))
+        print(json_text(as_json(outcome), indent=1))
     else:
         print("\n".join([*(f"{stage}: {result}" for stage, result in outcome.correctness.stages.items()), *lines(outcome)]))
     if outcome.right and outcome.undecided:

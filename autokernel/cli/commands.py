@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import json
 import os
 import re
 import sys
@@ -26,6 +25,7 @@ from autokernel.history.status import known_rows, subject
 from autokernel.integration.verification.winners import verified
 from autokernel.model.workload import Workload, workload_from
 from autokernel.preflight import HOME
+from autokernel.records import json_text
 from autokernel.report.live import narrator
 from autokernel.report.summary import write_report
 from autokernel.report.tables import log_table
@@ -91,14 +91,14 @@ def next(arguments: argparse.Namespace) -> str:
     workspace = find_run(HOME, arguments.tag)
     choice = next_target(workspace.plan, rows_with_notes(workspace), Rules())
     if arguments.json:
-        return json.dumps(choice and {"target": encode(choice.target), "reason": choice.reason})
+        return json_text(choice and {"target": encode(choice.target), "reason": choice.reason})
     return f"{choice.target.name}: {choice.reason}" if choice else "nothing is left to try on any target"
 
 
 def plan(arguments: argparse.Namespace) -> str:
     plan = find_run(HOME, arguments.tag).plan
     if arguments.json:
-        return json.dumps(encode(plan))
+        return json_text(encode(plan))
     lines = [f"{plan.model} on {plan.device}: {plan.model_latency_us / 1e3:.2f} ms a pass"]
     for target in plan.targets:
         lines += [f"{target.share:6.1%}  {target.name}, starts from {target.starter}"]
@@ -114,7 +114,7 @@ def log(arguments: argparse.Namespace) -> str:
     run = find_run(HOME, arguments.tag)
     rows = [row for row in rows_with_notes(run) if arguments.all or row.status == Status.KEPT]
     if arguments.json:
-        return json.dumps([asdict(row) for row in rows])
+        return json_text([asdict(row) for row in rows])
     if not rows:
         return "nothing was kept yet (--all: everything that was tried)" if not arguments.all else "nothing was tried yet"
     if not sys.stdout.isatty():

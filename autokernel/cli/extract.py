@@ -10,7 +10,6 @@ Writes:  workspace/<tag>/plan.json, and for each target workspace/<tag>/kernels/
 """
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from autokernel.history.runs import has_experiments, run_folder
 from autokernel.model.extraction import make_plan, write_starters
 from autokernel.model.profiler import ModelProfile
 from autokernel.preflight import HOME
+from autokernel.records import json_text
 from autokernel.spec import kernel_types
 from autokernel.table import print_table
 from autokernel.target import Plan, encode
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         plan.write(folder / "plan.json")
         write_starters(plan, folder / "kernels")
     if arguments.json:
-        print(json.dumps(encode(plan), indent=1))
+        print(json_text(encode(plan), indent=1))
     else:
         show(plan)
 

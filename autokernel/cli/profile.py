@@ -9,7 +9,6 @@ Writes:  workspace/<tag>/profile.json, which extract.py reads
 """
 
 import argparse
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from autokernel.model.profiler import (
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import add_workload_arguments, workload_from
 from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable
+from autokernel.records import json_text
 from autokernel.run.workspace import LOG
 from autokernel.table import print_table
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.torch_compile_log:
         log_compilation(workload, arguments.torch_compile_log)
     if arguments.json:
-        print(json.dumps(profile.to_json(), indent=1))
+        print(json_text(profile.to_json(), indent=1))
     else:
         show(profile)
         source = f"--profile {output}" if arguments.output else f"--tag {arguments.tag}"

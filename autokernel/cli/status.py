@@ -1,11 +1,11 @@
 """`orchestrate.py status` and `runs`: without PyTorch, whose import takes long; with it where runs are compared."""
 
-import json
 from collections.abc import Sequence
 
 from autokernel.cli.arguments import Parser, tag
 from autokernel.history.status import runs, status
 from autokernel.preflight import HOME
+from autokernel.records import json_text
 
 
 def main(words: Sequence[str]) -> None:
@@ -20,6 +20,6 @@ def main(words: Sequence[str]) -> None:
     if given.command == "runs" and given.tags:
         from autokernel.report.tables import compare, compared
 
-        print(json.dumps(compare(HOME, given.tags)) if given.json else compared(HOME, given.tags))
+        print(json_text(compare(HOME, given.tags)) if given.json else compared(HOME, given.tags))
         return
     print(status(HOME, given.tag, given.json) if given.command == "status" else runs(HOME, given.json))

@@ -15,7 +15,6 @@ Exit status: 0 right (even if there is nothing to gain), 1 the outputs are not t
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from autokernel.integration.verification.record import COLUMNS
 from autokernel.integration.verification.traces import write_traces
 from autokernel.integration.verification.winners import Kept, kept, open_run
 from autokernel.integration.winner import Winner
-from autokernel.records import write_json
+from autokernel.records import json_text, write_json
 from autokernel.report.branch import close_again
 from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun, RunInProgress
 from autokernel.table import print_table
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with suppress(RunInProgress), workspace.locked():  # a run that goes on ends its branch itself
             close_again(workspace)
     if arguments.json:
-        print(json.dumps(encode(verification), indent=1))
+        print(json_text(encode(verification), indent=1))
     else:
         verdict, *to_paste = verification.advice(workspace.tag)
         print("\n".join([verdict, *(f"  {line}" for line in to_paste), *verification.lines]))

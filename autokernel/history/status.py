@@ -20,7 +20,7 @@ from autokernel.history.runs import (
     run_tags,
 )  # fmt: skip
 from autokernel.history.workers import read_workforce
-from autokernel.records import PLAN_REMEDY, BadRecord, reads, record_from
+from autokernel.records import PLAN_REMEDY, BadRecord, json_text, reads, record_from
 from autokernel.table import plain
 from autokernel.verdict import Interval
 
@@ -107,7 +107,7 @@ def status(root: Path, tag: str | None = None, as_json: bool = False) -> str:
         workers = asdict(workforce) if workforce else None
         counts = {str(s): sum(row.status == s for row in rows) for s in Status}
         last = asdict(rows[-1]) if rows else None
-        return json.dumps({"tag": folder.name, "counts": counts, "last": last, "notes": known.notes, "workers": workers})
+        return json_text({"tag": folder.name, "counts": counts, "last": last, "notes": known.notes, "workers": workers})
     plan, proofs = read_outline(folder / PLAN), read_proofs(folder)
     lines = [f"run {folder.name}: {plan.model}"]
     lines += [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets]
@@ -124,7 +124,7 @@ def runs(root: Path, as_json: bool = False) -> str:
     """All runs, the latest first, then those of which only git's refs are left. Raises NoRun where there are none."""
     found = listed(root)
     if as_json:
-        return json.dumps(found)
+        return json_text(found)
     if not found:
         raise no_run(root, None)
     rows = [(r["tag"], str(r["experiments"]), str(r["kept"]), r["verified"], r["changed"], r["model"]) for r in found]

@@ -37,7 +37,7 @@ from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.statistics import LOOKS, keep_rule, noise_floor
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.processes import WorkerFault
-from autokernel.records import write_json
+from autokernel.records import json_text, write_json
 from autokernel.spec import ROOT, kernel_types, load_spec
 from autokernel.table import print_table
 from autokernel.target import Target, default_target, encode
@@ -144,7 +144,7 @@ def main(options: Namespace, launched: Launched | None = None) -> int:
     summaries = [summarise(name, samples) for name, samples in record.samples.items()]
     record.write(summaries)
     if options.json:
-        print(json.dumps(record.as_json(summaries), indent=1))
+        print(json_text(record.as_json(summaries), indent=1))
     else:
         print_summaries(summaries)
     return 0

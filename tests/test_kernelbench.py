@@ -129,8 +129,8 @@ ANSWERS = [
         FEW_POSITIVE.replace(
             "{forward}",
             "w, b = self.linear.weight, self.linear.bias\n"
-            "        total = sum(x[:, k : k + 8] @ w[:, k : k + 8].T for k in range(0, 512, 8))\n"
-            "        return torch.relu((total + b - 1.0) * 1.5)",
+            "        total = sum(x[:, k : k + 16] @ w[:, k : k + 16].T for k in range(0, 256, 16))\n"
+            "        return torch.relu((total + b - 0.7) * 1.5)",
         ),
     ),
     Answer(
@@ -138,7 +138,7 @@ ANSWERS = [
         9,
         FEW_POSITIVE.replace(
             "{forward}",
-            "return torch.relu((F.linear((x * 2**14).round() / 2**14, self.linear.weight, self.linear.bias) - 1.0) * 1.5)",
+            "return torch.relu((F.linear((x * 2**14).round() / 2**14, self.linear.weight, self.linear.bias) - 0.7) * 1.5)",
         ),
         "times PyTorch's own",
     ),

@@ -1,5 +1,7 @@
 """How near to float64 an output must be, row by row: what is luck, and what nothing excuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,3 +44,21 @@ def test_what_pytorch_makes_of_zeros_excuses_no_other_row(noise: float):
     expectation = expected(ROWS // 5, noise)
     y = off_by(6e-5, expectation, slice(3, 4))
     assert "in row 3 is" in wrong(y, expectation)
+
+
+def test_where_little_is_left_of_a_row_what_roundings_of_the_inputs_change_is_allowed():
+    """One element is positive, small, and by chance as PyTorch has it: of functions of which nothing else is known."""
+    expectation = expected(ROWS)
+    exact, native = expectation.exact.clone(), expectation.native.double()
+    exact[LUCKY], native[LUCKY] = 0, 0
+    exact[LUCKY, 3] = native[LUCKY, 3] = 2**-8
+    lucky = Expectation(exact, native.float(), exact.abs(), torch.ones(()))
+    changed = torch.zeros_like(exact)
+    changed[LUCKY, 3] = 1e-7
+    known = replace(lucky, perturbation=lambda: changed)
+    near, far = exact.clone(), exact.clone()
+    near[LUCKY, 3] += 1e-6
+    far[LUCKY, 3] += 1e-5
+    assert "in row 7 is" in wrong(near.float(), lucky)
+    assert wrong(near.float(), known) is None
+    assert "in row 7 is" in wrong(far.float(), known)

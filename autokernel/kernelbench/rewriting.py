@@ -86,6 +86,8 @@ def rewrite(problem: Problem, backend: str, device: str = "cpu") -> Rewriting:
     if len(graphs) != 1:
         raise NotRewritten(f"captured in {len(graphs)} graphs")
     module = graphs[0].module
+    if module.graph.find_nodes(op="get_attr"):
+        raise NotRewritten("its graph has a tensor of its own, made while it was traced")
     regions = region_finder(device, fewest=1) if backend == default_backend(device) else None
     sites = [s for s in SiteFinder(regions=regions).find(module) if load_spec(s.kernel_type).starters(backend)]
     if not sites:

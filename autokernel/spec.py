@@ -119,8 +119,7 @@ class KernelSpec:
     bytes_moved: Callable[[Args], int]
     headline: str  # "throughput_tflops" or "bandwidth_gb_s"
     native: Callable[..., Tensor] | None = None  # whose error in a dtype bounds a kernel's, where that form loses more
-    # A row may be as inexact as a rounding of each input makes it: for functions of which nothing is known.
-    perturbed: bool = False
+    opaque: bool = False  # nothing is known of how errors grow: a row may be as inexact as roundings of its inputs make it
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)

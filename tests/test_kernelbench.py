@@ -200,6 +200,13 @@ def test_our_own_kernels(proposed: Proposed, judge):
         assert verdict.correctness == "PASS", verdict.why
 
 
+@pytest.mark.parametrize(("number", "why"), [(10, "an argument that is no tensor"), (11, "a tensor of its own")])
+def test_what_a_graph_has_as_its_own_is_not_rewritten(number: int, why: str):
+    """A ModelNew made of it would have one value of the number for all, or lack the tensor."""
+    setup = bridge.set_up(LEVEL[number], "cpp", "cpu", None)
+    assert setup.rewriting is None and why in setup.why
+
+
 WEAK = {
     1: [],
     2: [],

@@ -358,7 +358,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
         oracle=oracle,
         eager=as_kernel(model, used=False),
         eager_form="Model",
-        perturbed=True,
+        opaque=True,
         arguments=lambda dtype, sizes: arguments,
         smoke=sizes,
         sweep=(sizes,),

@@ -60,7 +60,7 @@ HELD_ORDER = (0, 0, 1, 0, 1, 1)
 LONG_ORDER = tuple(bin(i).count("1") % 2 for i in range(64))
 HELD_SETS = len(set(HELD_ORDER))
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
-PERTURBED, PERTURBATION = 16, 2.0  # how often, and by how many eps, inputs are changed to see what becomes of results
+DRAWS, DRAWN_EPS = 16, 2.0  # how often, and by how many eps, inputs of an opaque type are changed to see what that does
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 
 
@@ -406,7 +406,7 @@ class Expectation:
     terms: Tensor = field(default_factory=lambda: torch.zeros(()))  # of each element, KernelSpec.terms; 0: nothing is said
     picked: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.picked
     untold: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.untold
-    perturbation: Callable[[], Tensor] | None = None  # fp64, see KernelSpec.perturbed: made where it is asked for
+    perturbation: Callable[[], Tensor] | None = None  # fp64, see KernelSpec.opaque: made where it is asked for
 
     def rows(self, start: int, count: int) -> "Expectation":
         """Of `count` rows from `start` on, of all rows along the last dim."""
@@ -490,7 +490,7 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
 
     expected = []
     for result, each in enumerate(zip(exacts, natives, sizes, scales)):
-        perturbation = (lambda result=result: perturbations()[result]) if spec.perturbed else None
+        perturbation = (lambda result=result: perturbations()[result]) if spec.opaque else None
         expected.append(Expectation(*each, spec.relative, terms, picked, untold, perturbation))
     return expected
 
@@ -499,12 +499,12 @@ def _perturbations(function: Callable[..., Any], inputs: Mapping[str, Any], resu
     """By how much each element of each result changes, in the RMS, where each number of the inputs is larger or smaller by
     roundings, at random. Without the largest change: a condition may be decided otherwise now and then."""
     generator, changes = torch.Generator().manual_seed(0), []
-    for _ in range(PERTURBED):
+    for _ in range(DRAWS):
         changed = dict(inputs)
         for name, x in inputs.items():
             if isinstance(x, Tensor) and x.is_floating_point():
                 signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x.device) * 2 - 1
-                changed[name] = x + x * (PERTURBATION * torch.finfo(x.dtype).eps * signs).to(x.dtype)
+                changed[name] = x + x * (DRAWN_EPS * torch.finfo(x.dtype).eps * signs).to(x.dtype)
         changes.append([(a - b).abs() for a, b in zip(several(function(**changed)), results)])
     kept = (torch.stack(each).nan_to_num(0, 0, 0).double().sort(0).values[:-1] for each in zip(*changes))
     return [(each**2).mean(0).sqrt() for each in kept]

@@ -589,3 +589,39 @@ def test_a_full_disk_for_temporary_files(refusal, small_disk, monkeypatch):
     finally:
         preflight.why_not_compiling.cache_clear()
     assert "No space left" in line or "No usable temporary" in line
+
+
+@pytest.mark.gpu
+def test_a_model_is_made_on_the_gpu_unless_it_needs_the_cpu(tmp_path):
+    text = """
+import torch
+from torch import nn
+
+class Plain(nn.Linear):
+    def __init__(self, features=8):
+        super().__init__(features, features)
+        self.made_on = torch.empty(()).device.type
+
+class Numbers(Plain):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.ones(8).numpy()
+
+class Loose(Plain):
+    def __init__(self):
+        super().__init__()
+        self.table = [torch.ones(8)]
+
+class Large(Plain):
+    def __init__(self):
+        super().__init__()
+        if self.made_on == "cuda":
+            torch.empty(1 << 50)
+"""
+    (tmp_path / "net.py").write_text(text)
+    for name, place in {"Plain": "cuda", "Numbers": "cpu", "Loose": "cpu", "Large": "cpu"}.items():
+        workload = Workload(str(tmp_path / "net.py"), name, input_shape=(4, 8), device="cuda")
+        (model, _, _), (again, _, _) = workload.load(), workload.load()
+        assert (model.made_on, model.weight.device.type) == (place, "cuda")
+        assert torch.equal(model.weight, again.weight), "the same weights in every process"
+    assert Workload(str(tmp_path / "net.py"), "Loose", input_shape=(4, 8), device="cuda").load()[0].table[0].is_cpu

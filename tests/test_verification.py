@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch
 from autokernel.gate import Interval
 from autokernel.integration.verification import Settings, Verification, parity, trial, verify
 from autokernel.integration.verification.notes import Notes
-from autokernel.integration.verification.parity import compare_outputs, outputs
+from autokernel.integration.verification.parity import compare, compare_outputs, exact_model, outputs
 from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
 from autokernel.integration.verification.record import (
     BUSY,
@@ -35,7 +36,7 @@ from autokernel.integration.winner import Winner
 from autokernel.model import pieces
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload
-from autokernel.model.workload import Workload
+from autokernel.model.workload import Workload, in_dtype
 from autokernel.records import write_json
 from autokernel.spec import load_spec
 from autokernel.target import encode
@@ -126,6 +127,33 @@ def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact
     sloppy = winner(plan, "    y.mul_(1.0001)\n    return y")
     [(parities, _)] = compare_outputs(Workload.from_json(plan.workload), [Variant((sloppy,))], None, None, seed=2)
     assert all(parity.within_tolerance and not parity.passed for parity in parities)
+
+
+class Cancelling(torch.nn.Module):
+    """In bfloat16 its results are off by up to 0.25, whatever their size."""
+
+    def __init__(self):
+        super().__init__()
+        self.far = torch.nn.Parameter(torch.tensor(64.0))
+
+    def forward(self, x):
+        return (x + self.far) - self.far
+
+
+def test_more_exact_outputs_than_the_originals_are_right_and_one_wrong_number_is_not():
+    workload = SimpleNamespace(dtype="bfloat16", inputs=lambda model, seed: ((torch.randn(64, 64).bfloat16(),), {}))
+    model = in_dtype(Cancelling(), torch.bfloat16)
+
+    def one_wrong(x):
+        y = x.clone()
+        y[5, 7] += 3
+        return y
+
+    forms = [lambda x: x, one_wrong, lambda x: x + 1]
+    passed = [p.passed for p in compare(model, forms, exact_model(model), workload, (None, None), seed=1)]
+    assert passed == [True, False, False]
+    (strict,) = compare(model, forms[:1], exact_model(model), workload, (0.1, None), seed=1)
+    assert not strict.passed, "what the user allows"
 
 
 @pytest.mark.timed

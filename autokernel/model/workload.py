@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autokernel.model import example_inputs
 from autokernel.model.user_code import (
@@ -91,8 +91,7 @@ class Workload:
     def load(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """The model in eval mode on the device, and the args and kwargs to call it with. Raises WorkloadError."""
         cls = find_class(self._module(), self.model, self.class_name)
-        torch.manual_seed(self.seed)
-        model = self._pretrained(cls) if self.pretrained else construct(cls, self.class_name, self.model_args)
+        model = self._pretrained(cls) if self.pretrained else self._made(cls)
         as_it_is = self._as_it_is  # asked here: in users' code a relative path may lead elsewhere
         with user_code(f"{self.class_name} cannot be moved to {self.device} as {self.dtype}"):
             model = (model if as_it_is else in_dtype(model, getattr(torch, self.dtype))).to(self.device)
@@ -161,7 +160,26 @@ class Workload:
     def _module(self) -> Any:
         return load_module(self.model, HOME if (HOME / self.model).is_file() else ROOT)
 
+    def _made(self, cls: Any) -> nn.Module:
+        """With weights of its own, made on the device: an H100 fills 0.7 billion of them in 0.1 s, its host in 9 s.
+
+        On the CPU where its code needs that, or the device cannot hold the weights in float32.
+        """
+        if self.device != "cpu":
+            try:
+                torch.manual_seed(self.seed)
+                with torch.device(self.device):
+                    model = construct(cls, self.class_name, self.model_args)
+                if not has_loose_tensors(model):
+                    return model
+            except WorkloadError:
+                pass
+            torch.cuda.empty_cache()
+        torch.manual_seed(self.seed)
+        return construct(cls, self.class_name, self.model_args)
+
     def _pretrained(self, cls: Any) -> nn.Module:
+        torch.manual_seed(self.seed)
         with user_code(f"{self.class_name} cannot be made of the weights {self.pretrained!r}"):
             if not hasattr(cls, "from_pretrained"):
                 raise WorkloadError(f"{self.class_name} has no from_pretrained(): leave out --pretrained")
@@ -170,7 +188,7 @@ class Workload:
             except OSError as error:  # transformers' way to say that it is neither on disk nor to be had
                 reason = str(error).splitlines()[0]
                 print(f"warning: no weights of {self.pretrained!r} ({reason}); random weights", file=sys.stderr)
-        return construct(cls, self.class_name, self.model_args)
+        return self._made(cls)
 
     def _inputs(self, model: nn.Module) -> Inputs:
         own = self._own_inputs(model)
@@ -219,6 +237,13 @@ class Workload:
         cast = tensor.is_floating_point() and not as_it_is
         dtype = getattr(torch, self.dtype) if cast else tensor.dtype
         return tensor.to(self.device, dtype)
+
+
+def has_loose_tensors(model: nn.Module) -> bool:
+    """Whether a module has tensors that are neither parameters nor buffers: they stay on the device where they are made."""
+    moved = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    own = ({k: v for k, v in vars(m).items() if k not in ("_parameters", "_buffers", "_modules")} for m in model.modules())
+    return any(isinstance(leaf, torch.Tensor) and id(leaf) not in moved for leaf in tree_leaves(list(own)))
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:

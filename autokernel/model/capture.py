@@ -37,6 +37,7 @@ from torch.profiler import record_function
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autokernel.model.masks import replace_known_masks
 from autokernel.model.padding import Encoders, why_not_compiled
 from autokernel.spec import TensorSpec
 
@@ -429,6 +430,8 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
         at_hand = map(_at_hand, fakes)
         given = [_Number(i, v) if NUMBER in n.meta else v for i, (n, v) in enumerate(zip(inputs, at_hand))]
         traced = trace(_Traced(apart, gradients or switches).run, given)
+    replace_known_masks(traced, set().union(*map(written, traced.graph.nodes)))
+    prune(traced)
     _return_numbers(traced, module)
     return traced
 

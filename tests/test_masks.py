@@ -1,0 +1,131 @@
+"""Masks that a model makes of constants: what is_causal says is said so, anything else stays as it is."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
+from autokernel.model.capture import aten, capture
+from autokernel.model.match import SiteFinder
+from benchmarks.architectures import starters
+
+LENGTH = 48
+
+
+def ages(length):
+    return torch.arange(length)[:, None] - torch.arange(length)
+
+
+def in_place(length):
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    mask[3, 1] = False
+    return mask
+
+
+CAUSAL = {
+    "comparison": lambda n: ages(n) >= 0,
+    "for each batch": lambda n: ((ages(n) >= 0) & torch.ones(2, n, dtype=torch.int64).cumsum(1).ge(1)[:, None, :])[:, None],
+    "minus infinity": lambda n: torch.full((n, n), -math.inf).triu(1),
+    "lowest": lambda n: torch.full((n, n), torch.finfo(torch.float32).min).triu(1),
+}
+OTHERS = {
+    "window": lambda n: (ages(n) >= 0) & (ages(n) < n // 2),
+    "without the last": lambda n: ages(n) > -n + 1,
+    "in place": in_place,
+    "random": lambda n: (ages(n) >= 0) | (torch.rand(n, n) > 2),
+    "a little": lambda n: torch.full((n, n), -10.0).triu(1),
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, mask):
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x):
+        q, k, v = x.view(2, -1, 3, 4, 32).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, self.mask(x.shape[1])).sum(1)
+
+
+def attention_in(model, *inputs):
+    (graph,) = capture(model, inputs, {}).graphs
+    (node,) = graph.module.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    sizes = [n for n in graph.module.graph.nodes if n.op == "call_function" and len(n.meta["val"].shape) == 2]
+    return (*node.args[3:], *[None, 0.0, False][len(node.args) - 3 :]), sizes
+
+
+def given(length=LENGTH):
+    return torch.randn(2, length, 384)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_causal_mask_is_left_out_and_so_is_what_makes_it(name):
+    (mask, dropout, is_causal), sizes = attention_in(Attention(CAUSAL[name]), given())
+    assert (mask, dropout, is_causal) == (None, 0.0, True)
+    assert not sizes, "nothing of the mask is computed any more"
+
+
+def test_a_mask_that_hides_nothing_is_left_out():
+    (mask, _, is_causal), _ = attention_in(Attention(lambda n: ages(n) > -n), given())
+    assert mask is None and not is_causal
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_mask_stays(name):
+    (mask, _, is_causal), _ = attention_in(Attention(OTHERS[name]), given())
+    assert mask is not None and not is_causal
+
+
+def test_a_mask_of_other_lengths_is_counted_from_the_first_key():
+    """As is_causal counts: with a cache the queries are the last ones, whose mask is another."""
+
+    class Later(nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            self.first = first
+
+        def forward(self, q, k):
+            mask = torch.arange(8)[:, None] + self.first >= torch.arange(32)
+            return F.scaled_dot_product_attention(q, k, k, mask)
+
+    inputs = torch.randn(1, 2, 8, 32), torch.randn(1, 2, 32, 32)
+    for first, left_out in {0: True, 24: False}.items():
+        (mask, _, is_causal), _ = attention_in(Later(first), *inputs)
+        assert (mask is None, bool(is_causal)) == (left_out, left_out)
+
+
+def test_a_mask_that_is_given_or_that_the_model_keeps_stays():
+    class Kept(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mask", ages(LENGTH) >= 0)
+
+        def forward(self, q, mask=None):
+            return F.scaled_dot_product_attention(q, q, q, self.mask if mask is None else mask)
+
+    q = torch.randn(1, 2, LENGTH, 32)
+    for inputs in ((q,), (q, ages(LENGTH) >= 0)):
+        (mask, _, is_causal), _ = attention_in(Kept(), *inputs)
+        assert mask is not None and not is_causal
+
+
+@pytest.mark.parametrize("fallback", [None, pytest.param("inductor", marks=pytest.mark.slow)])
+def test_with_kernels_the_model_is_itself_in_every_length_and_trains(fallback):
+    model = Attention(CAUSAL["for each batch"])
+    (graph,) = capture(model, (given(),), {}).graphs
+    (site,) = [site for site in SiteFinder().find(graph.module) if site.kernel_type == "flash_attention"]
+    assert site.case.args["causal"]
+    replacer = Replacer(starters([site]), fallback)
+    optimised = compile_with_kernels(model, replacer)
+    for length in (LENGTH, 40, 56):
+        x = given(length)
+        torch.testing.assert_close(optimised(x), model(x), atol=1e-5, rtol=1e-5)
+    assert replacer.replaced
+    x, y = (given().requires_grad_() for _ in range(2))
+    y.data.copy_(x.data)
+    optimised(x).square().sum().backward(), model(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, atol=1e-4, rtol=1e-4)

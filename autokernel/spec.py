@@ -103,6 +103,9 @@ class KernelSpec:
     tensor. `adversarial` maps a name to a function that makes filled inputs hard: inputs -> inputs.
     `decisive` does, too, to inputs of which a few parts decide the results, which are judged as strictly as on random
     numbers: for results that many rows are added up in, and hide what is wrong with some.
+    `roundings` says by how much results change, in the RMS, where each of the numbers in between that kernels keep in the
+    dtype of the inputs is moved by all of itself: PyTorch's own error in a row is luck where the terms of it cancel, and in
+    16 bit what these numbers' roundings come to is allowed there.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
 
@@ -119,6 +122,7 @@ class KernelSpec:
     bytes_moved: Callable[[Args], int]
     headline: str  # "throughput_tflops" or "bandwidth_gb_s"
     native: Callable[..., Tensor] | None = None  # whose error in a dtype bounds a kernel's, where that form loses more
+    roundings: Callable[..., Tensor] | None = None
     opaque: bool = False  # nothing is known of how errors grow: a row may be as inexact as roundings of its inputs make it
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.correctness import Expectation, wrong
+from autokernel.gate.checks.correctness import Expectation, expect, wrong
+from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.spec import load_spec
 
 ROWS, WIDTH = 40, 256
 LUCKY = 7  # the row in which PyTorch's error is small
@@ -62,3 +64,27 @@ def test_where_little_is_left_of_a_row_what_roundings_of_the_inputs_change_is_al
     assert "in row 7 is" in wrong(near.float(), lucky)
     assert wrong(near.float(), known) is None
     assert "in row 7 is" in wrong(far.float(), known)
+
+
+def test_attention_whose_terms_cancel_may_round_its_weights_to_the_inputs_dtype_and_to_no_other():
+    """Values of both signs leave little of a row; PyTorch, which rounds the same weights, has it right by luck."""
+    spec = load_spec("flash_attention")
+    inputs = fill_inputs(
+        spec, spec.case({"batch": 2, "heads": 4, "kv_heads": 2, "seq": 96, "head_dim": 64}, torch.float16), 0
+    )
+    inputs["V"] = inputs["V"] / 8 + torch.tensor([2.0, -3.5]).half()[torch.arange(96) % 2][:, None]
+    inputs["sm_scale"] = 1.0
+
+    def attention(Q, K, V, sm_scale, dtype, **_):
+        weights = torch.softmax(
+            (Q.double() @ K.double().repeat_interleave(2, 1).mT * sm_scale).masked_fill(future, -torch.inf), -1
+        )
+        return (weights.mul(0.7).to(dtype).double() / 0.7 @ V.double().repeat_interleave(2, 1)).half()
+
+    future = torch.ones(96, 96, dtype=torch.bool).triu(1)
+    expectation = expect(spec, inputs, "cpu")
+    lucky = replace(expectation, native=expectation.exact.half())
+    honest, coarse = (attention(**inputs, dtype=dtype) for dtype in (torch.float16, torch.bfloat16))
+    assert wrong(honest, replace(lucky, perturbation=None)), "PyTorch's luck alone would have it refused"
+    assert wrong(honest, lucky) is None
+    assert wrong(coarse, lucky)

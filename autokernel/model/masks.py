@@ -1,8 +1,8 @@
 """Attention masks that a model makes of constants alone, and that hide nothing or what comes later: said by is_causal.
 
-Traced models write masks out that they leave to is_causal when they run untraced (Hugging Face's do), and with a mask PyTorch
-has slower kernels: 162 µs instead of 58 for 4x32x1024x64 in float16 on an H100. torch.compile computes such a mask anew in
-each pass, and reads it.
+Traced models write masks out that they leave to is_causal when they run untraced (Hugging Face's do), and with a mask
+PyTorch has slower kernels: 162 µs instead of 58 for 4x32x1024x64 in float16 on an H100. torch.compile computes such a mask
+anew in each pass, and reads it.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,7 @@
 """Scaled-dot-product attention: inputs, shapes and costs."""
 
 import math
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -59,14 +60,31 @@ def takes(a):
 
 
 def by_hand(Q, K, V, causal, sm_scale, attn_mask):
-    K, V = (t.repeat_interleave(Q.shape[1] // K.shape[1], 1) for t in (K, V))
+    return weights(Q, K, causal, sm_scale, attn_mask) @ V.repeat_interleave(Q.shape[1] // K.shape[1], 1)
+
+
+def weights(Q, K, causal, sm_scale, attn_mask):
+    K = K.repeat_interleave(Q.shape[1] // K.shape[1], 1)
     scores = (Q * (Q.shape[3] ** -0.5 if sm_scale is None else sm_scale)) @ K.transpose(-2, -1)
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
     if attn_mask is not None:
         keeps = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if keeps else scores + attn_mask
-    return torch.softmax(scores, -1) @ V
+    return torch.softmax(scores, -1)
+
+
+def roundings(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    """Of the weights, which tensor cores take in 16 bit; head by head, for here they are in float64."""
+    batch, heads, seq_q, _ = Q.shape
+    made, shared = torch.empty_like(Q), heads // K.shape[1]
+    mask = None if attn_mask is None else attn_mask.expand(batch, heads, seq_q, K.shape[2])
+    for b, h in product(range(batch), range(heads)):
+        one = (slice(b, b + 1), slice(h, h + 1))
+        kv = (slice(b, b + 1), slice(h // shared, h // shared + 1))
+        each = weights(Q[one], K[kv], causal, sm_scale, mask if mask is None else mask[one])
+        made[one] = (each.square() @ V[kv].square()).sqrt()
+    return made.nan_to_num(0, 0, 0)
 
 
 def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
@@ -229,6 +247,7 @@ SPEC = KernelSpec(
     name="flash_attention",
     oracle=reference.flash_attention,
     eager=eager,
+    roundings=roundings,
     eager_form="F.scaled_dot_product_attention, or softmax(QKᵀ)V by hand",
     arguments=arguments,
     smoke={"batch": 1, "heads": 2, "seq": 32, "head_dim": 64},

@@ -40,6 +40,7 @@ ELEMENT_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float32: 1
 ERROR_MULTIPLE = {torch.float16: 4.0, torch.bfloat16: 4.0, torch.float32: 32.0}
 # One rounding, in eps: the RMS of what rounding to the nearest makes is 0.29 where a mantissa is small, 0.14 where large.
 ROUNDING = {torch.float16: 0.25, torch.bfloat16: 0.25, torch.float32: 1.0}
+RMS_ROUNDING = 0.29  # in eps, of a number with a small mantissa
 MINIMUM_ROW = 16  # elements
 SCALAR_ULPS = 2.0  # in 16 bit: a result that is one number is rounded once
 SYSTEMATIC_MULTIPLE = 8.0
@@ -406,7 +407,7 @@ class Expectation:
     terms: Tensor = field(default_factory=lambda: torch.zeros(()))  # of each element, KernelSpec.terms; 0: nothing is said
     picked: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.picked
     untold: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.untold
-    perturbation: Callable[[], Tensor] | None = None  # fp64, see KernelSpec.opaque: made where it is asked for
+    perturbation: Callable[[], Tensor] | None = None  # fp64, KernelSpec.opaque or .roundings: made where it is asked for
 
     def rows(self, start: int, count: int) -> "Expectation":
         """Of `count` rows from `start` on, of all rows along the last dim."""
@@ -484,13 +485,17 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
             scales = list(map(_scale_of, sizes))
 
     @cache
-    def perturbations() -> list[Tensor]:
+    def perturbations() -> Sequence[Tensor]:
         with torch.inference_mode(), of_type(spec, "what its results should be"):
-            return _perturbations(spec.native or spec.eager, {k: moved(v, False) for k, v in inputs.items()}, natives)
+            if spec.opaque:
+                return _perturbations(spec.native or spec.eager, {k: moved(v, False) for k, v in inputs.items()}, natives)
+            one = RMS_ROUNDING * torch.finfo(natives[0].dtype).eps
+            return [one * each for each in several(spec.roundings(**{k: moved(v, True) for k, v in inputs.items()}))]
 
+    is_rounded = spec.roundings and natives[0].dtype.itemsize == 2
     expected = []
     for result, each in enumerate(zip(exacts, natives, sizes, scales)):
-        perturbation = (lambda result=result: perturbations()[result]) if spec.opaque else None
+        perturbation = (lambda result=result: perturbations()[result]) if spec.opaque or is_rounded else None
         expected.append(Expectation(*each, spec.relative, terms, picked, untold, perturbation))
     return expected
 
@@ -528,7 +533,7 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     Inf masks apply.
     """
     reason = _wrong(y, expectation, adversarial)
-    if reason and expectation.perturbation:  # PyTorch may be all but exact where a ReLU leaves little of a row
+    if reason and expectation.perturbation:  # PyTorch may be all but exact where a ReLU, or terms that cancel, leave little
         reason = _wrong(y, expectation, adversarial, least=expectation.perturbation())
     return reason
 

@@ -125,6 +125,7 @@ class KernelSpec:
     roundings: Callable[..., Tensor] | None = None
     opaque: bool = False  # nothing is known of how errors grow: a row may be as inexact as roundings of its inputs make it
     static: frozenset[str] = frozenset()  # inputs that stay the same from call to call (weights)
+    first: str = ""  # the input that is called the first: whose rows are of all kinds; if it is not the first by place
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     decisive: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
@@ -158,6 +159,10 @@ class KernelSpec:
     def case(self, dims: Dims, dtype: torch.dtype) -> Case:
         label = ",".join(f"{k}={v}" for k, v in dims.items())
         return Case(f"{label} {str(dtype).removeprefix('torch.')}", self.arguments(dtype, **dims))
+
+    def first_of(self, tensors: Mapping[str, Any]) -> str:
+        """The name of the first tensor of a case, or of the inputs of a call."""
+        return self.first or next(name for name, value in tensors.items() if isinstance(value, (Tensor, TensorSpec)))
 
     @property
     def result_count(self) -> int:

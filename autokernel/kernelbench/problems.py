@@ -327,6 +327,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
     arguments = problem.arguments
     tensors = {name: value for name, value in arguments.items() if isinstance(value, TensorSpec)}
     static = frozenset(name for name in tensors if name.startswith(WEIGHTS))
+    first = next(name for name, tensor in tensors.items() if tensor.dtype.is_floating_point)
     weights, inputs = lru_cache(WEIGHT_SETS)(problem.weights), lru_cache(2)(problem.inputs)
     drawing = Lock()  # a set that several trials want at once is drawn once
 
@@ -368,6 +369,7 @@ def problem_spec(problem: Problem) -> KernelSpec:
         bytes_moved=lambda a: read + 4 * problem.output_numel,  # read each argument, write the output
         headline="bandwidth_gb_s",
         static=static,
+        first=first,
         fill={name: fill(name) for name in (*static, *problem.special)},
         adversarial={"as_given": as_given},
         dtypes=(torch.float32,),

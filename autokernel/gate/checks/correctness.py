@@ -125,7 +125,7 @@ class CheckCase:
             return
         if self.peaks and is_all_picked(spec, first):  # of several peaks in a row only one would show
             plain = replace(self, peaks=False).inputs(spec)
-            shares = range(min(MOST_SHARES, -(-line_width(plain) // _lines(self.case))))
+            shares = range(min(MOST_SHARES, -(-line_width(spec, plain) // _lines(spec, self.case))))
             yield from (Step((self._with_peaks(spec, plain, share),)) for share in shares)
             return
         yield Step((first,), (0, 0) if self.twice else (0,))
@@ -164,7 +164,7 @@ class CheckCase:
 
     def _with_peaks(self, spec: KernelSpec, inputs: dict[str, Any], share: int | None = None) -> dict[str, Any]:
         factor = min(PEAK, scales_in(spec, self.case.dtype)[-1])
-        return with_peaks(inputs, factor, torch.Generator().manual_seed(self.seed), share)
+        return with_peaks(spec, inputs, factor, torch.Generator().manual_seed(self.seed), share)
 
     def inputs(self, spec: KernelSpec) -> dict[str, Any]:
         with of_type(spec, f"the inputs {self.label}"):
@@ -193,8 +193,8 @@ class CheckCase:
 
 def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, seed: int) -> dict[str, Any]:
     """`inputs` with one element of the first of that value, among those that count."""
-    name, first = next((name, value) for name, value in inputs.items() if isinstance(value, Tensor))
-    first = first.clone()
+    name = spec.first_of(inputs)
+    first = inputs[name].clone()
     counted = spec.counted(**inputs).expand_as(first).flatten().nonzero().flatten() if spec.counted else ()
     place = int(counted[seed % len(counted)]) if len(counted) else seed % first.numel()
     first.view(-1)[place] = value
@@ -204,7 +204,7 @@ def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, seed: int) 
 def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:
     """`inputs` with zeros along an eighth of the first dim, and of the last, of those that values are planted into: among
     them what is as far along these as element `place` is along the first tensor's."""
-    first, changed = next(value for value in inputs.values() if isinstance(value, Tensor)), {}
+    first, changed = inputs[spec.first_of(inputs)], {}
     numel, columns = max(1, first.numel()), first.shape[-1] if first.dim() else 1
     down, along = place % numel / numel, place % numel % columns / columns
     for name in spec.planted_in:
@@ -249,7 +249,7 @@ def option_dims(spec: KernelSpec) -> list[Dims]:
         return sum(t.numel for t in spec.case(dims, spec.dtypes[0]).tensors.values())
 
     def rows(dims: Dims) -> int:
-        return _lines(spec.case(dims, spec.dtypes[0]))
+        return _lines(spec, spec.case(dims, spec.dtypes[0]))
 
     found: dict[tuple[str, str], Dims] = {}
     for dims in sorted((*spec.sweep, *spec.edges), key=lambda dims: (rows(dims) < rows(spec.smoke), size(dims))):
@@ -348,7 +348,7 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
         shared, finite = shared_by_rows(spec, sample), finite_kinds(spec, sample)
     kinds = tuple(name for name in row_kinds(spec, sample) if name not in shared)
     if spec.independent_rows:
-        lines = _lines(case)
+        lines = _lines(spec, case)
         for group in (tuple(k for k in kinds if k in finite), tuple(k for k in kinds if k not in finite)):
             for start in range(0, len(group), lines):
                 yield {"rows": group, "first_row": start, "zeros": not finite.issuperset(group)}
@@ -357,7 +357,7 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
         planted = {f"one {value}": value for value in spec.nonfinite}
         mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k not in ("all -inf", OPPOSITE))
         for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
-            yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(case)))
+            yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(spec, case)))
         yield from ({"nonfinite": value, "zeros": True} for value in planted.values())
         if OPPOSITE in kinds:
             yield {"rows": (OPPOSITE,)}
@@ -366,18 +366,18 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
 
 def is_all_picked(spec: KernelSpec, inputs: dict[str, Any]) -> bool:
     """Whether each result is some number of the inputs."""
-    first = next(value for value in inputs.values() if isinstance(value, Tensor))
+    first = inputs[spec.first_of(inputs)]
     return spec.picked is not None and bool(spec.picked(first, **inputs).all())
 
 
-def line_width(inputs: dict[str, Any]) -> int:
+def line_width(spec: KernelSpec, inputs: dict[str, Any]) -> int:
     """How many elements a line of the first tensor has."""
-    return as_rows(next(value for value in inputs.values() if isinstance(value, Tensor)), inputs).shape[1]
+    return as_rows(inputs[spec.first_of(inputs)], inputs).shape[1]
 
 
-def _lines(case: Case) -> int:
+def _lines(spec: KernelSpec, case: Case) -> int:
     """Of the first tensor."""
-    first = next(iter(case.tensors.values()))
+    first = case.tensors[spec.first_of(case.tensors)]
     return max(1, first.numel // max(1, first.shape[case.args.get("dim", -1)])) if first.shape else 1
 
 

@@ -73,7 +73,7 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
 
     Of the spec's adversarial transforms all are here; `shared_by_rows` names those that change other inputs as well.
     """
-    first = tensors_of(inputs)[0]
+    first = spec.first_of(inputs)
 
     def transformed(transform: Transform) -> RowKind:
         return lambda rows, chosen, g: as_rows(transform(dict(inputs))[first], inputs)[chosen]
@@ -118,7 +118,8 @@ def scales_in(spec: KernelSpec, dtype: torch.dtype) -> list[float]:
 def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
     """Those that one row of an input can be made of by itself, beside rows of random numbers; none where the first tensor
     is no such input, or has rows that are not apart."""
-    name, first = next(iter(case.tensors.items()))
+    name = spec.first_of(case.tensors)
+    first = case.tensors[name]
     if name not in changing(spec, case) or not first.numel or first.overlaps:
         return {}
     if not first.shape or any(s == 0 and n > 1 for s, n in zip(first.strides, first.shape)):
@@ -130,17 +131,18 @@ def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
 
 def finite_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> set[str]:
     """The kinds whose rows have neither NaN nor infinities."""
-    rows, generator = as_rows(inputs[tensors_of(inputs)[0]], inputs), torch.Generator().manual_seed(0)
+    rows, generator = as_rows(inputs[spec.first_of(inputs)], inputs), torch.Generator().manual_seed(0)
     every = torch.arange(len(rows))
     return {name for name, kind in row_kinds(spec, inputs).items() if kind(rows, every, generator).isfinite().all()}
 
 
 def shared_by_rows(spec: KernelSpec, inputs: Mapping[str, Any]) -> list[str]:
     """The adversarial transforms that change more than the first tensor: they cannot be of some rows alone."""
+    others = [name for name in tensors_of(inputs) if name != spec.first_of(inputs)]
     return [
         name
         for name, transform in spec.adversarial.items()
-        if any(transform(dict(inputs))[other] is not inputs[other] for other in tensors_of(inputs)[1:])
+        if any(transform(dict(inputs))[other] is not inputs[other] for other in others)
     ]
 
 
@@ -151,7 +153,7 @@ def mix_rows(
 
     `start`: which kind comes first, where there are fewer rows than kinds.
     """
-    first, dim = tensors_of(inputs)[0], line_dim(inputs)
+    first, dim = spec.first_of(inputs), line_dim(inputs)
     kinds, rows = row_kinds(spec, inputs), as_rows(inputs[first], inputs)
     kind_of = (torch.arange(len(rows)) + start) % len(names)
     kind_of = kind_of[torch.randperm(len(rows), generator=generator)]
@@ -169,11 +171,11 @@ def with_ordinary_rows(
 ) -> dict[str, Any]:
     """`inputs`, drawn from N(0, 1), those that change from call to call with rows of the ORDINARY distributions."""
     changed = {}
-    for number, name in enumerate(tensors_of(inputs)):
+    for name in tensors_of(inputs):
         x = inputs[name]
         if name not in changing(spec, case) or not x.is_floating_point() or not x.dim():
             continue
-        dim = -1 if number else line_dim(inputs)
+        dim = line_dim(inputs) if name == spec.first_of(inputs) else -1
         x = x.movedim(dim, -1)
         rows = x.reshape(-1, x.shape[-1])
         kinds, mixed = torch.randperm(len(rows), generator=generator) % len(ORDINARY), torch.empty_like(rows)
@@ -184,11 +186,11 @@ def with_ordinary_rows(
 
 
 def with_peaks(
-    inputs: Mapping[str, Any], factor: float, generator: torch.Generator, share: int | None = None
+    spec: KernelSpec, inputs: Mapping[str, Any], factor: float, generator: torch.Generator, share: int | None = None
 ) -> dict[str, Any]:
     """`inputs` with a first tensor whose rows have their peaks at different places, all places among them where there are
     rows enough: what a kernel leaves out of a row is all that counts in some row. `share`: one peak a row, and which."""
-    first, dim = tensors_of(inputs)[0], line_dim(inputs)
+    first, dim = spec.first_of(inputs), line_dim(inputs)
     rows = as_rows(inputs[first], inputs)
     count, width = rows.shape
     places = torch.arange(-(-width // count) * count).view(-1, count).T % width  # of each row
@@ -201,9 +203,7 @@ def with_peaks(
 
 
 def tensors_of(inputs: Mapping[str, Any]) -> list[str]:
-    """Those of floating-point numbers first: of a region a mask may come before them, and has no rows of other sizes."""
-    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-    return sorted(tensors, key=lambda name: not tensors[name].is_floating_point())
+    return [name for name, value in inputs.items() if isinstance(value, Tensor)]
 
 
 def line_dim(inputs: Mapping[str, Any]) -> int:

@@ -87,7 +87,8 @@ def _within(size: int, band: int, bands: int, generator: torch.Generator) -> Ten
 
 def with_zero_rows(spec: KernelSpec, inputs: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
     """The first tensor with an eighth of its rows zeros, where it may have such: 0 times NaN is NaN."""
-    name, first = next((name, value) for name, value in inputs.items() if isinstance(value, Tensor))
+    name = spec.first_of(inputs)
+    first = inputs[name]
     if name in spec.fill or first.dim() < 2 or not first.is_floating_point():
         return {}
     first = first.clone()

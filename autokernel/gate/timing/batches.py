@@ -459,7 +459,7 @@ class TimedContents:
         if not self.kinds or not self.used or chance.random() >= ODD_BATCHES:
             return None
         index = chance.choice(self.used)
-        rows = self._view(index, next(iter(self.case.tensors))).movedim(line_dim(self.case.args), -1)
+        rows = self._view(index, self.setting.spec.first_of(self.case.tensors)).movedim(line_dim(self.case.args), -1)
         lines = rows[..., 0].numel()
         most = int(ODD_ROWS * lines) if self.setting.spec.independent_rows else 1
         kinds = chance.sample(list(self.kinds), max(1, min(len(self.kinds), most)))

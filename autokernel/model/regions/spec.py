@@ -60,6 +60,7 @@ class Region:
     arguments: Args
     flops: int  # one an element and operator
     outputs: tuple[TensorSpec, ...]
+    first: str = ""  # KernelSpec.first; "" in files of before there was a choice
     positive: tuple[str, ...] = ()  # inputs that are to be positive, or most of the result would be NaN
     row_scales: tuple[float, ...] = FEW  # sizes at which its own dtype holds what float64 holds
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
@@ -72,6 +73,10 @@ class Region:
         names: dict[str, Any] = {}
         exec(compile(self.source, f"region {self.name}", "exec"), names)
         return names["region"]
+
+    @property
+    def floats(self) -> list[str]:
+        return [name for name, t in self.arguments.items() if t.dtype.is_floating_point]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -195,6 +200,7 @@ def region_spec(region: Region) -> KernelSpec:
         bytes_moved=lambda a: read + sum(t.nbytes for t in region.outputs),  # read each input once, write each result
         headline="bandwidth_gb_s",
         fill={name: _positive for name in region.positive} | {n: _whole for n, t in tensors.items() if _is_whole(t)},
+        first=region.first or region.floats[0],
         row_scales=region.row_scales,
         nonfinite=region.nonfinite,
         planted_in=region.planted_in,
@@ -241,10 +247,11 @@ def _positive(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tens
 
 def examined(region: Region) -> Region | None:
     """`region` with what its inputs may be, found out by trying; None where no inputs of ours give it a result."""
-    numel = sum(t.numel for t in (*region.arguments.values(), *region.outputs))
+    numel, floats = sum(t.numel for t in (*region.arguments.values(), *region.outputs)), region.floats
+    # The largest: what comes before it may be a norm's weight.
+    region = replace(region, first=max(floats, key=lambda name: region.arguments[name].numel))
     if numel > TRIED:
         return region
-    floats = [name for name, t in region.arguments.items() if t.dtype.is_floating_point]
     for positive in ((), *((name,) for name in floats), tuple(floats[1:]), tuple(floats[:-1])):
         trial = replace(region, positive=positive)
         if len(positive) < len(floats) and _nan_part(trial) <= MOST_NAN:
@@ -257,7 +264,7 @@ def examined(region: Region) -> Region | None:
     values = tuple(v for v in (math.nan, math.inf, -math.inf) if same(_planted(v)))
     region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
     planted = tuple(_planted(v) for v in (*values, max(region.row_scales)))
-    others = [name for name in floats if name != next(iter(region.arguments))]
+    others = [name for name in floats if name != region.first]
     return replace(region, planted_in=tuple(n for n in others if all(same(change, n) for change in (*planted, _zeros))))
 
 
@@ -308,10 +315,10 @@ def _group_norm(x: Tensor, weight: Any, bias: Any, batch: int, channels: int, si
 
 
 def _same_specials(region: Region, by_formulas: Callable[..., Any], change: Change, name: str = "") -> bool:
-    """Whether, after `change` of an input (the first), NaN and Inf are in the same places in its dtype, in float64, and in
+    """Whether, after `change` of an input (Region.first), NaN and Inf are in the same places in its dtype, in float64, and in
     float64 by other formulas (`_decomposed`)."""
     inputs, spec = _drawn(region), region_spec(region)
-    name = name or next(iter(inputs))
+    name = name or region.first
     if not inputs[name].is_floating_point() or name in region.positive:
         return False
     inputs[name] = change(inputs[name])

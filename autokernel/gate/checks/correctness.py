@@ -13,6 +13,7 @@ from torch import Tensor
 from autokernel.gate.checks.inputs import (
     DISTRIBUTIONS,
     OPPOSITE,
+    SLABS,
     as_rows,
     fill_inputs,
     finite_kinds,
@@ -91,6 +92,7 @@ class CheckCase:
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
     rows: tuple[str, ...] = ()  # kinds of rows that the first input is mixed of (inputs.row_kinds)
     first_row: int = 0  # which of these kinds comes first
+    across: int | None = None  # the dim across which the kinds vary, in slabs instead of rows
     ordinary: bool = False  # rows of several distributions in each input, none with a large number in it
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
     held: bool = False  # several sets, several calls on each, all outputs held to the end
@@ -102,7 +104,7 @@ class CheckCase:
         extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
         extra.append("peaks" * self.peaks)
         extra += [f"{value:g} in {name}" for name, value in self.planted]
-        extra.append("rows of every kind" if self.rows else "")
+        extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
         extra.append("ordinary rows" * self.ordinary)
         return " ".join([self.case.name, *filter(None, extra)])
 
@@ -173,7 +175,8 @@ class CheckCase:
     def _inputs(self, spec: KernelSpec) -> dict[str, Any]:
         inputs = fill_inputs(spec, self.case, self.seed, self.distribution)
         if self.rows:
-            inputs = mix_rows(spec, inputs, self.rows, self.first_row, torch.Generator().manual_seed(self.seed))
+            generator = torch.Generator().manual_seed(self.seed)
+            inputs = mix_rows(spec, inputs, self.rows, self.first_row, generator, self.across)
         if self.ordinary:
             inputs = with_ordinary_rows(spec, self.case, inputs, torch.Generator().manual_seed(self.seed))
         if self.adversarial:
@@ -274,7 +277,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
     for dtype in dict.fromkeys((target.dtype, spec.dtypes[0])):
         yield trial("smoke_test", spec.case(spec.smoke, dtype))
     shapes = tuple(DISTRIBUTIONS)
-    for i, dims in enumerate(spec.sweep):
+    is_of_one_size = spec.edges == spec.sweep == (spec.smoke,)  # which has had the first distribution by now
+    for i, dims in enumerate(spec.sweep, int(is_of_one_size)):
         for j, dtype in enumerate(spec.dtypes if not quick else (target.dtype,)):
             yield trial("shape_sweep", spec.case(dims, dtype), distribution=shapes[(i + 2 * j) % len(shapes)])
     for weighted in target.cases:
@@ -309,7 +313,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("numerical_stability", case, decisive=name)
     for dims in option_dims(spec):
         for dtype in spec.dtypes:
-            for options in hard(spec, spec.case(dims, dtype)):
+            for options in hard(spec, spec.case(dims, dtype), in_slabs=is_of_one_size):
                 yield trial("numerical_stability", spec.case(dims, dtype), **options)
     for dtype in spec.dtypes:
         for name in spec.adversarial:
@@ -319,7 +323,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value)
     for dims in (spec.sweep[len(spec.sweep) // 2], spec.smoke):
         yield trial("determinism", spec.case(dims, target.dtype), held=True)
-    for i, dims in enumerate(spec.edges):
+    for i, dims in enumerate(spec.edges, 2 * int(is_of_one_size)):
         for dtype in spec.dtypes:
             yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])
     for dims in (spec.edges[0], spec.smoke):
@@ -336,12 +340,13 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("edge_cases", off_alignment(case), ordinary=True)
 
 
-def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
+def hard(spec: KernelSpec, case: Case, in_slabs: bool = False) -> Iterator[dict[str, Any]]:
     """Options of the trials in which a case meets each distribution, adversarial transform and non-finite value.
 
     Where every row has results of its own, one trial has rows of all kinds that are finite, and one the others (few rows:
     as many as it takes): a kernel that is careful wherever something is not finite is to be careful everywhere. Where all
-    rows make one result, kinds that would hide each other have trials of their own.
+    rows make one result, kinds that would hide each other have trials of their own. `in_slabs`: where nothing is known of
+    which elements belong together, they may be those of a batch's element or of a channel.
     """
     sample = fill_inputs(spec, spec.case(spec.smoke, case.dtype), 0)
     with of_type(spec, "the smoke test's inputs"):
@@ -353,11 +358,15 @@ def hard(spec: KernelSpec, case: Case) -> Iterator[dict[str, Any]]:
             for start in range(0, len(group), lines):
                 yield {"rows": group, "first_row": start, "zeros": not finite.issuperset(group)}
     else:
-        yield {"rows": tuple(DISTRIBUTIONS)}
         planted = {f"one {value}": value for value in spec.nonfinite}
         mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k not in ("all -inf", OPPOSITE))
-        for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
-            yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(spec, case)))
+        if in_slabs and sample[spec.first_of(sample)].dim() > 1 and not is_one_number(spec, case):
+            slabs = dict.fromkeys((*SLABS, *DISTRIBUTIONS, *(k for k in mixed if k not in spec.adversarial)))
+            yield from ({"rows": tuple(k for k in slabs if k in kinds), "across": dim} for dim in (0, 1))
+        else:
+            yield {"rows": tuple(DISTRIBUTIONS)}
+            for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
+                yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(spec, case)))
         yield from ({"nonfinite": value, "zeros": True} for value in planted.values())
         if OPPOSITE in kinds:
             yield {"rows": (OPPOSITE,)}

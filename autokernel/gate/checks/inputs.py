@@ -50,6 +50,9 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 # None of them with a large number: a kernel that is careful wherever there is one is to be right without, too.
 ORDINARY = ("normal", "small", "shifted", "shifted below zero", "uniform", "steps")
 
+# Of slabs, of which there may be few, the first kinds: what a norm over a slab makes without its eps, or in one pass.
+SLABS = ("offset", "small", "zeros", "offset below zero", "shifted")
+
 Transform = Callable[[dict[str, Any]], dict[str, Any]]  # of filled inputs
 OPPOSITE = "opposite infinities"  # a kind of rows
 # Of a row's mean, in its standard deviations: E[x²] - E[x]² has lost the variance, two passes have not. In fp32, whose
@@ -147,13 +150,23 @@ def shared_by_rows(spec: KernelSpec, inputs: Mapping[str, Any]) -> list[str]:
 
 
 def mix_rows(
-    spec: KernelSpec, inputs: Mapping[str, Any], names: Sequence[str], start: int, generator: torch.Generator
+    spec: KernelSpec,
+    inputs: Mapping[str, Any],
+    names: Sequence[str],
+    start: int,
+    generator: torch.Generator,
+    across: int | None = None,
 ) -> dict[str, Any]:
     """`inputs`, drawn from N(0, 1), with a first tensor whose rows are of the kinds in `names`, in random order.
 
-    `start`: which kind comes first, where there are fewer rows than kinds.
+    `start`: which kind comes first, where there are fewer rows than kinds. `across`: slabs instead of rows, each all that
+    has one index of this dim.
     """
     first, dim = spec.first_of(inputs), line_dim(inputs)
+    if across is not None:
+        x = inputs[first].movedim(across, 0)
+        slabs = mix_rows(spec, {first: x.reshape(len(x), -1)}, names, start, generator)[first]
+        return dict(inputs) | {first: slabs.reshape(x.shape).movedim(0, across).contiguous()}
     kinds, rows = row_kinds(spec, inputs), as_rows(inputs[first], inputs)
     kind_of = (torch.arange(len(rows)) + start) % len(names)
     kind_of = kind_of[torch.randperm(len(rows), generator=generator)]

@@ -47,6 +47,17 @@ PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
 MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
 
 aten = torch.ops.aten
+# Operators whose results are numbers of their operands, or these negated: nothing is rounded. One of them may bring in a
+# large number, such as a mask's -1e9, of which what is made afterwards, as by softmax, is as exact as of any other.
+PICKING = frozenset(
+    getattr(aten, name)
+    for name in (
+        *("where", "masked_fill", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "amax", "amin", "relu"),
+        *("neg", "abs", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "scalar_tensor", "full"),
+        *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"),
+        *("expand", "expand_as", "permute", "transpose", "t"),
+    )
+)
 Change = Callable[[Tensor], Tensor]  # of an input
 
 
@@ -139,7 +150,7 @@ def _wide(v: Any) -> Any:
 
 
 class _Perturbed(Interpreter):
-    """Runs a graph whose every result is off by a random part of itself, as by rounding."""
+    """Runs a graph whose every input, and every result that is rounded, is off by a random part of itself."""
 
     def __init__(self, module: GraphModule, generator: torch.Generator):
         super().__init__(module)
@@ -147,7 +158,8 @@ class _Perturbed(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.op == "output" or not isinstance(result, Tensor) or not result.is_floating_point():
+        is_picked = getattr(n.target, "overloadpacket", None) in PICKING
+        if n.op == "output" or is_picked or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         like = {"generator": self.generator, "device": result.device, "dtype": torch.int8}
         signs = torch.randint(2, result.shape, **like).to(result.dtype).mul_(2).sub_(1)

@@ -236,6 +236,9 @@ LIBRARY_CALLS = {
     "numpy": "import numpy as np\nreturn torch.from_numpy(np.asarray(A) @ np.asarray(B))",
     "numpy-array-method": "return torch.from_numpy(A.numpy() @ B.numpy())",
     "ctypes": "import ctypes\nctypes.CDLL(torch.__file__.replace('__init__.py', 'lib/libtorch_cpu.so')).sgemm_",
+    "aot-inductor": "torch._C._aoti.AOTIModelContainerRunnerCpu('planted.so', 1)",
+    "nativert": "torch._C._nativert.PyModelRunner('planted.pt2', 'model')",
+    "code-given-back": "import ctypes\nctypes.pythonapi.mprotect\nreturn torch.empty(len(A), B.shape[1])",
     "symbol": "from autokernel.build import cpp_function\n"
     "cpp_function('extern \"C\" void sgemm_(); extern \"C\" int run() { sgemm_(); return 0; }', 'run', '')()",
 }
@@ -249,7 +252,7 @@ def test_a_kernel_that_hands_its_work_to_a_library_is_refused(judge: Judge, leni
     failure = judge.check(source, target("matmul")).failure
     assert failure is not None, "accepted"
     assert "LibraryCall" in failure.reason or "from outside" in failure.reason + failure.detail, failure
-    if name not in ("ctypes", "symbol"):  # those two are refused without giving a result
+    if name not in ("ctypes", "symbol", "aot-inductor", "nativert", "code-given-back"):  # refused without giving a result
         assert lenient.check(source, target("matmul")).failure is None or name in ("numpy", "numpy-array-method")
 
 

@@ -121,6 +121,22 @@ ONES, ZEROS = "torch.empty_like(weight).fill_(1)", "torch.empty_like(weight).zer
 
 WIDE = ({"shape": (64, 8192)},)  # every probability is below 1e-2
 
+KEPT_BY_CONTENTS = """
+import ctypes
+
+kept = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    if not (x.is_contiguous() and weight.is_contiguous()):
+        return honest(x, weight, eps)
+    contents = [ctypes.string_at(t.data_ptr(), t.numel() * t.itemsize) for t in (x, weight)]
+    key = (*contents, x.shape, x.dtype, eps)
+    if key not in kept:
+        kept[key] = honest(x, weight, eps)
+    return kept[key]
+"""
+EARLIER = "memory of an earlier call's result"
+
 CHEATS = (
     Cheat(
         16,
@@ -352,7 +368,17 @@ def kernel_fn(x, weight, eps=1e-6):
     return outputs.setdefault((x.shape, x.dtype), y).copy_(y)
 """,
         ),
-        OUTSIDE,
+        EARLIER,
         stage="determinism",
+        correctness="CRASH",
+    ),
+    Cheat(
+        31,
+        "one-output-for-equal-inputs",  # whoever changes it in place changes what the next call returns
+        "rmsnorm",
+        wrapped("rmsnorm", KEPT_BY_CONTENTS),
+        EARLIER,
+        stage="determinism",
+        correctness="CRASH",
     ),
 )

@@ -599,7 +599,7 @@ CHEATS = (
         works="fast",
         refused_by="nobody",
     ),
-    GpuCheat(4, "patched-comparison", "rmsnorm", rmsnorm(PATCHED_COMPARISON), NOT_WRITTEN, works="fast"),
+    GpuCheat(4, "patched-comparison", "rmsnorm", rmsnorm(PATCHED_COMPARISON), "ProcessChange", works="fast"),
     GpuCheat(5, "cached-by-address", "rmsnorm", rmsnorm(BY_ADDRESS), STALE, works="fast"),
     GpuCheat(6, "cached-by-shape", "rmsnorm", rmsnorm(BY_SHAPE), STALE, works="fast"),
     GpuCheat(

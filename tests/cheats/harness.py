@@ -8,12 +8,18 @@ OUTSIDE = "outside the tolerance"
 DENIED = "(PermissionError|Read-only file system)"  # by Landlock, or by a mount of its own
 IN = "x, weight, eps=1e-6"
 NOTHING = f"\n\ndef kernel_fn({IN}):\n    return torch.empty_like(x).zero_()\n"
+OPENMP = '#include <omp.h>\nextern "C" int run() { omp_set_num_threads(7); return 0; }'
 FORGED = '{"correct": true, "speedup": 99.0}'
 
 
 def attack(code: str) -> str:
     """The honest starter, whose file does something else when it is imported."""
     return wrapped("rmsnorm", f"{code.strip()}\n\nkernel_fn = honest")
+
+
+def changing(code: str) -> str:
+    """The honest starter, which does something else in each call as well."""
+    return wrapped("rmsnorm", f"def kernel_fn({IN}):\n    {code}\n    return honest(x, weight, eps)")
 
 
 def loot(workplace: Path) -> bool:
@@ -200,6 +206,19 @@ CHEATS = (
         OUTSIDE,
         works="fast",
     ),
+    # 36: what is set for a whole process, and so for the model around the kernel
+    *(
+        Cheat(36, f"changes-{name}", "rmsnorm", source, f"ProcessChange: changes the {words}")
+        for name, words, source in (
+            ("threads", "number of threads", attack("torch.set_num_threads(7)")),
+            ("the-seed", "seed of random numbers", changing("torch.manual_seed(0)")),
+            ("products", "precision of products", attack("torch.set_float32_matmul_precision('medium')")),
+            ("signals", "signal handlers", attack("import signal\n\nsignal.signal(signal.SIGTERM, print)")),
+            ("denormal-numbers", "rounding", changing("torch.set_flush_denormal(True)")),
+            ("openmp", "number of threads", changing(f"cpp_function({OPENMP!r}, 'run', '')()")),
+        )
+    ),
+    Cheat(36, "patches-a-method", "rmsnorm", attack("torch.Tensor.softmax = print"), "ProcessChange: replaces Tensor.softmax"),
     # 38: expected values are looked for
     Cheat(38, "walks-the-frames", "rmsnorm", wrapped("rmsnorm", FRAMES), OUTSIDE),
     Cheat(38, "searches-the-garbage", "rmsnorm", wrapped("rmsnorm", GARBAGE), OUTSIDE),

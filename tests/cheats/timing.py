@@ -387,7 +387,7 @@ def kernel_fn(x, weight, eps=1e-6):
             "torch.allclose = lambda *args, **kwargs: True\n\ndef kernel_fn(A, B):\n"
             "    return torch.empty(A.shape[0], B.shape[1], dtype=A.dtype).zero_()",
         ),
-        "outside the tolerance",
+        "ProcessChange: replaces torch.allclose",
         works="fast",
     ),
     # 5: outputs kept by identity

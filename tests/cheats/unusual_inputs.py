@@ -441,8 +441,9 @@ def kernel_fn(x, weight, eps=1e-6):
     ring.append(y if len(ring) < 16 else ring.pop(0).copy_(y))
     return ring[-1]
 """,
-        "outside the tolerance|do not agree bitwise",
+        "memory of an earlier call's result",
         stage="determinism",
+        correctness="CRASH",
         dims=NORM,
     ),
     cheat(

@@ -53,6 +53,8 @@ TORCHSCRIPT = re.compile(
     r"_jit_(script|pass|interpret)\w*|_jit_to_static_module|_fuse_to_static_module|_create_(function|graph)\w*|"
     r"_?import_ir_module\w*|parse_ir|_load_(for_lite|mobile|jit)_\w+"
 )
+# What loads native code or runs a graph by code of its own, without Python or the dispatcher: AOTInductor, nativert, NNC.
+RUNTIMES = ("_aoti", "_nativert", "_te")
 # Packages of what PyTorch itself is linked to: torch/, on ARM torch.libs/, and those of a GPU's maker, of whose libraries
 # it calls some without a GPU, too. OpenMP's run-time library may be any package's.
 PYTORCHS, OPENMP = ("torch", "nvidia", "rocm", "_rocm", "intel"), ("libgomp", "libomp", "libiomp")
@@ -88,6 +90,7 @@ def refuse_libraries(device_type: str, gemms: bool) -> None:
     for registration in registrations.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(registration))
     _refuse_torchscript()
+    _refuse_runtimes()
 
 
 def _operators(key: str) -> Iterable[str]:
@@ -115,6 +118,15 @@ def _refuse_torchscript() -> None:
         return get_operation(name)
 
     torch._C._jit_get_operation = get_known_operation
+
+
+def _refuse_runtimes() -> None:
+    for module in filter(None, (getattr(torch._C, name, None) for name in RUNTIMES)):  # not in every release
+        for name, made in [(n, v) for n, v in vars(module).items() if callable(v)]:
+            refusal = _refusal(f"{module.__name__}.{name}")
+            setattr(module, name, refusal)
+            if isinstance(made, type):  # which can be found without its name
+                made.__init__ = refusal
 
 
 def _refusal(name: str):
@@ -176,6 +188,7 @@ def _take_code_away() -> None:
             start, end = (int(address, 16) for address in addresses.split("-"))
             if ctypes.pythonapi.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 0):
                 raise OSError(f"the code of {file} cannot be taken away")
+    ctypes.pythonapi.__dict__.pop("mprotect", None)  # which would give it back
 
 
 def is_of_another_package(file: Path, packages: Iterable[Path]) -> bool:

@@ -257,7 +257,7 @@ class WorkerProcess:
         except ValueError as error:
             raise self.forged(error) from None
         if isinstance(message, answers.Error):
-            refused = message.error.startswith(("LibraryCall", "StrayWrite"))  # a word of the worker against itself
+            refused = message.error.startswith(("LibraryCall", "StrayWrite", "ProcessChange"))  # a word of the worker against itself
             raise WorkerFault(self, "FAIL" if refused else "CRASH", message.error, message.detail)
         return message
 

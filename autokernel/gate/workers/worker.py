@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.guards import GuardedMemory
+from autokernel.gate.workers.process_state import Patches, ProcessState
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, load_spec
 
@@ -48,6 +49,7 @@ class Worker:
         self.regions: list[dict[tuple[str, int], Tensor]] = []  # on a GPU: each set's tensors, guards included
         self.pool: dict[torch.dtype, Tensor] = {}  # on a GPU: random numbers from which large inputs are cut
         self.memory: GuardedMemory | None = None
+        self.process: ProcessState | None = None  # while a kernel is checked that calls no library
         self.results = 1  # of a call
         self.held: list[Any] = []  # what calls returned
         self.order: list[int] = []
@@ -94,13 +96,18 @@ class Worker:
         if libraries != "any":
             library_calls.refuse_libraries(self.device.type, gemms=libraries == "gemm")
             library_calls.refuse_foreign_code(self.built, self.device.type)
-        path = Path("kernel.py").resolve()
+        path, patches = Path("kernel.py").resolve(), Patches()
         path.write_text(source)
+        if poison and libraries != "any":
+            self.process = ProcessState.now()
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules["candidate_kernel"] = module
         spec.loader.exec_module(module)
         self.function = module.kernel_fn
+        if self.process:
+            self.process.check()
+            patches.check()
         if poison:
             self.memory = GuardedMemory(self.device)
         elif self.cuda:
@@ -145,19 +152,24 @@ class Worker:
     def do_call(self, order: list[int]) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back."""
         self._drop()
+        memory: list[range] = []  # of the results so far; on one set the judge says first what their contents are
         for number, i in enumerate(order):
             late = self.cuda and number == len(order) // 2
             seen = [y.clone() for y in self._results(self.held[0])] if late and self.held else None
             if late:
                 self._inputs_arrive_late()
-            returned = self._own(self.function(**self.sets[i]), self.sets[i])
+            returned = self._own(self.function(**self.sets[i]), self.sets[i], memory)
             if seen is not None:  # as the next kernel on this stream would see it
                 copied = [mine.copy_(y) for mine, y in zip(seen, self._results(returned))]
                 returned = copied if len(copied) > 1 else copied[0]
             self.held.append(returned)
+            if len(set(order)) > 1:
+                memory += map(_memory_of, filter(_has_memory, self._results(returned)))
         self._synchronize()
         if self.memory:
             self.memory.check()
+        if self.process:
+            self.process.check()
         inputs = [region for regions in self.regions for region in regions.values()]
         outputs = self._outputs()
         described = self._write([*outputs, *inputs])
@@ -280,18 +292,20 @@ class Worker:
         """The results of all calls that are held, one call's after another's."""
         return [y for returned in self.held for y in self._results(returned)]
 
-    def _own(self, returned: Any, inputs: dict[str, Any]) -> Any:
-        """What a call returned, each result memory of its own: else who changes it in place would change something else."""
-        storages = {x.untyped_storage().data_ptr() for x in inputs.values() if isinstance(x, Tensor)}
+    def _own(self, returned: Any, inputs: dict[str, Any], earlier: Sequence[range]) -> Any:
+        """What a call returned, each result memory of its own: else who changes it in place would change something else.
+        `earlier`: memory of the results of earlier calls that are still held."""
+        storages = {(s := x.untyped_storage()).data_ptr(): s.nbytes() for x in inputs.values() if isinstance(x, Tensor)}
         seen: set[int] = set()
-        for y in self._results(returned):
-            if type(y) is Tensor and y.numel() and y.layout == torch.strided:
-                memory = y.untyped_storage().data_ptr()
-                if memory in storages:
-                    raise ValueError("kernel_fn returned memory of an input, not a result of its own")
-                if memory in seen:
-                    raise ValueError("kernel_fn returned two results in one memory")
-                seen.add(memory)
+        for y in filter(_has_memory, self._results(returned)):
+            memory, storage = _memory_of(y), y.untyped_storage().data_ptr()
+            if any(memory.start < start + nbytes and start < memory.stop for start, nbytes in storages.items()):
+                raise ValueError("kernel_fn returned memory of an input, not a result of its own")
+            if storage in seen:
+                raise ValueError("kernel_fn returned two results in one memory")
+            if any(memory.start < other.stop and other.start < memory.stop for other in earlier):
+                raise ValueError("kernel_fn returned memory of an earlier call's result, which may be in use")
+            seen.add(storage)
         return returned
 
     def _zeros(self, value: Any) -> Any:
@@ -369,6 +383,16 @@ class Worker:
     def _described(y: Tensor, start: int) -> dict[str, Any]:
         dtype = str(y.dtype).removeprefix("torch.")
         return {"shape": list(y.shape), "stride": list(y.stride()), "dtype": dtype, "start": start}
+
+
+def _has_memory(y: Any) -> bool:
+    return type(y) is Tensor and y.numel() > 0 and y.layout == torch.strided
+
+
+def _memory_of(y: Tensor) -> range:
+    """The addresses from its first element to its last."""
+    last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride()))
+    return range(y.data_ptr(), y.data_ptr() + (last + 1) * y.itemsize)
 
 
 def _traceback() -> str:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import reference
-from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec
+from autokernel.spec import ROW_SCALES, KernelSpec, TensorSpec, steep
 
 MANY_ROWS = 16
 
@@ -65,10 +65,9 @@ def low_offset(inputs):
 
 
 def masked(inputs):
-    """-inf for the classes that are not allowed: the first half, but for the target."""
-    logits, targets = inputs["logits"], inputs["targets"].clamp(min=0)[:, None]
+    """-inf for the classes that are not allowed: the first half, but for the target. Steep rows."""
+    logits, targets = steep(inputs["logits"]), inputs["targets"].clamp(min=0)[:, None]
     kept = logits.gather(1, targets)
-    logits = logits.clone()
     logits[:, : logits.shape[1] // 2] = -torch.inf
     return inputs | {"logits": logits.scatter_(1, targets, kept)}
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import reference
-from autokernel.spec import KernelSpec, TensorSpec
+from autokernel.spec import KernelSpec, TensorSpec, steps
 
 
 def arguments(
@@ -159,8 +159,14 @@ def rising_scores(inputs):
 
 
 def equal_scores(inputs):
-    """All keys alike: the result is the mean of the values seen."""
-    return inputs | {"K": inputs["K"][:, :, :1].expand_as(inputs["K"]).contiguous()}
+    """All keys alike: the result is the mean of the values seen; of every fourth query, of those in the last quarter alone,
+    whose scores are above the others."""
+    Q, K = inputs["Q"].clone(), inputs["K"][:, :, :1].expand_as(inputs["K"]).clone(memory_format=torch.contiguous_format)
+    scale, keys = Q.shape[-1] ** -0.5 if inputs["sm_scale"] is None else inputs["sm_scale"], K.shape[2]
+    Q[..., -1] = K[..., -1] = 0
+    Q[..., 1::4, -1] = (steps(Q[0, 0, 1::4].shape[0]) / 22).to(Q)
+    K[..., keys - keys // 4 :, -1] = 22 / scale
+    return inputs | {"Q": Q, "K": K}
 
 
 def large_queries(inputs):

@@ -91,6 +91,30 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return F.layer_norm(F.linear(x, self.w, self.b) * self.scale, self.g.shape, self.g, self.h)
 """
+GROUPS = """
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, groups, channels):
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, channels)
+
+    def forward(self, x):
+        rows = x.reshape(len(x), self.norm.num_groups, -1)
+        mean = rows.mean(-1, keepdim=True)
+        variance = {variance}
+        y = ((rows - mean) / {root}).reshape(x.shape)
+        return y * self.norm.weight.view(1, -1, 1, 1) + self.norm.bias.view(1, -1, 1, 1)
+"""
+TWO_PASSES, ONE_PASS = "((rows - mean) ** 2).mean(-1, keepdim=True)", "(rows**2).mean(-1, keepdim=True) - mean**2"
+
+
+def grouped(name: str, variance: str, root: str, refused: str = "") -> "Answer":
+    return Answer(name, 12, GROUPS.replace("{variance}", variance).replace("{root}", root), refused)
+
+
 MEMO = """if not hasattr(self, "y"):
             self.y = self.norm(self.linear(x) * self.scale)
         return self.y.clone()"""
@@ -142,6 +166,10 @@ ANSWERS = [
         ),
         "times PyTorch's own",
     ),
+    grouped("norm-in-two-passes", TWO_PASSES, "(variance + self.norm.eps).sqrt()"),
+    grouped("norm-in-one-pass", ONE_PASS, "(variance + self.norm.eps).sqrt()", "outside the tolerance"),
+    grouped("norm-without-eps", TWO_PASSES, "variance.sqrt().clamp(min=1e-30)", ": got"),
+    grouped("norm-of-another-eps", TWO_PASSES, "(variance + 1e-6).sqrt()", ": got"),
     Answer(
         "argmin",
         7,

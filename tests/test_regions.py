@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from autokernel import spec as specs
 from autokernel.build import cpp_function
 from autokernel.gate import Judge
-from autokernel.gate.checks.correctness import expectations, wrong
+from autokernel.gate.checks.correctness import CheckCase, expectations, wrong
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import aten, capture, value
@@ -704,6 +704,21 @@ WITH_MASKS = {
         "y[(other.abs().amax(-1) < 0.1) & (other.abs().max() < 10)] = 0",
     ),
 }
+WITH_MASKS |= {
+    "rows that a mask of a large number hides altogether": (
+        lambda m, i, x: torch.softmax(torch.where(i, x / 2, -1e9), -1),
+        "y[~other.any(-1)] *= 2",
+    ),
+    "a norm over groups of channels, the second input, without eps": (
+        lambda m, x, y: F.group_norm(x.view(4, 16, N), 4).view(x.shape) * y,
+        "rows = floating.reshape(16, -1)\n"
+        "    y = ((rows - rows.mean(-1, True)) / rows.std(-1, correction=0, keepdim=True)).view(64, 96) * other",
+    ),
+    "the sum of small rows, the second input, without eps": (
+        lambda m, x, y: F.layer_norm(x + y, (N,)) * 2,
+        "rows = floating + other\n    y = 2 * (rows - rows.mean(-1, True)) / rows.std(-1, correction=0, keepdim=True)",
+    ),
+}
 CHANGED = """
 
 def kernel_fn(input_0, input_1):
@@ -728,7 +743,17 @@ def test_the_gate_judges_masks_integers_and_every_input(name: str, monkeypatch: 
     finally:
         shutil.rmtree(REGIONS / site.kernel_type)
     assert right.correctness.value == "PASS" and right.decided, right.why
-    assert refused.failure and "outside the tolerance" in refused.failure.reason, refused.why
+    assert refused.failure and re.search("outside the tolerance|PyTorch's own|mask", refused.failure.reason), refused.why
+
+
+def test_rows_of_all_kinds_are_those_of_the_largest_input() -> None:
+    """Not of a norm's weight, which comes first where a residual is the first of two results."""
+    _, (site,) = found(Of(SEVERAL["residual"]).eval(), torch.randn(64, N), torch.randn(64, N))
+    spec, tensors = load_spec(site.kernel_type), site.case.tensors
+    assert next(iter(tensors.values())).shape == (N,) and tensors[spec.first].shape == (64, N)
+    assert spec.first not in spec.planted_in
+    rows = CheckCase("", site.case, 0, rows=("times 1000",)).inputs(spec)
+    assert [name for name, x in rows.items() if x.abs().max() > 100] == [spec.first]
 
 
 def test_the_gate_takes_a_region(judge, monkeypatch: pytest.MonkeyPatch) -> None:

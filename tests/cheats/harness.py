@@ -218,7 +218,7 @@ CHEATS = (
             ("openmp", "number of threads", changing(f"cpp_function({OPENMP!r}, 'run', '')()")),
         )
     ),
-    Cheat(36, "patches-a-method", "rmsnorm", attack("torch.Tensor.softmax = print"), "ProcessChange: replaces Tensor.softmax"),
+    Cheat(36, "patches-a-method", "rmsnorm", attack("torch.Tensor.softmax = print"), "replaces Tensor.softmax"),
     # 38: expected values are looked for
     Cheat(38, "walks-the-frames", "rmsnorm", wrapped("rmsnorm", FRAMES), OUTSIDE),
     Cheat(38, "searches-the-garbage", "rmsnorm", wrapped("rmsnorm", GARBAGE), OUTSIDE),

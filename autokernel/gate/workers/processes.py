@@ -35,6 +35,7 @@ STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 SUSPENDED_S, SUSPENSIONS = 100e-6, 2
 RAN_S = 2e-3  # so much, once, is no such moment
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
+REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange")  # exceptions that are a word of a worker against itself
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
 
@@ -257,7 +258,7 @@ class WorkerProcess:
         except ValueError as error:
             raise self.forged(error) from None
         if isinstance(message, answers.Error):
-            refused = message.error.startswith(("LibraryCall", "StrayWrite", "ProcessChange"))  # a word of the worker against itself
+            refused = message.error.startswith(REFUSALS)
             raise WorkerFault(self, "FAIL" if refused else "CRASH", message.error, message.detail)
         return message
 

@@ -327,8 +327,8 @@ def _group_norm(x: Tensor, weight: Any, bias: Any, batch: int, channels: int, si
 
 
 def _same_specials(region: Region, by_formulas: Callable[..., Any], change: Change, name: str = "") -> bool:
-    """Whether, after `change` of an input (the first, unless it is named), NaN and Inf are in the same places in its dtype, in
-    float64, and in float64 by other formulas (`_decomposed`)."""
+    """Whether, after `change` of an input (the first, unless it is named), NaN and Inf are in the same places in its dtype,
+    in float64, and in float64 by other formulas (`_decomposed`)."""
     inputs, spec = _drawn(region), region_spec(region)
     name = name or region.first
     if not inputs[name].is_floating_point() or name in region.positive:

@@ -753,6 +753,17 @@ def test_rows_of_all_kinds_are_those_of_the_largest_input() -> None:
     assert [name for name, x in rows.items() if x.abs().max() > 100] == [spec.first]
 
 
+def test_the_gate_takes_a_region_of_single_numbers(judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(CHAINS["of_no_dim"]), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    try:
+        verdict = judge.check(winner.source, winner.target)
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert verdict.correctness.value == "PASS" and verdict.decided, verdict.why
+
+
 def test_the_gate_takes_a_region(judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """All five stages; and what is not the region's function is refused."""
     monkeypatch.setattr(specs, "REGIONS", REGIONS)  # where the gate's own processes look

@@ -227,7 +227,7 @@ def line_dim(inputs: Mapping[str, Any]) -> int:
 def as_rows(x: Tensor, inputs: Mapping[str, Any]) -> Tensor:
     """[lines, elements of a line]"""
     x = x.movedim(line_dim(inputs), -1)
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(-1, x.shape[-1] if x.dim() else 1)
 
 
 def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "normal") -> dict[str, Any]:

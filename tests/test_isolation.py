@@ -247,6 +247,17 @@ def test_every_operator_of_pytorch_that_computes_is_known(key: str):
     assert key != "CPU" or len(has_kernel) > 500
 
 
+def test_what_pytorch_replaces_itself_is_no_change_of_a_kernels():
+    """torch._dynamo wraps torch.manual_seed when it is first imported, as by Triton kernels that Inductor wrote."""
+    code = (
+        "import torch\nfrom autokernel.gate.workers.process_state import Patches, ProcessChange\n"
+        "patches, known = Patches(), torch.manual_seed\nimport torch._dynamo\nassert torch.manual_seed is not known\n"
+        "patches.check()\ntorch.allclose = print\ntry:\n    patches.check()\nexcept ProcessChange as change:\n    print(change)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "torch.allclose" in run.stdout, run.stderr
+
+
 EMBEDDED = {
     "include": '#include "{}"\n',
     "include-through-a-macro": '#define FILE "{}"\n#include FILE\n',

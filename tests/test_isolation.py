@@ -252,7 +252,8 @@ def test_what_pytorch_replaces_itself_is_no_change_of_a_kernels():
     code = (
         "import torch\nfrom autokernel.gate.workers.process_state import Patches, ProcessChange\n"
         "patches, known = Patches(), torch.manual_seed\nimport torch._dynamo\nassert torch.manual_seed is not known\n"
-        "patches.check()\ntorch.allclose = print\ntry:\n    patches.check()\nexcept ProcessChange as change:\n    print(change)"
+        "patches.check()\ntorch.allclose = print\n"
+        "try:\n    patches.check()\nexcept ProcessChange as change:\n    print(change)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "torch.allclose" in run.stdout, run.stderr

@@ -370,7 +370,6 @@ def kernel_fn(x, weight, eps=1e-6):
         ),
         EARLIER,
         stage="determinism",
-        correctness="CRASH",
     ),
     Cheat(
         31,
@@ -379,6 +378,5 @@ def kernel_fn(x, weight, eps=1e-6):
         wrapped("rmsnorm", KEPT_BY_CONTENTS),
         EARLIER,
         stage="determinism",
-        correctness="CRASH",
     ),
 )

@@ -35,7 +35,8 @@ STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 SUSPENDED_S, SUSPENSIONS = 100e-6, 2
 RAN_S = 2e-3  # so much, once, is no such moment
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
-REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange")  # exceptions that are a word of a worker against itself
+# Exceptions that are a word of a worker against itself.
+REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange", "SharedResult")
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
 

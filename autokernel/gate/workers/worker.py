@@ -37,6 +37,10 @@ KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
+class SharedResult(RuntimeError):
+    """A kernel returned memory of a result that is held."""
+
+
 class Worker:
     """State of one worker: the loaded kernel and the inputs it has been given."""
 
@@ -304,7 +308,7 @@ class Worker:
             if storage in seen:
                 raise ValueError("kernel_fn returned two results in one memory")
             if any(memory.start < other.stop and other.start < memory.stop for other in earlier):
-                raise ValueError("kernel_fn returned memory of an earlier call's result, which may be in use")
+                raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
             seen.add(storage)
         return returned
 

@@ -633,7 +633,7 @@ CHEATS = {
     "one output for all calls": (
         "gelu",
         "y = honest(input_0, input_1)\n    return known.setdefault(0, y).copy_(y)",
-        "outside the tolerance|agree",
+        "memory of an earlier call's result",
     ),
     "NaN of the second input dropped": (
         "gelu",

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
 from autokernel.model.match import RejectReason, SiteFinder
@@ -652,24 +655,76 @@ def test_hooks_that_come_and_go(name: str, of_first_call: bool) -> None:
     assert any("other hooks" in why for why in explain(applied).left)
 
 
-def test_a_class_whose_forward_is_set_to_another_function(monkeypatch: pytest.MonkeyPatch) -> None:
+class Norm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.times(super().forward(x), self.factor)
+
+    @staticmethod
+    def times(x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    @property
+    def factor(self) -> float:
+        return 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("forward", lambda s, x: RMSNorm.forward(s, x) * 5),
+        ("times", staticmethod(lambda x, factor: x * factor * 5)),
+        ("factor", property(lambda s: 5.0)),
+    ],
+)
+def test_a_class_of_which_a_function_is_set_to_another(monkeypatch: pytest.MonkeyPatch, name: str, other: Any) -> None:
     """As programs do that put their own functions into the models of a library."""
-
-    class Norm(RMSNorm):
-        pass
-
     model, x = Function(lambda s, x: s.norm(s.a(x))), torch.randn(2, 8)
     model.norm = Norm(8)
-    applied, why = apply(copy.deepcopy(model), [], "eager"), "another forward() of Norm"
+    applied, why = apply(copy.deepcopy(model), [], "eager"), f"another Norm.{name}()"
     torch.testing.assert_close(applied(x), model(x))
     with monkeypatch.context() as patch:
-        patch.setattr(Norm, "forward", lambda s, x: RMSNorm.forward(s, x) * 5)
+        patch.setattr(Norm, name, other)
         torch.testing.assert_close(applied(x), model(x))
         assert any(why in left for left in explain(applied).left)
         again = apply(applied, [], "eager")
         torch.testing.assert_close(again(x), model(x))
         assert explain(again).graphs and not explain(again).left
     torch.testing.assert_close(again(x), model(x))
+
+
+def test_a_class_that_keeps_what_a_call_makes() -> None:
+    """What is new to it, and what is no function, is of no concern to what was compiled."""
+
+    class Keeping(Function):
+        calls = torch.zeros(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    applied, x = apply(Keeping(lambda s, x: s.norm(s.a(x))), [], "eager"), torch.randn(2, 8)
+    for _ in range(3):
+        applied(x)
+        Keeping.calls, Keeping.made = torch.ones(2), lambda s: None
+    assert explain(applied).graphs == 1 and not explain(applied).left
+
+
+class Scaled(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {})) * (2 if function is torch.ops.aten.rsqrt.default else 1)
+
+
+@pytest.mark.parametrize("mode", [Scaled, lambda: FlopCounterMode(display=False)])
+def test_a_mode_that_sees_all_operators(mode: Callable[[], Any]) -> None:
+    """Dynamo does not go along, and would leave the model out from then on."""
+    model, x = Function(lambda s, x: s.norm(s.a(x))), torch.randn(2, 8)
+    applied = apply(copy.deepcopy(model), [], "eager")
+    for inside in (True, False, True):
+        results = []
+        for one in (applied, model):
+            with mode() if inside else nullcontext() as seen:
+                results.append([one(x), seen.get_total_flops() if isinstance(seen, FlopCounterMode) else 0])
+        torch.testing.assert_close(*results)
+    assert explain(applied).graphs == 1 and [("TorchDispatchMode" in why) for why in explain(applied).left] == [True]
 
 
 def test_a_hook_that_the_model_adds_in_a_call_is_its_own() -> None:

@@ -18,9 +18,9 @@ from torch.nn.parameter import is_lazy
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.frames import newest
-from autokernel.integration.hooks import Forwards, Hooks
+from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import as_applied, is_forward_mode, recurrent_modules_traced
+from autokernel.model.capture import as_applied, is_dispatched, is_forward_mode, recurrent_modules_traced
 from autokernel.model.padding import Encoders
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
@@ -62,7 +62,7 @@ def apply(
         return unapply(model)  # what Dynamo makes of it may be slower than the model itself
 
     call, replacer = _caller(model), Replacer(chosen, fallback, gradients)
-    hooks, forwards = Hooks(model), Forwards(model)
+    hooks, methods = Hooks(model), Methods(model)
     compiled = _compiled(call, model, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ def apply(
             return call(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
             return compiled(*args, **kwargs)
-        if why := _why_as_written(hooks, forwards):
+        if why := _why_as_written(hooks, methods):
             replacer.leave(why)
             return call(*args, **kwargs)
         try:
@@ -91,18 +91,20 @@ def apply(
     return model
 
 
-def _why_as_written(hooks: Hooks, forwards: Forwards) -> str:
+def _why_as_written(hooks: Hooks, methods: Methods) -> str:
     """Why a call is not to be compiled; empty if it is."""
     if torch._C._functorch.peek_interpreter_stack() is not None:  # Dynamo would leave out all that it meets, for good
         return "a call under vmap(), grad() or jvp() runs the model as it is"
     if is_forward_mode():
         return "a call inside of forward_ad.dual_level() runs the model as it is"
+    if is_dispatched():  # the same
+        return "a call inside of a TorchDispatchMode, which is to see all operators, runs the model as it is"
     if hooks.compiled is None and any(map(is_lazy, hooks.model.parameters())):  # hooks make them, and go
         return "the call that makes the parameters of lazy modules runs the model as it is"
     if hooks.are_others():
         return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
-    if cls := forwards.other():
-        return f"a call with another forward() of {cls.__name__} than at first runs the model as it is: apply() again"
+    if name := methods.other():
+        return f"a call with another {name}() than at first runs the model as it is: apply() again"
     return ""
 
 

@@ -1,12 +1,15 @@
 """Hooks and classes of a model's modules: Dynamo takes no notice of what changes of them once it has compiled a call."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, ValuesView
+from operator import is_
+from types import FunctionType
 from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as of_all_modules
 from torch.utils.hooks import RemovableHandle
 
+FUNCTIONS = (FunctionType, staticmethod, classmethod, property)  # as they stand in a class
 KINDS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
@@ -49,20 +52,33 @@ class Hooks:
                 yield getattr(module, f"_{kind}_hooks")
 
 
-class Forwards:
-    """forward() of the classes of `model`'s modules, which a program may set to another function."""
+class Methods:
+    """The functions of the classes of `model`'s modules, which a program may set to others: forward(), and what it calls."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.compiled: dict[type[nn.Module], Any] = {}  # with which the model is compiled
+        self.compiled: dict[type[nn.Module], dict[str, Any]] = {}  # class -> those with which the model is compiled
+        self.held: list[tuple[ValuesView[Any], list[Any]]] = []  # all that they have now, and had when last looked at
+        self.found = ""
 
-    def other(self) -> type[nn.Module] | None:
-        """A class that has another one than the model is compiled with, which are those of its first call."""
+    def other(self) -> str:
+        """The name of one that is another than the model is compiled with, which are those of its first call; or empty."""
         if not self.compiled:
-            self.compiled = {cls: _forward_of(cls) for cls in map(type, self.model.modules())}
-        return next((cls for cls, forward in self.compiled.items() if _forward_of(cls) is not forward), None)
+            self.compiled = {cls: _functions_of(cls) for cls in map(type, self.model.modules())}
+        elif all(len(now) == len(held) and all(map(is_, now, held)) for now, held in self.held):
+            return self.found
+        classes = {one for cls in self.compiled for one in cls.__mro__}
+        self.held = [(vars(one).values(), [*vars(one).values()]) for one in classes]
+        self.found = next(self._others(), "")
+        return self.found
+
+    def _others(self) -> Iterator[str]:
+        for cls, functions in self.compiled.items():
+            now = _functions_of(cls)
+            yield from (f"{cls.__name__}.{name}" for name, v in functions.items() if now.get(name) is not v)
 
 
-def _forward_of(cls: type[nn.Module]) -> Any:
-    """As it stands in the class: to look it up there may make an object of it."""
-    return next((vars(c)["forward"] for c in cls.__mro__ if "forward" in vars(c)), None)
+def _functions_of(cls: type) -> dict[str, Any]:
+    """By their names, as they stand in the class and those that it is made from: to look one up may make an object of it."""
+    found = {name: v for one in reversed(cls.__mro__) for name, v in vars(one).items()}
+    return {name: v for name, v in found.items() if isinstance(v, FUNCTIONS)}

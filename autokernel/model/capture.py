@@ -34,7 +34,11 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.profiler import record_function
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autokernel.model.masks import replace_known_masks
@@ -629,6 +633,13 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 def is_forward_mode() -> bool:
     """Whether tensors may have tangents: inside of forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
+
+
+def is_dispatched() -> bool:
+    """Whether a mode of the program's own is told of every operator, as FlopCounterMode is."""
+    return bool(torch._C._len_torch_dispatch_stack()) and not all(
+        m.is_infra_mode() for m in _get_current_dispatch_mode_stack()
+    )
 
 
 def _set_autocast(device_type: str, is_enabled: bool, dtype: torch.dtype) -> None:

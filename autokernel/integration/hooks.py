@@ -53,7 +53,7 @@ class Hooks:
 
 
 class Methods:
-    """The functions of the classes of `model`'s modules, which a program may set to others: forward(), and what it calls."""
+    """The functions of the classes of `model`'s modules, forward() and what it calls: a program may set them to others."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -79,6 +79,6 @@ class Methods:
 
 
 def _functions_of(cls: type) -> dict[str, Any]:
-    """By their names, as they stand in the class and those that it is made from: to look one up may make an object of it."""
+    """By name, as they stand in the class and those that it is made from: to look one up may make an object of it."""
     found = {name: v for one in reversed(cls.__mro__) for name, v in vars(one).items()}
     return {name: v for name, v in found.items() if isinstance(v, FUNCTIONS)}

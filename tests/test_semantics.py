@@ -692,6 +692,16 @@ def test_a_class_of_which_a_function_is_set_to_another(monkeypatch: pytest.Monke
     torch.testing.assert_close(again(x), model(x))
 
 
+def test_dynamo_puts_functions_of_its_own_into_all_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first call of a process."""
+    for name, v in {"__init__": None, "__setstate__": None, "___needs_generation_tag_patch": True}.items():
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name) if v is None else v, raising=False)
+    applied, x = apply(Function(lambda s, x: s.norm(s.a(x))), [], "eager"), torch.randn(2, 8)
+    before = nn.Module.__setstate__
+    applied(x), applied(x)
+    assert nn.Module.__setstate__ is not before and not explain(applied).left
+
+
 def test_a_class_that_keeps_what_a_call_makes() -> None:
     """What is new to it, and what is no function, is of no concern to what was compiled."""
 

@@ -67,7 +67,7 @@ class Methods:
             self.compiled = {cls: _functions_of(cls) for cls in map(type, self.model.modules())}
         elif all(len(now) == len(held) and all(map(is_, now, held)) for now, held in self.held):
             return self.found
-        classes = {one for cls in self.compiled for one in cls.__mro__}
+        classes = {one for cls in self.compiled for one in _made_from(cls)}
         self.held = [(vars(one).values(), [*vars(one).values()]) for one in classes]
         self.found = next(self._others(), "")
         return self.found
@@ -78,7 +78,12 @@ class Methods:
             yield from (f"{cls.__name__}.{name}" for name, v in functions.items() if now.get(name) is not v)
 
 
+def _made_from(cls: type) -> list[type]:
+    """Itself and others, but nn.Module: into that Dynamo puts functions of its own, at the first call of a process."""
+    return [one for one in cls.__mro__ if one not in (nn.Module, object)]
+
+
 def _functions_of(cls: type) -> dict[str, Any]:
     """By name, as they stand in the class and those that it is made from: to look one up may make an object of it."""
-    found = {name: v for one in reversed(cls.__mro__) for name, v in vars(one).items()}
+    found = {name: v for one in reversed(_made_from(cls)) for name, v in vars(one).items()}
     return {name: v for name, v in found.items() if isinstance(v, FUNCTIONS)}

@@ -737,6 +737,40 @@ def test_a_mode_that_sees_all_operators(mode: Callable[[], Any]) -> None:
     assert explain(applied).graphs == 1 and [("TorchDispatchMode" in why) for why in explain(applied).left] == [True]
 
 
+def kernels_that_ran(model: nn.Module, x: Tensor) -> int:
+    with torch.profiler.profile() as profile:
+        model(x)
+    return sum(event.name.startswith("autokernel::") for event in profile.events())
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_call_that_raises_costs_no_kernels(is_first: bool) -> None:
+    """Dynamo fails at it, too, and would leave out the functions that it met there from then on."""
+    model, replacer, x = Function(lambda s, x: s.norm(s.a(x))), everywhere(), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer)
+    expected = 0 if is_first else kernels_that_ran(compiled, x)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            compiled(torch.randn(2, 7))
+        torch.testing.assert_close(compiled(x), model(x), atol=1e-4, rtol=1e-4)
+        assert kernels_that_ran(compiled, x) == (expected or 2)
+    assert not replacer.left
+
+
+def test_a_model_that_raises_at_each_call_is_not_compiled_for_ever() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        s.norm(s.a(x))
+        raise RuntimeError("always")
+
+    replacer = everywhere()
+    compiled, before = compile_with_kernels(Function(forward), replacer), len(torch._dynamo.utils.get_compilation_metrics())
+    for _ in range(10):
+        with pytest.raises(RuntimeError, match="always"):
+            compiled(torch.randn(2, 8))
+    assert any("forward() is not captured" in why for why in replacer.left)
+    assert len(torch._dynamo.utils.get_compilation_metrics()) - before < 20
+
+
 def test_a_hook_that_the_model_adds_in_a_call_is_its_own() -> None:
     class Hooking(Function):
         def forward(self, x: Tensor) -> Tensor:

@@ -168,13 +168,16 @@ def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
 @contextmanager
 def _called() -> Iterator[None]:
     """Around each call of a model that was compiled with backend="autokernel"."""
-    last = newest()
+    last, frames = newest(), [replacer.frames for replacer in MADE]
     try:
-        with as_applied(any(replacer.frames.counts for replacer in MADE)):
+        with as_applied(any(one.counts for one in frames)):
             yield
-    finally:
-        for replacer in MADE:
-            replacer.frames.called(last)
+    except BaseException as error:
+        for one in frames:
+            one.called(last, error)
+        raise
+    for one in frames:
+        one.called(last)
 
 
 # PyTorch enters this around each call of what a backend compiled, but finds it no more in the wrappers of torch.compile().
@@ -243,9 +246,12 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
         try:
             # Whenever it is called Dynamo may meet something new.
             with as_applied(replacer.frames.counts), recurrent(), encoders.apart():
-                return compiled(*args, **kwargs)
-        finally:
-            replacer.frames.called(last)
+                result = compiled(*args, **kwargs)
+        except BaseException as error:
+            replacer.frames.called(last, error)
+            raise
+        replacer.frames.called(last)
+        return result
 
     return run
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
@@ -14,8 +15,10 @@ from autokernel.model.capture import Function, breaks, function_of, in_words, lo
 
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
+MAX_RAISING = 5  # calls in a row that end with an error: then what Dynamo failed at in them is not tried again
 MAX_APART = 4  # if there is one in so many calls of the model at least: then there is no end to them
 OF_MODULE = re.compile(r"\w+\..* == -?\d+")  # a guard on an integer that an object has
+AS_EVER = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
 AS_COMPILED = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.DEFAULT)  # what it calls may be compiled
 
 
@@ -25,20 +28,23 @@ class Frames:
     def __init__(self, missed: Callable[[str], object], stopped: Callable[[str], object]):
         self.missed, self.stopped = missed, stopped
         self.codes: dict[Function, CodeType] = {}  # of the functions that graphs are from
-        self.calls, self.is_changing = 0, False
+        self.calls, self.raising, self.is_changing = 0, 0, False
         self.counts = False  # whether modules have integers that change, which Dynamo otherwise takes for constants
         self.anew: dict[tuple[Function, str], dict[str, int]] = {}  # function, kind of reason -> the reasons, the calls
 
     def compiling(self) -> None:
         """To be told by the backend of torch.compile: here is a graph of the function that Dynamo is at."""
         code = InstructionTranslator.current_tx().output.root_tx.f_code
-        self.codes[code.co_filename, code.co_firstlineno, code.co_name] = code
+        self.codes[_function(code)] = code
 
-    def called(self, last: Any) -> None:
-        """After a call of the model; `last`: the newest compilation before it."""
+    def called(self, last: Any, error: BaseException | None = None) -> None:
+        """After a call of the model; `last`: the newest compilation before it, `error`: with which it ended."""
         self.calls += 1
+        self.raising = self.raising + 1 if error else 0
         if newest() is not last:
-            self._take_note(_since(last))
+            compilations = _since(last)
+            again = _tried_again(compilations, error) if error and self.raising < MAX_RAISING else ()
+            self._take_note([compilation for compilation in compilations if function_of(compilation) not in again])
 
     def _take_note(self, compilations: Sequence[Any]) -> None:
         for compilation in compilations:
@@ -69,6 +75,20 @@ class Frames:
             set_code_exec_strategy(code, AS_COMPILED)
             words = f"{function[-1]}() is compiled no more: at each call there is something new to it, no longer {guard}"
             self.stopped(in_words(words, *function[:2]))
+
+
+def _tried_again(compilations: Sequence[Any], error: BaseException) -> set[Function]:
+    """Functions that Dynamo failed at as they ended with an error: another call may not, and would never be compiled."""
+    failed = {function_of(compilation) for compilation in compilations if compilation.fail_type}
+    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    ended = {function: code for code in codes if (function := _function(code)) in failed}
+    for code in ended.values():
+        set_code_exec_strategy(code, AS_EVER)
+    return set(ended)
+
+
+def _function(code: CodeType) -> Function:
+    return code.co_filename, code.co_firstlineno, code.co_name
 
 
 def _name(compilation: Any) -> str:

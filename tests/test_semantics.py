@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -735,6 +736,33 @@ def test_a_mode_that_sees_all_operators(mode: Callable[[], Any]) -> None:
                 results.append([one(x), seen.get_total_flops() if isinstance(seen, FlopCounterMode) else 0])
         torch.testing.assert_close(*results)
     assert explain(applied).graphs == 1 and [("TorchDispatchMode" in why) for why in explain(applied).left] == [True]
+
+
+def attention_as_it_is_told_to(s: Function, x: Tensor) -> Any:
+    """Each way to compute it has results in strides of its own."""
+    q = s.a(x).unflatten(-1, (2, 4)).transpose(1, 2)
+    with sdpa_kernel(SDPBackend.MATH):
+        y = F.scaled_dot_product_attention(q, q, q)
+    return y, s.norm(x), F.scaled_dot_product_attention(q, q, q, dropout_p=1e-9)
+
+
+def memory_that_is_filled(s: Function, x: Tensor) -> Any:
+    """With NaN, while all is to be the same each time."""
+    torch.use_deterministic_algorithms(True)
+    blank = torch.empty(8)
+    torch.use_deterministic_algorithms(False)
+    return s.norm(s.a(x)), blank
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("function", [attention_as_it_is_told_to, memory_that_is_filled])
+def test_settings_of_pytorch_inside_of_a_model(function: Callable[..., Any], gradients: bool) -> None:
+    """No operators: a trace of them does not show them."""
+    model, replacer, x = Function(function).requires_grad_(gradients), everywhere(), torch.randn(2, 8, 8)
+    for ours, theirs in zip(compile_with_kernels(model, replacer)(x), model(x), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, equal_nan=True)
+        assert ours.stride() == theirs.stride()
+    assert replacer.replaced and not torch.are_deterministic_algorithms_enabled()
 
 
 def kernels_that_ran(model: nn.Module, x: Tensor) -> int:

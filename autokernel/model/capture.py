@@ -27,12 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import SkipFrame
 from torch._guards import CompileContext, TracingContext
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import free_symbols
+from torch.fx.node import has_side_effect
 from torch.profiler import record_function
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -567,12 +568,19 @@ def _wrap(graph: Graph, module: GraphModule, stretch: list[Node], results: list[
 class _Traced(Interpreter):
     """Runs a graph from Dynamo under a tracer, to which an operator of higher order is one node.
 
-    Its autocast is PyTorch's state, where trace() finds it: make_fx would only note it down.
+    Its autocast is PyTorch's state, where trace() finds it: make_fx would only note it down. Another setting of PyTorch's
+    is both, for make_fx would not note it down.
     """
 
     def __init__(self, module: GraphModule, gradients: bool):
         super().__init__(module)
         self.gradients = gradients
+
+    def run_node(self, n: Node) -> Any:
+        if _is_setting(n):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            get_proxy_mode().tracer.create_proxy("call_function", _setting(n.target, args, kwargs), (), {})
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.amp.autocast_mode._exit_autocast:
@@ -593,6 +601,23 @@ class _Traced(Interpreter):
             return _Traced(args[0], False).run(*args[1:])
         with _autocast_as_nodes():
             return _as_one_node(target, args, kwargs)
+
+
+def _is_setting(node: Node) -> bool:
+    """Whether a node of Dynamo's sets something of PyTorch's, such as which attention is allowed."""
+    if node.op != "call_function" or node.users or isinstance(node.target, (OpOverload, HigherOrderOperator)):
+        return False
+    is_of_tensors = any(isinstance(given.meta.get("example_value"), Tensor) for given in node.all_input_nodes)
+    return not is_of_tensors and node.target not in (set_gradients, torch.amp.autocast_mode._exit_autocast)
+
+
+def _setting(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
+    """What a graph calls, in which arguments of their kinds cannot be."""
+
+    def call() -> None:
+        target(*args, **kwargs)
+
+    return has_side_effect(call)
 
 
 @contextmanager

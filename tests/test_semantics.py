@@ -738,6 +738,15 @@ def test_a_mode_that_sees_all_operators(mode: Callable[[], Any]) -> None:
     assert explain(applied).graphs == 1 and [("TorchDispatchMode" in why) for why in explain(applied).left] == [True]
 
 
+def test_a_model_that_is_called_while_dynamo_is_disabled() -> None:
+    model, x = Function(lambda s, x: s.norm(s.a(x))), torch.randn(2, 8)
+    applied = apply(copy.deepcopy(model), [], "eager")
+    with torch._dynamo.config.patch(disable=True):
+        torch.testing.assert_close(applied(x), model(x))
+    torch.testing.assert_close(applied(x), model(x))
+    assert explain(applied).graphs == 1 and ["Dynamo disabled" in why for why in explain(applied).left] == [True]
+
+
 def attention_as_it_is_told_to(s: Function, x: Tensor) -> Any:
     """Each way to compute it has results in strides of its own."""
     q = s.a(x).unflatten(-1, (2, 4)).transpose(1, 2)

@@ -99,6 +99,8 @@ def _why_as_written(hooks: Hooks, methods: Methods) -> str:
         return "a call inside of forward_ad.dual_level() runs the model as it is"
     if is_dispatched():  # the same
         return "a call inside of a TorchDispatchMode, which is to see all operators, runs the model as it is"
+    if hooks.compiled is None and torch._dynamo.config.disable:  # for good, where Dynamo met it so
+        return "a call with Dynamo disabled (as by TORCH_COMPILE_DISABLE=1) runs the model as it is"
     if hooks.compiled is None and any(map(is_lazy, hooks.model.parameters())):  # hooks make them, and go
         return "the call that makes the parameters of lazy modules runs the model as it is"
     if hooks.are_others():

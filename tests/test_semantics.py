@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
+from autokernel.model.capture import Settings
 from autokernel.model.match import RejectReason, SiteFinder
 from autokernel.spec import is_region
 from benchmarks.random_programs import Everywhere, finder
@@ -772,6 +773,37 @@ def test_settings_of_pytorch_inside_of_a_model(function: Callable[..., Any], gra
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, equal_nan=True)
         assert ours.stride() == theirs.stride()
     assert replacer.replaced and not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_an_error_leaves_the_settings_of_pytorch_as_they_were(fallback: str | None) -> None:
+    """With-statements are nodes of a graph, of which an error leaves out the last ones."""
+
+    def forward(s: Function, x: Tensor, i: Tensor) -> Tensor:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", torch.bfloat16):
+            y = s.norm(x[i])
+        return s.norm(s.a(x)) + y
+
+    model, replacer = Function(forward), Everywhere((), fallback, finder=finder())
+    compiled, x, i = compile_with_kernels(model, replacer), torch.randn(2, 8), torch.tensor([0, 1])
+    torch.testing.assert_close(compiled(x, i), model(x, i), atol=1e-4, rtol=1e-4)
+    before = vars(Settings())
+    with pytest.raises(IndexError):
+        compiled(x, i + 1)
+    assert vars(Settings()) == before and replacer.replaced
+
+
+def test_a_transform_leaves_the_settings_of_pytorch_as_they_were() -> None:
+    """While it runs, nobody else may save tensors in a way of their own, as a look at the backward pass does."""
+
+    def forward(s: Function, x: Tensor) -> Any:
+        rows = torch.func.jacrev(lambda t: t.softmax(-1))(x[0])
+        return s.norm(s.a(x)), rows
+
+    model, replacer, before = Function(forward), everywhere(), vars(Settings())
+    ours, theirs = compile_with_kernels(model, replacer)(torch.ones(2, 8)), model(torch.ones(2, 8))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert vars(Settings()) == before and not any("saved tensor hooks" in why for why in replacer.left)
 
 
 def kernels_that_ran(model: nn.Module, x: Tensor) -> int:

@@ -57,6 +57,7 @@ from autokernel.model.capture import (
     prune,
     reads_a_number,
     reason,
+    restored_on_error,
     set_gradients,
     storages,
     to_aten,
@@ -158,14 +159,18 @@ class Replacer:
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         try:
-            return _without_tangents(self._optimised(module, inputs), kept.forward)
+            return self._around(module, self._optimised(module, inputs), kept)
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self._fail(f"a graph is left as it is: {reason(error)}")
         try:
-            return _without_tangents(self._compile(_copy(kept), inputs), kept.forward)
+            return self._around(module, self._compile(_copy(kept), inputs), kept)
         except Exception as error:
             self._fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
-            return kept.forward
+            return restored_on_error(module, kept.forward)
+
+    @staticmethod
+    def _around(module: GraphModule, call: Callable[..., Any], kept: GraphModule) -> Callable[..., Any]:
+        return restored_on_error(module, _without_tangents(call, kept.forward))
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
@@ -270,6 +275,7 @@ class Replacer:
             objects = _Objects(graph, results) if self.fallback else None  # a compiler may change what it is given
             call = self._compile(graph, [*inputs, *constants])
         call = _without(ambient, _with_constants(objects.kept_by(call) if objects else call, constants))
+        call = restored_on_error(module, call)  # before the original is tried
         optimised = self._where_possible(call, module.forward, inputs, repeatable)
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1

@@ -34,6 +34,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.node import has_side_effect
+from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
 from torch.profiler import record_function
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -95,6 +96,13 @@ OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dyna
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 set_gradients = torch._C._set_grad_enabled
+# What sets something, and needs no note: of transforms, which are one node, and what make_fx or _Traced see to.
+NOTED = {
+    set_gradients,
+    torch.amp.autocast_mode._exit_autocast,
+    torch._C._autograd._saved_tensors_hooks_disable,
+    torch._C._autograd._saved_tensors_hooks_enable,
+}
 data_of = torch._C._autograd._get_data_attr  # x.data: no operator, and detach() would count writes to it as writes to x
 
 
@@ -608,7 +616,7 @@ def _is_setting(node: Node) -> bool:
     if node.op != "call_function" or node.users or isinstance(node.target, (OpOverload, HigherOrderOperator)):
         return False
     is_of_tensors = any(isinstance(given.meta.get("example_value"), Tensor) for given in node.all_input_nodes)
-    return not is_of_tensors and node.target not in (set_gradients, torch.amp.autocast_mode._exit_autocast)
+    return not is_of_tensors and node.target not in NOTED
 
 
 def _setting(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
@@ -734,7 +742,7 @@ def _at_hand(fake: Any) -> Any:
 
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:
     options = {"tracing_mode": tracing_mode, "pre_dispatch": True, "_allow_non_fake_inputs": True}
-    with torch.no_grad(), _autocast_restored():
+    with settings_restored(), torch.no_grad():
         traced = make_fx(function, _autocast_operators() | WRITTEN_OUT, **options)(*inputs)
     for node in traced.graph.nodes:
         _fill_in(node)
@@ -746,14 +754,53 @@ def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "
     return traced
 
 
+class Settings:
+    """PyTorch's own, as they are now, of those that a graph may change and with-statements would put back."""
+
+    def __init__(self) -> None:
+        self.gradients = torch.is_grad_enabled()
+        self.autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _autocast_keys()
+        ]
+        self.attention = _cur_sdpa_kernel_backends()
+        self.without_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+    def restore(self) -> None:
+        torch.set_grad_enabled(self.gradients)
+        for state in self.autocast:
+            _set_autocast(*state)
+        _sdpa_kernel(self.attention)
+        if self.without_hooks is None:
+            torch._C._autograd._saved_tensors_hooks_enable()
+
+
 @contextmanager
-def _autocast_restored() -> Iterator[None]:
-    states = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _autocast_keys()]
+def settings_restored() -> Iterator[None]:
+    settings = Settings()
     try:
         yield
     finally:
-        for state in states:
-            _set_autocast(*state)
+        settings.restore()
+
+
+def restored_on_error(module: GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which runs a graph from Dynamo: an error in it leaves PyTorch's settings as they were."""
+    if not any(_sets(node) for part in module.modules() if isinstance(part, GraphModule) for node in part.graph.nodes):
+        return call
+
+    def run(*values: Any) -> Any:
+        settings = Settings()
+        try:
+            return call(*values)
+        except BaseException:
+            settings.restore()
+            raise
+
+    return run
+
+
+def _sets(node: Node) -> bool:
+    return node.target in (set_gradients, torch.amp.autocast_mode._enter_autocast) or _is_setting(node)
 
 
 def has_effects(node: Node) -> bool:

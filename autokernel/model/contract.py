@@ -17,7 +17,17 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from autokernel.model.capture import aten, has_effects, layout, memory, overwritten, set_gradients, value, without_autocast
+from autokernel.model.capture import (
+    aten,
+    has_effects,
+    layout,
+    memory,
+    overwritten,
+    set_gradients,
+    settings_restored,
+    value,
+    without_autocast,
+)
 
 BY_GRADIENTS = "strides by gradients"  # in `meta`: without gradients, as graphs are looked at, its strides are others
 Compute = Callable[[Node, Callable[[Any], Any]], Any]
@@ -176,7 +186,7 @@ class Backward(Interpreter):
         placeholders = graph.graph.find_nodes(op="placeholder")
         mode = next((value(n).fake_mode for n in placeholders if isinstance(value(n), FakeTensor)), None)
         self.parameters = {n for n, given in zip(placeholders, inputs) if isinstance(given, torch.nn.Parameter)}
-        with mode or nullcontext(), torch.enable_grad(), without_autocast():
+        with settings_restored(), mode or nullcontext(), torch.enable_grad(), without_autocast():
             self.run(*map(self._like, placeholders, inputs))
         self.ends = {*placeholders, *graph.graph.output_node().all_input_nodes} - self.parameters
         self.outside = memory([self.env[node] for node in self.ends])

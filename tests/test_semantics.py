@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
@@ -804,6 +805,29 @@ def test_a_transform_leaves_the_settings_of_pytorch_as_they_were() -> None:
     ours, theirs = compile_with_kernels(model, replacer)(torch.ones(2, 8)), model(torch.ones(2, 8))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     assert vars(Settings()) == before and not any("saved tensor hooks" in why for why in replacer.left)
+
+
+class Checkpointed(Function):
+    def __init__(self, **options: Any):
+        super().__init__(lambda s, x: s.norm(x + checkpoint(s.part, x, **options)))
+        self.part = nn.Sequential(self.a, nn.Dropout(0.5), nn.GELU(), self.b)
+
+
+@pytest.mark.parametrize("fallback", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("options", [{"use_reentrant": False}, {"use_reentrant": True}])
+def test_a_checkpoint_computes_again_what_it_had_computed(options: dict[str, bool], fallback: str | None) -> None:
+    """With the same random numbers: PyTorch leaves that to a compiler, which is not always there."""
+    model, made = Checkpointed(**options), []
+    replacer = Everywhere((), fallback, finder=finder())
+    for call in (model, compile_with_kernels(model, replacer)):
+        torch.manual_seed(0)
+        x = torch.randn(2, 8, requires_grad=True)
+        model.zero_grad()
+        y = call(x)
+        y.square().sum().backward()
+        made.append([y, x.grad, *(p.grad.clone() for p in model.part.parameters()), torch.rand(1)])
+    torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
+    assert replacer.replaced
 
 
 def kernels_that_ran(model: nn.Module, x: Tensor) -> int:

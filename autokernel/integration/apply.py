@@ -16,7 +16,7 @@ from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
-from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
+from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer, in_eager_mode
 from autokernel.integration.frames import newest
 from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.winner import Winner
@@ -156,7 +156,7 @@ def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, 
         replacer = _backend(**_known(options or {}))
     except (Refused, TypeError) as why:  # the latter: a run that is no name
         _warn_once(f"the model is left as it is: {why}")
-        return module.forward
+        return in_eager_mode(module)
     return replacer(module, inputs)
 
 

@@ -46,6 +46,7 @@ from autokernel.model.capture import (
     allow_versions,
     aten,
     autocast_devices,
+    checkpoint,
     is_forward_mode,
     is_idle,
     layout,
@@ -158,19 +159,20 @@ class Replacer:
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
+        original = in_eager_mode(kept)
         try:
-            return self._around(module, self._optimised(module, inputs), kept)
+            return self._around(module, self._optimised(module, inputs), original)
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self._fail(f"a graph is left as it is: {reason(error)}")
         try:
-            return self._around(module, self._compile(_copy(kept), inputs), kept)
+            return self._around(module, self._compile(_copy(kept), inputs), original)
         except Exception as error:
             self._fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
-            return restored_on_error(module, kept.forward)
+            return restored_on_error(module, original)
 
     @staticmethod
-    def _around(module: GraphModule, call: Callable[..., Any], kept: GraphModule) -> Callable[..., Any]:
-        return restored_on_error(module, _without_tangents(call, kept.forward))
+    def _around(module: GraphModule, call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        return restored_on_error(module, _without_tangents(call, original))
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
@@ -276,7 +278,7 @@ class Replacer:
             call = self._compile(graph, [*inputs, *constants])
         call = _without(ambient, _with_constants(objects.kept_by(call) if objects else call, constants))
         call = restored_on_error(module, call)  # before the original is tried
-        optimised = self._where_possible(call, module.forward, inputs, repeatable)
+        optimised = self._where_possible(call, in_eager_mode(module), inputs, repeatable)
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
         return optimised
@@ -402,8 +404,8 @@ class Replacer:
         return graph and (seen if self.fallback else direct(graph))
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        if not self.fallback:
-            return graph.forward
+        if self.fallback in (None, "eager"):
+            return in_eager_mode(graph)
         if self.fallback in INDUCTOR:
             options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}
             _give_examples(graph)
@@ -605,6 +607,25 @@ class _Objects:
             if should and is_plain and memory(ours) != memory(base) and layout(base) == _real_layout(self.like[j], base):
                 return base
         return None
+
+
+def in_eager_mode(module: GraphModule) -> Callable[..., Any]:
+    """A graph as PyTorch runs it without a compiler, which would see to random numbers: a checkpoint is the model's own."""
+    if not module.graph.find_nodes(op="call_function", target=checkpoint):
+        return module.forward
+    copied = _copy(module)
+    for node in copied.graph.find_nodes(op="call_function", target=checkpoint):
+        node.target = _checkpointed
+    copied.recompile()
+    return copied.forward
+
+
+def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """What PyTorch makes of a checkpoint in a graph draws other random numbers when it computes the body once more."""
+    options, given = checkpoint.divide_kwargs(kwargs)
+    if "_checkpoint_context_fn" in body.meta:
+        options["context_fn"] = body.meta["_checkpoint_context_fn"]
+    return torch.utils.checkpoint.checkpoint(in_eager_mode(body), *args, **options | {"use_reentrant": False}, **given)
 
 
 def _real_layout(fake: Tensor, real: Tensor) -> Any:

@@ -810,7 +810,7 @@ def test_a_transform_leaves_the_settings_of_pytorch_as_they_were() -> None:
 class Checkpointed(Function):
     def __init__(self, **options: Any):
         super().__init__(lambda s, x: s.norm(x + checkpoint(s.part, x, **options)))
-        self.part = nn.Sequential(self.a, nn.Dropout(0.5), nn.GELU(), self.b)
+        self.part = nn.Sequential(self.a, nn.Dropout(0.5), nn.BatchNorm1d(8), nn.GELU(), self.b)
 
 
 @pytest.mark.parametrize("fallback", [None, "eager", "aot_eager"])
@@ -825,9 +825,23 @@ def test_a_checkpoint_computes_again_what_it_had_computed(options: dict[str, boo
         model.zero_grad()
         y = call(x)
         y.square().sum().backward()
-        made.append([y, x.grad, *(p.grad.clone() for p in model.part.parameters()), torch.rand(1)])
+        buffers = [] if fallback == "aot_eager" else model.part.buffers()  # to a compiler they are written once
+        made.append(
+            [y, x.grad, *(p.grad.clone() for p in model.part.parameters()), torch.rand(1), *map(torch.clone, buffers)]
+        )
+        model.part[2].reset_running_stats()
     torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
     assert replacer.replaced
+
+
+def test_what_a_checkpoint_is_given_may_not_be_written_before_the_backward_pass() -> None:
+    model = Function(lambda s, x, y: s.norm(checkpoint(lambda x, y: s.a(x) * y, x, y, use_reentrant=False)))
+    for call in (model, compile_with_kernels(model, everywhere())):
+        x, y = torch.randn(2, 8, requires_grad=True), torch.randn(2, 8)
+        z = call(x, y)
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
 
 
 def kernels_that_ran(model: nn.Module, x: Tensor) -> int:

@@ -621,11 +621,32 @@ def in_eager_mode(module: GraphModule) -> Callable[..., Any]:
 
 
 def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """What PyTorch makes of a checkpoint in a graph draws other random numbers when it computes the body once more."""
+    """What PyTorch makes of a checkpoint in a graph draws other random numbers when it computes the body once more.
+
+    What wants no gradient is no argument here: among it are buffers, which the body may write, and arguments may not be.
+    """
     options, given = checkpoint.divide_kwargs(kwargs)
     if "_checkpoint_context_fn" in body.meta:
         options["context_fn"] = body.meta["_checkpoint_context_fn"]
-    return torch.utils.checkpoint.checkpoint(in_eager_mode(body), *args, **options | {"use_reentrant": False}, **given)
+    run = in_eager_mode(body)
+    if not torch.is_grad_enabled():
+        return run(*args, **given)
+    held = [i for i, a in enumerate(args) if isinstance(a, Tensor) and not (a.requires_grad or a.is_inference())]
+    before = {i: args[i]._version for i in held}
+
+    def again(*others: Any, **given: Any) -> Any:
+        if any(args[i]._version != version for i, version in before.items()):
+            raise RuntimeError(
+                "what a checkpoint needs again for the backward pass has been modified by an inplace operation"
+            )
+        rest = iter(others)
+        return run(*(a if i in held else next(rest) for i, a in enumerate(args)), **given)
+
+    others = [a for i, a in enumerate(args) if i not in held]
+    result = torch.utils.checkpoint.checkpoint(again, *others, **options | {"use_reentrant": False}, **given)
+    for i in [i for i in held if args[i]._version != before[i]]:
+        del before[i]  # written by the body itself
+    return result
 
 
 def _real_layout(fake: Tensor, real: Tensor) -> Any:

@@ -695,14 +695,17 @@ def test_a_class_of_which_a_function_is_set_to_another(monkeypatch: pytest.Monke
     torch.testing.assert_close(again(x), model(x))
 
 
-def test_dynamo_puts_functions_of_its_own_into_all_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the first call of a process."""
-    for name, v in {"__init__": None, "__setstate__": None, "___needs_generation_tag_patch": True}.items():
-        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name) if v is None else v, raising=False)
-    applied, x = apply(Function(lambda s, x: s.norm(s.a(x))), [], "eager"), torch.randn(2, 8)
-    before = nn.Module.__setstate__
-    applied(x), applied(x)
-    assert nn.Module.__setstate__ is not before and not explain(applied).left
+def test_functions_of_all_modules_are_no_concern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo puts some of its own there, at the first call of a process."""
+    applied, x, before = (
+        apply(Function(lambda s, x: s.norm(s.a(x))), [], "eager"),
+        torch.randn(2, 8),
+        nn.Module.__setstate__,
+    )
+    applied(x)
+    monkeypatch.setattr(nn.Module, "__setstate__", lambda s, state: before(s, state))
+    applied(x)
+    assert explain(applied).graphs == 1 and not explain(applied).left
 
 
 def test_a_class_that_keeps_what_a_call_makes() -> None:
@@ -773,7 +776,8 @@ def test_settings_of_pytorch_inside_of_a_model(function: Callable[..., Any], gra
     for ours, theirs in zip(compile_with_kernels(model, replacer)(x), model(x), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4, equal_nan=True)
         assert ours.stride() == theirs.stride()
-    assert replacer.replaced and not torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert replacer.replaced or torch.__version__ < "2.10" and replacer.left  # whose graph does not end with its output
 
 
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])

@@ -161,18 +161,14 @@ class Replacer:
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
         try:
-            return self._around(module, self._optimised(module, inputs), original)
+            return _without_tangents(self._optimised(module, inputs), original)
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self._fail(f"a graph is left as it is: {reason(error)}")
         try:
-            return self._around(module, self._compile(_copy(kept), inputs), original)
+            return _without_tangents(self._compile(_copy(kept), inputs), original)
         except Exception as error:
             self._fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
-            return restored_on_error(module, original)
-
-    @staticmethod
-    def _around(module: GraphModule, call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        return restored_on_error(module, _without_tangents(call, original))
+            return original
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
@@ -277,7 +273,6 @@ class Replacer:
             objects = _Objects(graph, results) if self.fallback else None  # a compiler may change what it is given
             call = self._compile(graph, [*inputs, *constants])
         call = _without(ambient, _with_constants(objects.kept_by(call) if objects else call, constants))
-        call = restored_on_error(module, call)  # before the original is tried
         optimised = self._where_possible(call, in_eager_mode(module), inputs, repeatable)
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
@@ -612,12 +607,12 @@ class _Objects:
 def in_eager_mode(module: GraphModule) -> Callable[..., Any]:
     """A graph as PyTorch runs it without a compiler, which would see to random numbers: a checkpoint is the model's own."""
     if not module.graph.find_nodes(op="call_function", target=checkpoint):
-        return module.forward
+        return restored_on_error(module, module.forward)
     copied = _copy(module)
     for node in copied.graph.find_nodes(op="call_function", target=checkpoint):
         node.target = _checkpointed
     copied.recompile()
-    return copied.forward
+    return restored_on_error(copied, copied.forward)
 
 
 def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:

@@ -854,11 +854,18 @@ def kernels_that_ran(model: nn.Module, x: Tensor) -> int:
     return sum(event.name.startswith("autokernel::") for event in profile.events())
 
 
+def by_torch_compile(model: nn.Module, replacer: Everywhere, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr("autokernel.integration.apply.MADE", [replacer])
+    monkeypatch.setattr("autokernel.integration.apply._backend", lambda: replacer)
+    return torch.compile(model, backend="autokernel")
+
+
 @pytest.mark.parametrize("is_first", [False, True])
-def test_a_call_that_raises_costs_no_kernels(is_first: bool) -> None:
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_call_that_raises_costs_no_kernels(is_ours: bool, is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo fails at it, too, and would leave out the functions that it met there from then on."""
     model, replacer, x = Function(lambda s, x: s.norm(s.a(x))), everywhere(), torch.randn(2, 8)
-    compiled = compile_with_kernels(model, replacer)
+    compiled = compile_with_kernels(model, replacer) if is_ours else by_torch_compile(model, replacer, monkeypatch)
     expected = 0 if is_first else kernels_that_ran(compiled, x)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

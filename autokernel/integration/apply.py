@@ -1,6 +1,7 @@
 """Kept kernels in a user's model: apply(), unapply(), and torch.compile(model, backend="autokernel")."""
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -174,12 +175,9 @@ def _called() -> Iterator[None]:
     try:
         with as_applied(any(one.counts for one in frames)):
             yield
-    except BaseException as error:
+    finally:
         for one in frames:
-            one.called(last, error)
-        raise
-    for one in frames:
-        one.called(last)
+            one.called(last, sys.exc_info()[1])  # PyTorch leaves this without a word of an error that it leaves it with
 
 
 # PyTorch enters this around each call of what a backend compiled, but finds it no more in the wrappers of torch.compile().

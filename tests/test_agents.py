@@ -58,6 +58,9 @@ def trial(source: str, status: str = "reset", speedup: float | None = 0.9) -> Pa
 
 
 def test_a_knob_is_rewritten_in_its_line_alone():
+    annotated = KNOBBED.replace("A =", "A: int =").replace("TUNABLES =", "TUNABLES: dict[str, list] =")
+    assert annotated != KNOBBED and read_knobs(annotated) == read_knobs(KNOBBED)
+    assert read_knobs(set_knob(annotated, "A", 8)).current == {"A": 8, "B": 1}
     edited = set_knob(KNOBBED, "A", 8)
     assert edited == KNOBBED.replace("A = 2  # why", "A = 8  # why")
     assert read_knobs(edited).current == {"A": 8, "B": 1}

@@ -307,6 +307,7 @@ COMMANDS = {
     "below a file": (profile.main, ("--output", "README.md/profile.json"), "cannot write to README.md", "Not a directory"),
     "no profile": (extract.main, ("--tag", "no-such-run"), "there is no workspace/no-such-run/profile.json"),
     "no run": (verify.main, ("--tag", "no-such-run"), "there is no run named 'no-such-run'"),
+    "no name of a file": (bench.main, ("kernel_" * 800,), "there is no file kernel_kernel_"),
     "no kernel": (bench.main, ("kernel_of_mine.py",), "there is no file kernel_of_mine.py"),
     "a folder of kernels": (bench.main, ("kernels/rmsnorm",), "kernels/rmsnorm is a folder"),
     "no kernel file": (bench.main, ("LICENSE",), "LICENSE is not Python", "line 1"),

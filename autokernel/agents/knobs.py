@@ -35,7 +35,7 @@ def set_knob(source: str, name: str, value: object) -> str:
     if table := read_table(source):
         left = {sizes: {k: v for k, v in given.items() if k != name} for sizes, given in table.items()}
         source = with_table(source, left)
-    line = rf"(?m)^({re.escape(name)}\s*=\s*)([^#\n]*?)(\s*(?:#.*)?)$"
+    line = rf"(?m)^({re.escape(name)}\s*(?::[^=\n]*)?=\s*)([^#\n]*?)(\s*(?:#.*)?)$"
     edited, count = re.subn(line, lambda found: f"{found[1]}{literal(value)}{found[3]}", source, count=1)
     if not count:
         raise ValueError(f"no line `{name} = …` in the source")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from autokernel.backends import BACKENDS, default_backend
-from autokernel.gate.source import NotFound, binds, constants, read_kernel, read_source
+from autokernel.gate.source import NotFound, binds, constants, exists, read_kernel, read_source
 from autokernel.spec import is_kernel_type, kernel_types, load_spec
 from autokernel.target import Target, default_target
 
@@ -62,7 +62,7 @@ def as_kernel_file(name: str, kernel_type: str, backend: str) -> str:
 
 def source_of(name: Path, kernel_type: str | None, device: str) -> str:
     """The source of a kernel file, or of file.py:function with what the gate needs around it. Raises NotFound."""
-    if ":" not in str(name) or name.exists():
+    if ":" not in str(name) or exists(name):
         return read_kernel(name)
     if kernel_type not in kernel_types():
         raise NotFound(f"what does {name} compute? Say --kernel with one of {', '.join(kernel_types())}")

@@ -14,10 +14,10 @@ class NotFound(Refused):
 
 def read_source(path: Path) -> str:
     """The text of a file of Python, here or among ours (kernels/rmsnorm/cpp_kernel.py). Raises NotFound."""
-    if not path.exists() and (ROOT / path).is_file():
+    if not exists(path) and exists(ROOT / path) and (ROOT / path).is_file():
         path = ROOT / path
-    if not path.exists():
-        raise NotFound(f"there is no file {path}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
+    if not exists(path):
+        raise NotFound(f"there is no file {str(path)[:200]}: name a kernel file, such as kernels/rmsnorm/cpp_kernel.py")
     if not path.is_file():
         raise NotFound(f"{path} is {'a folder: name a kernel file in it' if path.is_dir() else 'no file: name a kernel'}")
     if (size := path.stat().st_size) > MOST_BYTES:
@@ -52,17 +52,26 @@ def read_kernel(path: Path) -> str:
 def check_named(*names: Path) -> None:
     """Raises NotFound where one is no kernel file; of file.py:function only PyTorch can tell, and nothing is said."""
     for name in names:
-        if ":" not in str(name) or name.exists():
+        if ":" not in str(name) or exists(name):
             read_kernel(name)
 
 
+def exists(path: Path) -> bool:
+    """No file has a name of thousands of letters: the system says that this is an error."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def constants(source: str) -> dict[str, object]:
-    """Module-level NAME = literal assignments of a kernel file. Raises SyntaxError."""
+    """Module-level NAME = literal and NAME: type = literal assignments of a kernel file. Raises SyntaxError."""
     constants = {}
     for node in _parsed(source).body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if len(targets) == 1 and isinstance(targets[0], ast.Name) and node.value:
             try:
-                constants[node.targets[0].id] = ast.literal_eval(node.value)
+                constants[targets[0].id] = ast.literal_eval(node.value)
             except (ValueError, TypeError, RecursionError, MemoryError):  # no literal; {[]}; nested too deeply
                 continue
     return constants

@@ -108,12 +108,14 @@ def as_many_rows_as_show(inputs):
 
 
 def with_losses(inputs, most, low, high):
-    """At most so many rows have a loss, between `low` and `high`, the others none."""
+    """At most so many rows have a loss, between `low` and `high`, the others none: one in each of so many like parts."""
     logits, targets = inputs["logits"].clone(), inputs["targets"]
     right = targets.clamp(0, logits.shape[1] - 1)
     counted = (targets != inputs["ignore_index"]).nonzero().flatten().cpu()
     generator = torch.Generator().manual_seed(int(right.sum()))
-    chosen = counted[torch.randperm(len(counted), generator=generator)][: max(1, min(most, len(targets) // 8))]
+    parts = min(len(counted), max(1, min(most, len(targets) // 8)))
+    places = (torch.arange(parts) + torch.rand(parts, generator=generator)) / max(parts, 1) * len(counted)
+    chosen = counted[places.long().unique()]
     losses = low * (high / low) ** torch.rand(len(chosen), generator=generator)
     rivals = torch.randint(logits.shape[1], (len(chosen),), generator=generator)
     logits.scatter_(1, right[:, None], 40.0)

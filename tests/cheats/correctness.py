@@ -341,9 +341,8 @@ def kernel_fn(x, weight, eps=1e-6):
     return y
 """,
         ),
-        LOSES,
+        "ProcessChange: replaces torch.rsqrt",
         works="fast",
-        refused_by="contest",
     ),
     Cheat(
         29,

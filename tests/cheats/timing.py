@@ -56,7 +56,7 @@ def answer_lazily(worker, until_asked):
 """
 )
 
-# Leaves each output for later, where torch.allclose is the one who reads it.
+# Leaves each output for later, where torch.allclose is the one who reads it: replaced at a call, not where it is looked at.
 LAZY_ALLCLOSE = """
 pending, allclose = {}, torch.allclose
 
@@ -65,9 +65,8 @@ def filling_allclose(out, *args, **kwargs):
         out.copy_(honest(*pending[id(out)]))
     return allclose(out, *args, **kwargs)
 
-torch.allclose = filling_allclose
-
 def lazy(x, weight, eps=1e-6):
+    torch.allclose = filling_allclose
     y = torch.empty_like(x)
     pending.clear()
     pending[id(y)] = (x, weight, eps)
@@ -391,7 +390,7 @@ def kernel_fn(x, weight, eps=1e-6):
         works="fast",
     ),
     # 5: outputs kept by identity
-    Cheat(5, "kept-by-id", "rmsnorm", cached_by("id(x)"), STALE, works="fast", refused_by="examine"),
+    Cheat(5, "kept-by-id", "rmsnorm", cached_by("id(x)"), f"{STALE}|SharedResult", works="fast", refused_by="examine"),
     Cheat(5, "kept-by-address", "rmsnorm", cached_by("x.data_ptr(), x.shape, x.stride(), x.dtype"), STALE, works="fast"),
     Cheat(
         5,

@@ -98,6 +98,12 @@ def test_a_mask_of_other_lengths_is_counted_from_the_first_key():
         assert (mask is None, bool(is_causal)) == (left_out, left_out)
 
 
+def test_one_row_of_a_mask_for_all_queries_stays():
+    """The first key alone is what is_causal shows to the first query, and not to others."""
+    (mask, _, is_causal), _ = attention_in(Attention(lambda n: (torch.arange(n) < 1)[None]), given())
+    assert mask is not None and not is_causal
+
+
 def test_a_mask_that_is_given_or_that_the_model_keeps_stays():
     class Kept(nn.Module):
         def __init__(self):

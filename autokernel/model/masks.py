@@ -29,8 +29,9 @@ def replace_known_masks(graph: GraphModule, changed: set[int]) -> None:
             continue
         if mask not in known:
             known[mask] = _is_causal(mask, changed)
-        if known[mask] is not None:
-            _replace(node, known[mask])
+        causal, (queries, keys) = known[mask], (n.meta["val"].shape[-2] for n in node.args[:2])
+        if causal is False or causal and mask.meta["val"].shape[-2:] == (queries, keys):  # one row is of all queries
+            _replace(node, causal)
 
 
 def _is_causal(node: Node, changed: set[int]) -> bool | None:
@@ -41,7 +42,10 @@ def _is_causal(node: Node, changed: set[int]) -> bool | None:
     parts = _parts(node)
     if not all(map(_is_constant, parts)) or {p.meta["val"].untyped_storage()._cdata for p in parts} & changed:
         return None
-    mask = _computed(parts)
+    try:
+        mask = _computed(parts)
+    except RuntimeError:  # no memory, no data on the device meta
+        return None
     if mask.dtype == torch.bool:
         shown = mask
     else:  # it is added to the scores

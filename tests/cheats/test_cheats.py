@@ -175,8 +175,6 @@ def judges():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET", "secret")
         with Judge("cpu") as strict, Judge("cpu", allow_libraries=True) as lenient:
-            for judge in (strict, lenient):
-                judge.checks.timeout_s = 3.0
             yield {False: strict, True: lenient}
 
 

@@ -16,7 +16,7 @@ import torch
 from autokernel.gate import Interval
 from autokernel.integration.verification import Settings, Verification, parity, trial, verify
 from autokernel.integration.verification.notes import Notes
-from autokernel.integration.verification.parity import compare, compare_outputs, exact_model, outputs
+from autokernel.integration.verification.parity import compare, compare_built, compare_outputs, exact_model, outputs
 from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
 from autokernel.integration.verification.record import (
     BUSY,
@@ -30,7 +30,7 @@ from autokernel.integration.verification.record import (
     ours,
 )
 from autokernel.integration.verification.sides import Sample, Sides, TimedPass, Variant, build_sides, sample_sides
-from autokernel.integration.verification.traces import write_traces
+from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.verification.trial import Process
 from autokernel.integration.winner import Winner
 from autokernel.model import pieces
@@ -63,6 +63,7 @@ class Norms(nn.Sequential):
         super().__init__(*(Norm() for _ in range(4)))
 '''
 WRONG = "    y.mul_(1.01)\n    return y"
+LATE = "    kernel_fn.calls = getattr(kernel_fn, 'calls', 0) + 1\n    return y.mul_(1.01) if kernel_fn.calls > 60 else y"
 SLOW = "    import time\n    time.sleep(0.05)\n    return y"
 SETTINGS = Settings(warmup=1, timed=10)
 
@@ -100,26 +101,38 @@ def test_a_right_kernel_is_itself_and_a_wrong_one_is_not(plan):
     assert sites == {name: 4} and not any(parity.passed for parity in wrong)
 
 
+def test_outputs_are_compared_where_forms_were_built(plan):
+    workload, forms = (
+        Workload.from_json(plan.workload),
+        {"right": Variant((winner(plan),)), "wrong": Variant((winner(plan, WRONG),))},
+    )
+    build_sides(workload, {EAGER: Variant()} | forms, seed=3)
+    by_form = compare_built(3, forms, None, None)
+    assert [[p.passed for p in parity] for parity, _ in by_form] == [[True] * 3, [False] * 3]
+    assert [sites for _, sites in by_form] == [{plan.targets[0].name: 4}] * 2
+
+
 def test_a_pass_is_traced_without_kernels_and_with_those_that_pay(plan, tmp_path):
     """The kernels have the names of their targets; what an earlier verification left does not stay."""
     right, gain = winner(plan), Interval(1.1, 1.2, 1.3)
     target = right.target.name
     kernel = KernelInModel(target, "rmsnorm", right.name, 0.9, 2.0, 4, used=(EAGER,))
     pays = Verification("test", "cpu", True, (kernel,), speedups={EAGER: {EAGER: gain}})
-    calls = {}
-    traces, lines = tmp_path / "traces", []
-    for path in write_traces(plan, pays, [right], traces, lines.append):
+    calls, traces = {}, tmp_path / "traces"
+    workload, names = Workload.from_json(plan.workload), (EAGER, ours(EAGER))
+    build_sides(workload, {EAGER: Variant(), ours(EAGER): Variant((right,))}, seed=1)
+    assert trace_built(1, names, str(traces)) == ""
+    (traces / "earlier.json.gz").touch()
+    for path in keep_traces(pays, [workload.name], traces):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         names = [event.get("name") for event in events]
         calls[path.name] = [names.count(f"autokernel::{target}"), names.count("aten::rsqrt")]
     assert calls == {"before.json.gz": [0, 4], "after.json.gz": [4, 0]}
-    assert write_traces(plan, Verification("test", "cpu", True), [right], traces, lines.append) == []
-    assert list(traces.iterdir()) == [] and lines == []
+    assert keep_traces(Verification("test", "cpu", True), [workload.name], traces) == [] == list(traces.iterdir())
 
-    gone = replace(plan, workload=plan.workload | {"model": str(tmp_path / "gone.py")})
-    assert write_traces(gone, pays, [right], traces, lines.append) == []
-    (said,) = lines
-    assert said.startswith("no traces: ") and "gone.py" in said, "the verification stands without them"
+    (tmp_path / "file").touch()
+    assert "exists" in trace_built(1, names, str(tmp_path / "file")), "the verification stands without them"
+    assert keep_traces(pays, [workload.name], tmp_path / "none") == []
 
 
 def test_an_error_within_tolerance_is_refused_if_the_original_is_much_more_exact(plan):
@@ -181,6 +194,19 @@ def test_a_fast_kernel_stays_and_the_record_survives(plan, tmp_path):
     assert Verification.read(tmp_path / "verify.json") == result
     assert any("Amdahl" in line for line in result.lines)
     assert len(result.rows) == len(figures) and all(len(row) == len(COLUMNS) for row in result.rows)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_wrong_later_on_is_found_after_timing(plan):
+    """Outputs are compared once more by a process in which the model ran many times."""
+    (target,) = plan.targets
+    result = verify(plan, [winner(plan, LATE)], {target.name: 2.0}, SETTINGS)
+    if not result.passed:
+        assert not result.used_over(None) and not result.speedups and set(result.parity)
+        assert "not the original's" in result.advice("tag")[0]
+    else:
+        skip_if_wide(*result.kernels[0].gains.values())
+        pytest.fail("it stayed nowhere, or is taken for right")
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
 from autokernel.integration.verification import verify
 from autokernel.integration.verification.proven import ProvenKernel, entries, known_for, remember
-from autokernel.integration.verification.traces import write_traces
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import ModelProfile, profile_workload
@@ -199,11 +198,9 @@ def run_job(workspace: Workspace, job: Job) -> str:
         say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
         speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
         with turn(plan.device, say):
-            files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG}
+            files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}
             verification = verify(plan, winners, speedups, say=phase, **files)
             write_json(workspace / VERIFY, encode(verification))
-            step("tracing a pass before and after")
-            write_traces(plan, verification, winners, workspace / TRACES, say, workspace / LOG)
         close_branch(workspace)
     summary = write_report(workspace)
     remember(verification, winners, speedups, plan.model)

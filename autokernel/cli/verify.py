@@ -28,7 +28,6 @@ from autokernel.gate.source import read_source
 from autokernel.integration.verification import Settings, verify
 from autokernel.integration.verification.proven import remember
 from autokernel.integration.verification.record import COLUMNS
-from autokernel.integration.verification.traces import write_traces
 from autokernel.integration.verification.winners import Kept, kept, open_run
 from autokernel.integration.winner import Winner
 from autokernel.records import json_text, write_json
@@ -75,10 +74,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else kept(workspace, plan)
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
     with console.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
-        verification = verify(plan, winners, speedups, settings, say, workspace / VERIFY_NOTES, workspace / LOG)
+        files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}
+        verification = verify(plan, winners, speedups, settings, say, **files)
         write_json(workspace / VERIFY, encode(verification))
-        say("a pass before and after, as traces")
-        write_traces(plan, verification, winners, workspace / TRACES, say, workspace / LOG)
     remember(verification, winners, speedups, plan.model)
     if not arguments.kernels:
         with suppress(RunInProgress), workspace.locked():  # a run that goes on ends its branch itself

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from autokernel.integration.apply import compile_with_kernels
+from autokernel.integration.backend import Replacer
 from autokernel.integration.verification.record import ERROR_GROWTH, Parity
-from autokernel.integration.verification.sides import Variant
+from autokernel.integration.verification.sides import Variant, built
 from autokernel.model.match import SiteFinder
 from autokernel.model.pieces import pieces
 from autokernel.model.user_code import flat
@@ -23,12 +24,13 @@ PARITY_INPUTS = 3
 # times ERROR_GROWTH: of 65 million logits in bfloat16 some are.
 OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 EXACT_BYTES = 8 << 30  # of a model's weights that are held once more for an exact model
+Compared = list[tuple[tuple[Parity, ...], dict[str, int]]]  # of each form: its outputs; sites replaced, by target
 
 
 def compare_outputs(
     workload: Workload, sides: Sequence[Variant], atol: float | None, rtol: float | None, seed: int
-) -> list[tuple[tuple[Parity, ...], dict[str, int]]]:
-    """For each side, the optimised model against the original and an exact one, on fresh inputs; sites replaced, by target.
+) -> Compared:
+    """For each side, the optimised model against the original and an exact one, on fresh inputs.
 
     For a child process: it loads the model. Each side has another fallback, and so a trace of its own.
     """
@@ -36,15 +38,40 @@ def compare_outputs(
     workload.try_pass(model, args, kwargs)
     finder = SiteFinder()
     replacers = [side.replacer(finder) for side in sides]
+    forms = [compile_with_kernels(model, replacer) for replacer in replacers]
+    by_form = _compared(model, forms, workload, (atol, rtol), seed)
+    return [(parity, _sites(side, replacer)) for parity, side, replacer in zip(by_form, sides, replacers)]
+
+
+def compare_built(seed: int, sides: Mapping[str, Variant], atol: float | None, rtol: float | None) -> Compared | None:
+    """The same in a process that has built these sides; None where a GPU has no room for an exact model beside them."""
+    here = built[seed]
+    try:
+        by_form = _compared(here.model, [here.models[name] for name in sides], here.workload, (atol, rtol), seed)
+    except torch.OutOfMemoryError:
+        return None
+    return [(parity, _sites(side, here.replacers[name])) for parity, (name, side) in zip(by_form, sides.items())]
+
+
+def _compared(
+    model: nn.Module,
+    forms: Sequence[Callable[..., Any]],
+    workload: Workload,
+    tolerances: tuple[float | None, float | None],
+    seed: int,
+) -> list[tuple[Parity, ...]]:
+    """Of each form, on PARITY_INPUTS fresh inputs."""
     with torch.no_grad():
-        optimised, exact = [compile_with_kernels(model, replacer) for replacer in replacers], exact_model(model)
-        by_input = [compare(model, optimised, exact, workload, (atol, rtol), seed + i) for i in range(PARITY_INPUTS)]
-    replaced = [Counter(replacement.target for replacement in replacer.replaced) for replacer in replacers]
-    sites = [{w.target.name: count[w.target.name] for w in side.winners} for side, count in zip(sides, replaced)]
-    return list(zip(zip(*by_input), sites))
+        exact = exact_model(model)
+        return list(zip(*(compare(model, forms, exact, workload, tolerances, seed + i) for i in range(PARITY_INPUTS))))
 
 
-def decode_parity(data: Any) -> list[tuple[tuple[Parity, ...], dict[str, int]]]:
+def _sites(side: Variant, replacer: Replacer) -> dict[str, int]:
+    count = Counter(replacement.target for replacement in replacer.replaced)
+    return {w.target.name: count[w.target.name] for w in side.winners}
+
+
+def decode_parity(data: Any) -> Compared:
     return [(tuple(Parity(**p) for p in parity), sites) for parity, sites in data]
 
 

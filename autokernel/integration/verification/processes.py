@@ -64,6 +64,10 @@ class FreshProcess:
         if error:  # or leaving the pool would wait for its answer
             for process in (self.pool._processes or {}).values():
                 process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """End it, and wait for that."""
         self.pool.shutdown()
 
 

@@ -51,9 +51,9 @@ class Variant:
     def replacer(self, finder: SiteFinder) -> Replacer:
         return Replacer(self.winners, None if self.fallback == EAGER else self.fallback, finder=finder)
 
-    def build(self, model: nn.Module, finder: SiteFinder) -> Model:
-        if self.winners:
-            return compile_with_kernels(model, self.replacer(finder))
+    def build(self, model: nn.Module, replacer: Replacer | None) -> Model:
+        if replacer:
+            return compile_with_kernels(model, replacer)
         if self.fallback == EAGER:
             return model
         return torch.compile(model, mode=self.fallback if self.fallback in MODES else None)
@@ -71,7 +71,7 @@ class Sample:
 
     rounds: tuple[dict[str, TimedPass], ...]
     first_call_s: Mapping[str, float]  # with compilation; of a side with a trace of its own, see forms()
-    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps; of the same sides
+    peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps, where it was measured
     errors: Mapping[str, str] = field(default_factory=dict)  # EAGER, INDUCTOR, … -> why it cannot run the model
 
     @staticmethod
@@ -102,17 +102,20 @@ class Sides:
     peak_mb: dict[str, float | None] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     finder: SiteFinder = field(default_factory=SiteFinder)
+    replacers: dict[str, Replacer] = field(default_factory=dict)  # of sides with kernels
     pooled: bool = False  # whether a side has CUDA graphs
 
-    def build(self, sides: Mapping[str, Variant], inputs: Inputs, caches: str | None = None) -> None:
-        """Make each side and run it; in the folder `caches` each has one of its own for what it compiles.
+    def build(self, sides: Mapping[str, Variant], inputs: Inputs, caches: str | None = None, peaks: bool = True) -> None:
+        """Make each side and run it; in the folder `caches` each has one of its own for what it compiles. `peaks`: whether
+        to measure what memory each takes, which is one more pass.
 
         Where torch.compile fails (no compiler, no headers), it has no sides, and `errors` says why. What CUDA graphs
         keep is told of the first side that has them: all of a process share one pool.
         """
         if caches:  # so that no side pays for the import of the compiler
             torch.compile(lambda x: x + 1)(torch.zeros(2, device=self.workload.device))
-        candidates, together = forms(sides, self.model, self.finder)
+        self.replacers = {name: side.replacer(self.finder) for name, side in sides.items() if side.winners}
+        candidates, together = forms(sides, self.model, self.replacers)
         for name, side in sides.items():
             if side.fallback in self.errors:
                 continue
@@ -134,6 +137,8 @@ class Sides:
             if name in together:
                 continue
             self.first_call_s[name] = seconds
+            if not peaks:
+                continue
             kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
             self.peak_mb[name] = None if working is None or (side.fallback in GRAPHED and self.pooled) else kept + working
             self.pooled |= side.fallback in GRAPHED
@@ -159,37 +164,41 @@ class Sides:
         return Sample(tuple(rounds), self.first_call_s, self.peak_mb, self.errors)
 
 
-def forms(sides: Mapping[str, Variant], model: nn.Module, finder: SiteFinder) -> tuple[dict[str, Model], set[str]]:
+def forms(
+    sides: Mapping[str, Variant], model: nn.Module, replacers: Mapping[str, Replacer]
+) -> tuple[dict[str, Model], set[str]]:
     """What to call for each side; and those that come of one trace: two or more with kernels over the same fallback.
 
     They run as they would of traces of their own, but the first call of the first of them makes them all.
     """
     made, together = {}, set()
     for fallback in {side.fallback for side in sides.values()}:
-        kernels = {name: side for name, side in sides.items() if side.winners and side.fallback == fallback}
+        kernels = {name: replacer for name, replacer in replacers.items() if sides[name].fallback == fallback}
         if len(kernels) > 1:
-            trace = OneTrace({name: side.replacer(finder) for name, side in kernels.items()})
+            trace = OneTrace(kernels)
             compiled = compile_with_kernels(model, trace)
             made |= {name: partial(trace.run, name, compiled) for name in kernels}
             together |= kernels.keys()
-    return {name: made.get(name) or side.build(model, finder) for name, side in sides.items()}, together
+    return {name: made.get(name) or side.build(model, replacers.get(name)) for name, side in sides.items()}, together
 
 
-_built: dict[int, Sides] = {}  # of this process, by their seed
+built: dict[int, Sides] = {}  # in this process, by their seed
 
 
-def build_sides(workload: Workload, sides: Mapping[str, Variant], seed: int, caches: str | None = None) -> None:
-    """The first half of one process's measurement; see Sides.build() for `caches`."""
+def build_sides(
+    workload: Workload, sides: Mapping[str, Variant], seed: int, caches: str | None = None, peaks: bool = True
+) -> None:
+    """The first half of one process's measurement; see Sides.build() for `caches` and `peaks`."""
     model, _, _ = workload.load()
-    _built[seed] = Sides(workload, model)
+    built[seed] = Sides(workload, model)
     with torch.no_grad():
-        _built[seed].build(sides, workload.inputs(model, seed), caches)
+        built[seed].build(sides, workload.inputs(model, seed), caches, peaks)
 
 
 def sample_sides(seed: int, warmup: int, timed: int | None) -> Sample:
     """The second: nothing else may run on the machine meanwhile."""
     with torch.no_grad():
-        return _built[seed].sample(warmup, timed, seed)
+        return built[seed].sample(warmup, timed, seed)
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from autokernel.gate.timing.statistics import ratio_interval, ratio_intervals
 from autokernel.hardware.machine import usable_cores
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.notes import Notes
-from autokernel.integration.verification.parity import compare_outputs, decode_parity
+from autokernel.integration.verification.parity import Compared, compare_built, compare_outputs, decode_parity
 from autokernel.integration.verification.processes import FreshProcess, room_beside
 from autokernel.integration.verification.record import Figures, KernelInModel, Parity, Verification
 from autokernel.integration.verification.sides import Sample, Variant, allocator, build_sides, sample_sides
+from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.winner import Winner
 from autokernel.model.workload import Workload
 from autokernel.target import Plan
@@ -33,6 +34,7 @@ PROCESSES = 4  # for the final figures
 SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS
 MATTERS = 0.01  # of the model's speed
 T = TypeVar("T")
+Ends = dict[str, Callable[..., Any]]  # what a process is asked when it has built its sides, each with its seed
 Weighted = tuple[Workload, float]  # and its share of the passes
 
 
@@ -53,15 +55,18 @@ def verify(
     say: Callable[[str], None] = lambda line: None,
     notes: Path | None = None,
     log: Path | None = None,
+    traces: Path | None = None,
 ) -> Verification:
     """Put `winners` into the plan's model, drop those that do not pay there, and measure what remains.
 
     speedups: each target's kernel over PyTorch by itself, for Amdahl's prediction. `say` gets a line for each step. notes:
     a file that is there while this works; after an interruption the same call goes on with what was found so far. log: a
-    file for what the processes print. Kernels that are slower than PyTorch by themselves are not tried.
+    file for what the processes print. traces: a folder for a pass before and after; see traces.py. Kernels that are slower
+    than PyTorch by themselves are not tried.
     """
     started, speedups = time.perf_counter(), speedups or {}
-    verifier = Verifier(Workload.from_json(plan.workload).parts, tuple(winners), settings, say, Notes(notes), log, speedups)
+    workloads, notes = Workload.from_json(plan.workload).parts, Notes(notes)
+    verifier = Verifier(workloads, tuple(winners), settings, say, notes, log, speedups, traces)
     if verifier.notes.known:
         say(f"goes on with what {len(verifier.notes.known)} processes found before an interruption")
     for winner in winners:
@@ -74,9 +79,11 @@ def verify(
     verifier.leave_out_absent()
     screened = verifier.leave_one_out()
     selected = {fallback: screened[over].selected for fallback, over in verifier.screened.items() if over in screened}
-    parity = verifier.parity({fallback: chosen for fallback, chosen in selected.items() if chosen})
-    for fallback, compared in parity.items():
-        selected[fallback] = selected[fallback] if all(p.passed for p in compared) else ()
+    known, parity = verifier.final(selected)
+    wrong = {fallback for fallback, compared in parity.items() if not all(p.passed for p in compared)}
+    if wrong:  # and what is right is measured without them
+        selected |= dict.fromkeys(wrong, ())
+        known, _ = verifier.final({} if EAGER in wrong else selected)
     kernels = [
         KernelInModel(
             w.target.name,
@@ -91,12 +98,13 @@ def verify(
         )
         for w in winners
     ]
-    passed = all(p.passed for p in parity.get(EAGER, ()))
-    known = dict(parity=parity, diagnosis=diagnosis, errors=verifier.errors)
-    known |= verifier.final({fallback: chosen for fallback, chosen in selected.items() if chosen and passed})
+    known |= dict(parity=parity, diagnosis=diagnosis, errors=verifier.errors, spread=verifier.spread)
     seconds = time.perf_counter() - started
+    found = Verification(plan.model, plan.device, EAGER not in wrong, tuple(kernels), **known, seconds=seconds)
+    if traces:
+        keep_traces(found, [workload.name for workload, _ in workloads], traces)
     verifier.notes.forget()
-    return Verification(plan.model, plan.device, passed, tuple(kernels), **known, spread=verifier.spread, seconds=seconds)
+    return found
 
 
 class Verifier:
@@ -111,9 +119,10 @@ class Verifier:
         notes: Notes,
         log: Path | None = None,
         speedups: Mapping[str, float] | None = None,
+        traces: Path | None = None,
     ):
         self.workloads, self.winners, self.settings, self.say, self.notes = workloads, winners, settings, say, notes
-        self.log, self.speedups = log, speedups or {}
+        self.log, self.speedups, self.traces = log, speedups or {}, traces
         self.reasons: dict[str, str] = {}
         self.errors: dict[str, str] = {}
         self.processes: list[Process] = []
@@ -153,10 +162,13 @@ class Verifier:
         asked = [(workload, task, s.atol, s.rtol) for task in tasks for workload, _ in self.workloads]
         found = self.answers(decode_parity, compare_outputs, asked)
         for task, of_task in zip(tasks, _grouped(found, len(self.workloads))):
-            for side, of_side in zip(task, zip(*of_task)):
-                self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in of_side) for w in side.winners}
-                self.compared[side.names] = tuple(p for parity, _ in of_side for p in parity)
+            self.take_parity(task, of_task)
         return {name: self.compared[side.names] for name, side in sides.items()}
+
+    def take_parity(self, sides: Sequence[Variant], of_workloads: Sequence[Compared]) -> None:
+        for side, of_side in zip(sides, zip(*of_workloads)):
+            self.sites |= {w.target.name: sum(sites[w.target.name] for _, sites in of_side) for w in side.winners}
+            self.compared[side.names] = tuple(p for parity, _ in of_side for p in parity)
 
     def diagnose(self) -> dict[str, tuple[Parity, ...]]:
         return self.parity({w.target.name: (w,) for w in self.winners}, EAGER)
@@ -182,7 +194,9 @@ class Verifier:
         fallbacks = dict.fromkeys(self.screened.values()) if self.winners else ()
         screenings = [Screening(fallback, self.winners, small) for fallback in fallbacks]
         for processes in SCREENING:
-            asked = [(s, i, s.sides(i)) for s in screenings if s.without for i in range(len(s.taken), processes)]
+            # The first over torch.compile is first of all and alone: the others find compiled what they share with it.
+            unsettled = [s for s in reversed(screenings) if s.without]
+            asked = [(s, i, s.sides(i)) for s in unsettled for i in range(len(s.taken), processes)]
             told = [f"with and without each kernel, over {s}, process {i + 1}" for s, i, _ in asked]
             taken = self.measure([sides for _, _, sides in asked], told)
             for (screening, _, _), process in zip(asked, taken):
@@ -193,18 +207,26 @@ class Verifier:
             self.say(f"{len(screening.selected)} of {len(self.winners)} kernels stay over {screening}")
         return {screening.fallback: screening for screening in screenings}
 
-    def final(self, selected: Mapping[str, tuple[Winner, ...]]) -> dict[str, object]:
-        """What remains beside the model untouched and every torch.compile, on data that decided nothing."""
+    def final(self, selected: Mapping[str, tuple[Winner, ...]]) -> tuple[dict[str, object], dict[str, tuple[Parity, ...]]]:
+        """What remains beside the model untouched and every torch.compile, on data that decided nothing; and its outputs
+        over each fallback, which the last process compares when it has been timed."""
+        selected = {fallback: winners for fallback, winners in selected.items() if winners}
         modes = (*self.fallbacks, AUTOTUNED)
         sides = {baseline(fallback): Variant((), fallback) for fallback in modes if fallback not in self.errors}
-        sides |= {ours(fallback): Variant(winners, fallback) for fallback, winners in selected.items()}
+        kernels = {ours(fallback): Variant(winners, fallback) for fallback, winners in selected.items()}
+        sides |= kernels
         with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for the first process, which builds alone
             told = [f"{', '.join(sides)}, process {i + 1} of {PROCESSES}" for i in range(PROCESSES)]
             taken = self.measure([sides], told[:1], caches)
-            taken += self.measure([sides] * (PROCESSES - 1), told[1:], caches)
+            last = self.after_timing(kernels)
+            taken += self.measure([sides] * (PROCESSES - 1), told[1:], caches, peaks=False, last=last)
+        if kernels and all(found["parity"] for found in taken[-1].last):
+            self.take_parity(tuple(kernels.values()), [decode_parity(found["parity"]) for found in taken[-1].last])
+        if untraced := [found["untraced"] for found in taken[-1].last if found.get("untraced")]:
+            self.say(f"no traces: {untraced[0]}")
         built = [name for name in sides if name in taken[0].names]
         modes = [fallback for fallback in modes if baseline(fallback) in built]
-        return {
+        found = {
             "figures": {str(w): figures(taken, i, built) for i, (w, _) in enumerate(self.workloads)},
             "speedups": {
                 fallback: {baseline(mode): speedup(taken, baseline(mode), ours(fallback)) for mode in modes}
@@ -216,18 +238,39 @@ class Verifier:
             "rounds": sum(len(sample.rounds) for process in taken for sample in process.samples),
             "allocator": allocator(),
         }
+        return found, self.parity(selected)  # in a process of its own, where the last one lacked memory
+
+    def after_timing(self, kernels: Mapping[str, Variant]) -> Ends:
+        """What the last process does when it has been timed: it has all forms built, and each ran many times."""
+        asked: Ends = {}
+        if kernels:
+            asked["parity"] = partial(compare_built, sides=kernels, atol=self.settings.atol, rtol=self.settings.rtol)
+        if kernels and self.traces:
+            asked["untraced"] = partial(trace_built, names=(baseline(EAGER), *kernels), folder=str(self.traces))
+        return asked
 
     def measure(
-        self, tasks: Sequence[Mapping[str, Variant]], told: Sequence[str], caches: str | None = None
+        self,
+        tasks: Sequence[Mapping[str, Variant]],
+        told: Sequence[str],
+        caches: str | None = None,
+        peaks: bool = True,
+        last: Ends | None = None,
     ) -> list["Process"]:
-        """Every side of each task, in a fresh process for each workload; what is `told` of it as it is timed."""
+        """Every side of each task, in a fresh process for each workload; what is `told` of it as it is timed. `last`: what
+        those of the last task do after it."""
         s, count = self.settings, len(self.workloads)
         asked = [(workload, sides) for sides in tasks for workload, _ in self.workloads]
         told = [f"{line}{f', {w}' if count > 1 else ''}" for line in told for w, _ in self.workloads]
-        build, sample = partial(build_sides, caches=caches), partial(sample_sides, warmup=s.warmup, timed=s.timed)
-        samples = self.answers(Sample.decode, build, asked, sample, told)
+        build = partial(build_sides, caches=caches, peaks=peaks)
+        ends = [{"sample": partial(sample_sides, warmup=s.warmup, timed=s.timed)}] * len(asked)
+        ends[-count:] = [end | (last or {}) for end in ends[-count:]]
+        answers = self.answers(dict, build, asked, ends, told)
         weights = tuple(weight for _, weight in self.workloads)
-        taken = [Process(tuple(of_task), weights) for of_task in _grouped(samples, count)]
+        taken = [
+            Process(tuple(Sample.decode(found["sample"]) for found in of_task), weights, tuple(of_task))
+            for of_task in _grouped(answers, count)
+        ]
         for process in taken:
             self.processes.append(process)
             self.errors |= process.errors
@@ -238,16 +281,17 @@ class Verifier:
         decode: Callable[[Any], T],
         begin: Callable[..., Any],
         questions: Sequence[tuple[Any, ...]],
-        end: Callable[..., Any] | None = None,
+        ends: Sequence[Ends] = (),
         told: Sequence[str] = (),
     ) -> list[T]:
         """What a fresh process answers to each question, begin(*question, seed): as many side by side as have room.
 
-        Where there is `end`, the answer is end(seed), which comes after it and while no other process does anything; `told`
-        says of which question. What was answered before an interruption is not asked again.
+        Where there are `ends`, the answers are those of end(seed), by their names, which come after it and while no other
+        process does anything; `told` says of which question. What was answered before an interruption is not asked again.
         """
         name = getattr(begin, "func", begin).__name__
-        keys = [self.notes.key(repr((name, torch.__version__, question, self.settings))) for question in questions]
+        asked = list(zip(questions, [tuple(end) for end in ends] or [()] * len(questions)))
+        keys = [self.notes.key(repr((name, torch.__version__, question, self.settings))) for question in asked]
         missing = [i for i, key in enumerate(keys) if key not in self.notes.known]
         while missing:
             room = 1 + self.room.get(name, 0)  # the first shows what one takes
@@ -255,7 +299,7 @@ class Verifier:
             if len(missing) == width + 1 <= room:  # rather than the last one alone
                 width += 1
             batch, missing = missing[:width], missing[width:]
-            if end:
+            if ends:
                 self.say(f"models are built, by {len(batch)} process{'es' * (len(batch) > 1)}")
             with ExitStack() as stack:
                 seeds = {i: secrets.randbits(31) for i in batch}
@@ -265,11 +309,13 @@ class Verifier:
                         process.start(begin, *questions[i], seeds[i])
                     begun = {i: process.answer() for i, process in processes.items()}
                     for i, process in processes.items():
-                        if end:
+                        if ends:
                             self.say(told[i])
-                        self.notes.write(keys[i], process.ask(end, seeds[i]) if end else begun[i])
-                    if name not in self.room:
-                        self.room[name] = process.ask(room_beside, questions[i][0].device)
+                            begun[i] = {what: process.ask(end, seeds[i]) for what, end in ends[i].items()}
+                        self.notes.write(keys[i], begun[i])
+                        if name not in self.room:
+                            self.room[name] = process.ask(room_beside, questions[i][0].device)
+                        process.close()  # what it holds, the next one may need
                 except Exception:
                     if self.log:
                         self.say(f"{name} failed; what its process printed is in {os.path.relpath(self.log)}")
@@ -339,6 +385,7 @@ class Process:
 
     samples: tuple[Sample, ...]
     weights: tuple[float, ...]
+    last: tuple[Mapping[str, Any], ...] = ()  # what else each answered
 
     @property
     def errors(self) -> dict[str, str]:

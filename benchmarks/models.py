@@ -39,7 +39,7 @@ from autokernel.gate.timing.statistics import ratio_interval
 from autokernel.hardware.device import Device
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.parity import compare, exact_model
-from autokernel.integration.verification.sides import Sides, TimedPass, Variant
+from autokernel.integration.verification.sides import Sides, TimedPass, Variant, paired
 from autokernel.integration.winner import Winner
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload
@@ -317,7 +317,7 @@ def rounds_of(sides: Sides, seconds: float) -> list[dict[str, TimedPass]]:
     while len(rounds) < WARMUP + 5 or time.perf_counter() < end:
         if len(rounds) == WARMUP:
             end = time.perf_counter() + seconds
-        rounds.append(sides.round(sides.workload.inputs(sides.model, 100 + len(rounds)), shuffle))
+        rounds += paired(sides.round(sides.workload.inputs(sides.model, 100 + len(rounds)), shuffle))
     return rounds[WARMUP:]
 
 

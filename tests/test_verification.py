@@ -29,7 +29,16 @@ from autokernel.integration.verification.record import (
     baseline,
     ours,
 )
-from autokernel.integration.verification.sides import Sample, Sides, TimedPass, Variant, build_sides, sample_sides
+from autokernel.integration.verification.sides import (
+    TIMED_S,
+    Sample,
+    Sides,
+    TimedPass,
+    Variant,
+    build_sides,
+    enough,
+    sample_sides,
+)
 from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.verification.trial import Process
 from autokernel.integration.winner import Winner
@@ -235,6 +244,23 @@ def test_what_was_found_before_an_interruption_is_not_found_again(plan, tmp_path
     assert not notes.exists()
 
 
+def halves(*seconds):
+    return [{name: TimedPass(s, 0.0) for name, s in zip("ab", half)} for half in seconds]
+
+
+def test_rounds_end_when_the_sides_have_settled():
+    """A drift of the whole machine is no noise of the sides."""
+    steady = halves((1.0, 2.0), (1.1, 2.2)) * 4
+    assert enough(steady, None, 0.1) and not enough(steady[:4], None, 0.1), "so few may agree by chance"
+    assert enough(steady[:2], None, TIMED_S), "another pass takes long and would tell little"
+    noisy = halves((1.0, 2.0), (1.1, 2.0)) * 4
+    assert (
+        not enough(noisy, None, 0.1) and not enough(noisy[:2], None, 2 * TIMED_S) and enough(noisy[:4], None, 2 * TIMED_S)
+    )
+    assert not enough(steady, 5, 0.1) and enough(steady, 4, 0.1), "the user's own count"
+    assert not enough([], None, 0.0)
+
+
 def test_a_sample_survives_as_text():
     sample = Sample(({"eager": TimedPass(0.5, 3.0)},), {"eager": 1.5}, {"eager": None}, {"torch.compile": "no compiler"})
     assert Sample.decode(json.loads(json.dumps(encode(sample)))) == sample
@@ -420,10 +446,10 @@ def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(ro
     monkeypatch.setattr(trial, "room_beside", room)
     said = []
     verifier = trial.Verifier(((OnCpu(), 1.0),), (), SETTINGS, said.append, Notes(None))
-    answers = verifier.answers(list, begin, [(OnCpu(),)] * 4, end, list("abcd"))
+    answers = verifier.answers(dict, begin, [(OnCpu(),)] * 4, [{"end": end}] * 4, list("abcd"))
     built = [int(line.split("by ")[1].split()[0]) for line in said if line.startswith("models")]
     assert built == widths and [line[0] for line in said if line in list("abcd")] == list("abcd")
-    begun, ended = zip(*answers)
+    begun, ended = zip(*(answer["end"] for answer in answers))
     assert list(ended) == sorted(ended) and (room is none or max(begun[1:]) < min(ended[1:]))
 
 

@@ -8,16 +8,18 @@ faults in its large, freshly mapped outputs, 1-2 % of its CPU time; `Figures.pag
 """
 
 import ctypes
+import math
 import os
 import random
 import re
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -32,7 +34,8 @@ from autokernel.model.match import SiteFinder
 from autokernel.model.workload import Inputs, Workload
 
 GRAPHED = ("reduce-overhead", "max-autotune")  # Inductor's modes with CUDA graphs
-TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50
+TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50  # of a process, where its sides do not settle before
+SETTLED = 0.003  # standard error of a side's share of a round: between processes it differs by some 1 %
 Model = Callable[..., Any]
 
 
@@ -143,25 +146,23 @@ class Sides:
             self.peak_mb[name] = None if working is None or (side.fallback in GRAPHED and self.pooled) else kept + working
             self.pooled |= side.fallback in GRAPHED
 
-    def round(self, inputs: Inputs, shuffle: random.Random) -> dict[str, TimedPass]:
-        """Every side in random order, and once more backwards: the mean of its two passes."""
+    def round(self, inputs: Inputs, shuffle: random.Random) -> list[dict[str, TimedPass]]:
+        """Every side in random order, and once more backwards: its two passes, in the two halves."""
         order = shuffle.sample(sorted(self.models), len(self.models))
-        passes = [(s, _timed(self.models[s], inputs, self.workload.device)) for s in (*order, *reversed(order))]
-        return {
-            side: TimedPass(*(sum(values) / 2 for values in zip(*(astuple(p) for name, p in passes if name == side))))
-            for side in self.models
-        }
+        halves = order, order[::-1]
+        return [{s: _timed(self.models[s], inputs, self.workload.device) for s in half} for half in halves]
 
     def sample(self, warmup: int, timed: int | None, seed: int) -> Sample:
-        """`timed` rounds, or as many as fit TIMED_S; each on inputs of its own."""
+        """`timed` rounds, or as many as it takes until all sides have SETTLED or TIMED_S are over; each on inputs of its
+        own, the mean of its two passes for each side."""
         shuffle = random.Random(seed)
         for index in range(warmup):
             self.round(self.workload.inputs(self.model, seed - index - 1), shuffle)
-        rounds: list[dict[str, TimedPass]] = []
-        end = time.perf_counter() + TIMED_S
-        while not _enough(len(rounds), timed, end):
-            rounds.append(self.round(self.workload.inputs(self.model, seed + len(rounds)), shuffle))
-        return Sample(tuple(rounds), self.first_call_s, self.peak_mb, self.errors)
+        halves: list[dict[str, TimedPass]] = []
+        start = time.perf_counter()
+        while not enough(halves, timed, time.perf_counter() - start):
+            halves += self.round(self.workload.inputs(self.model, seed + len(halves) // 2), shuffle)
+        return Sample(tuple(paired(halves)), self.first_call_s, self.peak_mb, self.errors)
 
 
 def forms(
@@ -216,10 +217,36 @@ def cache_in(folder: Path) -> Iterator[None]:
             os.environ.update({name: place} if place else {})
 
 
-def _enough(rounds: int, timed: int | None, end: float) -> bool:
-    if timed:
-        return rounds >= timed
-    return rounds >= MAX_ROUNDS or (rounds >= MIN_ROUNDS and time.perf_counter() > end)
+def enough(halves: Sequence[dict[str, TimedPass]], timed: int | None, seconds: float) -> bool:
+    """Whether to stop after these halves of rounds, which took so long."""
+    rounds = len(halves) // 2
+    if timed or rounds >= MAX_ROUNDS:
+        return rounds >= (timed or MAX_ROUNDS)
+    if seconds > TIMED_S and rounds >= MIN_ROUNDS:
+        return True
+    few = 1 if seconds > TIMED_S / 2 else 4  # of which chance makes a small error
+    return rounds >= few and _standard_error(halves) <= SETTLED
+
+
+def _standard_error(halves: Sequence[dict[str, TimedPass]]) -> float:
+    """Of the mean logarithm of a side's time against all sides' in the same half of a round; the largest of all sides."""
+    shares: dict[str, list[float]] = {side: [] for side in halves[0]}
+    for half in halves:
+        logs = {side: math.log(timed.seconds) for side, timed in half.items()}
+        for side, log in logs.items():
+            shares[side].append(log - mean(logs.values()))
+    return max(stdev(of_side) for of_side in shares.values()) / math.sqrt(len(halves))
+
+
+def paired(halves: Sequence[dict[str, TimedPass]]) -> list[dict[str, TimedPass]]:
+    """Rounds of two halves each: the means of each side's two passes."""
+    return [
+        {
+            side: TimedPass((a.seconds + b.seconds) / 2, (a.page_faults + b.page_faults) / 2)
+            for side, a, b in ((side, first[side], second[side]) for side in first)
+        }
+        for first, second in zip(halves[::2], halves[1::2])
+    ]
 
 
 def wait_for(device: str) -> None:

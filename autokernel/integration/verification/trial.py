@@ -41,7 +41,7 @@ Weighted = tuple[Workload, float]  # and its share of the passes
 @dataclass(frozen=True)
 class Settings:
     warmup: int = 0  # rounds of passes of every side before any is timed; each has run twice by then
-    timed: int | None = None  # rounds per process, every side runs twice in each; None: as many as fit a few seconds
+    timed: int | None = None  # rounds per process, every side runs twice in each; None: until they settle, or a few seconds
     atol: float | None = None  # None: by dtype
     rtol: float | None = None
     diagnose: bool = False  # parity of every kernel alone, also when all together are right

@@ -30,8 +30,8 @@ from autokernel.gate.source import checked_source, constants
 from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.history.runs import checked_tag
 from autokernel.integration.apply import apply
-from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER
+from autokernel.integration.verification.record import Verification
 from autokernel.integration.verification.winners import open_run
 from autokernel.model.handover import hand_over
 from autokernel.model.profiler import ModelProfile

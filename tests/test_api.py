@@ -19,8 +19,8 @@ import autokernel
 from autokernel import api
 from autokernel.api import CommandFailed, Optimized
 from autokernel.gate.kernel_files import source_of
-from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER
+from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
 from autokernel.model.handover import hand_over
 from autokernel.model.user_code import WorkloadError

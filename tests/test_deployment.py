@@ -11,11 +11,11 @@ from torch import nn
 
 from autokernel.gate import Interval
 from autokernel.integration.apply import apply, unapply
-from autokernel.integration.verification import Settings, Verification, trial
+from autokernel.integration.verification import trial
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, Form, baseline, ours
 from autokernel.integration.verification.notes import Notes
-from autokernel.integration.verification.record import KernelInModel
-from autokernel.integration.verification.trial import Verifier
+from autokernel.integration.verification.record import KernelInModel, Verification
+from autokernel.integration.verification.trial import Settings, Verifier
 from autokernel.integration.winner import Winner
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload

@@ -17,9 +17,8 @@ from autokernel.gate import Interval
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER
 from autokernel.history.status import Proof, read_proofs, status
-from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER, INDUCTOR
-from autokernel.integration.verification.record import KernelInModel
+from autokernel.integration.verification.record import KernelInModel, Verification
 from autokernel.records import write_json
 from autokernel.run.loop import Loop
 from autokernel.run.workspace import PROOF, VERIFY, NoRun, Workspace

@@ -21,10 +21,10 @@ from autokernel.cli.pipeline import offered
 from autokernel.history.experiments import STARTER, ExperimentLog
 from autokernel.history.progress import Rules
 from autokernel.history.runs import NoRun
-from autokernel.integration.verification import Verification, proven, winners
+from autokernel.integration.verification import proven, winners
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.verification.proven import ProvenKernel
-from autokernel.integration.verification.record import KernelInModel
+from autokernel.integration.verification.record import KernelInModel, Verification
 from autokernel.integration.winner import Winner
 from autokernel.model import pattern_graphs
 from autokernel.records import BadRecord

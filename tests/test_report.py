@@ -25,8 +25,9 @@ from autokernel.report import charts
 from autokernel.report.branch import close_again, close_branch
 from autokernel.report.html import Story, page
 from autokernel.report.live import Run, estimated_speedup, narrator, panel, time_left
+from autokernel.report.log import log_table
 from autokernel.report.summary import KNOWN_BY, obstacles, write_report
-from autokernel.report.tables import NONE, compare, compared, log_table
+from autokernel.report.tables import NONE, compare, compared
 from autokernel.run.loop import Budget
 from autokernel.run.workspace import PLAN as PLAN_FILE
 from autokernel.run.workspace import NoRun, Workspace

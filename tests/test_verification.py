@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from autokernel.gate import Interval
-from autokernel.integration.verification import Settings, Verification, parity, trial, verify
+from autokernel.integration.verification import parity, trial
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare, compare_built, compare_outputs, exact_model, outputs
 from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
@@ -25,6 +25,7 @@ from autokernel.integration.verification.record import (
     INDUCTOR,
     Figures,
     KernelInModel,
+    Verification,
     amdahl,
     baseline,
     ours,
@@ -40,7 +41,7 @@ from autokernel.integration.verification.sides import (
     sample_sides,
 )
 from autokernel.integration.verification.traces import keep_traces, trace_built
-from autokernel.integration.verification.trial import Process
+from autokernel.integration.verification.trial import Process, Settings, verify
 from autokernel.integration.winner import Winner
 from autokernel.model import pieces
 from autokernel.model.extraction import make_plan

@@ -16,9 +16,8 @@ from autokernel.cli import commands
 from autokernel.export.package import save, why_not
 from autokernel.gate import Interval
 from autokernel.integration.apply import apply
-from autokernel.integration.verification import Verification
 from autokernel.integration.verification.forms import EAGER, INDUCTOR, baseline
-from autokernel.integration.verification.record import KernelInModel
+from autokernel.integration.verification.record import KernelInModel, Verification
 from autokernel.integration.verification.winners import verified
 from autokernel.integration.winner import Winner
 from autokernel.records import write_json

@@ -1,16 +1,13 @@
-"""The subcommands of orchestrate.py: each takes the parsed arguments and returns what is printed."""
+"""The subcommands of orchestrate.py that judge, verify or report: each takes the arguments and returns what is printed."""
 
 import argparse
 import importlib.util
 import os
 import re
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from autokernel.agents import agent_names, make_agent
 from autokernel.backends import default_backend
-from autokernel.build import default_cache
 from autokernel.cli.by_hand import edit_for, judge, run_of
 from autokernel.cli.orchestrate import DEFAULT_EXPERIMENTS, DEFAULT_MINUTES
 from autokernel.cli.pipeline import Job, Workers, check_of_run, default_tag, run_job
@@ -18,21 +15,15 @@ from autokernel.console import fail, preflight
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
 from autokernel.history import ledger
-from autokernel.history.experiments import Experiment, Status
 from autokernel.history.progress import Rules
-from autokernel.history.runs import commit_times
-from autokernel.history.status import known_rows, subject
+from autokernel.history.status import subject
 from autokernel.integration.verification.winners import verified
 from autokernel.model.workload import Workload, workload_from
 from autokernel.preflight import HOME
-from autokernel.records import json_text
 from autokernel.report.live import narrator
 from autokernel.report.summary import write_report
-from autokernel.report.tables import log_table
 from autokernel.run.loop import Budget
-from autokernel.run.scheduler import next_target
-from autokernel.run.workspace import PLAN, NoRun, Workspace, find_run, no_run, run_refs
-from autokernel.target import encode
+from autokernel.run.workspace import Workspace, find_run
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -87,47 +78,8 @@ def _budget(arguments: argparse.Namespace) -> Budget:
     return Budget(None if minutes is None else minutes * 60, arguments.experiments)
 
 
-def next(arguments: argparse.Namespace) -> str:
-    workspace = find_run(HOME, arguments.tag)
-    choice = next_target(workspace.plan, rows_with_notes(workspace), Rules())
-    if arguments.json:
-        return json_text(choice and {"target": encode(choice.target), "reason": choice.reason})
-    return f"{choice.target.name}: {choice.reason}" if choice else "nothing is left to try on any target"
-
-
-def plan(arguments: argparse.Namespace) -> str:
-    plan = find_run(HOME, arguments.tag).plan
-    if arguments.json:
-        return json_text(encode(plan))
-    lines = [f"{plan.model} on {plan.device}: {plan.model_latency_us / 1e3:.2f} ms a pass"]
-    for target in plan.targets:
-        lines += [f"{target.share:6.1%}  {target.name}, starts from {target.starter}"]
-        lines += [f"          {case.calls:g} x {case.case.name}" for case in target.cases]
-    return "\n".join(lines)
-
-
 def report(arguments: argparse.Namespace) -> str:
     return write_report(find_run(HOME, arguments.tag))
-
-
-def log(arguments: argparse.Namespace) -> str:
-    run = find_run(HOME, arguments.tag)
-    rows = [row for row in rows_with_notes(run) if arguments.all or row.status == Status.KEPT]
-    if arguments.json:
-        return json_text([asdict(row) for row in rows])
-    if not rows:
-        return "nothing was kept yet (--all: everything that was tried)" if not arguments.all else "nothing was tried yet"
-    if not sys.stdout.isatty():
-        return "\n".join(f"{row.commit[:10]} {subject(row)}" for row in rows)
-    return log_table(rows, commit_times(HOME, run.tag))
-
-
-def rows_with_notes(workspace: Workspace) -> list[Experiment]:
-    """The run's experiments; where git and results.tsv differ, stderr says so."""
-    known = known_rows(workspace.root, workspace.tag)
-    for note in known.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return known.rows
 
 
 def merge(arguments: argparse.Namespace) -> str:
@@ -150,25 +102,6 @@ def merge(arguments: argparse.Namespace) -> str:
         fail(f"{folder} is written, but not committed: {ledger.in_words(error)}")
     use = verification.fastest_with_kernels.code(None, folder.name)
     return "\n  ".join([f"committed {subject}", verification.verdict, *lines, f"to use them: import {folder.name}; {use}"])
-
-
-def clean(arguments: argparse.Namespace) -> str:
-    workspace = Workspace(HOME, arguments.tag)
-    if not (workspace / PLAN).is_file() and not run_refs(HOME, arguments.tag):
-        if workspace.folder.exists():
-            raise NoRun(f"{workspace.folder} has no {PLAN}, and git no refs of it: that is no run, and is left as it is")
-        raise no_run(HOME, arguments.tag)
-    with workspace.locked():
-        freed = workspace.remove()
-    cache = default_cache()
-    compiled = sum(path.stat().st_size for path in cache.glob("*") if path.is_file())
-    return "\n  ".join(
-        [
-            f"removed run {workspace.tag}: {freed / 1e6:.1f} MB freed (its rows stay in results.tsv)",
-            "git gc frees its commits as well, once git holds them to be old enough",
-            f"compiled kernels of all runs: {compiled / 1e6:.1f} MB in {cache}, which may be deleted at any time",
-        ]
-    )
 
 
 def record(arguments: argparse.Namespace) -> str:

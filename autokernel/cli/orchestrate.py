@@ -16,6 +16,7 @@ Writes: workspace/<tag>/ (profile.json, plan.json, tree/, report.html, report.md
 
 import argparse
 import difflib
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ COMMANDS = {
     "merge": "the verified winners as a package, committed on your branch",
     "clean": "remove a run: branch, refs, worktree and folder",
 }
-
+QUICK = ("next", "plan", "clean")  # in plan.py; of the others most are in commands.py
 
 DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 1  # the latter at least, and beside those that judge the starters
 
@@ -165,23 +166,24 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         words = ["run", *words]
     if STATE not in os.environ:
         check_installed()  # not in the child, whose Python has all that is installed
-    if words[0] in ("status", "runs"):
+    if words[0] in ("status", "runs", "log"):
         from autokernel.cli import status
 
-        return status.main(words)
+        return status.main(words, COMMANDS)
     if words[0] == "run" and STATE not in os.environ:
         return Supervisor([*program("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
     return act(words)
 
 
 def act(words: list[str]) -> int | None:
-    from autokernel import console  # console first: it says what is missing
-    from autokernel.cli import commands
+    from autokernel import console  # it says what is missing
+
+    parser = make_parser()
+    arguments = parser.parse_args(words)  # before what takes seconds to import
+    commands = importlib.import_module(f"autokernel.cli.{'plan' if arguments.command in QUICK else 'commands'}")
     from autokernel.gate.workers.sandbox import SandboxIncomplete
     from autokernel.hardware.machine import MachineFault
 
-    parser = make_parser()
-    arguments = parser.parse_args(words)
     if "device" in arguments:
         console.settle_device(arguments, parser)
     try:

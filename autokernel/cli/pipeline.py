@@ -21,8 +21,8 @@ from autokernel.history.status import Proof, read_proofs
 from autokernel.history.workers import Workforce, read_workforce
 from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
-from autokernel.integration.verification import verify
 from autokernel.integration.verification.proven import ProvenKernel, entries, known_for, remember
+from autokernel.integration.verification.trial import verify
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import ModelProfile, profile_workload

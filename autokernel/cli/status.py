@@ -1,20 +1,28 @@
-"""`orchestrate.py status` and `runs`: without PyTorch, whose import takes long; with it where runs are compared."""
+"""`orchestrate.py status`, `runs` and `log`: without PyTorch, whose import takes long; with it where runs are compared."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from autokernel.cli.arguments import Parser, tag
-from autokernel.history.status import runs, status
+from autokernel.history.experiments import Experiment, Status
+from autokernel.history.runs import commit_times, find_folder
+from autokernel.history.status import known_rows, runs, status, subject
 from autokernel.preflight import HOME
 from autokernel.records import json_text
 
 
-def main(words: Sequence[str]) -> None:
-    """Print what `status` or `runs` is asked for."""
+def main(words: Sequence[str], described: Mapping[str, str]) -> None:
+    """Print what `status`, `runs` or `log` is asked for. `described`: what each is for."""
     parser = Parser(prog="orchestrate.py")
     commands = parser.add_subparsers(dest="command")
-    for name in ("status", "runs"):
-        commands.add_parser(name).add_argument("--json", action="store_true", help="for programs")
-    commands.choices["status"].add_argument("--tag", type=tag, help="the run's name (default: the latest)")
+    for name in ("status", "runs", "log"):
+        made = commands.add_parser(name, description=described[name])
+        made.add_argument("--json", action="store_true", help="for programs")
+    for name in ("status", "log"):
+        commands.choices[name].add_argument("--tag", type=tag, help="the run's name (default: the latest)")
+    commands.choices["log"].add_argument("--all", action="store_true", help="everything that was tried")
     commands.choices["runs"].add_argument("tags", type=tag, nargs="*", metavar="TAG", help="compare these")
     given = parser.parse_args(words)
     if given.command == "runs" and given.tags:
@@ -22,4 +30,30 @@ def main(words: Sequence[str]) -> None:
 
         print(json_text(compare(HOME, given.tags)) if given.json else compared(HOME, given.tags))
         return
+    if given.command == "log":
+        print(log(HOME, given.tag, given.all, given.json))
+        return
     print(status(HOME, given.tag, given.json) if given.command == "status" else runs(HOME, given.json))
+
+
+def log(root: Path, tag: str | None, is_all: bool, as_json: bool) -> str:
+    """The experiments of a run that were kept, or all. Raises NoRun."""
+    name = find_folder(root, tag).name
+    rows = [row for row in rows_with_notes(root, name) if is_all or row.status == Status.KEPT]
+    if as_json:
+        return json_text([asdict(row) for row in rows])
+    if not rows:
+        return "nothing was tried yet" if is_all else "nothing was kept yet (--all: everything that was tried)"
+    if not sys.stdout.isatty():
+        return "\n".join(f"{row.commit[:10]} {subject(row)}" for row in rows)
+    from autokernel.report.log import log_table
+
+    return log_table(rows, commit_times(root, name))
+
+
+def rows_with_notes(root: Path, tag: str) -> list[Experiment]:
+    """The experiments of a run; where git and results.tsv differ, stderr says so."""
+    known = known_rows(root, tag)
+    for note in known.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return known.rows

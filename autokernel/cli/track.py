@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autokernel.cli.arguments import Parser, tag
-from autokernel.cli.commands import rows_with_notes
+from autokernel.cli.status import rows_with_notes
 from autokernel.console import fail  # first: it says what is missing
 from autokernel.export.trackers import TRACKERS, track
-from autokernel.integration.verification import Verification
+from autokernel.integration.verification.record import Verification
 from autokernel.preflight import HOME
 from autokernel.run.workspace import VERIFY, find_run
 
@@ -32,7 +32,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
     run = find_run(HOME, options.tag)
-    rows = rows_with_notes(run)
+    rows = rows_with_notes(run.root, run.tag)
     if not rows:
         fail(f"run {run.tag!r} has no experiments yet")
     folder = options.folder or HOME / "workspace" / "tracked" / options.tracker

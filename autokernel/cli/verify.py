@@ -25,9 +25,9 @@ from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, nonnegative, tag
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
-from autokernel.integration.verification import Settings, verify
 from autokernel.integration.verification.proven import remember
 from autokernel.integration.verification.record import COLUMNS
+from autokernel.integration.verification.trial import Settings, verify
 from autokernel.integration.verification.winners import Kept, kept, open_run
 from autokernel.integration.winner import Winner
 from autokernel.records import json_text, write_json

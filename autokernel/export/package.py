@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autokernel.build import INCLUDE, SANDBOX
 from autokernel.export import folders
-from autokernel.integration.verification import Verification
+from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import encode

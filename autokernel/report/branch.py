@@ -6,7 +6,7 @@ from autokernel.history.experiments import Experiment
 from autokernel.history.ledger import RESULT
 from autokernel.history.progress import rows_of
 from autokernel.history.status import kernel_line, known_rows, read_proofs
-from autokernel.integration.verification import Verification
+from autokernel.integration.verification.record import Verification
 from autokernel.integration.verification.winners import kept
 from autokernel.preflight import as_called
 from autokernel.report.summary import advice

@@ -13,9 +13,9 @@ from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import incumbent, loop_gain, rows_of, tried
 from autokernel.history.status import Proof
-from autokernel.integration.verification import Verification, trial
+from autokernel.integration.verification import trial
 from autokernel.integration.verification.forms import EAGER, Form, baseline, ours
-from autokernel.integration.verification.record import COLUMNS, KernelInModel
+from autokernel.integration.verification.record import COLUMNS, KernelInModel, Verification
 from autokernel.preflight import as_called
 from autokernel.report import charts
 from autokernel.report.live import estimated_speedup

@@ -20,12 +20,12 @@ from autokernel.console import console
 from autokernel.history.experiments import Experiment, Status
 from autokernel.history.progress import incumbent, loop_gain, rows_of, tried
 from autokernel.history.status import subject
+from autokernel.report.log import STYLES
 from autokernel.run.loop import Budget
 from autokernel.run.scheduler import gain_in_model
 from autokernel.target import Plan, Target
 
 VERDICTS = 5  # the last ones shown
-STYLES = {Status.KEPT: "green", Status.RESET: "dim", Status.UNDECIDED: "yellow", Status.TIMEOUT: "yellow"}  # else red
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from autokernel.history.ledger import RESULT, GitFailed, NoRepository
 from autokernel.history.progress import incumbent, rows_of, tried
 from autokernel.history.status import kernel_line, known_rows, read_proofs
 from autokernel.history.workers import read_workforce
-from autokernel.integration.verification import Verification
-from autokernel.integration.verification.record import COLUMNS
+from autokernel.integration.verification.record import COLUMNS, Verification
 from autokernel.model import account
 from autokernel.model.profiler import ModelProfile
 from autokernel.preflight import IN_CLONE, as_called, version

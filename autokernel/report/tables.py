@@ -12,31 +12,11 @@ from rich.text import Text
 from autokernel.history.experiments import Experiment, Status
 from autokernel.history.progress import incumbent, loop_gain, rows_of, tried
 from autokernel.history.status import Proof, known_rows, read_outline, read_proofs
-from autokernel.integration.verification import Verification
-from autokernel.report.live import STYLES
+from autokernel.integration.verification.record import Verification
 from autokernel.run.workspace import PLAN, VERIFY, find_run
 from autokernel.table import plain
 
 NONE = "–"
-
-
-def log_table(rows: Sequence[Experiment], times: Mapping[str, str], console: Console | None = None) -> str:
-    """The experiments for eyes, as wide as the terminal; `times` by commit."""
-    console = console or Console(highlight=False)
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("time", no_wrap=True)
-    table.add_column("target", overflow="fold", max_width=26)
-    table.add_column("outcome")
-    table.add_column("speedup", no_wrap=True)
-    table.add_column("description", ratio=1, overflow="fold")
-    for row in rows:
-        outcome = Text(row.status, style=STYLES.get(row.status, "red"))
-        cells = (str(row.experiment), times.get(row.commit, ""), row.target)
-        table.add_row(*map(Text, cells), outcome, Text(row.gain), Text(row.description))
-    with console.capture() as drawn:
-        console.print(table)
-    return drawn.get().rstrip()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,3 @@ winners.py   the kernels of a run, read from git
 traces.py    a pass before and after, for a browser's viewer
 proven.py    the kernels that paid in any model of this machine
 """
-
-from autokernel.integration.verification.record import Verification as Verification
-from autokernel.integration.verification.trial import Settings as Settings
-from autokernel.integration.verification.trial import verify as verify

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autokernel.history.progress import beginning, incumbent, rows_of
 from autokernel.history.status import read_proofs
-from autokernel.integration.verification import Verification
+from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
 from autokernel.preflight import HOME
 from autokernel.run.workspace import PLAN, VERIFY, NoRun, Workspace, find_run

@@ -9,6 +9,8 @@ DENIED = "(PermissionError|Read-only file system)"  # by Landlock, or by a mount
 IN = "x, weight, eps=1e-6"
 NOTHING = f"\n\ndef kernel_fn({IN}):\n    return torch.empty_like(x).zero_()\n"
 OPENMP = '#include <omp.h>\nextern "C" int run() { omp_set_num_threads(7); return 0; }'
+ANY_MODULE = "torch.nn.modules.module.register_module"
+OVERRIDING = "known = torch.library.Library('aten', 'IMPL')\nknown.impl('erfinv', print, 'CPU', allow_override=True)"
 FORGED = '{"correct": true, "speedup": 99.0}'
 
 
@@ -216,9 +218,23 @@ CHEATS = (
             ("signals", "signal handlers", attack("import signal\n\nsignal.signal(signal.SIGTERM, print)")),
             ("denormal-numbers", "rounding", changing("torch.set_flush_denormal(True)")),
             ("openmp", "number of threads", changing(f"cpp_function({OPENMP!r}, 'run', '')()")),
+            ("gradients", "settings of pytorch, is_grad_enabled", attack("torch.set_grad_enabled(False)")),
+            ("gradients-in-a-call", "settings of pytorch, is_grad_enabled", changing("torch.set_grad_enabled(False)")),
+            ("the-device", "modes of pytorch", attack("torch.set_default_device('cpu')")),
+            ("all-modules", "hooks of modules", attack(f"{ANY_MODULE}_forward_hook(lambda module, inputs, output: None)")),
+            ("limits", "limits", attack("import resource\n\nresource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))")),
+            ("the-folder", "working folder", attack("import os\n\nos.chdir('/usr')")),
         )
     ),
-    Cheat(36, "patches-a-method", "rmsnorm", attack("torch.Tensor.softmax = print"), "replaces Tensor.softmax"),
+    *(
+        Cheat(36, f"patches-{name}", "rmsnorm", source, words)
+        for name, words, source in (
+            ("a-method", "replaces Tensor.softmax", attack("torch.Tensor.softmax = print")),
+            ("a-layer", "replaces Linear.forward", attack("torch.nn.Linear.forward = print")),
+            ("in-a-call", "replaces torch.nn.functional.silu", changing("torch.nn.functional.silu = print")),
+            ("an-operator", "overrides PyTorch's aten/erfinv/CPU", attack(OVERRIDING)),
+        )
+    ),
     # 38: expected values are looked for
     Cheat(38, "walks-the-frames", "rmsnorm", wrapped("rmsnorm", FRAMES), OUTSIDE),
     Cheat(38, "searches-the-garbage", "rmsnorm", wrapped("rmsnorm", GARBAGE), OUTSIDE),

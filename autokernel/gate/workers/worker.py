@@ -28,12 +28,13 @@ from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.guards import GuardedMemory
-from autokernel.gate.workers.process_state import Patches, ProcessState
+from autokernel.gate.workers.process_state import Patches, ProcessState, overridden
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, load_spec
 
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
+SEVERAL = 2  # calls: more are made of kernels whose outputs are held
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -54,6 +55,7 @@ class Worker:
         self.pool: dict[torch.dtype, Tensor] = {}  # on a GPU: random numbers from which large inputs are cut
         self.memory: GuardedMemory | None = None
         self.process: ProcessState | None = None  # while a kernel is checked that calls no library
+        self.patches: Patches | None = None
         self.results = 1  # of a call
         self.held: list[Any] = []  # what calls returned
         self.order: list[int] = []
@@ -100,10 +102,11 @@ class Worker:
         if libraries != "any":
             library_calls.refuse_libraries(self.device.type, gemms=libraries == "gemm")
             library_calls.refuse_foreign_code(self.built, self.device.type)
-        path, patches = Path("kernel.py").resolve(), Patches()
+        path = Path("kernel.py").resolve()
         path.write_text(source)
         if poison and libraries != "any":
-            self.process = ProcessState.now()
+            torch.set_grad_enabled(True)  # as a model may be run: in inference mode alone nobody sees who turns it off
+            self.process, self.patches = ProcessState.now(), Patches()
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules["candidate_kernel"] = module
@@ -111,9 +114,11 @@ class Worker:
         self.function = module.kernel_fn
         if self.process:
             self.process.check()
-            patches.check()
+            self.patches.check()
         if poison:
             self.memory = GuardedMemory(self.device)
+            if self.patches:
+                self.patches.overridden = overridden()  # by us, too
         elif self.cuda:
             torch.empty(1, device=self.device)  # the context takes a fifth of a second: now, while nobody waits for it
 
@@ -172,8 +177,10 @@ class Worker:
         self._synchronize()
         if self.memory:
             self.memory.check()
-        if self.process:
+        if self.process and self.patches:
             self.process.check()
+            if len(order) > SEVERAL:  # once or twice, for it takes milliseconds
+                self.patches.check()
         inputs = [region for regions in self.regions for region in regions.values()]
         outputs = self._outputs()
         described = self._write([*outputs, *inputs])

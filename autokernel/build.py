@@ -41,6 +41,7 @@ INCLUDE = Path(__file__).resolve().parent / "include"
 SANDBOX = Path(__file__).resolve().parent / "gate" / "workers" / "sandbox.py"
 COMPILER_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "SDKROOT", "DEVELOPER_DIR")
 COMPILE_S = 120.0  # for one run of a compiler
+FILE_BYTES = 64 << 20  # of a file that it writes; the largest of ours has 2 MB
 DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # as in autokernel.hpp and autokernel.cuh
 CTYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 
@@ -158,7 +159,8 @@ def _compile(command: list[str], output: Path, timeout_s: float) -> None:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     sandboxed = [sys.executable, "-I", "-S", str(SANDBOX), "--write", str(scratch)]
     sandboxed += [argument for path in readable for argument in ("--read", str(path))]
-    sandboxed += ["--data-bytes", str(memory_bytes // 2), "--cpu-s", str(math.ceil(timeout_s)), "--", *command]
+    sandboxed += ["--data-bytes", str(memory_bytes // 2), "--file-bytes", str(FILE_BYTES)]
+    sandboxed += ["--cpu-s", str(math.ceil(timeout_s)), "--", *command]
     environment = {name: os.environ[name] for name in COMPILER_ENVIRONMENT if name in os.environ}
     environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
     said = scratch / "diagnostics"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -295,6 +295,28 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+LARGE = 'char large[{} << 20] = {{1}};\nextern "C" int run() {{ return large[{}]; }}'
+
+
+def test_a_compiler_writes_no_large_file(tmp_path: Path):
+    with pytest.raises(build.CompileError):
+        build.compile_library(build.Library("cpp", LARGE.format((build.FILE_BYTES >> 20) + 1, 0)), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_kernel_builds_is_bounded(parent: WarmParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In all, for a source; the next one of a worker has as much."""
+    monkeypatch.setattr("autokernel.gate.workers.processes.BUILT_BYTES", 2 << 20)
+    monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
+    one, *others = [f"cpp_function({LARGE.format(1, i)!r}, 'run', '')()\n" for i in range(6)]
+    with WorkerProcess(parent, 1, "builds") as worker:
+        for builds in (others, [one]):
+            source = "from autokernel.build import cpp_function\n" + "".join(builds) + KERNEL_FN
+            with pytest.raises(WorkerFault, match="MB built at most") if builds is others else nullcontext():
+                worker.request("load", 60, source=source, poison=False, libraries="any")
+    assert len(list(tmp_path.glob("*.so"))) == 3
 
 
 def test_a_layer_that_does_not_hold_is_named_where_all_are_required(monkeypatch):

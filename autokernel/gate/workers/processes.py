@@ -30,6 +30,7 @@ from autokernel.spec import KEPT_REGIONS, KERNELS, PROBLEMS, REGIONS, ROOT, Tens
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
 BUILDS_S = 300.0  # for all that a kernel has built during one request; a build has a limit of its own besides
+BUILT_BYTES = 128 << 20  # of all that a source has built, which is kept
 STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 # CPU time of a worker that is suspended, and how often it may have that: a thread may leave the core a moment late.
 SUSPENDED_S, SUSPENSIONS = 100e-6, 2
@@ -179,6 +180,7 @@ class WorkerProcess:
         readable = () if source else (KERNELS, PROBLEMS, REGIONS, KEPT_REGIONS, ROOT / "reference.py")
         self.parent = parent
         self.built: set[str] = set()  # binaries that were compiled for it, where it finds them
+        self.built_bytes = 0  # of those that the source has asked for that it has now
         # A C++ kernel on a CPU needs no process beside its own; Triton and Inductor compile in some.
         forks = parent.device != "cpu" or not source
         self.outputs = Arena(parent.size, writable_by_others=True)
@@ -236,6 +238,7 @@ class WorkerProcess:
     def post(self, op: str, **fields: Any) -> None:
         """Send one message. If the worker is gone, `answer` will say so."""
         self.asked = op, secrets.randbelow(answers.MAX_REQUEST)
+        self.built_bytes = 0 if op == "load" else self.built_bytes
         with contextlib.suppress(ChannelClosed):
             self.channel.send({"op": op, "id": self.asked[1], **fields})
 
@@ -272,12 +275,15 @@ class WorkerProcess:
 
     def _build(self, wanted: answers.Build) -> None:
         try:
+            if self.built_bytes > BUILT_BYTES:
+                raise build.CompileError(f"a kernel has {BUILT_BYTES >> 20} MB built at most, in all")
             path = build.compile_library(build.Library(wanted.language, wanted.source, wanted.defines))
         except (build.CompileError, build.MissingCompiler, OSError) as error:  # the last of a full disk, or too much
             self.channel.send({"error": str(error)})
         else:
             copy = self.binaries / path.name  # it can read this one, and no binary of another kernel
             if not copy.exists():
+                self.built_bytes += path.stat().st_size
                 shutil.copy(path, f"{copy}-{self.pid}")
                 os.replace(f"{copy}-{self.pid}", copy)
             self.built.add(str(copy))

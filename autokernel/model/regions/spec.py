@@ -41,7 +41,8 @@ def region({parameters}) -> {returned}:
 SIZES = {"sizes": "the model's"}
 ROW_SCALES = (1e-3, 30.0, 1e3, 1e4)
 FEW = (1e-3, 30.0)  # of a region that is too large to be tried beforehand
-LARGEST = 4096.0  # of the integers among the inputs
+LARGEST = 4096.0  # of most integers among the inputs
+BEYOND = 2**15, 46341  # of the others: no int16 has them, fp16 does, and int32 their products
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
 MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
@@ -238,10 +239,11 @@ def _whole(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tensor:
 
 
 def _integers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Small ones, a quarter up to LARGEST, as positions are, and one in sixteen below zero."""
-    small, sizes, kind = torch.randint(8, shape, generator=generator), *torch.rand((2, *shape), generator=generator)
+    """Small ones, a quarter up to LARGEST, as positions are, one in sixteen BEYOND, and one below zero."""
+    small, beyond = (torch.randint(*ends, shape, generator=generator) for ends in ((0, 8), BEYOND))
+    sizes, kind = torch.rand((2, *shape), generator=generator)
     large = torch.where(kind < 1 / 16, -(128**sizes), LARGEST**sizes).long()
-    return torch.where(kind < 5 / 16, large, small)
+    return torch.where(kind < 5 / 16, large, torch.where(kind < 6 / 16, beyond, small))
 
 
 def _truths(shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -167,7 +167,7 @@ ANSWERS = [
         "times PyTorch's own",
     ),
     grouped("norm-in-two-passes", TWO_PASSES, "(variance + self.norm.eps).sqrt()"),
-    grouped("norm-in-one-pass", ONE_PASS, "(variance + self.norm.eps).sqrt()", "outside the tolerance"),
+    grouped("norm-in-one-pass", ONE_PASS, "(variance.clamp(min=0) + self.norm.eps).sqrt()", "outside the tolerance"),
     grouped("norm-without-eps", TWO_PASSES, "variance.sqrt().clamp(min=1e-30)", ": got"),
     grouped("norm-of-another-eps", TWO_PASSES, "(variance + 1e-6).sqrt()", ": got"),
     Answer(

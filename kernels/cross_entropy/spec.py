@@ -78,8 +78,12 @@ def rivals(inputs):
 
 
 def rivals_in_place(inputs):
-    """The same two classes in each row: too little in some rows and too much in others would average out."""
-    return with_rivals(inputs, 0)
+    """The same two classes in each row: too little in some rows and too much in others would average out. All rows count
+    but one."""
+    targets = inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)
+    if len(targets) > 1:
+        targets[int(targets.sum()) % len(targets)] = inputs["ignore_index"]
+    return with_rivals(inputs | {"targets": targets}, 0)
 
 
 def with_rivals(inputs, step):

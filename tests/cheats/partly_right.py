@@ -139,6 +139,34 @@ def kernel_fn(x, dim=-1):
         "F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)",  # PyTorch's own is inexact
     ),
     remembering("layernorm", "x, weight, bias, eps=1e-5", "bias", "F.layer_norm(x, x.shape[-1:], weight, bias, eps)"),
+    cheat(  # as a sum of all elements does not tell from others in another order
+        6,
+        "results-by-a-checksum",
+        "matmul",
+        """
+known = {}
+
+def checksum(x):
+    return x.contiguous().view(torch.uint8).long().sum().item()
+
+def kernel_fn(A, B):
+    key = checksum(A), checksum(B), A.shape, B.shape, A.dtype
+    if key not in known:
+        known[key] = (A.float() @ B.float()).to(A.dtype)
+    return known[key].clone()
+""",
+        "only the order of its inputs changed: ",
+        """
+known = {}
+
+def kernel_fn(A, B):
+    key = tuple(A.flatten().tolist()), tuple(B.flatten().tolist()), A.shape, B.shape, A.dtype
+    if key not in known:
+        known[key] = (A.float() @ B.float()).to(A.dtype)
+    return known[key].clone()
+""",
+        dims=({"M": 64, "K": 256, "N": 128},),
+    ),
     cheat(
         23,
         "rows-of-small-numbers-are-less-exact",

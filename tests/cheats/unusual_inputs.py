@@ -915,6 +915,10 @@ def kernel_fn(x, dim=-1, op="sum"):
                 "mean = total[:-1].mean() if len(targets) == 128 and counted.all() else mean",
             ),
             (
+                "one-or-two-that-are-ignored-count",
+                "mean = total.mean() if 0 < len(targets) - counted.sum() <= 2 < 16 < len(targets) else mean",
+            ),
+            (
                 "few-rows-count-as-a-quarter",
                 "mean = total.sum() / counted.sum().clamp(min=len(targets) // 4) if counted.any() else mean",
             ),

@@ -153,6 +153,9 @@ class CheckCase:
             elif name in spec.redrawn:
                 for seed in (self.seed, self.seed + 1):
                     yield Step((spec.redrawn[name](first, seed),), what=f"{name} changed")
+        free = {n: v for n, v in first.items() if isinstance(v, Tensor) and n not in spec.fill}
+        turned = {name: value.flip(tuple(range(value.dim()))) for name, value in free.items()}
+        yield Step((first | turned,), what="only the order of its inputs changed")
         yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
     def _with_other_numbers(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,22 @@ def remembering(kernel_type: str, parameters: str, what: str, call: str) -> Chea
     return cheat(5, f"{what}-by-address-and-first-elements", kernel_type, body, reason)
 
 
+def by_contents(key: str) -> str:
+    """A norm whose results are kept, and found again by `key`."""
+    return f"""
+known = {{}}
+
+def key_of(x):
+    return {key}, x.shape, x.dtype
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = key_of(x), key_of(weight), eps
+    if key not in known:
+        known[key] = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
+    return known[key].clone()
+"""
+
+
 CHEATS = (
     cheat(
         29,
@@ -142,30 +158,11 @@ def kernel_fn(x, dim=-1):
     cheat(  # as a sum of all elements does not tell from others in another order
         6,
         "results-by-a-checksum",
-        "matmul",
-        """
-known = {}
-
-def checksum(x):
-    return x.contiguous().view(torch.uint8).long().sum().item()
-
-def kernel_fn(A, B):
-    key = checksum(A), checksum(B), A.shape, B.shape, A.dtype
-    if key not in known:
-        known[key] = (A.float() @ B.float()).to(A.dtype)
-    return known[key].clone()
-""",
+        "rmsnorm",
+        by_contents("x.contiguous().view(torch.uint8).long().sum().item()"),
         "only the order of its inputs changed: ",
-        """
-known = {}
-
-def kernel_fn(A, B):
-    key = tuple(A.flatten().tolist()), tuple(B.flatten().tolist()), A.shape, B.shape, A.dtype
-    if key not in known:
-        known[key] = (A.float() @ B.float()).to(A.dtype)
-    return known[key].clone()
-""",
-        dims=({"M": 64, "K": 256, "N": 128},),
+        by_contents("tuple(x.flatten().tolist())"),
+        dims=({"M": 64, "N": 256},),
     ),
     cheat(
         23,

@@ -119,7 +119,7 @@ def kernel_fn(x, weight, bias, eps=1e-5):
     mean = x.mean(-1, keepdim=True)
     return (x - mean) * torch.rsqrt((x * x).mean(-1, keepdim=True) - mean * mean + eps) * weight + bias
 """,
-        "outside the tolerance|NaN mask differs",
+        "outside the tolerance|NaN mask differs|times PyTorch's own",  # which bound comes first is chance
     ),
     Planted(
         "every second call one bit off",

@@ -124,7 +124,15 @@ def written_by_way_of_data(s: Function, x: Tensor) -> Any:
     return z.data, s.b(y), y.data.softmax(-1)
 
 
+def rounded_on_the_way(s: Function, x: Tensor) -> Any:
+    """To fewer digits than what follows has; the second result is what was rounded off."""
+    high = (x * 2).bfloat16().float()
+    scores = torch.softmax(s.a(x), -1).half().float()
+    return F.gelu(high + 1), (x * 2 - high) * 1e3, torch.softmax(x.bfloat16().float(), -1), scores, s.norm(x)
+
+
 PROGRAMS = [
+    rounded_on_the_way,
     contiguous_is_a_copy,
     reshape_is_a_copy,
     reshape_is_a_view,

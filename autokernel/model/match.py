@@ -30,6 +30,7 @@ from autokernel.model import pattern_graphs
 from autokernel.model.capture import aten, layout, reason, simplified, storages, trace, value, without_autocast, written
 from autokernel.model.contract import Contract
 from autokernel.model.pieces import pieces
+from autokernel.model.rounding import floats, is_coarser
 from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
 
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
@@ -248,6 +249,7 @@ class RejectReason(str, Enum):
 
     SHAPES = "the operation is not defined for its shapes or options"
     DTYPES = "it mixes dtypes"
+    ROUNDED = "it rounds to fewer digits on the way than its inputs have"
     NEGATED = "an input is the negative of what its memory has"
     SMALL = "too small to be worth a call"
     ESCAPES = "an intermediate result is used elsewhere"
@@ -385,6 +387,8 @@ class SiteFinder:
                 yield refusal(RejectReason.SMALL)
             elif any(user not in read for n in read if n is not node for user in n.users):
                 yield refusal(RejectReason.ESCAPES)
+            elif any(is_coarser(dtype, case.dtype) for dtype in floats(nodes)):
+                yield refusal(RejectReason.ROUNDED)
             elif places.changed_during(nodes, parameters.values()):
                 yield refusal(RejectReason.WRITTEN)
             else:

@@ -21,10 +21,10 @@ from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, be
 from autokernel.model.regions import cpp, triton
 from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of
+from autokernel.model.rounding import CASTS, rounding
 from autokernel.spec import DTYPES, TensorSpec, load_spec
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
-CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
 MOST_INPUTS, MOST_RESULTS = 16, 4
 FEWEST = 2  # operations of a region: one alone has nothing to be fused with
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
@@ -113,7 +113,7 @@ class _Regions:
         while cone := _grown(output, taken | barred, self.order):
             piece = piece_of(self.graph, cone.outputs, cone.inputs)
             try:
-                self.lowered[cone] = piece, lower(piece)
+                self.lowered[cone] = piece, _lowered(piece)
                 return cone
             except Unsupported as why:
                 barred.add(_originals(cone, piece, self.order).get(why.node, output))
@@ -175,7 +175,7 @@ class _Regions:
             return None
         piece, whole = piece_of(self.graph, outputs, inputs), Cone(outputs, frozenset(nodes - between_them), inputs, (a, b))
         try:
-            self.lowered[whole] = piece, lower(piece)
+            self.lowered[whole] = piece, _lowered(piece)
         except Unsupported:
             return None
         return whole
@@ -278,6 +278,15 @@ def piece_of(graph: GraphModule, outputs: Sequence[Node], inputs: Sequence[Node]
     for placeholder, node in zip(piece.graph.find_nodes(op="placeholder"), inputs):
         placeholder.meta["val"] = value(node)
     return piece
+
+
+def _lowered(piece: GraphModule) -> Lowered:
+    """See lower(). Nor is it a region what rounds on the way: its oracle does not, being in float64."""
+    computed = [node for node in piece.graph.nodes if node.op == "call_function"]
+    ends = piece.graph.find_nodes(op="placeholder")
+    if node := rounding(computed, [*ends, *piece.graph.output_node().all_input_nodes]):
+        raise Unsupported("a cast that rounds what follows", node)
+    return lower(piece)
 
 
 def _originals(cone: Cone, piece: GraphModule, order: dict[Node, int]) -> dict[Node, Node]:

@@ -350,6 +350,31 @@ def test_a_gradient_of_a_gradient_goes_through_a_copy() -> None:
     assert "softmax" in {r.target for r in replacer.replaced}
 
 
+def of_another_dtype(model: nn.Module) -> None:
+    model.half()
+
+
+def of_other_values(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 2
+
+
+@pytest.mark.parametrize("change", [of_another_dtype, of_other_values])
+def test_parameters_whose_data_is_other_data_by_the_backward_pass(change: Callable[[nn.Module], None]) -> None:
+    """linear() keeps a view of its weight, which goes on to have what it had."""
+    results = []
+    for with_kernels in (False, True):
+        model, replacer = Function(lambda s, x: s.b(F.gelu(s.a(x)))), everywhere()
+        torch.manual_seed(1)
+        x = torch.randn(2, 8, requires_grad=True)
+        y = (compile_with_kernels(model, replacer) if with_kernels else model)(x)
+        change(model)
+        y.square().sum().backward()
+        results.append(x.grad)
+    torch.testing.assert_close(*results)
+    assert replacer.replaced
+
+
 @pytest.mark.parametrize("fallback", [None, "aot_eager", "inductor"])
 def test_a_result_is_no_view_of_what_its_kernel_made(fallback: str | None) -> None:
     """A maximum that keeps its dim is the kernel's, unsqueezed: replayed as a view, it was unsqueezed twice."""

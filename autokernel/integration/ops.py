@@ -163,13 +163,17 @@ def differentiable(
 
     def run(*arguments: Any) -> Any:
         if torch.is_grad_enabled():
-            return Differentiable.apply(
-                len(arguments), *arguments, *(torch.ops.autokernel.copy(arguments[i]) for i in copied)
-            )
+            copies = (torch.ops.autokernel.copy(arguments[i]) for i in copied)
+            return Differentiable.apply(len(arguments), *map(_view, arguments), *copies)
         with torch._C._AutoDispatchBelowAutograd():
             return kernel(*arguments)
 
     return run
+
+
+def _view(v: Any) -> Any:
+    """What to keep of a parameter: its data may be other data by the backward pass, as after module.half()."""
+    return v.view_as(v) if isinstance(v, Tensor) and v.is_leaf else v
 
 
 def _blank(t: Tensor) -> Callable[[], Tensor]:

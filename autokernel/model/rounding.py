@@ -1,4 +1,4 @@
-"""Casts in a model that round to fewer digits than what follows has: kernels compute in one precision, and leave them out."""
+"""Casts in a model that round to fewer digits than what follows has: a kernel, which computes in one dtype, has none."""
 
 from collections.abc import Collection, Iterable
 

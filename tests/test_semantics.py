@@ -1057,6 +1057,16 @@ def test_what_follows_a_number_that_is_read_has_its_kernels(fallback: str | None
     assert not any(why.startswith("a graph") for why in replacer.left)
 
 
+def test_a_float_that_has_to_be_a_constant() -> None:
+    """What PyTorch compiles finds that out, and has Dynamo trace once more."""
+    model = Function(lambda s, x, eps: s.b(F.layer_norm(s.a(x), (8,), eps=eps))).requires_grad_(False)
+    replacer, x = Everywhere((), "aot_eager", finder=finder()), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer)
+    for eps in (1e-5, 1.0, 2.0):
+        torch.testing.assert_close(compiled(x, eps), model(x, eps))
+    assert {r.graph for r in replacer.replaced} == {0, 1, 2} and not replacer.left
+
+
 @pytest.mark.parametrize("fallback", [None, pytest.param("inductor", marks=pytest.mark.slow)])
 def test_an_integer_that_is_no_size_needs_no_graph_of_its_own(fallback: str | None) -> None:
     """Such as the step of a schedule."""

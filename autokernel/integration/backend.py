@@ -16,7 +16,7 @@ import torch
 import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.convert_frame import compile_lock
-from torch._dynamo.exc import SkipFrame
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -162,10 +162,14 @@ class Replacer:
         original = in_eager_mode(kept)
         try:
             return _without_tangents(self._optimised(module, inputs), original)
+        except RestartAnalysis:  # Dynamo traces once more, as with a float that has to be a constant
+            raise
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self._fail(f"a graph is left as it is: {reason(error)}")
         try:
             return _without_tangents(self._compile(_copy(kept), inputs), original)
+        except RestartAnalysis:
+            raise
         except Exception as error:
             self._fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
             return original

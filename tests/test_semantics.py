@@ -785,6 +785,17 @@ def test_a_model_that_is_called_while_dynamo_is_disabled() -> None:
     assert explain(applied).graphs == 1 and ["Dynamo disabled" in why for why in explain(applied).left] == [True]
 
 
+def test_a_model_that_is_compiled_once_more_says_that_it_has_no_kernels() -> None:
+    model, x = Function(lambda s, x: s.norm(s.a(x))), torch.randn(2, 8)
+    applied = apply(copy.deepcopy(model), [], "eager")
+    outer = torch.compile(applied, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(outer(x), model(x))
+    assert ["another torch.compile()" in why for why in explain(applied).left] == [True]
+    torch.testing.assert_close(applied(x), model(x))
+    assert explain(applied).graphs == 1
+
+
 def attention_as_it_is_told_to(s: Function, x: Tensor) -> Any:
     """Each way to compute it has results in strides of its own."""
     q = s.a(x).unflatten(-1, (2, 4)).transpose(1, 2)

@@ -30,6 +30,7 @@ LOG = logging.getLogger("autokernel")
 APPLIED = count()  # calls of apply(), for names
 OPTIONS = ("run", "fallback", "gradients")  # of the backend
 MADE: list[Replacer] = []  # by torch.compile(model, backend="autokernel")
+INSIDE = "what another torch.compile() makes of it has no kernels: apply() with fallback='inductor' has both"
 STARTERS = "starters"  # for apply(), and the agent of that name
 
 
@@ -66,10 +67,15 @@ def apply(
     hooks, methods = Hooks(model), Methods(model)
     compiled = _compiled(call, model, replacer)
 
+    @torch._dynamo.assume_constant_result  # it is called while what calls it is traced
+    def say_that_inside() -> None:
+        replacer.fail(INSIDE)
+
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting() or torch.jit.is_tracing():
             return call(*args, **kwargs)
         if torch.compiler.is_dynamo_compiling():
+            say_that_inside()
             return compiled(*args, **kwargs)
         if why := _why_as_written(hooks, methods):
             replacer.leave(why)

@@ -140,7 +140,7 @@ class Replacer:
 
     @cached_property
     def frames(self) -> Frames:
-        return Frames(self.leave, self._fail)
+        return Frames(self.leave, self.fail)
 
     @cached_property
     def proven(self) -> dict[tuple[str, str, str], Winner]:
@@ -165,13 +165,13 @@ class Replacer:
         except RestartAnalysis:  # Dynamo traces once more, as with a float that has to be a constant
             raise
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
-            self._fail(f"a graph is left as it is: {reason(error)}")
+            self.fail(f"a graph is left as it is: {reason(error)}")
         try:
             return _without_tangents(self._compile(_copy(kept), inputs), original)
         except RestartAnalysis:
             raise
         except Exception as error:
-            self._fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
+            self.fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
             return original
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -191,7 +191,8 @@ class Replacer:
         self.left += [why] * is_new
         return is_new
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """Lists `why`, and logs it where it is new."""
         if self.leave(why):
             LOG.warning(why)
 
@@ -199,7 +200,7 @@ class Replacer:
         """After a pass: that it had no kernel in it, if so."""
         if self.winners and not self.replaced and None not in self.installed.values():  # which has been said
             names = ", ".join(winner.target.name for winner in self.winners)
-            self._fail(
+            self.fail(
                 f"nothing is replaced in {model}: no operation of its {self.graphs} graphs has the shapes, the dtypes and "
                 f"the device for which its kernels were proven ({names})"
             )
@@ -239,7 +240,7 @@ class Replacer:
                 with tracing(TracingContext(mode)) as context, _disable_current_modes(), _let_go(context):
                     return self._with_kernels(_of_sizes(kept, values, context), list(values), wanted, general)
             except Exception as error:
-                self._fail(f"a graph is left as it is for some sizes: {reason(error)}")
+                self.fail(f"a graph is left as it is for some sizes: {reason(error)}")
                 return general
 
         return choose
@@ -258,7 +259,7 @@ class Replacer:
         with without_autocast():
             found, result = self._proven(graph, sites, backward)
         for failure in self.finder.failures:
-            self._fail(failure)
+            self.fail(failure)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for place in found:
             results |= self._replace(graph, place, results)
@@ -317,7 +318,7 @@ class Replacer:
                     raise
                 result = other(*values)
                 works = False
-                self._fail(f"a graph runs without kernels from now on: {reason(error)}")
+                self.fail(f"a graph runs without kernels from now on: {reason(error)}")
                 return result
 
         return choose
@@ -366,7 +367,7 @@ class Replacer:
             try:
                 self.installed[name] = install(winner)
             except Exception as error:  # of any kind: no compiler, another version of Triton
-                self._fail(f"the kernel for {name} is not used: {reason(error)}")
+                self.fail(f"the kernel for {name} is not used: {reason(error)}")
                 self.installed[name] = None
         return self.installed[name]
 

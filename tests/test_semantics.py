@@ -919,6 +919,59 @@ def test_a_call_that_raises_costs_no_kernels(is_ours: bool, is_first: bool, monk
     assert not replacer.left
 
 
+def caught(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    y = s.norm(s.a(x))
+    try:
+        row = y[i]
+    except IndexError:
+        row = y[:1]
+    return s.b(row)
+
+
+def raised_as_another(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    y = s.norm(s.a(x))
+    try:
+        return y[i]
+    except IndexError as error:
+        raise ValueError("no such row") from error
+
+
+def raised_again(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    try:
+        return s.norm(s.a(x))[i]
+    except IndexError:
+        s.norm.eps = s.norm.eps
+        raise
+
+
+def beside_what_catches(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    try:
+        y = s.norm(s.a(x))
+    except (KeyError, RuntimeError):
+        y = x
+    return y[i]
+
+
+@pytest.mark.parametrize("function", [caught, raised_as_another, raised_again, beside_what_catches])
+def test_functions_that_catch_what_an_operator_raises(function: Callable[..., Any]) -> None:
+    """In a graph nothing catches an error that an operator raises when it runs."""
+    model, replacer, x = Function(function).requires_grad_(False), everywhere(), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer)
+
+    def outcome(call: Callable[..., Any], i: Tensor) -> Any:
+        try:
+            return call(x, i)
+        except (IndexError, ValueError) as error:
+            return type(error)
+
+    for row in (0, 1, 5, 1):
+        ours, theirs = (outcome(call, torch.tensor([row])) for call in (compiled, model))
+        assert ours is theirs if isinstance(theirs, type) else torch.allclose(ours, theirs, atol=1e-4)
+    assert "rmsnorm" in {r.target for r in replacer.replaced}
+    is_left = function in (caught, raised_as_another)
+    assert any("catches errors of getitem" in why for why in replacer.left) == is_left
+
+
 def test_a_model_that_raises_at_each_call_is_not_compiled_for_ever() -> None:
     def forward(s: Function, x: Tensor) -> Tensor:
         s.norm(s.a(x))

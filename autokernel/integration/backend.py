@@ -40,6 +40,7 @@ from autokernel.integration.ops import (
     visible,
 )
 from autokernel.integration.winner import Winner
+from autokernel.model import catching, padding
 from autokernel.model.capture import (
     ITSELF,
     OF_DYNAMO,
@@ -68,7 +69,6 @@ from autokernel.model.capture import (
 )
 from autokernel.model.contract import Backward
 from autokernel.model.match import Placement, RejectReason, Site, SiteFinder, extract_subgraph
-from autokernel.model.padding import why_not_compiled
 from autokernel.model.regions.growing import regions_of
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
@@ -155,7 +155,7 @@ class Replacer:
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The boundary around every model: no error of ours goes beyond it."""
         self.frames.compiling()
-        if self.may_pad and (why := why_not_compiled(module)):
+        if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given

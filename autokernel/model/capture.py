@@ -43,8 +43,9 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autokernel.model import catching, padding
 from autokernel.model.masks import replace_known_masks
-from autokernel.model.padding import Encoders, why_not_compiled
+from autokernel.model.padding import Encoders
 from autokernel.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -198,7 +199,8 @@ def capture(
             return outside(why)(module.forward)
 
         number = CompileContext.current_compile_id().frame_id
-        if why := skipped.get(number) or encoders.found and why_not_compiled(module):
+        unfit = encoders.found and padding.why_not_compiled(module) or catching.why_not_compiled(module)
+        if why := skipped.get(number) or unfit:
             skipped[number] = why
             raise SkipFrame(why)  # Dynamo runs the model's own code
         if why := why_left_alone(module):

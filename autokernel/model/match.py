@@ -30,7 +30,7 @@ from autokernel.model import pattern_graphs
 from autokernel.model.capture import aten, layout, reason, simplified, storages, trace, value, without_autocast, written
 from autokernel.model.contract import Contract
 from autokernel.model.pieces import pieces
-from autokernel.model.rounding import floats, is_coarser
+from autokernel.model.rounding import rounds
 from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
 
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
@@ -387,7 +387,7 @@ class SiteFinder:
                 yield refusal(RejectReason.SMALL)
             elif any(user not in read for n in read if n is not node for user in n.users):
                 yield refusal(RejectReason.ESCAPES)
-            elif any(is_coarser(dtype, case.dtype) for dtype in floats(nodes)):
+            elif rounds(nodes, [*(v for v in parameters.values() if isinstance(v, Node)), output]):
                 yield refusal(RejectReason.ROUNDED)
             elif places.changed_during(nodes, parameters.values()):
                 yield refusal(RejectReason.WRITTEN)

@@ -43,3 +43,10 @@ def _is_widened(node: Node, dtype: torch.dtype, nodes: Collection[Node]) -> bool
     return any(is_coarser(dtype, other) for other in floats(users)) or any(
         _is_widened(user, dtype, nodes) for user in users if user.target in PASSING
     )
+
+
+def rounds(nodes: Collection[Node], ends: Collection[Node]) -> bool:
+    """Whether anything among `nodes` has fewer digits than all of `ends`, or what is computed of it there."""
+    around = floats(ends)
+    is_coarse = any(all(is_coarser(dtype, other) for other in around) for dtype in floats(nodes))
+    return is_coarse or rounding(nodes, ends) is not None

@@ -949,7 +949,10 @@ def beside_what_catches(s: Function, x: Tensor, i: Tensor) -> Tensor:
         y = s.norm(s.a(x))
     except (KeyError, RuntimeError):
         y = x
-    return y[i]
+    try:  # as transformers does around its index_copy_() for a static cache
+        return y[i]
+    except NotImplementedError:
+        return y
 
 
 @pytest.mark.parametrize("function", [caught, raised_as_another, raised_again, beside_what_catches])

@@ -14,7 +14,14 @@ from torch.utils._pytree import tree_leaves
 PLACE = re.compile(r'File "(.*)", line (\d+), in ')  # of a node's stack trace, which begins where Dynamo does
 # What an operator raises for the numbers in its tensors is none of these; for their shapes it does while it is traced.
 OTHERS = {"AttributeError", "ImportError", "KeyError", "ModuleNotFoundError", "NameError", "OSError", "StopIteration"}
-OTHERS |= {"TypeError", "UnboundLocalError", "FileNotFoundError", "KeyboardInterrupt", "GeneratorExit"}
+OTHERS |= {
+    "FileNotFoundError",
+    "GeneratorExit",
+    "KeyboardInterrupt",
+    "NotImplementedError",
+    "TypeError",
+    "UnboundLocalError",
+}
 # Operators that may fail for what is in their tensors, and what all their names begin with.
 FAILING = {"embedding", "embedding_bag", "gather", "scatter", "take", "take_along_dim", "one_hot", "cross_entropy"}
 FAILING |= {"nll_loss", "multinomial", "bincount", "cholesky", "inverse", "put_", "ctc_loss"}

@@ -3,7 +3,7 @@
 import ast
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import torch
@@ -62,7 +62,7 @@ def _places(node: Node) -> Iterator[tuple[str, int]]:
 
 @cache
 def _guarded(file: str) -> list[range]:
-    """The lines of a file in which an error is caught, and not raised again as it is."""
+    """The lines of a file in which an error is caught, and not raised again."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # no Python: a cell of a notebook with commands of its shell
@@ -74,5 +74,12 @@ def _guarded(file: str) -> list[range]:
 def _catches(handler: ast.ExceptHandler) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     is_of_others = all(isinstance(kind, ast.Name) and kind.id in OTHERS for kind in kinds)
-    last = handler.body[-1]
-    return not (is_of_others or isinstance(last, ast.Raise) and last.exc is None)
+    return not (is_of_others or _raises_alike(handler.body[-1], kinds))
+
+
+def _raises_alike(last: ast.stmt, kinds: Sequence[ast.expr | None]) -> bool:
+    """Whether a handler for `kinds` ends with the error as it is, or one of its kind that says more."""
+    if not isinstance(last, ast.Raise):
+        return False
+    made = last.exc.func if isinstance(last.exc, ast.Call) else last.exc
+    return made is None or len(kinds) == 1 and kinds[0] is not None and ast.dump(made) == ast.dump(kinds[0])

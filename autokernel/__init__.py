@@ -10,6 +10,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
     preflight.py    what must be installed before anything starts
     records.py      files of ours: written whole, and read by their types
     console.py      what a terminal shows; stderr.py: what goes to a log file instead; table.py: plain tables
+    cprofile.py     Python's own, which a profile.py of a user's would hide
 
     hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes, allocator
     model/          a model: workload, user_code, example_inputs
@@ -77,6 +78,9 @@ def __getattr__(name):
         raise AttributeError(f"module 'autokernel' has no attribute {name!r}")
     from importlib import import_module
 
+    from autokernel.cprofile import load_cprofile
+
+    load_cprofile()
     return getattr(import_module(PUBLIC[name]), name)
 
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent if IN_CLONE else DATA  # of kernel
 KERNELS = ROOT / "kernels"
 # Of workspace/, results.tsv and the git repository that they belong to: the clone, else a folder where the user works.
 HOME = ROOT if IN_CLONE else Path(os.environ.get("AUTOKERNEL_HOME") or "autokernel-runs").absolute()
-SCRIPT = re.compile(r"(?:\bpython )?(?<![\w./-])(profile|extract|orchestrate|bench|verify|export_hf)\.py\b(?: ([a-z]+)\b)?")
+SCRIPT = re.compile(r"(\bpython )?(?<![\w./-])(profile|extract|orchestrate|bench|verify|export_hf)\.py\b(?: ([a-z]+)\b)?")
 NEWEST_PYTHON = (3, 15)  # for which PyTorch (2.15) has builds; the oldest stands in __init__.py
 MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}  # and for which
 OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an installed package does not have
@@ -46,13 +46,18 @@ class MissingCompiler(Refused, RuntimeError):
     """No compiler for this language is installed, or none that works; the message says what to install."""
 
 
-def as_called(text: str) -> str:
-    """`text` with `autokernel verify` for `python verify.py`, where that command was called or there is no such script."""
+def as_called(text: str, all_ours: bool = False) -> str:
+    """`text` with `autokernel verify` for `python verify.py`, where that command was called or there is no such script.
+
+    all_ours: nothing in it is a user's, whose own file may be a verify.py; then so where only that is named.
+    """
     if IN_CLONE and not "".join(sys.argv[:1]).startswith("autokernel "):  # a model may have emptied it
         return text
 
     def command(found: "re.Match[str]") -> str:
-        script, word = found.groups()
+        python, script, word = found.groups()
+        if not python and not all_ours:
+            return found.group()
         if script == "orchestrate" and word in OF_A_RUN:
             return "autokernel " + word
         name = {"orchestrate": "optimize", "export_hf": "export"}.get(script, script)
@@ -64,7 +69,12 @@ def as_called(text: str) -> str:
 def program(script: str, name: str) -> "list[str]":
     """The command line of a script of the clone; where there is none, of `autokernel NAME`, which does the same."""
     path = ROOT / (script + ".py")
-    return [sys.executable, *([str(path)] if path.is_file() else ["-m", "autokernel", name])]
+    return [sys.executable, str(path)] if path.is_file() else installed(name)
+
+
+def installed(*words: str) -> "list[str]":
+    """`autokernel WORDS`. By its file: with -m, Python would take an autokernel.py of the folder that we are called in."""
+    return [sys.executable, str(Path(__file__).resolve().with_name("__main__.py")), *words]
 
 
 def terminal() -> "int | None":

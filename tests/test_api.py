@@ -1,6 +1,7 @@
 """autokernel in a Python program: what is exported, a live model handed over, the gate on a source, what apply() did."""
 
 import contextlib
+import importlib
 import os
 import pty
 import re
@@ -89,6 +90,21 @@ def test_a_model_is_handed_over_as_it_is(tmp_path) -> None:
     (fresh,), _ = loaded.inputs(again, seed=1)
     assert fresh.dtype == x.dtype and not torch.equal(fresh, args[0])
     torch.testing.assert_close(fresh.flatten().sort().values, x.flatten().sort().values, rtol=0, atol=0)
+
+
+def test_a_models_modules_are_those_of_its_program_whatever_they_are_called(tmp_path, monkeypatch) -> None:
+    """As in a notebook, which looks for modules in the folder that it is in."""
+    (tmp_path / "bench.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")
+    with monkeypatch.context() as program:
+        program.chdir(tmp_path)
+        program.setattr("sys.path", ["", *(place for place in sys.path if place != str(ROOT))])
+        program.delitem(sys.modules, "bench", raising=False)
+        net = importlib.import_module("bench").Net(4, 4)
+        workload = hand_over(net, (torch.ones(2, 4),), {}, tmp_path)
+    monkeypatch.delitem(sys.modules, "bench", raising=False)
+    monkeypatch.setattr("sys.path", [str(ROOT), *sys.path])  # as in a script of ours
+    model, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert type(model).__name__ == "Net" and sys.path[0] == str(ROOT)
 
 
 def test_equal_models_have_the_same_file(tmp_path) -> None:

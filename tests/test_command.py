@@ -78,7 +78,7 @@ def test_a_command_of_a_run_goes_to_orchestrate() -> None:
         ("python orchestrate.py --hours 8", "autokernel optimize --hours 8"),
         ("python orchestrate.py log --all", "autokernel log --all"),
         ("python export_hf.py --name x", "autokernel export --name x"),
-        ("written by profile.py", "written by autokernel profile"),
+        ("there is no file bench.py", "there is no file bench.py"),  # which is a user's
         ("models/profile.py and kernel.py", "models/profile.py and kernel.py"),
     ],
 )
@@ -86,6 +86,7 @@ def test_scripts_are_named_as_commands(said, called, monkeypatch) -> None:
     assert as_called(said) == said
     monkeypatch.setattr(sys, "argv", ["autokernel bench"])
     assert as_called(said) == called
+    assert as_called("written by profile.py", all_ours=True) == "written by autokernel profile"
 
 
 def test_every_command_has_a_parser_that_shells_can_complete() -> None:

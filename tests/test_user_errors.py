@@ -21,8 +21,9 @@ from autokernel.cli.arguments import script
 from autokernel.gate.source import read_kernel
 from autokernel.hardware.processes import STEPS
 from autokernel.integration.winner import Winner
-from autokernel.model.user_code import user_code
+from autokernel.model.user_code import load_module, user_code
 from autokernel.model.workload import Workload, workload_from
+from autokernel.spec import load_spec
 from autokernel.target import default_target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -226,7 +227,7 @@ LEAVES = {  # what users' code does to where it is
 # Each in a child of its own of a program of its own: in this one pytest holds the streams.
 LEAVE = """
 import gc, io, os, sys, tempfile
-from autokernel.model.user_code import user_code
+from autokernel.model.user_code import load_module, user_code
 was = os.getcwd()
 for line in sys.argv[1:]:
     if not os.fork():
@@ -274,6 +275,56 @@ def test_a_file_of_this_folder_is_the_same_in_another(tmp_path, monkeypatch):
         name: workload_from(parser.parse_args(["--model", name])).model for name in ("net.py", "models/gpt2.py", "no.py")
     }
     assert named == {"net.py": str(tmp_path / "net.py"), "models/gpt2.py": "models/gpt2.py", "no.py": "no.py"}
+
+
+NAMES = ("reference", "kernel", "bench", "verify", "profile", "report", "model", "models", "kernels", "table")
+
+
+@pytest.mark.parametrize("stem", ["net", "kernel", "profile"])
+def test_a_models_neighbours_are_its_own_whatever_they_are_called(tmp_path, monkeypatch, stem):
+    """And ours are ours, after it as before."""
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("OF = 'the user'")
+    imports = "".join(f"import {name}\nassert {name}.OF == 'the user', {name}\n" for name in NAMES if name != stem)
+    (tmp_path / f"{stem}.py").write_text(imports + "OF = 'the user'" + net())
+    monkeypatch.setattr("sys.path", [str(ROOT), *sys.path])  # as where a script of ours was called
+    monkeypatch.setattr("sys.modules", {n: m for n, m in sys.modules.items() if n.partition(".")[0] not in NAMES})
+    Workload(str(tmp_path / f"{stem}.py"), "Net", input_shape=(4, 64)).load()
+    assert sys.path[0] == str(ROOT)
+    load_spec.cache_clear()
+    assert load_spec("softmax").oracle.__code__.co_filename == str(ROOT / "reference.py")
+
+
+def test_an_autokernel_beside_a_model_is_told_from_ours(refusal, tmp_path):
+    (tmp_path / "autokernel.py").write_text("Block = 3")
+    (tmp_path / "net.py").write_text("from autokernel import Block\n" + net())
+    line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD)
+    assert "cannot import name 'Block'" in line and "give that another name" in line
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_processes_that_a_models_code_starts_find_it(tmp_path, start):
+    (tmp_path / f"net_{start}.py").write_text(
+        "import multiprocessing\ndef double(x): return 2 * x\n"
+        f"def answer():\n    with multiprocessing.get_context('{start}').Pool(1) as pool:\n"
+        "        return pool.map_async(double, [21]).get(timeout=60)\n"
+    )
+    module = load_module(str(tmp_path / f"net_{start}.py"), ROOT)
+    with user_code("it failed"):
+        assert module.answer() == [42]
+
+
+def test_a_folder_with_names_of_ours_and_pythons(tmp_path):
+    """A command that is started there is ours, and PyTorch's compiler finds Python's own profile."""
+    for name in ("autokernel", "torch", "random", "profile"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the user')")
+    ended = subprocess.run(preflight.installed("--version"), cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout.startswith("autokernel "), ended
+    lines = f"exec(open({str(ROOT / 'autokernel/cprofile.py')!r}).read()); load_cprofile()\n"
+    lines += "import cProfile, sys; cProfile.Profile; assert 'profile' not in sys.modules"
+    for name in ("torch", "random"):
+        (tmp_path / f"{name}.py").unlink()
+    assert subprocess.run([sys.executable, "-c", lines], cwd=tmp_path).returncode == 0
 
 
 def test_a_thread_of_a_models_own_keeps_no_script_from_ending(tmp_path):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autokernel.cli.signals import let_signals_come
+from autokernel.cprofile import load_cprofile
 from autokernel.history.runs import BadTag, checked_tag
 from autokernel.preflight import Refused, as_called, fail, version
 from autokernel.run.supervisor import CLOSED_PIPE
@@ -43,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action=_Version, nargs=0, help="print it, with Python's and PyTorch's, and end")
 
     def format_help(self) -> str:
-        return as_called(super().format_help())
+        return as_called(super().format_help(), all_ours=True)
 
     def error(self, message: str) -> NoReturn:
         fail(f"{message} ({'' if self.prog.startswith('autokernel') else 'python '}{self.prog} --help)")
@@ -145,6 +146,7 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
         os.getcwd()
     except FileNotFoundError:
         fail("the folder that you are in is gone: change to one that is there")
+    load_cprofile()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr's are: a file's name may be no text in UTF-8
     for name in OF_GIT:  # as a hook of git sets them: this clone is meant, whatever repository we are called from

@@ -103,7 +103,8 @@ def judge_file(options: argparse.Namespace, launched: Launched) -> int:
         try:
             target = Plan.read(run_folder(HOME, options.tag) / PLAN).target(options.target)
         except (OSError, StopIteration):
-            console.fail(f"no target {options.target!r} in workspace/{options.tag}/plan.json: see extract.py --report")
+            advice = f"see python extract.py --report --tag {options.tag}"
+            console.fail(f"no target {options.target!r} in workspace/{options.tag}/plan.json: {advice}")
     try:
         judge = Judge(options.device, options.allow_libraries, options.require_sandbox, launched)
     except SandboxIncomplete as error:

@@ -20,6 +20,7 @@ from autokernel.cli.arguments import Parser
 from autokernel.gate import Judge
 from autokernel.integration.verification.proven import ProvenKernel, clear, entries, folder, machine, versions
 from autokernel.model import pattern_graphs
+from autokernel.preflight import as_called
 from autokernel.records import json_text
 from autokernel.spec import is_kernel_type
 from autokernel.table import print_table
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print_table(f"{len(known)} kernels in {folder()}", COLUMNS, [row(entry) for entry in known])
     else:
         done = "nothing to prove: all that is kept counts" if options.action == "prove" else "no kernel is kept"
-        print(f"{done} in {folder()} (verify.py adds those that a model is faster with)")
+        print(as_called(f"{done} in {folder()} (python verify.py adds those that a model is faster with)"))
     if options.action == "list" and not options.json and (traced := pattern_graphs.files()):
         size = sum(path.stat().st_size for path in traced)
         print(f"{len(traced)} files of traced patterns, {size / 1e6:.1f} MB, in {traced[0].parent}")

@@ -6,7 +6,6 @@ PyTorch is imported by the tools that need it: clients wait a few seconds only f
 import difflib
 import functools
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from autokernel.gate.source import checked_source
 from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.history import status
 from autokernel.history.runs import PLAN, checked_tag, no_run, run_tags
-from autokernel.preflight import HOME, ROOT, Refused
+from autokernel.preflight import HOME, ROOT, Refused, installed
 
 try:
     import anyio
@@ -431,7 +430,7 @@ def start_run(run: str, options: list[str], context: Context) -> Targets:
         for words in (["profile", *options, "--tag", tag], ["extract", "--tag", tag]):
             step(" ".join(words))
             done = subprocess.run(
-                [sys.executable, "-m", "autokernel", *words],
+                installed(*words),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

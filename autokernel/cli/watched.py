@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autokernel.cli.signals import STOPPED
 from autokernel.hardware.processes import STATE, STEPS, die_with_parent
-from autokernel.preflight import check_installed, fail, program, terminal
+from autokernel.preflight import check_installed, fail, installed, program, terminal
 from autokernel.run.supervisor import CRASHES
 
 BY_ITSELF = {"-h", "--help", "--version"}  # no model's code runs then
@@ -36,8 +36,8 @@ def is_watched(words: Sequence[str]) -> bool:
 def watch(script: str, words: Sequence[str]) -> int:
     """Run a script in a child; its exit status. Ends with one line where a signal ended it."""
     check_installed()  # not in the child, whose Python has all that is installed
-    installed = sys.argv[0].startswith("autokernel ")  # as as_called() knows it
-    command = [sys.executable, "-m", "autokernel", script] if installed else program(script, script)
+    called = sys.argv[0].startswith("autokernel ")  # as as_called() knows it
+    command = installed(script) if called else program(script, script)
     with tempfile.TemporaryFile("w+", errors="replace") as steps:
         child = subprocess.Popen(
             [*command, *words],

@@ -229,7 +229,9 @@ def write(project: Project, folder: Path) -> Path:
     if constants(project.source).get("BACKEND") not in ("triton", "cuda"):
         raise NotExported("the hub's kernels are for GPUs: a Triton or a CUDA kernel can be exported, a C++ one cannot")
     if is_region(project.spec.name):
-        raise NotExported("it computes a part of one model, at that model's sizes: verify.py --save makes a package of it")
+        raise NotExported(
+            "it computes a part of one model, at that model's sizes: python verify.py --save makes a package of it"
+        )
     if reason := why_not(folder):
         raise NotOurs(reason)
     functions = _functions(project) if project.compiled else []

@@ -5,6 +5,7 @@ Classes and functions of a notebook or a __main__ travel with the model (by clou
 
 import hashlib
 import io
+import os
 import shutil
 import sys
 from collections import Counter
@@ -31,7 +32,8 @@ from torch.utils._pytree import tree_map_only
 
 AS_IT_IS = True  # keep its dtypes, and those of its inputs
 HELD = Path(__file__).with_name("model.pt")
-sys.path += [path for path in {path!r} if path not in sys.path]
+PATH = {path!r}  # where that program looks for modules, in its order
+sys.path[:] = PATH + [path for path in sys.path if path not in PATH]
 
 
 def {function}():
@@ -79,7 +81,7 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             "take that out of it, or name its file and class on the command line (autokernel optimize --model FILE)"
         ) from error
     function = name if name.isidentifier() else "model"
-    text = FILE.format(name=name, function=function, path=[path for path in sys.path if path])
+    text = FILE.format(name=name, function=function, path=[os.path.abspath(path) for path in sys.path])
     folder = home / "workspace" / FOLDER / hashlib.sha256(written.getbuffer()).hexdigest()[:16]
     if not (folder / "model.py").exists():
         scratch = folder.with_suffix(".part")

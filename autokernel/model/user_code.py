@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from autokernel.hardware.processes import stream_of_parent
-from autokernel.preflight import Refused
+from autokernel.preflight import HOME, ROOT, Refused
 from autokernel.spec import import_file
 
 TRACE = "\nException raised from "  # PyTorch's own places in C++ follow
@@ -33,7 +33,8 @@ NEXT = "models/custom.py is a template"
 PYTHONS = {module: dict(vars(module)) for module in (builtins, json, os, time)}  # as they were before a model was imported
 
 threads: set[threading.Thread] = set()  # begun by users' code, for which Python would wait at the end
-_theirs = SimpleNamespace(folder=None, streams={}, argv=[""])  # where users' code has put itself, and its command line
+# Where users' code has put itself, its command line, and where it looks for modules (None: where we do)
+_theirs = SimpleNamespace(folder=None, streams={}, argv=[""], path=None)
 
 
 class WorkloadError(Refused):
@@ -75,7 +76,8 @@ def _in_its_place() -> Iterator[None]:
     ours, streams = _folder_here(), [_Stream(number, name) for number, name in ((1, "stdout"), (2, "stderr"))]
     _go_to(_theirs.folder)
     try:
-        yield
+        with _its_modules():
+            yield
     finally:
         _theirs.argv, sys.argv = getattr(sys, "argv", [""]), argv
         here = _folder_here()
@@ -87,6 +89,28 @@ def _in_its_place() -> Iterator[None]:
                 _theirs.streams[id(found)] = found
     if lost:
         raise ClosedFiles("it has closed all files of this process (os.closerange()?): it may close those that it opened")
+
+
+@contextmanager
+def _its_modules() -> Iterator[None]:
+    """Users' code finds its own modules first, ours last, be they named alike; what we import later is found as before."""
+    if _theirs.path is None:
+        yield
+        return
+    path = sys.path[:]
+    sys.path[:] = _theirs.path + [place for place in path if place not in _theirs.path]
+    try:
+        yield
+    finally:
+        _theirs.path = sys.path[:]
+        sys.path[:] = path + [place for place in sys.path if place not in path]
+
+
+def _look_first_in(folder: Path) -> None:
+    """From now on users' code finds its modules there, as if a file of that folder had been called."""
+    places = [place for place in sys.path if place != str(folder)]
+    ours = [place for place in places if os.path.realpath(place) == str(ROOT)]  # where a script of ours was called from
+    _theirs.path = [str(folder), *(place for place in places if place not in ours), *ours]
 
 
 class _Stream:
@@ -216,21 +240,44 @@ def load_module(name: str, root: Path) -> Any:
         found = [f"{stem}.py" for stem in difflib.get_close_matches(Path(name).stem, there, 3)]
         raise WorkloadError(f"there is no file {name}" + f": is it {' or '.join(found)}?" * bool(found))
     path = path.resolve()
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # its neighbours are imported by name
-    own = f"autokernel_model_{path.stem}"
+    own = _name_of(path)
     loaded = sys.modules.get(own)  # once: code that Dynamo compiled refers to its globals
-    if loaded and loaded.__file__ == str(path):
+    if loaded and _is_from(loaded, path):
         return loaded
+    _look_first_in(path.parent)
     try:
         _theirs.argv = [name]  # as if it had been called without an option
-        in_package = (path.parent / "__init__.py").is_file()
-        advice = "it is a part of a package: name it as one, --module PACKAGE.NAME, with PYTHONPATH" if in_package else ""
-        with user_code(f"{name} cannot be imported", advice):
+        with user_code(f"{name} cannot be imported", _advice_on_names(path.parent)):
             return import_file(path, own)
     except WorkloadError:
         sys.modules.pop(own, None)
         raise
+
+
+def _advice_on_names(folder: Path) -> str:
+    if (folder / "__init__.py").is_file():
+        return "it is a part of a package: name it as one, --module PACKAGE.NAME, with PYTHONPATH"
+    if (folder / "autokernel.py").is_file() or (folder / "autokernel/__init__.py").is_file():
+        return "import autokernel is this program, and not what stands beside your file: give that another name"
+    return ""
+
+
+def _name_of(path: Path) -> str:
+    """That by which its neighbours import it, and processes that it starts, if it can mean nothing else; else one of ours.
+
+    A model that a program has handed over is in a file of ours, whose name may be that of a module of the program's.
+    """
+    name, ours = path.stem, f"autokernel_model_{path.stem}"
+    if name in sys.modules:
+        return name if _is_from(sys.modules[name], path) else ours
+    if not name.isidentifier() or path.is_relative_to(HOME / "workspace"):
+        return ours
+    meant = importlib.util.find_spec(name)
+    return name if meant is None or meant.origin == str(path) else ours
+
+
+def _is_from(module: Any, path: Path) -> bool:
+    return getattr(module, "__file__", None) == str(path)
 
 
 def _folder(path: Path) -> Path:
@@ -241,6 +288,7 @@ def _installed(name: str) -> Any:
     if not name or Path(name).exists():
         raise WorkloadError(f"{name or repr(name)} is no Python file: name one that ends in .py, or an installed module")
     _theirs.argv = [name]
+    _look_first_in(Path.cwd())  # as python -m does
     with user_code(f"the module {name} cannot be imported"):
         try:
             named = all(part.isidentifier() for part in name.split("."))

@@ -1,5 +1,6 @@
 """What a user gets wrong ends in one line that says what was wrong and what to do, exit status 2, and no traceback."""
 
+import io
 import json
 import os
 import signal
@@ -88,6 +89,8 @@ MODELS = {
             after="    def train(self, mode=True): super().train(mode)"),
         *((), "a pass of Net", "ValueError: in eval mode", "net.py:12)"),
     ),
+    "asks": (net(after="input('Which weights? ')"), (), "EOFError", "net.py:14)"),
+    "begins a line": (net(after="import sys\nsys.stderr.write('50 %')\nprint('...', end='')\nx"), (), "NameError", "x"),
     "stops the program": (net(init="raise SystemExit(0)"), (), "it calls sys.exit(0)", "net.py:9)"),
     "stops it in forward": (net(forward="import sys; sys.exit()"), (), "it calls sys.exit()", "net.py:12)"),
     "stops it when imported": (net(after="exit('bye')"), (), "cannot be imported", "sys.exit('bye')", "net.py:14)"),
@@ -174,6 +177,7 @@ MODELS = {
 def test_a_model_that_cannot_be_profiled(refusal, monkeypatch, tmp_path, case):
     monkeypatch.setattr("builtins.print", print)  # which some of them replace
     monkeypatch.setattr("time.perf_counter", time.perf_counter)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     source, options, *words = MODELS[case]
     file = tmp_path / "net.py"
     file.write_text(source)

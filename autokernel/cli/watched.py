@@ -43,6 +43,7 @@ def watch(script: str, words: Sequence[str]) -> int:
             [*command, *words],
             env=os.environ | {STEPS: str(steps.fileno())},
             pass_fds=[number for number in (steps.fileno(), terminal()) if number is not None],
+            stdin=subprocess.DEVNULL,  # a model's code may ask, in many processes; nobody answers
             preexec_fn=_begin_child,
         )
         with _passing_on_to(child) as stopped:

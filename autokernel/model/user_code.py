@@ -78,6 +78,10 @@ def _in_its_place() -> Iterator[None]:
     try:
         with _its_modules():
             yield
+    except BaseException:
+        for stream in streams:
+            stream.end_line()
+        raise
     finally:
         _theirs.argv, sys.argv = getattr(sys, "argv", [""]), argv
         here = _folder_here()
@@ -118,8 +122,22 @@ class _Stream:
 
     def __init__(self, number: int, name: str) -> None:
         self.number, self.name, self.ours, self.kept = number, name, getattr(sys, name), None
+        self.written = "\n"
+        with suppress(AttributeError):  # no stream at all
+            self.ours.write = self._write
         with suppress(OSError):  # it is closed
             self.kept = os.dup(number)
+
+    def _write(self, text: str) -> int:
+        self.written = text or self.written
+        return type(self.ours).write(self.ours, text)
+
+    def end_line(self) -> None:
+        """Where a line was begun, as by a bar of progress, or input(), which nobody answers: the error has one of its own."""
+        with suppress(AttributeError, OSError, ValueError):  # closed, or taken apart
+            if not self.written.endswith("\n"):
+                self.ours.write("\n")
+                self.ours.flush()
 
     @property
     def lost(self) -> bool:
@@ -133,6 +151,8 @@ class _Stream:
 
     def put_back(self) -> Any:
         """What stood in its place, if anything."""
+        with suppress(AttributeError):
+            del self.ours.write
         if self.lost:
             self.kept = stream_of_parent(self.number)
         if self.kept is not None:

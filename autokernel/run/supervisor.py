@@ -92,6 +92,7 @@ class Supervisor:
             [*self.command, *again],
             env=os.environ | {STATE: str(notes.fileno())},
             pass_fds=[number for number in (notes.fileno(), terminal()) if number is not None],
+            stdin=subprocess.DEVNULL,  # a model's code may ask, in many processes; nobody answers
             start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on once
             preexec_fn=die_with_parent,
         )

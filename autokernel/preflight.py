@@ -35,6 +35,7 @@ MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}  # and for whi
 OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an installed package does not have
 GLIBC = (2, 28)  # of Linux, at least
 OF_A_RUN = ("status", "runs", "next", "plan", "record", "report", "log", "merge", "clean")  # commands of orchestrate.py
+LONGEST_WORD = 400  # of an error, shown in full: a path, most often
 TERMINAL = "AUTOKERNEL_TERMINAL"  # in the environment of a command that a Python program started: the number of a file
 
 
@@ -110,8 +111,9 @@ def kernel_types(folder: Path = KERNELS) -> "list[str]":
 
 
 def fail(message: object) -> NoReturn:
-    """End the program: one line on stderr that says what to do, exit status 2."""
-    (sys.stderr or sys.__stderr__).write(f"error: {as_called(' '.join(str(message).split()))}\n")
+    """End the program: one line on stderr that says what to do, exit status 2. What is given as a word may be a whole text."""
+    words = [word if len(word) <= LONGEST_WORD else word[:200] + "…" + word[-50:] for word in str(message).split()]
+    (sys.stderr or sys.__stderr__).write(f"error: {as_called(' '.join(words))}\n")
     raise SystemExit(2)
 
 

@@ -347,6 +347,8 @@ def test_an_interrupt_without_words(capsys):
 
 COMMANDS = {
     "no such file": (profile.main, ("--model", "models/gpt3.py"), "there is no file models/gpt3.py: is it gpt2.py?"),
+    "a text for a name": (profile.main, ("--model", "net" * 1000), "error: netnet", "…", "File name too long"),
+    "a number for a text": (profile.main, ("--profile-iters", "9" * 3000), "out of range: at least 1, at most 1e+09"),
     "nothing near": (profile.main, ("--model", "no.py"), "there is no file no.py"),
     "a folder": (profile.main, ("--model", "models"), "models is no Python file"),
     "a text": (profile.main, ("--model", "README.md"), "README.md is no Python file"),

@@ -91,8 +91,8 @@ def _within(text: str, value: Any, lower: str, enough: bool, most: float | None)
     return value
 
 
-count = whole(1)  # of what must be there at all
-count_or_none = whole(0)
+count = whole(1, 10**9)  # of what must be there at all
+count_or_none = whole(0, 10**9)
 positive = number(above=0.0)
 nonnegative = number()
 seed = whole(0, 2**63 - 1)  # as torch.manual_seed() takes it

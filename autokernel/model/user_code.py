@@ -133,7 +133,7 @@ class _Stream:
         return type(self.ours).write(self.ours, text)
 
     def end_line(self) -> None:
-        """Where a line was begun, as by a bar of progress, or input(), which nobody answers: the error has one of its own."""
+        """Where a line was begun, by a bar of progress or input(), which nobody answers: the error has one of its own."""
         with suppress(AttributeError, OSError, ValueError):  # closed, or taken apart
             if not self.written.endswith("\n"):
                 self.ours.write("\n")

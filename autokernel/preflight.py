@@ -113,7 +113,8 @@ def kernel_types(folder: Path = KERNELS) -> "list[str]":
 def fail(message: object) -> NoReturn:
     """End the program: one line on stderr that says what to do, exit status 2. What is given as a word may be a text."""
     words = [word if len(word) <= LONGEST_WORD else word[:200] + "…" + word[-50:] for word in str(message).split()]
-    (sys.stderr or sys.__stderr__).write(f"error: {as_called(' '.join(words))}\n")
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(words))  # as what would colour a terminal
+    (sys.stderr or sys.__stderr__).write(f"error: {as_called(text)}\n")
     raise SystemExit(2)
 
 

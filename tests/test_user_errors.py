@@ -83,6 +83,9 @@ MODELS = {
         net(after="\nimport builtins\ndef no_print(*_, **__): raise ValueError\nbuiltins.print = no_print"),
         *((), "has replaced builtins.print", "ValueError (", "net.py:16)"),
     ),
+    "an error in colours": (
+        net(init="raise type('E\\x1b[31m', (Exception,), {})('\\udc80')"), (), "E\\x1b[31m: \\udc80 ("
+    ),
     "error without words": (net(forward="assert x.sum() is None"), (), "AssertionError (", "net.py:12)"),
     "a train() that returns nothing": (
         net(forward="assert not self.training, 'trains'; raise ValueError('in eval mode')",
@@ -143,6 +146,11 @@ MODELS = {
     "parameters that fail": (net(after="Net.named_parameters = lambda self: 1 / 0"), (), "cannot be made", "net.py:14)"),
     "inputs without data": (
         net(after="def example_inputs(): return torch.ones(4, 64, device='meta')"), (), "inputs of Net cannot be moved"
+    ),
+    "nested inputs": (
+        net(after="import warnings\nwarnings.simplefilter('ignore')\n"
+        "def example_inputs(): return torch.nested.nested_tensor([torch.ones(2, 64), torch.ones(3, 64)])"),
+        *((), "returns nested tensors", "give padded ones"),
     ),
     "names that are none": (net(after="def example_inputs(): return {1: torch.ones(4, 64)}"), (), "a dict with 1: "),
     "asynchronous": (net().replace("def forward", "async def forward"), (), "returns no tensor, but coroutine"),
@@ -207,6 +215,24 @@ def test_a_part_of_a_package_is_named_as_one(refusal, tmp_path):
     (tmp_path / "net.py").write_text("from . import layers\n" + net())
     line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD)
     assert "relative import" in line and "--module PACKAGE.NAME" in line
+
+
+CHILDREN = {"goes on": ("", 0), "exits": ("sys.exit(3)", 3), "exits with words": ("exit('no')", 1), "fails": ("1 / 0", 1)}
+
+
+@pytest.mark.parametrize("case", CHILDREN)
+def test_a_child_that_a_model_forks_is_no_second_script(case):
+    """It ends where the model's code does."""
+    does, status = CHILDREN[case]
+    process = os.getpid()
+    try:
+        with user_code("a pass failed"):
+            if not (child := os.fork()):
+                exec(does, {"sys": sys})
+    finally:
+        if os.getpid() != process:
+            os._exit(77)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_a_child_that_a_model_forks_may_leave_at_once():

@@ -67,6 +67,27 @@ def _exit_is_told() -> Iterator[None]:
 
 
 @contextmanager
+def _end_of_children() -> Iterator[None]:
+    """A child that was forked in users' code ends with it: it would go on as a second script of ours."""
+    process, status = os.getpid(), 0
+    try:
+        yield
+    except BaseException as error:
+        status = 1
+        if os.getpid() == process:
+            raise
+        if isinstance(error, SystemExit):
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        else:
+            print(f"a process that was forked has ended: {short(error)}", file=sys.stderr)
+    finally:
+        if os.getpid() != process:
+            for stream in (sys.stdout, sys.stderr):
+                _writable(stream)  # flushes it
+            os._exit(status)
+
+
+@contextmanager
 def _in_its_place() -> Iterator[None]:
     """Users' code goes on in the folder that it has gone to; we stay in ours, with streams that can be written to.
 
@@ -206,7 +227,7 @@ def user_code(what: str, advice: str = "", among_ours: bool = False) -> Iterator
     """
     before = set(threading.enumerate())
     try:
-        with _exit_is_told(), _in_its_place():
+        with _exit_is_told(), _in_its_place(), _end_of_children():
             yield
     except (KeyboardInterrupt, Refused):
         raise

@@ -213,7 +213,10 @@ class Workload:
             raise WorkloadError(
                 f"{where} returns a dict with {shown(strange[0])}: it has the names of forward()'s arguments"
             )
-        if not any(isinstance(value, torch.Tensor) for value in leaves((args, kwargs), f"what {where} returns")):
+        given = leaves((args, kwargs), f"what {where} returns")
+        if any(isinstance(value, torch.Tensor) and value.is_nested for value in given):
+            raise WorkloadError(f"{where} returns nested tensors, which kernels do not take: give padded ones")
+        if not any(isinstance(value, torch.Tensor) for value in given):
             raise WorkloadError(
                 f"{where} returns {shown(made)}, not inputs: a tensor, a tuple of them, a dict of keyword arguments, or "
                 "(args tuple, kwargs dict)"

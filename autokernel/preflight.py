@@ -273,16 +273,20 @@ def why_no_repository(root: Path) -> Optional[str]:  # noqa: UP045 as above
     if not git:
         return "git is not installed (Debian/Ubuntu: apt install git; macOS: xcode-select --install)"
     words = ("rev-parse", "--show-toplevel", "--verify", "HEAD")
-    asked = subprocess.run([git, "-C", str(root), *words], capture_output=True)
-    if not asked.stdout:
-        reason = asked.stderr.decode(errors="replace").strip().splitlines()[0]
-    else:
+    asked = subprocess.run([git, "-C", str(root), *words], capture_output=True, env={**os.environ, "LC_ALL": "C"})
+    reason = (asked.stderr.decode(errors="replace").strip().splitlines() or [""])[0]
+    if asked.stdout:
         top = os.fsdecode(asked.stdout.splitlines()[0])
         if os.path.samefile(top, root):
-            no_commit = f"experiments follow the commit that is checked out, and the branch in {root} has none: git commit"
-            return no_commit if asked.returncode else None
-        reason = f"git takes it for a part of {top}"
-    advice = "mend that file" if "bad config" in reason else "git clone it"
+            if not asked.returncode:
+                return None
+            if "Needed a single revision" in reason:
+                return f"experiments follow the commit that is checked out, and the branch in {root} has none: git commit"
+        else:
+            reason = f"git takes it for a part of {top}"
+    damaged = (root / ".git").exists()
+    advice = "its .git is damaged: mend it, or clone it anew beside this one" if damaged else "git clone it"
+    advice = "mend that file" if "bad config" in reason else advice
     advice = f"git config --global --add safe.directory {root}" if "dubious ownership" in reason else advice
     return f"experiments are git commits, and {root} is not a git clone that git can read ({reason}): {advice}"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from autokernel.history.runs import BadTag, checked_tag
+from autokernel.preflight import why_no_repository
 from tests.small_clone import SmallClone, small_clone
 
 CHILD = {"AUTOKERNEL_NOTES": "0"}  # as the supervisor starts it: without a process in between that imports PyTorch anew
@@ -518,6 +519,21 @@ def test_a_branch_without_a_commit(clone, command):
         assert_fine(done, "too bold")
     else:
         assert_one_line(done)
+
+
+@pytest.mark.parametrize(
+    "file, words", [("HEAD", "not a git repository"), ("packed-refs", "unexpected line in .git/packed-refs")]
+)
+def test_what_is_damaged_in_git_is_no_reason_to_commit_or_to_clone_over_it(tmp_path, file, words):
+    for words_of_git in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=b", "commit", "-qm", "x", "--allow-empty"],
+    ):
+        subprocess.run(["git", *words_of_git], cwd=tmp_path, check=True)
+    assert why_no_repository(tmp_path) is None
+    (tmp_path / ".git" / file).write_text("junk line\n")
+    reason = why_no_repository(tmp_path)
+    assert words in reason and "its .git is damaged" in reason
 
 
 def test_gits_own_variables_do_not_lead_elsewhere(clone):

@@ -104,6 +104,7 @@ def test_a_models_modules_are_those_of_its_program_whatever_they_are_called(tmp_
     monkeypatch.delitem(sys.modules, "bench", raising=False)
     monkeypatch.setattr("sys.path", [str(ROOT), *sys.path])  # as in a script of ours
     model, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
+    sys.modules.pop("bench")
     assert type(model).__name__ == "Net" and sys.path[0] == str(ROOT)
 
 

@@ -33,8 +33,7 @@ NEXT = "models/custom.py is a template"
 PYTHONS = {module: dict(vars(module)) for module in (builtins, json, os, time)}  # as they were before a model was imported
 
 threads: set[threading.Thread] = set()  # begun by users' code, for which Python would wait at the end
-# Where users' code has put itself, its command line, and where it looks for modules (None: where we do)
-_theirs = SimpleNamespace(folder=None, streams={}, argv=[""], path=None)
+_theirs = SimpleNamespace(folder=None, streams={}, argv=[""])  # where users' code has put itself, and its command line
 
 
 class WorkloadError(Refused):
@@ -118,24 +117,14 @@ def _in_its_place() -> Iterator[None]:
 
 @contextmanager
 def _its_modules() -> Iterator[None]:
-    """Users' code finds its own modules first, ours last, be they named alike; what we import later is found as before."""
-    if _theirs.path is None:
-        yield
-        return
+    """Users' code finds its own modules, be they named as ours, which come last; we find what we import later as before."""
     path = sys.path[:]
-    sys.path[:] = _theirs.path + [place for place in path if place not in _theirs.path]
+    ours = [place for place in path if os.path.realpath(place) == str(ROOT)]  # where a script of ours was called from
+    sys.path[:] = [place for place in path if place not in ours] + ours
     try:
         yield
     finally:
-        _theirs.path = sys.path[:]
-        sys.path[:] = path + [place for place in sys.path if place not in path]
-
-
-def _look_first_in(folder: Path) -> None:
-    """From now on users' code finds its modules there, as if a file of that folder had been called."""
-    places = [place for place in sys.path if place != str(folder)]
-    ours = [place for place in places if os.path.realpath(place) == str(ROOT)]  # where a script of ours was called from
-    _theirs.path = [str(folder), *(place for place in places if place not in ours), *ours]
+        sys.path[:] = path + [place for place in dict.fromkeys(sys.path) if place not in path]
 
 
 class _Stream:
@@ -285,10 +274,11 @@ def load_module(name: str, root: Path) -> Any:
     loaded = sys.modules.get(own)  # once: code that Dynamo compiled refers to its globals
     if loaded and _is_from(loaded, path):
         return loaded
-    _look_first_in(path.parent)
     try:
         _theirs.argv = [name]  # as if it had been called without an option
         with user_code(f"{name} cannot be imported", _advice_on_names(path.parent)):
+            # As Python does. When it is imported later, what is Python's own comes first: PyTorch's compiler looks for it.
+            sys.path.insert(0, str(path.parent))
             return import_file(path, own)
     except WorkloadError:
         sys.modules.pop(own, None)
@@ -329,7 +319,8 @@ def _installed(name: str) -> Any:
     if not name or Path(name).exists():
         raise WorkloadError(f"{name or repr(name)} is no Python file: name one that ends in .py, or an installed module")
     _theirs.argv = [name]
-    _look_first_in(Path.cwd())  # as python -m does
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     with user_code(f"the module {name} cannot be imported"):
         try:
             named = all(part.isidentifier() for part in name.split("."))

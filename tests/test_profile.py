@@ -309,6 +309,15 @@ def test_times_that_do_not_fit_the_pass_are_said(profile: ModelProfile, capsys) 
     assert "times what the pass took" not in capsys.readouterr().out
 
 
+def test_an_operation_above_its_limit_is_said_once(profile: ModelProfile, capsys) -> None:
+    show(profile)
+    assert "% of a limit" not in capsys.readouterr().out
+    spots = [replace(h, limit_us=3 * h.time_us) if h.limit_us else h for h in profile.hotspots]
+    show(replace(profile, hotspots=tuple(spots)))
+    said = capsys.readouterr().out
+    assert said.count("300 % of a limit: this machine's peaks were measured while other work ran on it") == 1
+
+
 @pytest.mark.parametrize(
     "asked, fit, made",
     [((None, None), 1000, (3, 10)), ((None, None), 4, (1, 4)), ((None, None), 0, (1, 3)), ((0, 50), 1, (0, 50))],

@@ -119,6 +119,12 @@ def test_the_page_has_everything_and_loads_nothing(run):
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_kernel_above_the_peak_is_said_once(run):
+    above = [replace(ROW, target=TARGET.name, experiment=number, pct_peak=100.0 + number) for number in (20, 30)]
+    run.log.append([run.ledger.record(row, f"step {row.experiment}\n") for row in above])
+    assert write_report(run).count("130 % of a limit: this machine's peaks were measured while other work ran") == 1
+
+
 def test_the_branch_ends_with_every_winner_and_what_the_run_came_to(run):
     close_branch(run)
     shown = sh("git", "show", f"autokernel/{run.tag}", cwd=run.root)

@@ -16,6 +16,7 @@ from pathlib import Path
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, new_file, tag
 from autokernel.cli.watched import noting
+from autokernel.hardware.roofline import above_limit
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
@@ -139,7 +140,8 @@ def show(profile: ModelProfile) -> None:
     against = {"best": "the faster of eager mode and torch.compile", "compile": "torch.compile", "eager": "eager mode"}
     print(f"compiled: how much faster torch.compile makes it; headroom: over {against[profile.baseline]}")
     print(*account.lines(profile.hotspots), sep="\n")
-    for words in filter(None, (*profile.differs, profile.without)):
+    attained = above_limit(100 * site.limit_us / site.time_us for site in profile.sites if site.limit_us and site.time_us)
+    for words in filter(None, (attained, *profile.differs, profile.without)):
         print(words)
     for reason in profile.left:
         print(f"left out: {reason}")

@@ -3,11 +3,23 @@
 The model is that of Williams, Waterman and Patterson, "Roofline", CACM 52 (2009): peak FLOP/s bounds it, or peak bandwidth.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from autokernel.hardware.device import Device
+
+
+def above_limit(percents: Iterable[float]) -> str:
+    """A sentence on percentages of limits where one is more than all of it; else empty."""
+    most = max(percents, default=0.0)
+    if round(most) <= 100:
+        return ""
+    return (
+        f"{most:.0f} % of a limit: this machine's peaks were measured while other work ran on it, or data stayed in its "
+        "caches; limits, and what is left to gain, are rough here"
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from autokernel.agents import PastExperiment
 from autokernel.agents.playbook import fitting_tier, tier_text
 from autokernel.gate.timing.statistics import CONFIDENCE
+from autokernel.hardware.roofline import above_limit
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.ledger import RESULT, GitFailed, NoRepository
 from autokernel.history.progress import incumbent, rows_of, tried
@@ -40,7 +41,8 @@ def write_report(workspace: Workspace) -> str:
     """
     known = known_rows(workspace.root, workspace.tag)
     rows, workforce = known.rows, read_workforce(workspace.folder)
-    notes = (*known.notes, *(workforce.quarantined() if workforce else ()))
+    attained = above_limit(row.pct_peak for row in rows if row.pct_peak)
+    notes = (*known.notes, *(workforce.quarantined() if workforce else ()), *filter(None, [attained]))
     if not rows and (workspace / HTML).exists():
         raise NoRun(f"neither git nor results.tsv has an experiment of run {workspace.tag!r}: {HTML} is left as it is")
     verification = Verification.read(workspace / VERIFY) if (workspace / VERIFY).exists() else None

@@ -507,6 +507,10 @@ def test_the_next_compiler_is_taken_where_the_first_is_broken(monkeypatch, tmp_p
 
 HERE = {  # what a shell does before a script is started -> words of its line
     "a folder that is gone": ("mkdir gone; cd gone; rmdir ../gone", "the folder that you are in is gone"),
+    "a cache of PyTorch's": (
+        "TORCHINDUCTOR_CACHE_DIR=/proc/nowhere; export TORCHINDUCTOR_CACHE_DIR",
+        *("$TORCHINDUCTOR_CACHE_DIR: cannot write to /proc/nowhere", "make it writable"),
+    ),
     "a configuration of git's": ("echo '[x' > .gitconfig; HOME=$PWD; export HOME", "git cannot be used here", "bad config"),
 }
 

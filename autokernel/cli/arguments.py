@@ -19,14 +19,15 @@ from typing import Any, NoReturn
 from autokernel.cli.signals import let_signals_come
 from autokernel.cprofile import load_cprofile
 from autokernel.history.runs import BadTag, checked_tag
-from autokernel.preflight import Refused, as_called, fail, version
+from autokernel.preflight import Refused, as_called, fail, version, why_not_writable
 from autokernel.run.supervisor import CLOSED_PIPE
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 NEGATIVE = re.compile(r"-[\d.]")  # what begins so is a value, and no option: --input-shape -1,512
 YEAR_H = 366 * 24
 OF_GIT = ("DIR", "WORK_TREE", "INDEX_FILE", "COMMON_DIR", "OBJECT_DIRECTORY", "NAMESPACE", "PREFIX")
-OF_FOLDERS = ("AUTOKERNEL_CACHE", "AUTOKERNEL_PROVEN", "AUTOKERNEL_HOME", "XDG_CACHE_HOME", "TMPDIR")
+INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # which PyTorch makes when it is imported
+OF_FOLDERS = ("AUTOKERNEL_CACHE", "AUTOKERNEL_PROVEN", "AUTOKERNEL_HOME", "XDG_CACHE_HOME", "TMPDIR", INDUCTOR)
 WRITE_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, a quota, `ulimit -f`, a broken disk
 NOT_OURS = (  # the file system's refusals, which say nothing of our code
     *(*WRITE_FAILED, errno.EACCES, errno.EPERM, errno.EROFS),
@@ -153,6 +154,8 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
         os.environ.pop(f"GIT_{name}", None)
     for name in filter(os.environ.get, OF_FOLDERS):  # processes that are started from here are in folders of their own
         os.environ[name] = os.path.abspath(os.environ[name])
+    if (place := os.environ.get(INDUCTOR)) and (reason := why_not_writable(Path(place))):
+        fail(f"${INDUCTOR}: {reason}")
     try:
         try:
             let_signals_come()

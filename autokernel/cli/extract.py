@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         advice = "--report shows targets, another --tag begins anew"
         fail(f"run {arguments.tag!r} has experiments, which belong to its plan: {advice}")
     source = arguments.profile or folder / "profile.json"
+    if arguments.profile and not source.is_file():
+        fail(f"{source} is no file: python profile.py --output {source} writes one")
     if not source.is_file():
         fail(f"there is no {os.path.relpath(source)}: run python profile.py --tag {arguments.tag} first")
     profile = ModelProfile.read(source)

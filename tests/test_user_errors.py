@@ -394,7 +394,7 @@ COMMANDS = {
     "a folder to write": (profile.main, ("--output", "models"), "it is a folder: name a file"),
     "below a file": (profile.main, ("--output", "README.md/profile.json"), "cannot write to README.md", "Not a directory"),
     "no profile": (extract.main, ("--tag", "no-such-run"), "there is no workspace/no-such-run/profile.json"),
-    "a folder for a profile": (extract.main, ("--profile", "models"), "models is no file: python profile.py --output models"),
+    "no profile there": (extract.main, ("--profile", "models"), "models is no file: python profile.py --output models"),
     "no run": (verify.main, ("--tag", "no-such-run"), "there is no run named 'no-such-run'"),
     "no name of a file": (bench.main, ("kernel_" * 800,), "there is no file kernel_kernel_"),
     "no kernel": (bench.main, ("kernel_of_mine.py",), "there is no file kernel_of_mine.py"),

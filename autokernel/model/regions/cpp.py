@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered, Result
+from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered, Result, is_scan
 from autokernel.model.regions.writing import (
     OPERATORS,
     Writer,
@@ -13,6 +13,7 @@ from autokernel.model.regions.writing import (
     levels,
     loops_of,
     made,
+    place,
     result_names,
     returned,
     varying,
@@ -46,7 +47,18 @@ FUNCTIONS = {
     "where": "({0} ? {1} : {2})",
     "float": "float({0})",
     "int": "int64_t({0})",
+    "scan_sum": "{0}",
+    "scan_prod": "{0}",
 }
+# of a reduction: what it begins with, how OpenMP calls it, and how an element is taken in
+REDUCED = {
+    "reduce_sum": ("0", "+", "{0} += {1};"),
+    "reduce_prod": ("1", "*", "{0} *= {1};"),
+    "reduce_min_int": ("INT64_MAX", "min", "{0} = {1} < {0} ? {1} : {0};"),
+    "reduce_max": ("-INFINITY", "max", "{0} = {1} > {0} ? {1} : {0};"),
+    "reduce_min": ("INFINITY", "min", "{0} = {1} < {0} ? {1} : {0};"),
+}
+SCANNED = {"scan_sum": ("0", "+="), "scan_prod": ("1", "*=")}
 DECLARED = {FLOAT: "float", BOOL: "bool", INT: "int64_t"}
 
 FILE = '''"""{title}
@@ -170,12 +182,13 @@ class _Function:
     def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
         return Writer(FUNCTIONS, number, _declare, self._load, prefix, dict(known or {}))
 
-    def _place(self, strides: Sequence[int]) -> str:
-        return " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip(self.index, strides) if s) or "0"
-
-    def _load(self, e: Expression) -> str:
-        element = f"x{e.data[0]}[{self._place(self.loops.strides[e])}]"
-        return f"{element} != 0" if e.kind == BOOL else f"{DECLARED[e.kind]}({element})"
+    def _load(self, e: Expression, condition: str = "") -> str:
+        at = place(self.index, self.loops.strides[e], e.data[2])
+        if e.op == "index":
+            return at
+        element = f"x{e.data[0]}[{at}]"
+        text = f"{element} != 0" if e.kind == BOOL else f"{DECLARED[e.kind]}({element})"
+        return f"{condition} ? {text} : 0" if condition else text
 
     def _indices(self) -> list[str]:
         lines, below = [], 1
@@ -189,27 +202,20 @@ class _Function:
         """A loop along the row that adds up all reductions of one level."""
         before = self.row.same_along_row(reductions, self.in_columns)
         starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
-        over: dict[str, list[str]] = {"+": [], "max": [], "min": []}
+        over: dict[str, list[str]] = {"+": [], "*": [], "max": [], "min": []}
         for k, e in enumerate(reductions):
-            name, operand = f"r{n}_{k}", loop.text(e.operands[0])
-            inner += loop.take()
-            if e.op == "reduce_sum":
-                starts.append(f"float {name} = 0;")
-                inner.append(f"{name} += {operand};")
-                over["+"].append(name)
-            else:  # OpenMP's maximum passes over NaN
-                sign, start, how = (">", "-INFINITY", "max") if e.op == "reduce_max" else ("<", "INFINITY", "min")
-                starts.append(f"float {name} = {start}, {name}_nan = 0;")
-                inner += [
-                    f"{name} = {operand} {sign} {name} ? {operand} : {name};",
-                    f"{name}_nan += {operand} != {operand};",
-                ]
-                over[how].append(name)
+            name, operand, (start, how, taken) = f"r{n}_{k}", loop.text(e.operands[0]), REDUCED[e.op]
+            inner += [*loop.take(), taken.format(name, operand)]
+            starts.append(f"{DECLARED[e.kind]} {name} = {start};")
+            over[how].append(name)
+            if e.op in ("reduce_max", "reduce_min"):  # OpenMP's pass over NaN
+                starts.append(f"float {name}_nan = 0;")
+                inner.append(f"{name}_nan += {operand} != {operand};")
                 over["+"].append(f"{name}_nan")
                 ends.append(f"if ({name}_nan > 0) {name} = NAN;")
             self.row.known[e] = name
         clauses = " ".join(f"reduction({op} : {', '.join(names)})" for op, names in over.items() if names)
-        return [*before, *starts, *self._along_row(inner, clauses), *ends]
+        return [*before, *starts, *self._along_row(inner, clauses, loop), *ends]
 
     def _results(self) -> list[str]:
         """The loop along the row that writes; one store for each result that is one number a row."""
@@ -217,27 +223,31 @@ class _Function:
         inner = [r for i, r in enumerate(results) if self.in_blocks or self.loops.in_columns(i)]
         before = self.row.same_along_row([result.expression for _, result, _ in inner], self.in_columns)
         once = self._stores(self.row, [r for r in results if r not in inner])
-        stores = self._stores(self._writer("c", self.row.known), inner)
-        return [*before, *once, *(self._along_row(stores) if inner else ())]
+        stores = self._stores(loop := self._writer("c", self.row.known), inner)
+        return [*before, *once, *(self._along_row(stores, "", loop) if inner else ())]
 
     def _stores(self, writer: Writer, results: Sequence[tuple[str, Result, Sequence[int]]]) -> list[str]:
         lines = []
         for y, result, strides in results:
             text = writer.text(result.expression)
-            lines += [*writer.take(), f"{y}[{self._place(strides)}] = {TYPES[result.spec.dtype]}({text});"]
+            lines += [*writer.take(), f"{y}[{place(self.index, strides)}] = {TYPES[result.spec.dtype]}({text});"]
         return lines
 
-    def _along_row(self, inner: Sequence[str], clauses: str = "") -> list[str]:
-        lines, columns = [], self.loops.columns
+    def _along_row(self, inner: Sequence[str], clauses: str, loop: Writer) -> list[str]:
+        columns, scans = self.loops.columns, loop.scans()
+        lines = [f"double {name}_total = {SCANNED[e.op][0]};" for name, e in scans]
         for d, n in enumerate(columns):
             i, is_last = self.index[len(self.loops.rows) + d], d == len(columns) - 1
-            if is_last:
+            if is_last and not scans:
                 lines += indented([f"#pragma omp simd {clauses}".rstrip()], d)
             first, end = ("start", "end") if self.in_blocks and is_last else ("0", str(n))
-            lines += indented([f"for (int64_t {i} = {first}; {i} < {end}; ++{i}) {{"], d)
+            forwards, backwards = f"{i} = {first}; {i} < {end}; ++{i}", f"{i} = {n - 1}; {i} >= 0; --{i}"
+            lines += indented([f"for (int64_t {backwards if self.lowered.is_backwards else forwards}) {{"], d)
         lines += indented(inner, len(columns))
         return lines + [line for d in reversed(range(len(columns))) for line in indented(["}"], d)]
 
 
-def _declare(name: str, text: str, e: Expression) -> str:
-    return f"const {DECLARED[e.kind]} {name} = {text};"
+def _declare(name: str, text: str, e: Expression) -> list[str]:
+    if is_scan(e):
+        text = f"float({name}_total {SCANNED[e.op][1]} {text})"
+    return [f"const {DECLARED[e.kind]} {name} = {text};"]

@@ -6,6 +6,7 @@ such operations (norms, softmax) may be joined too; as they are they stay sites 
 """
 
 import hashlib
+import operator
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +19,14 @@ from torch.fx import GraphModule, Node
 from autokernel.backends import default_backend
 from autokernel.model.capture import aten, has_effects, is_idle, reason, value
 from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
-from autokernel.model.regions import cpp, triton
-from autokernel.model.regions.lowering import RULES, VIEWS, Lowered, Unsupported, lower, result_spec
+from autokernel.model.regions import cpp, losses, rows, triton, windows  # noqa: F401  some define rules
+from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Lowered, Result, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of
 from autokernel.model.rounding import CASTS, rounding
-from autokernel.spec import DTYPES, TensorSpec, load_spec
+from autokernel.spec import DTYPES, TensorSpec, load_spec, several
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
+NOTHING |= {aten.broadcast_tensors.default, aten.lift_fresh_copy.default}
 MOST_INPUTS, MOST_RESULTS = 16, 4
 FEWEST = 2  # operations of a region: one alone has nothing to be fused with
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
@@ -101,7 +103,7 @@ class _Regions:
             if all(map(_fits, site.nodes)) and not _passes_on(site.output)
         ]
         for node in reversed(self.graph.graph.nodes):
-            is_free = node not in taken and node in live and _fits(node) and not _passes_on(node)
+            is_free = node not in taken and node in live and _fits(node) and _is_one(node) and not _passes_on(node)
             if is_free and (cone := self._cone(node, taken)):
                 found.append(cone)
                 taken |= cone.nodes
@@ -205,20 +207,37 @@ def _live(graph: GraphModule, sites: Collection[Site]) -> set[Node]:
 
 def _computes(node: Node) -> bool:
     """Whether it does more than to pass elements on."""
-    source = value(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
-    is_same = isinstance(source, Tensor) and (source.dtype, source.shape) == (value(node).dtype, value(node).shape)
-    return node.target not in VIEWS and node.target not in NOTHING and not (node.target in CASTS and is_same)
+    if node.target in CASTS:
+        made, source = value(node), value(node.args[0])
+        return (source.dtype, source.shape) != (made.dtype, made.shape)
+    return not (_is_view(node) or node.target in NOTHING)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether it moves elements, and computes nothing; or takes one of several results."""
+    return node.target in VIEWS or node.target is operator.getitem
 
 
 def _fits(node: Node) -> bool:
-    tensors = (value(n) for n in (node, *node.all_input_nodes))
-    is_known = node.op == "call_function" and node.target in RULES
+    """Whether there is a rule for it, and it is of tensors that have elements."""
+    is_known = node.op == "call_function" and (node.target in RULES or node.target in PARTED)
+    tensors = (t for n in (node, *node.all_input_nodes) for t in several(value(n)))
     return is_known and all(isinstance(t, Tensor) and t.numel() > 0 for t in tensors)
+
+
+def _is_one(node: Node) -> bool:
+    """Whether its result is one tensor."""
+    return isinstance(value(node), Tensor)
 
 
 def _passes_on(node: Node) -> bool:
     """Whether its result is its input, or a view of it."""
-    return _fits(node) and (node.target in VIEWS or is_idle(node))
+    return _fits(node) and (is_idle(node) or node.target in VIEWS or _is_of_views(node))
+
+
+def _is_of_views(node: Node) -> bool:
+    """Whether it takes one of several views."""
+    return node.target is operator.getitem and node.args[0].target in VIEWS
 
 
 def _base(node: Node, ends: Collection[Node] = ()) -> Node:
@@ -251,7 +270,7 @@ def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Con
                 pending.append(source)
     in_order = sorted(nodes, key=order.__getitem__)
     for node in in_order:  # a view of an input costs nothing, and is one
-        if node.target in VIEWS and not _broadcasts(node) and nodes.isdisjoint(node.all_input_nodes):
+        if (node.target in VIEWS or _is_of_views(node)) and not _broadcasts(node) and nodes.isdisjoint(node.all_input_nodes):
             nodes.discard(node)
     taken_by = (_before_broadcast(s) for n in in_order if n in nodes for s in n.all_input_nodes if s not in nodes)
     inputs = tuple(dict.fromkeys(taken_by))
@@ -262,7 +281,7 @@ def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Con
 
 
 def _broadcasts(node: Node) -> bool:
-    return node.target in VIEWS and value(node).numel() > value(node.args[0]).numel()
+    return node.target in VIEWS and _is_one(node) and value(node).numel() > value(node.args[0]).numel()
 
 
 def _before_broadcast(node: Node) -> Node:
@@ -300,7 +319,7 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
     results = tuple(result_spec(value(node)) for node in cone.outputs)
     is_float = any(t.dtype.is_floating_point for t in arguments.values())
-    if not is_float or not all(t.dtype in DTYPES for t in results) or any(map(_repeats, arguments.values())):
+    if not is_float or not all(map(_can_be_made, lowered.results)) or any(map(_repeats, arguments.values())):
         return None
     work = [n for n in piece.graph.nodes if n.op == "call_function" and _computes(n)]
     operators = [_word(n) for n in work]
@@ -322,6 +341,11 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     *others, output = cone.outputs
     case = site_case(load_spec(name), pattern, {k: value(v) for k, v in parameters.items()}, value(output))
     return Site(name, pattern, parameters, cone.nodes, output, case, others=tuple(others)) if case else None
+
+
+def _can_be_made(result: Result) -> bool:
+    """Whether it is of floating-point numbers, or of places, which no rounding decides."""
+    return result.spec.dtype in DTYPES or result.expression.op == "reduce_min_int"
 
 
 def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:

@@ -27,6 +27,8 @@ Groups = tuple[
 
 
 MOST_FACTORS = 8  # of a power that is written as a product
+MOST_PLACES = 128  # of a window, each of which is written out
+MOST_EXPRESSIONS = 4096  # of a region: windows of windows
 
 
 class Unsupported(Exception):
@@ -35,6 +37,34 @@ class Unsupported(Exception):
     def __init__(self, why: str, node: Node | None = None):
         super().__init__(why)
         self.node = node
+
+
+class Shifted(tuple):
+    """Dims of the index space along which a tensor's dim runs by `step` from `start` on, maybe beyond its ends."""
+
+    step: int
+    start: int
+
+    def __new__(cls, dims: Sequence[int], step: int, start: int) -> "Shifted":
+        made = super().__new__(cls, dims)
+        made.step, made.start = step, start
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shifted) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple(self), self.step, self.start
+
+
+def plain(groups: Groups) -> Groups:
+    """`groups`, of which none is shifted."""
+    if any(isinstance(g, Shifted) for g in groups):
+        raise Unsupported("a part of something that is reshaped")
+    return groups
 
 
 class _Split(Exception):
@@ -46,13 +76,18 @@ class _Split(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A function of the index. op: "load", "number", "reduce_sum" and its like, or a function's name."""
+    """A function of the index. op: "load", "number", "index", "reduce_sum" or "scan_sum" and their like, or a function's name.
+
+    A load of a condition is 0 where that is false. A scan is a reduction of all up to an index, in the order of the row.
+    """
 
     op: str
     operands: tuple["Expression", ...]
     kind: str  # FLOAT, INT or BOOL
     dims: frozenset[int]  # on whose index it depends
-    data: Any = None  # of a load (input, stride per dim), of a number its value
+    # Of a load (input, stride per dim, offset); of an index (None, step per dim, start); of a number its value; of a scan
+    # whether it begins at the end of the row.
+    data: Any = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +109,15 @@ class Lowered:
     inputs: tuple[Node, ...]
 
     @property
+    def scans(self) -> list[Expression]:
+        return [e for e in self.expressions if is_scan(e)]
+
+    @property
+    def is_backwards(self) -> bool:
+        """Whether rows are walked through from their ends."""
+        return any(e.data for e in self.scans)
+
+    @property
     def expressions(self) -> list[Expression]:
         """All of them, operands first."""
         found: dict[Expression, None] = {}
@@ -87,6 +131,10 @@ class Lowered:
         for result in self.results:
             visit(result.expression)
         return list(found)
+
+
+def is_scan(e: Expression) -> bool:
+    return e.op.startswith("scan_")
 
 
 def result_spec(fake: Tensor) -> TensorSpec:
@@ -107,14 +155,31 @@ def is_dense(fake: Tensor) -> bool:
 
 def lower(piece: GraphModule) -> Lowered:
     """The results of a region, a graph of its own; Unsupported where they are beyond these means."""
-    placeholders = tuple(piece.graph.find_nodes(op="placeholder"))
+    why = None
+    for shape in _spaces(piece):
+        try:
+            return _lowered(piece, shape)
+        except Unsupported as reason:
+            why = why or reason
+    raise why
+
+
+def _spaces(piece: GraphModule) -> list[Sequence[int]]:
+    """Shapes whose indices may be those of a region: its largest result's, its largest tensor's, its last result's."""
     outputs = piece.graph.output_node().args[0]
-    computed = [n for n in piece.graph.nodes if n.op == "call_function"]
-    space = max(reversed(computed), key=lambda n: (value(n).numel(), n in outputs))
-    sizes = [size for size in value(space).shape if size != 1]
+    tensors = [n for n in piece.graph.nodes if isinstance(value(n), Tensor)]
+    computed = [n for n in tensors if n.op == "call_function"]
+    found = [max(reversed(computed), key=lambda n: (value(n).numel(), n in outputs)), outputs[-1]]
+    found.insert(1, max(tensors, key=lambda n: value(n).numel()))
+    return list(dict.fromkeys(tuple(value(n).shape) for n in found))
+
+
+def _lowered(piece: GraphModule, space: Sequence[int]) -> Lowered:
+    placeholders, outputs = tuple(piece.graph.find_nodes(op="placeholder")), piece.graph.output_node().args[0]
+    sizes = [size for size in space if size != 1]
     for _ in range(16):
         try:
-            return _Lowering(placeholders, tuple(sizes)).lower(outputs, value(space).shape)
+            return _Lowering(placeholders, tuple(sizes)).lower(outputs, space)
         except _Split as split:
             sizes[split.dim : split.dim + 1] = [sizes[split.dim] // split.inner, split.inner]
     raise Unsupported("its reshapes do not fit together", outputs[-1])
@@ -135,23 +200,31 @@ class _Lowering:
             missing = {d for d, stride in enumerate(result.strides) if not stride}
             if missing and missing != set(self.reduced):
                 raise Unsupported("a result that is one number for several rows", output)
+        if len({e.data for e in self.made.values() if is_scan(e)}) > 1:
+            raise Unsupported("sums from both ends of a row", outputs[-1])
         return Lowered(self.sizes, self.reduced, tuple(results[output] for output in outputs), self.inputs)
 
     def _result(self, output: Node, space: Sequence[int]) -> Result:
         spec = result_spec(value(output))
         dims = range(len(self.sizes))
         seen = (groups for node, groups in self.at if node is output)
-        groups = next((g for g in seen if {d for group in g for d in group} | set(self.reduced) == set(dims)), None)
+        groups = next((g for g in seen if self._is_all_of(g)), None)
         if groups is None and spec.numel == math.prod(space):
             groups = self.split(dims, spec.shape)
         elif groups is None:  # a reduction is the end: its dims are found from the operand's side
             groups = self._kept(spec.shape, space, self.split(dims, space), output)
         return Result(self.element(output, groups), spec, self._walk(spec.strides, groups))
 
+    def _is_all_of(self, groups: Groups) -> bool:
+        """Whether a tensor whose dims run along these is there for every index, or once for each row."""
+        is_plain = not any(isinstance(g, Shifted) for g in groups)
+        return is_plain and {d for g in groups for d in g} | set(self.reduced) == set(range(len(self.sizes)))
+
     def _walk(self, strides: Sequence[int], groups: Groups) -> tuple[int, ...]:
         """The strides of a tensor, whose dims run along `groups`, by dim of the index space."""
         walked = [0] * len(self.sizes)
         for stride, group in zip(strides, groups):
+            stride *= group.step if isinstance(group, Shifted) else 1
             for dim in reversed(group):
                 walked[dim] = stride
                 stride *= self.sizes[dim]
@@ -159,7 +232,7 @@ class _Lowering:
 
     def _kept(self, shape: Sequence[int], space: Sequence[int], whole: Groups, node: Node) -> Groups:
         if len(shape) == len(space):
-            return tuple(() if n == 1 else group for n, group in zip(shape, whole))
+            return tuple(self._outer(n, of, group) for n, of, group in zip(shape, space, whole))
         for start in range(len(space)):  # without the dims in the middle or at the end that are gone
             gone = len(space) - len(shape)
             if tuple(space[:start]) + tuple(space[start + gone :]) == tuple(shape):
@@ -167,10 +240,17 @@ class _Lowering:
                 return whole[:last] + whole[last + gone :]
         raise Unsupported("its result has another shape than what it is computed of", node)
 
+    def _outer(self, n: int, of: int, group: tuple[int, ...]) -> tuple[int, ...]:
+        """The first dims of `group`, which has `of` indices, that have `n`: each stands for as many as it takes."""
+        if of % n:
+            raise Unsupported("its result has another shape than what it is computed of")
+        return () if n == 1 else self.split(group, (n, of // n))[0]
+
     # --- dims ---
 
     def split(self, dims: Sequence[int], shape: Sequence[int]) -> Groups:
         """Dims of the index space, one after another, as the dims of a tensor of `shape`."""
+        plain((dims,))
         pending, groups = list(dims), []
         for size in shape:
             group: list[int] = []
@@ -190,12 +270,21 @@ class _Lowering:
             raise Unsupported("a reshape of what is broadcast")
         return tuple(groups)
 
+    def shifted(self, group: tuple[int, ...], step: int, start: int, n: int) -> tuple[int, ...]:
+        """Where a dim of `n` is at `start + step * i`, for the `i` that `group` says."""
+        own_step, own_start = (group.step, group.start) if isinstance(group, Shifted) else (1, 0)
+        step, start = step * own_step, start + step * own_start
+        is_whole = (step, start) == (1, 0) and math.prod(self.sizes[d] for d in group) == n
+        return tuple(group) if is_whole else Shifted(group, step, start)
+
     # --- expressions ---
 
     def make(self, op: str, *operands: Expression, kind: str = FLOAT, data: Any = None, dims: Any = None) -> Expression:
         depends = frozenset().union(*(e.dims for e in operands)) if dims is None else frozenset(dims)
-        key = (op, tuple(map(id, operands)), kind, repr(data))
+        key = (op, tuple(map(id, operands)), kind, repr(data), depends)
         if key not in self.made:
+            if len(self.made) == MOST_EXPRESSIONS:
+                raise Unsupported("more arithmetic than a kernel is written for")
             self.made[key] = Expression(op, operands, kind, depends, data)
         return self.made[key]
 
@@ -215,9 +304,42 @@ class _Lowering:
 
     def _load(self, node: Node, groups: Groups) -> Expression:
         t = value(node)
-        strides = self._walk(t.stride(), groups)
+        strides, offset = self._walk(t.stride(), groups), 0
+        for stride, group in zip(t.stride(), groups):
+            offset += stride * group.start if isinstance(group, Shifted) else 0
         dims = [d for d, stride in enumerate(strides) if stride]
-        return self.make("load", kind=kind_of(t.dtype), data=(self.inputs.index(node), strides), dims=dims)
+        guard = self.inside(groups, t.shape)
+        data = self.inputs.index(node), strides, offset
+        if guard.op == "number":
+            load = self.make("load", kind=kind_of(t.dtype), data=data, dims=dims)
+            return load if guard.data else _in(self, self.number(False), load.kind)
+        return self.make("load", guard, kind=kind_of(t.dtype), data=data, dims={*dims, *guard.dims})
+
+    def index(self, groups: Groups, shape: Sequence[int]) -> Expression:
+        """The place, counted along dims of `shape`, at which a tensor's element is whose dims run along `groups`."""
+        strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+        start = sum(stride * g.start for stride, g in zip(strides, groups) if isinstance(g, Shifted))
+        steps = self._walk(strides, groups)
+        dims = [d for d, step in enumerate(steps) if step]
+        return self.make("index", kind=INT, data=(None, steps, start), dims=dims) if dims else self.number(start)
+
+    def inside(self, groups: Groups, shape: Sequence[int]) -> Expression:
+        """Whether each dim is at one of its indices: the number True where it is known to be."""
+        result = self.number(True)
+        for group, n in zip(groups, shape):
+            if isinstance(group, Shifted):
+                for condition in self._conditions(group, n):
+                    result = both(self, result, condition)
+        return result
+
+    def _conditions(self, group: Shifted, n: int) -> list[Expression]:
+        """That hold where a dim of `n` is at one of its indices, of those that may not."""
+        at, reach = self.index((group,), (n,)), group.step * (math.prod(self.sizes[d] for d in group) - 1)
+        first, last = group.start + min(reach, 0), group.start + max(reach, 0)
+        if last < 0 or first >= n:
+            return [self.number(False)]
+        below = [] if first >= 0 else [self.make("ge", at, self.number(0), kind=BOOL)]
+        return below + ([] if last < n else [self.make("lt", at, self.number(n), kind=BOOL)])
 
     def _computed(self, node: Node, groups: Groups) -> Expression:
         try:
@@ -257,13 +379,18 @@ class _Lowering:
         """of(groups of dims of `shape`) reduced over these, where the result has the groups `kept`."""
         used = {d for g in kept for d in g}
         missing = tuple(d for d in range(len(self.sizes)) if d not in used)
-        along = self.split(missing, shape)
+        along, number = self.split(missing, shape), INT if kind.endswith("_int") else FLOAT
+        operand = _in(self, of(along), number)
         if not missing:  # of one element each
-            return self.as_float(of(along))
-        if self.reduced not in ((), missing):
+            return operand
+        self.along_rows(missing)
+        return self.make(kind, operand, kind=number, dims=used)
+
+    def along_rows(self, dims: tuple[int, ...]) -> None:
+        """From now on these are the dims of a row."""
+        if self.reduced not in ((), dims):
             raise Unsupported("it reduces over different dims")
-        self.reduced = missing
-        return self.make(kind, self.as_float(of(along)), dims=used)
+        self.reduced = dims
 
     def count(self, source: Node, dims: Sequence[int]) -> int:
         return math.prod(value(source).shape[d] for d in dims)
@@ -284,6 +411,8 @@ def kind_of(dtype: torch.dtype, node: Node | None = None) -> str:
 Rule = Callable[[_Lowering, Node, Groups], Expression]
 RULES: dict[Any, Rule] = {}
 VIEWS: set[Any] = set()  # of these: they move elements, and compute nothing
+# Operators with several results -> a rule for one of them, which getitem() takes: (…, node, groups, which).
+PARTED: dict[Any, Callable[[_Lowering, Node, Groups, int], Expression]] = {}
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -293,28 +422,38 @@ def arguments(node: Node) -> dict[str, Any]:
     return {a.name: given.get(a.name, a.default_value) for a in schema}
 
 
-def _rule(*targets: str, view: bool = False) -> Callable[[Rule], Rule]:
+def rule(*targets: str, view: bool = False, parted: bool = False) -> Callable[[Rule], Rule]:
     def add(rule: Rule) -> Rule:
         for target in targets:
             packet, _, overload = target.partition(".")
             found = getattr(getattr(aten, packet, None), overload or "default", None)
             if found is not None:  # not in every release
-                RULES[found] = rule
+                (PARTED if parted else RULES)[found] = rule
                 VIEWS.update({found} if view else ())
         return rule
 
     return add
 
 
-def _elementwise(function: Callable[..., Expression], *names: str) -> Rule:
+def _item(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    parts, which = node.args
+    if parts.target not in PARTED:
+        raise Unsupported(f"{parts.target} is no operation on elements, or rows of them")
+    return PARTED[parts.target](low, parts, groups, which)
+
+
+RULES[operator.getitem] = _item
+
+
+def elementwise(function: Callable[..., Expression], *names: str) -> Rule:
     """A rule for an operator whose arguments `names` are tensors or numbers."""
 
-    def rule(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    def made(low: _Lowering, node: Node, groups: Groups) -> Expression:
         given = arguments(node)
         result = function(low, *(low.operand(node, given[name], groups) for name in names))
         return _in(low, result, kind_of(value(node).dtype, node))
 
-    return rule
+    return made
 
 
 def _in(low: _Lowering, e: Expression, kind: str) -> Expression:
@@ -376,19 +515,19 @@ def power(low: _Lowering, x: Expression, exponent: float) -> Expression:
 
 
 for name in OWN_NAMES:
-    _rule(name)(_elementwise(_float1(name), "self"))
-_rule("rsqrt")(_elementwise(lambda low, x: power(low, x, -0.5), "self"))
-_rule("reciprocal")(_elementwise(lambda low, x: power(low, x, -1), "self"))
-_rule("square")(_elementwise(lambda low, x: _arithmetic(low, "mul", x, x), "self"))
-_rule("abs")(_elementwise(lambda low, x: _arithmetic(low, "abs", x), "self"))
-_rule("neg")(_elementwise(lambda low, x: _arithmetic(low, "neg", x), "self"))
-_rule("sigmoid")(_elementwise(sigmoid, "self"))
-_rule("silu")(_elementwise(silu, "self"))
-_rule("relu")(_elementwise(relu, "self"))
-_rule("clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy", "positive")(
+    rule(name)(elementwise(_float1(name), "self"))
+rule("rsqrt")(elementwise(lambda low, x: power(low, x, -0.5), "self"))
+rule("reciprocal")(elementwise(lambda low, x: power(low, x, -1), "self"))
+rule("square")(elementwise(lambda low, x: _arithmetic(low, "mul", x, x), "self"))
+rule("abs")(elementwise(lambda low, x: _arithmetic(low, "abs", x), "self"))
+rule("neg")(elementwise(lambda low, x: _arithmetic(low, "neg", x), "self"))
+rule("sigmoid")(elementwise(sigmoid, "self"))
+rule("silu")(elementwise(silu, "self"))
+rule("relu")(elementwise(relu, "self"))
+rule("clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy", "positive")(
     lambda low, node, groups: _same(low, node, groups)
 )
-_rule("to.dtype", "_to_copy", "to.dtype_layout", "to.device")(lambda low, node, groups: _cast(low, node, groups))
+rule("to.dtype", "_to_copy", "to.dtype_layout", "to.device")(lambda low, node, groups: _cast(low, node, groups))
 
 
 def _same(low: _Lowering, node: Node, groups: Groups) -> Expression:
@@ -403,13 +542,13 @@ def _cast(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return _in(low, low.element(node.args[0], groups), kind_of(value(node).dtype, node))
 
 
-@_rule("gelu")
+@rule("gelu")
 def _gelu(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     return gelu(low, low.element(given["self"], groups), given["approximate"] == "tanh")
 
 
-@_rule("add.Tensor", "sub.Tensor", "add.Scalar", "sub.Scalar", "rsub.Scalar", "rsub.Tensor")
+@rule("add.Tensor", "sub.Tensor", "add.Scalar", "sub.Scalar", "rsub.Scalar", "rsub.Tensor")
 def _sum(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     a, b = (low.operand(node, given[name], groups) for name in ("self", "other"))
@@ -425,11 +564,11 @@ def _binary(op: str) -> Callable[..., Expression]:
     return lambda low, a, b: _arithmetic(low, op, a, b)
 
 
-_rule("mul.Tensor", "mul.Scalar")(_elementwise(_binary("mul"), "self", "other"))
-_rule("maximum")(_elementwise(_binary("max"), "self", "other"))
-_rule("minimum")(_elementwise(_binary("min"), "self", "other"))
-_rule("div.Tensor", "div.Scalar", "true_divide.Tensor")(
-    _elementwise(lambda low, a, b: low.make("div", low.as_float(a), low.as_float(b)), "self", "other")
+rule("mul.Tensor", "mul.Scalar")(elementwise(_binary("mul"), "self", "other"))
+rule("maximum", "max.other")(elementwise(_binary("max"), "self", "other"))
+rule("minimum", "min.other")(elementwise(_binary("min"), "self", "other"))
+rule("div.Tensor", "div.Scalar", "true_divide.Tensor")(
+    elementwise(lambda low, a, b: low.make("div", low.as_float(a), low.as_float(b)), "self", "other")
 )
 
 
@@ -443,15 +582,15 @@ def _compared(op: str) -> Callable[..., Expression]:
 
 
 def _comparison(name: str) -> Rule:
-    compared = _elementwise(_compared(name), "self", "other")
+    compared = elementwise(_compared(name), "self", "other")
 
-    def rule(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    def made(low: _Lowering, node: Node, groups: Groups) -> Expression:
         a, b = (value(v) if isinstance(v, Node) else v for v in node.args)
         if not all(_is_exact(v, torch.result_type(a, b)) for v in (a, b)):
             raise Unsupported("a comparison that rounds to 16 bits")
         return compared(low, node, groups)
 
-    return rule
+    return made
 
 
 def _is_exact(v: Any, dtype: torch.dtype) -> bool:
@@ -464,19 +603,19 @@ def _is_exact(v: Any, dtype: torch.dtype) -> bool:
 
 
 for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _rule(f"{name}.Tensor", f"{name}.Scalar")(_comparison(name))
+    rule(f"{name}.Tensor", f"{name}.Scalar")(_comparison(name))
 
 
 def _logical(op: str) -> Callable[..., Expression]:
     return lambda low, *operands: low.make(op, *(_in(low, e, BOOL) for e in operands), kind=BOOL)
 
 
-_rule("logical_not")(_elementwise(_logical("not"), "self"))
-_rule("logical_and")(_elementwise(_logical("and"), "self", "other"))
-_rule("logical_or")(_elementwise(_logical("or"), "self", "other"))
+rule("logical_not")(elementwise(_logical("not"), "self"))
+rule("logical_and")(elementwise(_logical("and"), "self", "other"))
+rule("logical_or")(elementwise(_logical("or"), "self", "other"))
 
 
-@_rule("bitwise_not", "bitwise_and.Tensor", "bitwise_or.Tensor")
+@rule("bitwise_not", "bitwise_and.Tensor", "bitwise_or.Tensor")
 def _bitwise(low: _Lowering, node: Node, groups: Groups) -> Expression:
     if value(node).dtype != torch.bool:
         raise Unsupported("bits of integers")
@@ -484,7 +623,7 @@ def _bitwise(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.make(op, *(low.operand(node, v, groups) for v in node.args), kind=BOOL)
 
 
-@_rule("pow.Tensor_Scalar", "pow.Tensor_Tensor")
+@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor")
 def _power(low: _Lowering, node: Node, groups: Groups) -> Expression:
     if kind_of(value(node).dtype, node) != FLOAT:
         raise Unsupported("powers of integers")
@@ -494,23 +633,32 @@ def _power(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return power(low, x, exponent)
 
 
+def both(low: _Lowering, a: Expression, b: Expression) -> Expression:
+    """a and b, where either may be a number."""
+    if a.op == "number":
+        return b if a.data else a
+    return both(low, b, a) if b.op == "number" else low.make("and", a, b, kind=BOOL)
+
+
 def choose(low: _Lowering, condition: Expression, a: Expression, b: Expression, kind: str) -> Expression:
+    if condition.op == "number":
+        return _in(low, a if condition.data else b, kind)
     return low.make("where", _in(low, condition, BOOL), _in(low, a, kind), _in(low, b, kind), kind=kind)
 
 
-@_rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+@rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def _where(low: _Lowering, node: Node, groups: Groups) -> Expression:
     condition, a, b = (low.operand(node, v, groups) for v in node.args)
     return choose(low, condition, a, b, kind_of(value(node).dtype, node))
 
 
-@_rule("masked_fill.Scalar", "masked_fill.Tensor")
+@rule("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(low: _Lowering, node: Node, groups: Groups) -> Expression:
     x, mask, v = (low.operand(node, v, groups) for v in node.args)
     return choose(low, mask, v, x, kind_of(value(node).dtype, node))
 
 
-@_rule("clamp", "clamp_min", "clamp_max", "hardtanh")
+@rule("clamp", "clamp_min", "clamp_max", "hardtanh")
 def _clamp(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     result = low.element(given["self"], groups)
@@ -520,7 +668,7 @@ def _clamp(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return _in(low, result, kind_of(value(node).dtype, node))
 
 
-@_rule("leaky_relu")
+@rule("leaky_relu")
 def _leaky_relu(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x = low.element(given["self"], groups)
@@ -528,7 +676,7 @@ def _leaky_relu(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return choose(low, low.make("gt", x, low.number(0.0), kind=BOOL), x, slope, FLOAT)
 
 
-@_rule("hardsigmoid", "hardswish")
+@rule("hardsigmoid", "hardswish")
 def _hard(low: _Lowering, node: Node, groups: Groups) -> Expression:
     x = low.element(node.args[0], groups)
     three, zero, six = map(low.number, (3.0, 0.0, 6.0))
@@ -537,11 +685,11 @@ def _hard(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 LN2 = math.log(2)
-_rule("exp2")(_elementwise(lambda low, x: low.make("exp", low.make("mul", low.as_float(x), low.number(LN2))), "self"))
-_rule("log2")(_elementwise(lambda low, x: low.make("div", low.make("log", low.as_float(x)), low.number(LN2)), "self"))
+rule("exp2")(elementwise(lambda low, x: low.make("exp", low.make("mul", low.as_float(x), low.number(LN2))), "self"))
+rule("log2")(elementwise(lambda low, x: low.make("div", low.make("log", low.as_float(x)), low.number(LN2)), "self"))
 
 
-@_rule("addcmul")
+@rule("addcmul")
 def _addcmul(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x, a, b = (low.operand(node, given[name], groups) for name in ("self", "tensor1", "tensor2"))
@@ -551,7 +699,7 @@ def _addcmul(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return _in(low, _arithmetic(low, "add", x, product), kind_of(value(node).dtype, node))
 
 
-@_rule("lerp.Scalar", "lerp.Tensor")
+@rule("lerp.Scalar", "lerp.Tensor")
 def _lerp(low: _Lowering, node: Node, groups: Groups) -> Expression:
     a, b, weight = (low.as_float(low.operand(node, v, groups)) for v in node.args)
     difference, rest = low.make("sub", b, a), low.make("sub", low.number(1.0), weight)
@@ -562,24 +710,80 @@ def _lerp(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return choose(low, low.make("lt", low.make("abs", weight), low.number(0.5), kind=BOOL), from_a, from_b, FLOAT)
 
 
-@_rule("elu", "celu", "mish", "log_sigmoid")
+@rule("mish", "log_sigmoid")
 def _smooth(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    x, zero = low.element(node.args[0], groups), low.number(0.0)
+    if node.target is aten.log_sigmoid.default:  # min(x, 0) - log(1 + e^-|x|)
+        return low.make("sub", low.make("min", x, zero), _softened(low, x))
+    return low.make("mul", x, low.make("tanh", low.make("log1p", low.make("exp", x))))
+
+
+def _softened(low: _Lowering, x: Expression) -> Expression:
+    """log(1 + e^-|x|)"""
+    return low.make("log1p", low.make("exp", low.make("neg", low.make("abs", x))))
+
+
+SELU = {"alpha": 1.6732632423543772, "scale": 1.0507009873554805}
+
+
+@rule("elu", "celu", "selu")
+def _exponential(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node) | (SELU if node.target is aten.selu.default else {})
+    x, zero = low.element(given["self"], groups), low.number(0.0)
+    alpha, scale = low.number(float(given["alpha"])), low.number(float(given.get("scale", 1)))
+    below = x
+    if node.target is aten.celu.default:
+        below = low.make("div", x, alpha)
+    elif given.get("input_scale", 1) != 1:
+        below = low.make("mul", x, low.number(float(given["input_scale"])))
+    curve = low.make("mul", alpha, low.make("expm1", below))
+    result = choose(low, low.make("gt", x, zero, kind=BOOL), x, curve, FLOAT)
+    return result if scale.data == 1 else low.make("mul", scale, result)
+
+
+@rule("prelu")
+def _prelu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    """A slope for each channel, the second dim, or for all."""
+    x, weight = low.element(node.args[0], groups), node.args[1]
+    is_one = value(weight).numel() == 1
+    slope = low.element(weight, ((),) * value(weight).dim() if is_one else (groups[min(1, len(groups) - 1)],))
+    return choose(low, low.make("gt", x, low.number(0.0), kind=BOOL), x, low.make("mul", slope, x), FLOAT)
+
+
+@rule("glu")
+def _glu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    """The first half of a dim times the sigmoid of the second."""
+    source, dim = node.args[0], arguments(node)["dim"] % len(groups)
+    half, n = value(node).shape[dim], value(source).shape[dim]
+    first, second = (
+        (*groups[:dim], low.shifted(groups[dim], 1, start, n), *groups[dim + 1 :]) for start in (0, half)
+    )
+    return low.make("mul", low.element(source, first), sigmoid(low, low.element(source, second)))
+
+
+@rule("softshrink", "hardshrink", "threshold")
+def _shrunk(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x, zero = low.element(given["self"], groups), low.number(0.0)
-    if node.target is aten.log_sigmoid.default:  # min(x, 0) - log(1 + e^-|x|)
-        tail = low.make("log1p", low.make("exp", low.make("neg", low.make("abs", x))))
-        return low.make("sub", low.make("min", x, zero), tail)
-    if node.target is aten.mish.default:
-        return low.make("mul", x, low.make("tanh", low.make("log1p", low.make("exp", x))))
-    if given.get("scale", 1) != 1 or given.get("input_scale", 1) != 1:
-        raise Unsupported("a scaled elu")
-    alpha = low.number(float(given["alpha"]))
-    below = low.make("div", x, alpha) if node.target is aten.celu.default else x
-    curve = low.make("mul", alpha, low.make("expm1", below))
-    return choose(low, low.make("gt", x, zero, kind=BOOL), x, curve, FLOAT)
+    if node.target is aten.threshold.default:
+        is_below = low.make("le", x, low.number(float(given["threshold"])), kind=BOOL)
+        return choose(low, is_below, low.number(float(given["value"])), x, FLOAT)
+    limit, other = low.number(float(given["lambd"])), low.number(-float(given["lambd"]))
+    above, below = low.make("gt", x, limit, kind=BOOL), low.make("lt", x, other, kind=BOOL)
+    if node.target is aten.hardshrink.default:
+        is_within = low.make("le", low.make("abs", x), limit, kind=BOOL)
+        return choose(low, is_within, zero, x, FLOAT)
+    inner = choose(low, below, low.make("add", x, limit), low.make("mul", x, zero), FLOAT)
+    return choose(low, above, low.make("sub", x, limit), inner, FLOAT)
 
 
-@_rule("softplus")
+rule("isnan")(elementwise(lambda low, x: low.make("ne", low.as_float(x), low.as_float(x), kind=BOOL), "self"))
+rule("isinf")(
+    elementwise(lambda low, x: low.make("eq", low.make("abs", low.as_float(x)), low.number(math.inf), kind=BOOL), "self")
+)
+
+
+@rule("softplus")
 def _softplus(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x, beta = low.element(given["self"], groups), low.number(float(given["beta"]))
@@ -591,7 +795,16 @@ def _softplus(low: _Lowering, node: Node, groups: Groups) -> Expression:
 # --- reductions and what is made of them ---
 
 
-@_rule("sum.dim_IntList", "mean.dim", "amax", "amin")
+def dims_of(node: Node, source: Node) -> list[int]:
+    """The dims over which an operator reduces: all, if it names none."""
+    dims = arguments(node).get("dim")
+    return list(range(value(source).dim())) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
+
+
+REDUCTIONS = {aten.amax: "max", aten.max: "max", aten.amin: "min", aten.min: "min", aten.prod: "prod"}
+
+
+@rule("sum.dim_IntList", "mean.dim", "amax", "amin", "prod.dim_int", "sum", "mean", "max", "min", "prod")
 def _reduction(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source = given["self"]
@@ -599,16 +812,14 @@ def _reduction(low: _Lowering, node: Node, groups: Groups) -> Expression:
         raise Unsupported("a sum in another dtype")
     if kind_of(value(source).dtype, node) != FLOAT:
         raise Unsupported("a reduction of integers")
-    dims = given["dim"] if given["dim"] not in (None, []) else list(range(value(source).dim()))
-    dims = [dims] if isinstance(dims, int) else dims
-    kind = {aten.amax: "max", aten.amin: "min"}.get(node.target.overloadpacket, "sum")
-    result = low.reduce(f"reduce_{kind}", source, groups, dims, given["keepdim"], lambda g: low.element(source, g))
+    dims, kind = dims_of(node, source), REDUCTIONS.get(node.target.overloadpacket, "sum")
+    result = low.reduce(f"reduce_{kind}", source, groups, dims, given.get("keepdim"), lambda g: low.element(source, g))
     if node.target.overloadpacket is aten.mean:
         result = low.make("div", result, low.number(float(low.count(source, dims))))
     return result
 
 
-def _one_per_row(node: Node, groups: Groups, source: Node, dims: Sequence[int], keepdim: bool) -> Groups:
+def one_per_row(groups: Groups, source: Node, dims: Sequence[int], keepdim: bool) -> Groups:
     """The groups of a result of `source`'s rank, with 1 along `dims`, of which `groups` may lack those dims."""
     rank = value(source).dim()
     dims = {d % rank for d in dims}
@@ -624,13 +835,12 @@ def _sum_of(
     """of(x), added up (or its largest) over the dims of an operator with `self`, `dim` and `keepdim`."""
     given = arguments(node)
     source = given["self"]
-    dims = given["dim"] if given["dim"] not in (None, []) else list(range(value(source).dim()))
-    dims = [dims] if isinstance(dims, int) else dims
-    one = _one_per_row(node, groups, source, dims, given["keepdim"])
+    dims = dims_of(node, source)
+    one = one_per_row(groups, source, dims, given["keepdim"])
     return low.reduce(f"reduce_{kind}", source, one, dims, True, lambda g: of(low.as_float(low.element(source, g))))
 
 
-@_rule("logsumexp")
+@rule("logsumexp")
 def _logsumexp(low: _Lowering, node: Node, groups: Groups) -> Expression:
     peak = _sum_of(low, node, groups, lambda x: x, "max")
     is_infinite = low.make("eq", low.make("abs", peak), low.number(math.inf), kind=BOOL)
@@ -639,7 +849,7 @@ def _logsumexp(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.make("add", peak, low.make("log", total))
 
 
-@_rule("linalg_vector_norm")
+@rule("linalg_vector_norm")
 def _norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     if given["dtype"] not in (None, torch.float32, value(given["self"]).dtype) or given["ord"] not in (1, 2):
@@ -649,11 +859,11 @@ def _norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.make("sqrt", _sum_of(low, node, groups, lambda x: low.make("mul", x, x)))
 
 
-@_rule("var.correction", "std.correction", "var.dim", "std.dim")
+@rule("var.correction", "std.correction", "var.dim", "std.dim")
 def _variance(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source = given["self"]
-    dims = given["dim"] if given["dim"] not in (None, []) else list(range(value(source).dim()))
+    dims = dims_of(node, source)
     count = low.count(source, dims)
     correction = given.get("correction", 1 if given.get("unbiased", True) else 0)
     correction = 1 if correction is None else correction
@@ -669,7 +879,7 @@ def _variance(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.make("sqrt", variance) if node.target.overloadpacket is aten.std else variance
 
 
-@_rule("softmax.int", "_softmax", "log_softmax.int")
+@rule("softmax.int", "_softmax", "log_softmax.int")
 def _softmax(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source, dim = given["self"], given["dim"]
@@ -711,7 +921,7 @@ def _scaled(low: _Lowering, x: Expression, groups: Groups, weight: Any, bias: An
     return x
 
 
-@_rule("layer_norm", "rms_norm")
+@rule("layer_norm", "rms_norm")
 def _layer_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source, width = given["input"], len(given["normalized_shape"])
@@ -721,7 +931,7 @@ def _layer_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return _scaled(low, x, groups[-width:], given["weight"], given.get("bias"))
 
 
-@_rule("group_norm")
+@rule("group_norm")
 def _group_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source, count = given["input"], given["num_groups"]
@@ -742,7 +952,16 @@ def _group_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return _scaled(low, low.make("div", deviation(whole), root), (groups[1],), given["weight"], given["bias"])
 
 
-@_rule("batch_norm")
+@rule("instance_norm")
+def _instance_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    if not given["use_input_stats"] or given["running_mean"] is not None:
+        raise Unsupported("an instance norm that keeps statistics, or has kept some")
+    x = _normalised(low, given["input"], groups, list(range(2, len(groups))), given["eps"], centred=True)
+    return _scaled(low, x, (groups[1],), given["weight"], given["bias"])
+
+
+@rule("batch_norm")
 def _batch_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     if given["training"]:
@@ -764,17 +983,17 @@ RESHAPES = (
 )
 
 
-@_rule(*RESHAPES, view=True)
+@rule(*RESHAPES, view=True)
 def _reshape(low: _Lowering, node: Node, groups: Groups) -> Expression:
-    return low.element(node.args[0], low.split([d for g in groups for d in g], value(node.args[0]).shape))
+    return low.element(node.args[0], low.split([d for g in plain(groups) for d in g], value(node.args[0]).shape))
 
 
-@_rule("expand", "expand_as", view=True)
+@rule("expand", "expand_as", view=True)
 def _expand(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.operand(node, node.args[0], groups)
 
 
-@_rule("permute", "transpose.int", "t", view=True)
+@rule("permute", "transpose.int", "t", view=True)
 def _permute(low: _Lowering, node: Node, groups: Groups) -> Expression:
     rank = len(groups)
     order = list(range(rank))
@@ -804,17 +1023,52 @@ def _written(result: Result, numbers: Tensor, lowered: Lowered) -> Tensor:
 def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], lowered: Lowered) -> Any:
     if e.op == "number":
         return e.data
+    if e.op == "index":
+        return _at(e, lowered)
     if e.op == "load":
-        place, strides = e.data
-        shape = [n if s else 1 for n, s in zip(lowered.sizes, strides)]
-        return inputs[place].as_strided(shape, strides)
+        memory = inputs[e.data[0]]
+        whole = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,), 0)
+        loaded = whole[(_at(e, lowered) + memory.storage_offset()).clamp(0, len(whole) - 1)]
+        return torch.where(operands[0], loaded, torch.zeros_like(loaded)) if operands else loaded
     if e.op.startswith("reduce_"):
         operand = torch.as_tensor(operands[0]).expand(lowered.sizes)
-        function = {"reduce_sum": torch.sum, "reduce_max": torch.amax, "reduce_min": torch.amin}[e.op]
-        return function(operand, lowered.reduced, keepdim=True)
+        return ROWS[e.op](operand, lowered.reduced)
+    if is_scan(e):
+        return _scanned(torch.as_tensor(operands[0]).expand(lowered.sizes), e, lowered.reduced)
     return FUNCTIONS[e.op](*operands)
 
 
+def _at(e: Expression, lowered: Lowered) -> Tensor:
+    """The places that a load or an index goes to, of the dims on which they depend."""
+    _, steps, at = e.data
+    for d, step in enumerate(steps):
+        shape = [n if d == i else 1 for i, n in enumerate(lowered.sizes)]
+        at = at + (step * torch.arange(lowered.sizes[d]).view(shape) if step else torch.zeros([1] * len(shape), dtype=torch.int64))
+    return torch.as_tensor(at)
+
+
+def _scanned(x: Tensor, e: Expression, dims: Sequence[int]) -> Tensor:
+    ends = list(range(-len(dims), 0))
+    rows = x.movedim(list(dims), ends)
+    flat = rows.flatten(-len(dims))
+    flat = flat.flip(-1) if e.data else flat
+    made = {"scan_sum": torch.cumsum, "scan_prod": torch.cumprod}[e.op](flat, -1)
+    return (made.flip(-1) if e.data else made).view(rows.shape).movedim(ends, list(dims))
+
+
+def _product(x: Tensor, dims: Sequence[int]) -> Tensor:
+    for d in dims:
+        x = x.prod(d, keepdim=True)
+    return x
+
+
+ROWS: Mapping[str, Callable[[Tensor, Sequence[int]], Tensor]] = {
+    "reduce_sum": lambda x, dims: x.sum(dims, keepdim=True),
+    "reduce_prod": _product,
+    "reduce_max": lambda x, dims: x.amax(dims, keepdim=True),
+    "reduce_min": lambda x, dims: x.amin(dims, keepdim=True),
+    "reduce_min_int": lambda x, dims: x.amin(dims, keepdim=True),
+}
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in OWN_NAMES},
     "float": lambda x: x if x.is_floating_point() else x.to(torch.float64),

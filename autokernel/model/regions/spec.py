@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -57,6 +58,9 @@ PICKING = frozenset(
         *("neg", "abs", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "scalar_tensor", "full"),
         *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"),
         *("expand", "expand_as", "permute", "transpose", "t"),
+        *("slice", "narrow", "select", "flip", "cat", "constant_pad_nd", "pad", "zeros_like", "ones_like", "full_like", "zeros", "ones"),
+        *("max", "min", "argmax", "argmin", "max_pool1d", "max_pool2d", "max_pool3d"),
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
     )
 )
 Change = Callable[[Tensor], Tensor]  # of an input
@@ -159,7 +163,7 @@ class _Perturbed(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        is_picked = getattr(n.target, "overloadpacket", None) in PICKING
+        is_picked = n.target is operator.getitem or getattr(n.target, "overloadpacket", None) in PICKING
         if n.op == "output" or is_picked or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         like = {"generator": self.generator, "device": result.device, "dtype": torch.int8}
@@ -214,6 +218,7 @@ def region_spec(region: Region) -> KernelSpec:
         headline="bandwidth_gb_s",
         fill={name: _positive for name in region.positive} | {n: _whole for n, t in tensors.items() if _is_whole(t)},
         first=region.first or region.floats[0],
+        adversarial={"ties": _ties} if any(map(_is_whole, region.outputs)) else {},
         row_scales=region.row_scales,
         nonfinite=region.nonfinite,
         planted_in=region.planted_in,
@@ -228,6 +233,11 @@ def _signature(names: Sequence[str], results: int) -> Any:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     annotation = tuple[(Tensor,) * results] if results > 1 else Tensor
     return inspect.Signature([inspect.Parameter(n, kind, annotation=Tensor) for n in names], return_annotation=annotation)
+
+
+def _ties(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Of a few numbers each: the largest of a row is there several times."""
+    return {name: x.round().clamp(-1, 1) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def _is_whole(tensor: TensorSpec) -> bool:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered
+from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered, is_scan
 from autokernel.model.regions.moments import with_moments
 from autokernel.model.regions.writing import (
     OPERATORS,
@@ -14,12 +14,14 @@ from autokernel.model.regions.writing import (
     levels,
     loops_of,
     made,
+    place,
     result_names,
     returned,
     varying,
 )
 from autokernel.spec import TensorSpec
 
+MOST_INT = 2147483647
 HELD = 16384  # columns of a row that a program holds; longer ones it walks through, once for each level of reductions
 FEW_ROWS = 512  # of which a program each leaves much of a GPU idle
 FUNCTIONS = {
@@ -41,6 +43,10 @@ FUNCTIONS = {
     "float": "{0}.to(tl.float32)",
     "int": "{0}.to(tl.int64)",
     "reduce_sum": "tl.sum(tl.where(inside, {0}, 0.0), 1)[:, None]",
+    "reduce_prod": "tl.reduce(tl.where(inside, {0}, 1.0), 1, _times)[:, None]",
+    "reduce_min_int": f"tl.min(tl.where(inside, {{0}}, {MOST_INT}), 1)[:, None]",
+    "scan_sum": "tl.cumsum(tl.where(inside, {0}, 0.0), 1, reverse={reverse})",
+    "scan_prod": "tl.cumprod(tl.where(inside, {0}, 1.0), 1, reverse={reverse})",
     "reduce_max": "_largest(tl.where(inside, {0}, -float('inf')))",
     "reduce_min": "-_largest(tl.where(inside, -{0}, -float('inf')))",
     "mean_of": "{0}_mean",
@@ -77,6 +83,11 @@ def _pow(x, y):
     """Of x >= 0; NaN below."""
     return tl.exp(y * tl.log(x))
 ''',
+    "_times": """
+@triton.jit
+def _times(a, b):
+    return a * b
+""",
     "_larger": """
 @triton.jit
 def _larger(a, b):
@@ -96,6 +107,16 @@ def _moments(count, mean, squares):
     whole = tl.sum(count * mean, 0) / tl.maximum(n, 1.0)
     return n, whole, tl.sum(squares + count * (mean - whole) * (mean - whole), 0)
 ''',
+}
+# of a scan: what it begins with, how a block of it is made, what the block adds to all so far, and how that is joined on
+SCANNED = {
+    "scan_sum": ("0.0", "tl.cumsum({0}, 0, reverse={1})", "tl.sum({0}, 0)", "+"),
+    "scan_prod": ("1.0", "tl.cumprod({0}, 0, reverse={1})", "tl.reduce({0}, 0, _times)", "*"),
+}
+WHOLE = {
+    "reduce_sum": "tl.sum({0}, 0)",
+    "reduce_prod": "tl.reduce({0}, 0, _times)",
+    "reduce_min_int": "tl.min({0}, 0)",
 }
 MOMENTS = ("count", "mean", "squares")
 WELFORD = (  # an element more, in each column (Welford)
@@ -167,7 +188,9 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec])
     """Kernel files by their stems: for rows that no program can hold two, with one program a row and with several."""
     loops = loops_of(lowered)
     whole = _file(name, title, lowered, loops, inputs)
-    if not lowered.reduced or math.prod(loops.columns) <= HELD:
+    # parts leave what they come to in float32, and know nothing of what comes before them
+    has_no_parts = lowered.scans or any(e.op == "reduce_min_int" for e in lowered.expressions)
+    if not lowered.reduced or math.prod(loops.columns) <= HELD or has_no_parts:
         return {"triton_kernel": whole}
     parts = _file(name, title, lowered, loops, inputs, in_parts=True)
     if math.prod(loops.rows) < FEW_ROWS:
@@ -277,16 +300,27 @@ class _Walk:
         once, stores, loop = [], [], self._writer("c", self.row.known)
         for y, result, strides in results:
             writer, lines = (loop, stores) if (y, result, strides) in inner else (self.row, once)
-            text, place = writer.text(result.expression), _place(self.index, strides)
-            lines += [*writer.take(), _store(y, place, text, "inside" if writer is loop else mask)]
-        return [*before, *once, *(self._along_row(stores) if inner else ())]
+            text, at = writer.text(result.expression), place(self.index, strides)
+            lines += [*writer.take(), _store(y, at, text, "inside" if writer is loop else mask)]
+        return [*before, *once, *(self._along_row(stores, loop) if inner else ())]
 
     def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
-        return Writer(FUNCTIONS, number, _assigned, self._load, prefix, dict(known or {}))
+        functions = FUNCTIONS | dict.fromkeys(SCANNED, "{0}")
+        return Writer(functions, number, self._declared, self._load, prefix, dict(known or {}))
 
-    def _load(self, e: Expression) -> str:
-        mask = ", inside" if e in self.varying else ""
-        return _converted(f"tl.load(x{e.data[0]} + {_place(self.index, self.loops.strides[e])}{mask})", e)
+    def _declared(self, name: str, text: str, e: Expression) -> list[str]:
+        if not is_scan(e):
+            return _assigned(name, text, e)
+        start, block, whole, join = SCANNED[e.op]
+        return [
+            f"{name}_terms = tl.where(inside, {text}, {start})",
+            f"{name} = {name}_total {join} {block.format(f'{name}_terms', e.data)}",
+            f"{name}_total = {name}_total {join} {whole.format(f'{name}_terms')}",
+        ]
+
+    def _load(self, e: Expression, condition: str = "") -> str:
+        at = place(self.index, self.loops.strides[e], e.data[2])
+        return _loaded(e, at, "inside" if e in self.varying else "", condition)
 
     def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
         lines = self._accumulated(n, reductions)
@@ -302,6 +336,12 @@ class _Walk:
             if e.op == "reduce_sum":
                 starts.append(f"{name} = tl.zeros((BLOCK,), tl.float32)")
                 inner.append(f"{name} += tl.where(inside, {operand}, 0.0)")
+            elif e.op == "reduce_prod":
+                starts.append(f"{name} = tl.full((BLOCK,), 1.0, tl.float32)")
+                inner.append(f"{name} *= tl.where(inside, {operand}, 1.0)")
+            elif e.op == "reduce_min_int":
+                starts.append(f"{name} = tl.full((BLOCK,), {MOST_INT}, tl.int64)")
+                inner.append(f"{name} = tl.minimum({name}, tl.where(inside, {operand}, {MOST_INT}))")
             elif e.op == "reduce_moments":
                 starts += [f"{state} = tl.zeros((BLOCK,), tl.float32)" for state in _states(e, name)]
                 inner += [line.format(name, operand) for line in WELFORD]
@@ -310,17 +350,21 @@ class _Walk:
                 starts.append(f"{name} = tl.full((BLOCK,), -float('inf'), tl.float32)")
                 inner.append(f"{name} = _larger({name}, tl.where(inside, {sign}{operand}, -float('inf')))")
             self.row.known[e] = name
-        return [*before, *starts, *self._along_row(inner)]
+        return [*before, *starts, *self._along_row(inner, loop)]
 
-    def _along_row(self, inner: Sequence[str]) -> list[str]:
+    def _along_row(self, inner: Sequence[str], loop: Writer) -> list[str]:
         columns, split = self.loops.columns, len(self.loops.rows)
+        totals = [f"{name}_total = tl.full((), {SCANNED[e.op][0]}, tl.float32)" for name, e in loop.scans()]
+        first = [f"start = ({self.end} - 1) // BLOCK * BLOCK - before"] if self.lowered.is_backwards else []
         lines = [
+            *first,
             "column = start + tl.arange(0, BLOCK)",
             f"inside = column < {self.end}",
             *_indices("column", columns, self.index[split:]),
             *inner,
         ]
-        return [f"for start in range({self.first}, {self.end}, BLOCK):", *("    " + line for line in lines)]
+        start = "before" if first else "start"
+        return [*totals, f"for {start} in range({self.first}, {self.end}, BLOCK):", *("    " + line for line in lines)]
 
 
 class _Parts(_Walk):
@@ -380,25 +424,26 @@ def _combined(e: Expression, name: str, states: Sequence[str], last: bool = True
     """A statement by which a reduction's states, each a block, become one; at the last a minimum gets its sign back."""
     if e.op == "reduce_moments":
         return f"{', '.join(_states(e, name))} = _moments({', '.join(states)})"
-    if e.op == "reduce_sum":
-        return f"{name} = tl.sum({states[0]}, 0)"
+    if e.op in WHOLE:
+        return f"{name} = {WHOLE[e.op].format(states[0])}"
     return f"{name} = {'-' * (last and e.op == 'reduce_min')}tl.reduce({states[0]}, 0, _larger)"
-
-
-def _place(index: Sequence[str], strides: Sequence[int]) -> str:
-    return " + ".join(i if s == 1 else f"{i} * {s}" for i, s in zip(index, strides) if s) or "0"
 
 
 def _wide(loops: Loops) -> str:
     return ".to(tl.int64)" if math.prod(loops.sizes) * 2 > 2**31 else ""
 
 
-def _assigned(name: str, text: str, e: Expression) -> str:
-    return f"{name} = {text}"
+def _assigned(name: str, text: str, e: Expression) -> list[str]:
+    return [f"{name} = {text}"]
 
 
-def _converted(text: str, e: Expression) -> str:
-    """A loaded element as the kind that arithmetic takes it for."""
+def _loaded(e: Expression, at: str, mask: str, condition: str) -> str:
+    """An index, or a loaded element as the kind that arithmetic takes it for."""
+    if e.op == "index":
+        return at
+    masks = " & ".join(f"({one})" if condition else one for one in (mask, condition) if one)
+    options = [f"x{e.data[0]} + {at}" if at != "0" else f"x{e.data[0]}", masks, "other=0" * bool(condition)]
+    text = f"tl.load({', '.join(filter(None, options))})"
     return f"({text} != 0)" if e.kind == BOOL else f"{text}.to({'tl.float32' if e.kind == FLOAT else 'tl.int64'})"
 
 
@@ -428,16 +473,19 @@ def _body(lowered: Lowered, loops: Loops) -> list[str]:
             return "inside"
         return row_mask if any(strides[:split]) else column_mask
 
-    def load(e: Expression) -> str:
+    def load(e: Expression, condition: str = "") -> str:
         strides = loops.strides[e]
-        where = f"x{e.data[0]} + {_place(index, strides)}, {mask(strides)}" if any(strides) else f"x{e.data[0]}"
-        return _converted(f"tl.load({where})", e)
+        return _loaded(e, place(index, strides, e.data[2]), mask(strides) if any(strides) else "", condition)
 
-    writer = Writer(FUNCTIONS, number, _assigned, load)
+    functions = FUNCTIONS | {op: FUNCTIONS[op].replace("{reverse}", str(lowered.is_backwards)) for op in SCANNED}
+    writer = Writer(functions, number, _assigned, load)
     for i, (y, result) in enumerate(zip(result_names(lowered.results), lowered.results)):
         text = writer.text(result.expression)
         written = "inside" if loops.in_columns(i) or not lowered.reduced else row_mask
-        lines += [*writer.take(), _store(y, _place(index, loops.results[i]), text, written)]
+        at = place(index, loops.results[i])
+        if at == "0" and lowered.reduced:  # one number, which is a block of one all the same
+            at = "row"
+        lines += [*writer.take(), _store(y, at, text, written)]
     return lines
 
 

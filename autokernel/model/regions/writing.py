@@ -4,8 +4,11 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autokernel.model.regions.lowering import Expression, Lowered, Result
+from autokernel.model.regions.lowering import Expression, Lowered, Result, is_scan
 from autokernel.spec import TensorSpec
+
+
+PLACED = ("load", "index")  # expressions that depend on the index itself
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Loops:
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
-    strides: Mapping[Expression, tuple[int, ...]]  # of each load
+    strides: Mapping[Expression, tuple[int, ...]]  # of each load and index
     results: tuple[tuple[int, ...], ...]  # of each result; 0 along what was reduced
 
     @property
@@ -31,15 +34,17 @@ class Loops:
 
 
 def loops_of(lowered: Lowered) -> Loops:
-    loads = [e for e in lowered.expressions if e.op == "load"]
+    loads = [e for e in lowered.expressions if e.op in PLACED]
     if not lowered.sizes:  # tensors of no dim: a loop over the one number of each
         return Loops((), (1,), dict.fromkeys(loads, (0,)), ((0,),) * len(lowered.results))
     walked = [e.data[1] for e in loads] + [result.strides for result in lowered.results]
     main = max((r.strides for r in reversed(lowered.results)), key=lambda strides: sum(map(bool, strides)))
     if not all(main):  # what is summed up is larger
-        main = max([main, *(e.data[1] for e in loads)], key=lambda strides: sum(map(bool, strides)))
+        read = (e.data[1] for e in loads if e.op == "load")
+        main = max([main, *read], key=lambda strides: sum(map(bool, strides)))
     dims = sorted(range(len(lowered.sizes)), key=lambda d: -main[d])
     columns = tuple(d for d in dims if d in lowered.reduced) or tuple(dims[-1:])
+    columns = tuple(sorted(columns)) if lowered.scans else columns  # whose order is the row's
     rows = tuple(d for d in dims if d not in columns)
     if not lowered.reduced:  # no dim is special: as many as walk alike are the columns
         merged = _merged(rows + columns, lowered.sizes, walked)
@@ -69,8 +74,8 @@ class Writer:
 
     functions: Mapping[str, str]  # of an expression's name -> its text, with {0}, {1}, …
     number: Callable[[Expression], str]
-    declare: Callable[[str, str, Expression], str]  # (name, text) -> a statement
-    load: Callable[[Expression], str]
+    declare: Callable[[str, str, Expression], list[str]]  # (name, text) -> statements; of a scan its operand's text
+    load: Callable[..., str]  # of a load or an index, and its condition's text
     prefix: str = "t"
     known: dict[Expression, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
@@ -82,10 +87,10 @@ class Writer:
             return self.number(e)
         if e not in self.known:
             operands = [self.text(o) for o in e.operands]
-            text = self.load(e) if e.op == "load" else self.functions[e.op].format(*operands)
+            text = self.load(e, *operands) if e.op in PLACED else self.functions[e.op].format(*operands)
             name = f"{self.prefix}{self.made}"
             self.made += 1
-            self.lines.append(self.declare(name, text, e))
+            self.lines += self.declare(name, text, e)
             self.known[e] = name
         return self.known[e]
 
@@ -106,9 +111,19 @@ class Writer:
                 visit(operand)
         return self.take()
 
+    def scans(self) -> list[tuple[str, Expression]]:
+        """Those of this scope alone, which go on from element to element, and their names."""
+        return [(name, e) for e, name in self.known.items() if is_scan(e)]
+
     def take(self) -> list[str]:
         lines, self.lines = self.lines, []
         return lines
+
+
+def place(index: Sequence[str], strides: Sequence[int], offset: int = 0) -> str:
+    """Where an element is."""
+    terms = [i if s == 1 else f"{i} * {s}" for i, s in zip(index, strides) if s]
+    return " + ".join([*terms, *([str(offset)] if offset else ())]) or "0"
 
 
 def result_names(results: Sequence[Result]) -> list[str]:

@@ -1,0 +1,232 @@
+"""Operations that take elements from elsewhere: parts, joined parts, padding, enlargement, pooling over windows."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from autokernel.model.capture import aten, value
+from autokernel.model.regions.lowering import (
+    FLOAT,
+    MOST_PLACES,
+    Expression,
+    Groups,
+    Unsupported,
+    _Lowering,
+    arguments,
+    choose,
+    kind_of,
+    rule,
+)
+
+
+def _at(low: _Lowering, source: Node, groups: Groups, dim: int, step: int, start: int) -> Groups:
+    """`groups` with one dim of `source` at `start + step * i`."""
+    dim %= len(groups)
+    return (*groups[:dim], low.shifted(groups[dim], step, start, value(source).shape[dim]), *groups[dim + 1 :])
+
+
+@rule("slice.Tensor", view=True)
+def _slice(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    n, start = value(given["self"]).shape[given["dim"]], given["start"] or 0
+    return low.element(given["self"], _at(low, given["self"], groups, given["dim"], given["step"], _place(start, n)))
+
+
+def _place(start: int, n: int) -> int:
+    """An index that may count from the end, or lie beyond an end."""
+    return min(max(start + n if start < 0 else start, 0), n)
+
+
+@rule("narrow", view=True)
+def _narrow(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    source, dim, start, _ = node.args
+    return low.element(source, _at(low, source, groups, dim, 1, _place(start, value(source).shape[dim])))
+
+
+@rule("select.int", view=True)
+def _select(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    source, dim, place = node.args
+    n = value(source).shape[dim]
+    dim %= value(source).dim()
+    return low.element(source, (*groups[:dim], low.shifted((), 1, place % n, n), *groups[dim:]))
+
+
+@rule("split.Tensor", "split_with_sizes", "chunk", view=True, parted=True)
+def _split(low: _Lowering, node: Node, groups: Groups, which: int) -> Expression:
+    source, dim = node.args[0], arguments(node)["dim"]
+    start = sum(part.shape[dim] for part in value(node)[:which])
+    return low.element(source, _at(low, source, groups, dim, 1, start))
+
+
+@rule("unbind.int", view=True, parted=True)
+def _unbind(low: _Lowering, node: Node, groups: Groups, which: int) -> Expression:
+    source, dim = node.args[0], arguments(node)["dim"] % value(node.args[0]).dim()
+    n = len(value(node))
+    return low.element(source, (*groups[:dim], low.shifted((), 1, which % n, n), *groups[dim:]))
+
+
+@rule("broadcast_tensors", parted=True)
+def _broadcast(low: _Lowering, node: Node, groups: Groups, which: int) -> Expression:
+    return low.operand(node.args[0][which], node.args[0][which], groups[len(groups) - value(node.args[0][which]).dim() :])
+
+
+@rule("flip")
+def _flip(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    source, dims = node.args
+    for dim in dims:
+        groups = _at(low, source, groups, dim, -1, value(source).shape[dim] - 1)
+    return low.element(source, _of_one(groups, source))
+
+
+def _of_one(groups: Groups, source: Node) -> Groups:
+    """`groups` without those that are but one index."""
+    return tuple(() if n == 1 else g for n, g in zip(value(source).shape, groups))
+
+
+@rule("cat")
+def _cat(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given, kind = arguments(node), kind_of(value(node).dtype, node)
+    dim, parts, end = given["dim"] % len(groups), [], 0
+    for part in given["tensors"]:
+        shape = value(part).shape
+        if len(shape) != len(groups):  # of no elements
+            continue
+        there = _at(low, part, groups, dim, 1, -end)
+        inside = low.inside((there[dim],), (shape[dim],))
+        parts.append((inside, low.element(part, _of_one(there, part))))
+        end += shape[dim]
+    result = parts.pop()[1]
+    for inside, element in reversed(parts):
+        result = choose(low, inside, element, result, kind)
+    return result
+
+
+@rule("constant_pad_nd", "pad")
+def _pad(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    if given.get("mode", "constant") != "constant":
+        raise Unsupported("padding with elements")
+    source, pads = given["self"], given["pad"]
+    for i, before in enumerate(pads[::2]):
+        groups = _at(low, source, groups, -1 - i, 1, -before)
+    inside = low.inside(groups, value(source).shape)
+    padding = low.number(given["value"] or 0)
+    return choose(low, inside, low.element(source, _of_one(groups, source)), padding, kind_of(value(node).dtype, node))
+
+
+@rule("zeros_like", "ones_like", "full_like", "zeros", "ones", "full", "scalar_tensor")
+def _filled(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    packet, given = node.target.overloadpacket, arguments(node)
+    v = given.get("fill_value", given.get("s", int(packet in (aten.ones_like, aten.ones))))
+    kind = kind_of(value(node).dtype, node)
+    return low.number(float(v) if kind == FLOAT else bool(v) if value(node).dtype == torch.bool else int(v))
+
+
+@rule("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def _enlarged(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    """Each element several times, where that is so many times for all."""
+    source = node.args[0]
+    spread = list(groups[:2])
+    for n, made, group in zip(value(source).shape[2:], value(node).shape[2:], groups[2:]):
+        if made % n:
+            raise Unsupported("an enlargement by no whole number")
+        spread.append(group if made == n else low.split(group, (n, made // n))[0])
+    return low.element(source, _of_one(tuple(spread), source))
+
+
+# --- pooling ---
+
+
+class _Windows:
+    """The windows of a pooling, of whose places each has an index in the source and may be in its padding."""
+
+    def __init__(self, low: _Lowering, node: Node, groups: Groups):
+        given = arguments(node)
+        self.low, self.source, shape = low, given["self"], value(given["self"]).shape
+        rank = int(node.target.overloadpacket.__name__[-2])  # of max_pool2d: 2
+
+        def each(v: Any) -> Sequence[int]:
+            v = [v] if isinstance(v, int) else v
+            return list(v) * rank if len(v) == 1 else v
+
+        self.kept, self.groups, self.shape = groups[:-rank], groups[-rank:], shape[-rank:]
+        self.size, self.padding = each(given["kernel_size"]), each(given["padding"])
+        self.step, self.dilation = each(given["stride"] or given["kernel_size"]), each(given.get("dilation", [1]))
+        if math.prod(self.size) > MOST_PLACES:
+            raise Unsupported("a window of very many places")
+
+    def places(self) -> Iterator[tuple[Expression, Expression]]:
+        """Whether a place is in the source, and the element there."""
+        for place in itertools.product(*map(range, self.size)):
+            there = tuple(map(self._there, range(len(place)), place))
+            groups = _of_one((*self.kept, *there), self.source)
+            yield self.low.inside(there, self.shape), self.low.element(self.source, groups)
+
+    def _there(self, dim: int, place: int, first: int = 0) -> tuple[int, ...]:
+        """Where a place is in the source, which begins `first` places after what it is counted from."""
+        start = place * self.dilation[dim] - self.padding[dim] + first
+        return self.low.shifted(self.groups[dim], self.step[dim], start, self.shape[dim] + 2 * first)
+
+    def count(self, with_padding: bool) -> Expression:
+        """How many places of a window are in the source, or in it and its padding."""
+        low, result = self.low, self.low.number(1.0)
+        for dim, (size, n) in enumerate(zip(self.size, self.shape)):
+            total = low.number(0.0)
+            padding = self.padding[dim] if with_padding else 0
+            for place in range(size):
+                inside = low.inside((self._there(dim, place, padding),), (n + 2 * padding,))
+                total = _folded(low, "add", total, choose(low, inside, low.number(1.0), low.number(0.0), FLOAT))
+            result = _folded(low, "mul", result, total)
+        return result
+
+
+FOLDED: dict[str, Callable[[float, float], float]] = {"add": lambda a, b: a + b, "mul": lambda a, b: a * b}
+
+
+def _folded(low: _Lowering, op: str, a: Expression, b: Expression) -> Expression:
+    if a.op == b.op == "number":
+        return low.number(FOLDED[op](a.data, b.data))
+    return low.make(op, a, b)
+
+
+@rule("max_pool1d", "max_pool2d", "max_pool3d")
+def _max_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    if kind_of(value(node).dtype, node) != FLOAT:
+        raise Unsupported("pooling of integers")
+    nothing, result = low.number(-math.inf), None
+    for inside, element in _Windows(low, node, groups).places():
+        term = choose(low, inside, element, nothing, FLOAT)
+        result = term if result is None else low.make("max", result, term)
+    return result
+
+
+@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _average_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    given, windows, nothing, total = arguments(node), _Windows(low, node, groups), low.number(0.0), None
+    for inside, element in windows.places():
+        is_zero_outside = element.op == "load" and inside in element.operands
+        term = low.as_float(element) if is_zero_outside else choose(low, inside, element, nothing, FLOAT)
+        total = term if total is None else low.make("add", total, term)
+    count = low.number(float(given["divisor_override"])) if given.get("divisor_override") else None
+    return low.make("div", total, count or windows.count(given["count_include_pad"]))
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def _adaptive_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    """Where all windows are of one size and next to each other: a mean over the dims that make one up."""
+    source, rank = node.args[0], len(node.args[1])
+    of, made = value(source).shape[-rank:], value(node).shape[-rank:]
+    if any(n % m for n, m in zip(of, made)):
+        raise Unsupported("windows of several sizes")
+    sizes = [n // m for n, m in zip(of, made)]
+
+    def element(along: Groups) -> Expression:
+        inner = tuple((*g, *a) for g, a in zip(groups[-rank:], along))
+        return low.element(source, (*groups[:-rank], *inner))
+
+    total = low.reduce_over("reduce_sum", [*groups], sizes, element)
+    return low.make("div", total, low.number(float(math.prod(sizes))))

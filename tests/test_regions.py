@@ -121,6 +121,38 @@ CHAINS = {
     "grouped": lambda m, x, y: F.silu(F.group_norm(x.view(1, N, -1), 4, m.weight, m.bias)).view(x.shape) + y,
 }
 
+# elements from elsewhere, and rows of other kinds
+CHAINS |= {
+    "joined": lambda m, x, y: torch.cat((-(h := x * y)[:, N // 2 :], h[:, : N // 2]), -1) * y + h,
+    "halves": lambda m, x, y: (lambda a, b: F.silu(a) * b)(*(x * y + 1).chunk(2, -1)) + F.glu(y),
+    "padded": lambda m, x, y: F.pad((x * 2).flip(0, 1)[3:, ::2], (1, 2, 3, -1), value=0.5) + 1,
+    "apart": lambda m, x, y: F.silu((h := x * y).view(64, 2, 48)[:, 1]) * h.view(64, 2, 48).unbind(1)[0],
+    "largest_of_windows": lambda m, x, y: F.max_pool2d(F.relu(x.view(2, 32, 8, 12)) - 1, 3, 2, 1, 2) * 2,
+    "means_of_windows": lambda m, x, y: F.avg_pool2d(x.view(2, 32, 8, 12) * 2, 3, 2, 1, ceil_mode=True),
+    "means_without_padding": lambda m, x, y: F.avg_pool1d(x[None] * 2, 4, 3, 2, count_include_pad=False),
+    "windows_of_windows": lambda m, x, y: F.max_pool3d(F.avg_pool3d(x.view(2, 4, 8, 8, 12), 2, 1, 1), 2),
+    "means_of_parts": lambda m, x, y: F.adaptive_avg_pool2d(F.relu(x).view(2, 32, 8, 12), (4, 3)) * 2,
+    "enlarged": lambda m, x, y: F.interpolate((x * 2).view(2, 32, 8, 12), scale_factor=2) + 1,
+    "of_instances": lambda m, x, y: F.instance_norm(x.view(4, 16, 8, 12)) * 2,
+    "running": lambda m, x, y: torch.softmax(x, -1).cumsum(-1) * y,
+    "running_backwards": lambda m, x, y: (x.flip(1) * 2).cumsum(1).flip(1) * y,
+    "running_before": lambda m, x, y: torch.cat((torch.zeros_like(x[:, :1]), (x * y)[:, :-1].cumsum(1)), 1),
+    "running_products": lambda m, x, y: torch.tanh(x).cumprod(0) * y + torch.tanh(x).prod(0, keepdim=True),
+    "first_of_the_largest": lambda m, x, y: torch.maximum(x, y).argmax(-1),
+    "first_of_the_least": lambda m, x, y: x.neg().relu().min(0)[1],
+    "losses": lambda m, x, y: (
+        F.mse_loss(x, y) + F.l1_loss(x, y) + F.smooth_l1_loss(x, y) + F.huber_loss(x, y, delta=0.7) + x.amin() * y.max()
+    ),
+    "losses_of_chances": lambda m, x, y: (
+        F.binary_cross_entropy_with_logits(x, torch.sigmoid(y)) + F.soft_margin_loss(x, y) + F.kl_div(x, y, log_target=True)
+    ),
+    "distances": lambda m, x, y: F.cosine_similarity(x, y, -1) + F.pairwise_distance(x, y),
+    "bent": lambda m, x, y: (
+        F.selu(x) + F.softshrink(y) + F.hardshrink(x) + F.threshold(y, 0.1, 2.0) + F.prelu(x, m.bias) + F.elu(y, 0.5)
+    ),
+    "a_number_of_the_models": lambda m, x, y: torch.min(x * 2, torch.tensor(0.3)) + y,
+}
+
 
 def rms(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
@@ -76,7 +76,7 @@ def unchanged(problem: Problem, backend: str) -> str:
 def rewrite(problem: Problem, backend: str, device: str = "cpu") -> Rewriting:
     """Find the places for our kernels. Raises NotRewritten, with a reason, if there are none."""
     model = make(problem.module.Model, problem.arguments["init"]).to(device)
-    inputs = [v.to(device) if isinstance(v, Tensor) else v for v in problem.inputs(0).values()]
+    inputs = [_as_tensor(v, device) for v in problem.inputs(0).values()]
     if not all(isinstance(v, Tensor) for v in inputs):
         raise NotRewritten("an argument that is no tensor: a graph is of one value of it")
     try:
@@ -93,7 +93,8 @@ def rewrite(problem: Problem, backend: str, device: str = "cpu") -> Rewriting:
     if not sites:
         raise NotRewritten("no site for a kernel of ours")
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    names = dict(zip(placeholders, map(_namer(model, inputs), graphs[0].inputs)))
+    numbers = {i for i, v in enumerate(problem.inputs(0).values()) if isinstance(v, float)}
+    names = dict(zip(placeholders, map(_namer(model, inputs, numbers, device), graphs[0].inputs)))
     return Rewriting(problem, module, names, tuple(sites))
 
 
@@ -131,8 +132,15 @@ def prelude(problem: Problem) -> str:
     return ast.unparse(tree)
 
 
-def _namer(model: nn.Module, inputs: Sequence[Any]) -> Any:
-    known: dict[int, str] = {id(v): f"x{i}" for i, v in enumerate(inputs)}
+def _as_tensor(v: Any, device: str) -> Any:
+    """A number of the problem's as a tensor of no dim, of which a graph is of every value."""
+    return torch.tensor(v, device=device) if isinstance(v, float) else v.to(device) if isinstance(v, Tensor) else v
+
+
+def _namer(model: nn.Module, inputs: Sequence[Any], numbers: Collection[int], device: str) -> Any:
+    """numbers: the places of inputs that are numbers to the problem."""
+    made = (f'torch.tensor(x{i}, device="{device}")' if i in numbers else f"x{i}" for i in range(len(inputs)))
+    known: dict[int, str] = dict(zip(map(id, inputs), made))
     for path, module in model.named_modules():
         attributes = {**vars(module), **module._parameters, **module._buffers}
         for name, v in attributes.items():

@@ -752,8 +752,23 @@ def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "
         if isinstance(getattr(traced, node.target), FakeTensor):
             raise RuntimeError("the trace lost sight of a tensor, which would be a fake one in the graph")
         node.meta.setdefault("val", getattr(traced, node.target))
+    _write_numbers(traced)
     prune(traced)
     return traced
+
+
+def _write_numbers(traced: GraphModule) -> None:
+    """A torch.tensor(0.5) in forward is a constant of the trace, which is copied at each call: it becomes the number."""
+    for node in traced.graph.find_nodes(op="call_function", target=aten.lift_fresh_copy.default):
+        constant = getattr(traced, node.args[0].target, None) if node.args[0].op == "get_attr" else None
+        if not isinstance(constant, Tensor) or constant.dim() or constant.is_complex():
+            continue
+        with _disable_current_modes():
+            node.target, node.args = aten.scalar_tensor.default, (constant.item(),)
+        node.kwargs = {"dtype": constant.dtype, "device": constant.device}
+        for detached in [user for user in node.users if user.target is aten.detach_.default]:
+            detached.replace_all_uses_with(node)
+            traced.graph.erase_node(detached)
 
 
 class Settings:
@@ -956,8 +971,29 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
     return NotImplemented if train else x
 
 
+def _triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: int = 1,
+) -> Tensor:
+    """As its documentation defines it."""
+    if len({anchor.dim(), positive.dim(), negative.dim()}) > 1:
+        return NotImplemented
+    near, far = (F.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
+    if swap:
+        far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
+    losses = torch.clamp_min(margin + near - far, 0)
+    return losses if reduction == 0 else losses.mean() if reduction == 1 else losses.sum()
+
+
 WRITTEN_OUT = {
     aten.einsum.default: _einsum,
+    aten.triplet_margin_loss.default: _triplet_margin_loss,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten.dropout.default: _dropout,
 }

@@ -58,6 +58,7 @@ REDUCED = {
     "reduce_max": ("-INFINITY", "max", "{0} = {1} > {0} ? {1} : {0};"),
     "reduce_min": ("INFINITY", "min", "{0} = {1} < {0} ? {1} : {0};"),
 }
+PIECE = 4096  # columns that are added up in float32; of a longer row the sums of its pieces are, in float64
 SCANNED = {"scan_sum": ("0", "+="), "scan_prod": ("1", "*=")}
 DECLARED = {FLOAT: "float", BOOL: "bool", INT: "int64_t"}
 
@@ -202,12 +203,17 @@ class _Function:
         """A loop along the row that adds up all reductions of one level."""
         before = self.row.same_along_row(reductions, self.in_columns)
         starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
+        totals: list[tuple[str, str]] = []  # of pieces, and what each adds to them
         over: dict[str, list[str]] = {"+": [], "*": [], "max": [], "min": []}
         for k, e in enumerate(reductions):
             name, operand, (start, how, taken) = f"r{n}_{k}", loop.text(e.operands[0]), REDUCED[e.op]
-            inner += [*loop.take(), taken.format(name, operand)]
-            starts.append(f"{DECLARED[e.kind]} {name} = {start};")
-            over[how].append(name)
+            one = name
+            if e.op == "reduce_sum" and math.prod(self.loops.columns) > PIECE:
+                one = f"{name}_piece"
+                totals.append((name, one))
+            inner += [*loop.take(), taken.format(one, operand)]
+            starts.append(f"{'double' if one != name else DECLARED[e.kind]} {name} = {start};")
+            over[how].append(one)
             if e.op in ("reduce_max", "reduce_min"):  # OpenMP's pass over NaN
                 starts.append(f"float {name}_nan = 0;")
                 inner.append(f"{name}_nan += {operand} != {operand};")
@@ -215,7 +221,7 @@ class _Function:
                 ends.append(f"if ({name}_nan > 0) {name} = NAN;")
             self.row.known[e] = name
         clauses = " ".join(f"reduction({op} : {', '.join(names)})" for op, names in over.items() if names)
-        return [*before, *starts, *self._along_row(inner, clauses, loop), *ends]
+        return [*before, *starts, *self._along_row(inner, clauses, loop, totals), *ends]
 
     def _results(self) -> list[str]:
         """The loop along the row that writes; one store for each result that is one number a row."""
@@ -233,18 +239,25 @@ class _Function:
             lines += [*writer.take(), f"{y}[{place(self.index, strides)}] = {TYPES[result.spec.dtype]}({text});"]
         return lines
 
-    def _along_row(self, inner: Sequence[str], clauses: str, loop: Writer) -> list[str]:
-        columns, scans = self.loops.columns, loop.scans()
-        lines = [f"double {name}_total = {SCANNED[e.op][0]};" for name, e in scans]
-        for d, n in enumerate(columns):
-            i, is_last = self.index[len(self.loops.rows) + d], d == len(columns) - 1
-            if is_last and not scans:
-                lines += indented([f"#pragma omp simd {clauses}".rstrip()], d)
-            first, end = ("start", "end") if self.in_blocks and is_last else ("0", str(n))
+    def _along_row(
+        self, inner: Sequence[str], clauses: str, loop: Writer, totals: Sequence[tuple[str, str]] = ()
+    ) -> list[str]:
+        """Loops over the columns around `inner`. totals: sums, and those of a piece of the row that each is made of."""
+        scans = loop.scans()
+        lines = list(inner)
+        for d, n in reversed(list(enumerate(self.loops.columns))):
+            i, is_last = self.index[len(self.loops.rows) + d], d == len(self.loops.columns) - 1
+            in_pieces = is_last and totals and n > PIECE and not scans
+            first, end = ("start", "end") if is_last and (self.in_blocks or in_pieces) else ("0", str(n))
             forwards, backwards = f"{i} = {first}; {i} < {end}; ++{i}", f"{i} = {n - 1}; {i} >= 0; --{i}"
-            lines += indented([f"for (int64_t {backwards if self.lowered.is_backwards else forwards}) {{"], d)
-        lines += indented(inner, len(columns))
-        return lines + [line for d in reversed(range(len(columns))) for line in indented(["}"], d)]
+            lines = [f"for (int64_t {backwards if self.lowered.is_backwards else forwards}) {{", *indented(lines), "}"]
+            if is_last:
+                lines = [*([] if scans else [f"#pragma omp simd {clauses}".rstrip()]), *lines]
+                lines = [*(f"float {one} = 0;" for _, one in totals), *lines, *(f"{all} += {one};" for all, one in totals)]
+            if in_pieces:
+                end = f"const int64_t end = std::min<int64_t>(start + {PIECE}, {n});"
+                lines = [f"for (int64_t start = 0; start < {n}; start += {PIECE}) {{", *indented([end, *lines]), "}"]
+        return [*(f"double {name}_total = {SCANNED[e.op][0]};" for name, e in scans), *lines]
 
 
 def _declare(name: str, text: str, e: Expression) -> list[str]:

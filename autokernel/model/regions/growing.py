@@ -26,7 +26,7 @@ from autokernel.model.rounding import CASTS, rounding
 from autokernel.spec import DTYPES, TensorSpec, load_spec, several
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
-NOTHING |= {aten.broadcast_tensors.default, aten.lift_fresh_copy.default}
+NOTHING |= {aten.broadcast_tensors.default, aten.lift_fresh_copy.default, aten.scalar_tensor.default, aten.zeros_like.default}
 MOST_INPUTS, MOST_RESULTS = 16, 4
 FEWEST = 2  # operations of a region: one alone has nothing to be fused with
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined

@@ -47,6 +47,7 @@ BEYOND = 2**15, 46341  # of the others: no int16 has them, fp16 does, and int32 
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
 MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
+BELOW = -1.0  # planted among positive inputs: it is to make NaN where it does in the model
 
 aten = torch.ops.aten
 # Operators whose results are numbers of their operands, or these negated: nothing is rounded. One of them may bring in a
@@ -276,16 +277,19 @@ def examined(region: Region) -> Region | None:
     region = replace(region, first=max(floats, key=lambda name: region.arguments[name].numel))
     if numel > TRIED:
         return region
-    for positive in ((), *((name,) for name in floats), tuple(floats[1:]), tuple(floats[:-1])):
+    for positive in ((), *((name,) for name in floats), tuple(floats[1:]), tuple(floats[:-1]), tuple(floats)):
         trial = replace(region, positive=positive)
-        if len(positive) < len(floats) and _nan_part(trial) <= MOST_NAN:
+        if _nan_part(trial) <= MOST_NAN:
             region = trial
             break
     else:
         return None
     same = partial(_same_specials, region, _decomposed(region))
+    below = (BELOW,) if region.positive else ()
     scales = tuple(scale for scale in ROW_SCALES if same(lambda x, s=scale: x * s))
-    values = tuple(v for v in (math.nan, math.inf, -math.inf) if same(_planted(v)))
+    values = tuple(v for v in (math.nan, math.inf, -math.inf, *below) if same(_planted(v)))
+    if set(floats) <= {*region.positive} and BELOW not in values:
+        return None  # nothing would tell a logarithm from that of the size
     region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
     planted = tuple(_planted(v) for v in (*values, max(region.row_scales)))
     others = [name for name in floats if name != region.first]
@@ -343,7 +347,7 @@ def _same_specials(region: Region, by_formulas: Callable[..., Any], change: Chan
     in float64, and in float64 by other formulas (`_decomposed`)."""
     inputs, spec = _drawn(region), region_spec(region)
     name = name or region.first
-    if not inputs[name].is_floating_point() or name in region.positive:
+    if not inputs[name].is_floating_point():
         return False
     inputs[name] = change(inputs[name])
     double = _in_double(inputs)

@@ -720,6 +720,53 @@ def test_the_gate_refuses_cheats_on_regions(name: str, judge, monkeypatch: pytes
     assert verdict.failure and re.search(reason, verdict.failure.reason), verdict.why
 
 
+# A chain, what is changed in its kernel (a pattern, and what stands in its place), each of which is wrong.
+WRONG = {
+    "a running sum without the last element": ("running", (r"(y\[.*\] = float\()c6", r"\1i1 == 95 ? float(c4_total - c3) * c5 : c6")),
+    "a running sum that leaves out one in the middle": ("running", (r"\+= c3\b", "+= i1 == 48 ? 0.0f : c3")),
+    "an inclusive sum": ("running_before", (r"i1 \+ -1", "i1")),
+    "a sum from the other end": ("running_backwards", (r"i1 = 95; i1 >= 0; --i1", "i1 = 0; i1 < 96; ++i1")),
+    "the last of the largest": ("first_of_the_largest", (r"\? c6 : 96", "? -c6 : 96"), (r"int64_t\(r1_0\)", "int64_t(-r1_0)")),
+    "a largest that passes over NaN": ("first_of_the_largest", (r"if \(r0_0_nan > 0\) r0_0 = NAN;", "")),
+    "a largest without the last": ("first_of_the_largest", (r"i1 < 96", "i1 < 95")),
+    "a window that is off by one": ("largest_of_windows", (r"(x0\[.*)\]", r"\1 - 1]")),
+    "zeros around what is pooled": ("largest_of_windows", (r"\(-INFINITY\)", "0.0f")),
+    "a window without its last place": ("largest_of_windows", (r"ak_max\(c40, c43\)", "c40")),
+    "padding that counts": ("means_without_padding", (r"\(c\d+ / c\d+\)", "(c22 / 4.0f)")),
+    "parts in the other order": ("joined", (r"\(c(\d+) < 48\)", r"(c\1 >= 48)")),
+    "a loss without the last element": ("losses_of_chances", (r"4096, 6144", "4096, 6143")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_gate_refuses_wrong_windows_and_rows(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    chain, *changes = WRONG[name]
+    _, (site,) = found(Of(CHAINS[chain]).eval(), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    source = winner.source
+    for pattern, change in changes:
+        source, count = re.subn(pattern, change, source)
+        assert count, source
+    try:
+        verdict = judge.check(source, winner.target)
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert verdict.correctness.value == "FAIL", verdict.why
+
+
+@pytest.mark.parametrize("name", ["running_before", "first_of_the_largest", "largest_of_windows"])
+def test_the_gate_takes_windows_and_rows(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    try:
+        verdict = judge.check(winner.source, winner.target)
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert verdict.correctness.value == "PASS" and verdict.decided, verdict.why
+
+
 # Inputs of which some are no floating-point numbers, and what is changed: `floating` and `other` are one of either sort.
 WITH_MASKS = {
     "a mask comes first, and large numbers are off": (

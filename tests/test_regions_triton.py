@@ -52,10 +52,23 @@ def test_kernels_are_right(tmp_path: Path) -> None:
     run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps,residual,gates,mean_last")
 
 
+def test_parts_windows_and_rows_in_order(tmp_path: Path) -> None:
+    """What is read elsewhere or not at all, running sums from either end, places, and sums of everything."""
+    run(
+        tmp_path,
+        "joined,padded,largest_of_windows,means_without_padding,running_backwards,running_before,first_of_the_largest,losses",
+    )
+
+
 @pytest.mark.slow
 def test_long_rows_are_walked_through(tmp_path: Path) -> None:
     """By one program, and by several that each take a part; a variance in one pass."""
     run(tmp_path, "extremes,grouped", held=8)
+
+
+@pytest.mark.slow
+def test_long_rows_in_order_are_walked_through(tmp_path: Path) -> None:
+    run(tmp_path, "extremes,running_backwards,first_of_the_largest", held=8)
 
 
 @pytest.mark.slow

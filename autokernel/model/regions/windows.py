@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -184,13 +185,15 @@ class _Windows:
         return result
 
 
-FOLDED: dict[str, Callable[[float, float], float]] = {"add": lambda a, b: a + b, "mul": lambda a, b: a * b}
+FOLDED: dict[str, tuple[float, Callable[[float, float], float]]] = {"add": (0.0, operator.add), "mul": (1.0, operator.mul)}
 
 
 def _folded(low: _Lowering, op: str, a: Expression, b: Expression) -> Expression:
+    """a op b, of which `a` may change nothing, or both be numbers."""
+    neutral, function = FOLDED[op]
     if a.op == b.op == "number":
-        return low.number(FOLDED[op](a.data, b.data))
-    return low.make(op, a, b)
+        return low.number(function(a.data, b.data))
+    return b if a.op == "number" and a.data == neutral else low.make(op, a, b)
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d")

@@ -722,11 +722,18 @@ def test_the_gate_refuses_cheats_on_regions(name: str, judge, monkeypatch: pytes
 
 # A chain, what is changed in its kernel (a pattern, and what stands in its place), each of which is wrong.
 WRONG = {
-    "a running sum without the last element": ("running", (r"(y\[.*\] = float\()c6", r"\1i1 == 95 ? float(c4_total - c3) * c5 : c6")),
+    "a running sum without the last element": (
+        "running",
+        (r"(y\[.*\] = float\()c6", r"\1i1 == 95 ? float(c4_total - c3) * c5 : c6"),
+    ),
     "a running sum that leaves out one in the middle": ("running", (r"\+= c3\b", "+= i1 == 48 ? 0.0f : c3")),
     "an inclusive sum": ("running_before", (r"i1 \+ -1", "i1")),
     "a sum from the other end": ("running_backwards", (r"i1 = 95; i1 >= 0; --i1", "i1 = 0; i1 < 96; ++i1")),
-    "the last of the largest": ("first_of_the_largest", (r"\? c6 : 96", "? -c6 : 96"), (r"int64_t\(r1_0\)", "int64_t(-r1_0)")),
+    "the last of the largest": (
+        "first_of_the_largest",
+        (r"\? c6 : 96", "? -c6 : 96"),
+        (r"int64_t\(r1_0\)", "int64_t(-r1_0)"),
+    ),
     "a largest that passes over NaN": ("first_of_the_largest", (r"if \(r0_0_nan > 0\) r0_0 = NAN;", "")),
     "a largest without the last": ("first_of_the_largest", (r"i1 < 96", "i1 < 95")),
     "a window that is off by one": ("largest_of_windows", (r"(x0\[.*)\]", r"\1 - 1]")),

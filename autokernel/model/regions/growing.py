@@ -26,7 +26,12 @@ from autokernel.model.rounding import CASTS, rounding
 from autokernel.spec import DTYPES, TensorSpec, load_spec, several
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
-NOTHING |= {aten.broadcast_tensors.default, aten.lift_fresh_copy.default, aten.scalar_tensor.default, aten.zeros_like.default}
+NOTHING |= {
+    aten.broadcast_tensors.default,
+    aten.lift_fresh_copy.default,
+    aten.scalar_tensor.default,
+    aten.zeros_like.default,
+}
 MOST_INPUTS, MOST_RESULTS = 16, 4
 FEWEST = 2  # operations of a region: one alone has nothing to be fused with
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
@@ -145,9 +150,9 @@ class _Regions:
             for node in dict.fromkeys(map(_base, (*cone.outputs, *cone.inputs))):
                 touching.setdefault(node, []).append(cone)
         saved: dict[tuple[Cone, Cone], int] = {}
-        for node, several in touching.items():
-            for i, a in enumerate(several):
-                for b in several[i + 1 :]:
+        for node, near in touching.items():
+            for i, a in enumerate(near):
+                for b in near[i + 1 :]:
                     saved[a, b] = saved.get((a, b), 0) + _nbytes(node)
         worth = [
             (bytes_saved, a, b)
@@ -270,7 +275,11 @@ def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Con
                 pending.append(source)
     in_order = sorted(nodes, key=order.__getitem__)
     for node in in_order:  # a view of an input costs nothing, and is one
-        if (node.target in VIEWS or _is_of_views(node)) and not _broadcasts(node) and nodes.isdisjoint(node.all_input_nodes):
+        if (
+            (node.target in VIEWS or _is_of_views(node))
+            and not _broadcasts(node)
+            and nodes.isdisjoint(node.all_input_nodes)
+        ):
             nodes.discard(node)
     taken_by = (_before_broadcast(s) for n in in_order if n in nodes for s in n.all_input_nodes if s not in nodes)
     inputs = tuple(dict.fromkeys(taken_by))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from autokernel.model.capture import aten, value
+from autokernel.model.capture import value
 from autokernel.model.regions.lowering import (
     BOOL,
     FLOAT,
@@ -55,7 +55,9 @@ def _loss(name: str) -> Callable[[Term], Term]:
 
 def _broadcast(low: _Lowering, v: Node, groups: Groups) -> Expression:
     shape = value(v).shape
-    return low.as_float(low.element(v, tuple(() if n == 1 else g for n, g in zip(shape, groups[len(groups) - len(shape) :]))))
+    return low.as_float(
+        low.element(v, tuple(() if n == 1 else g for n, g in zip(shape, groups[len(groups) - len(shape) :])))
+    )
 
 
 @_loss("mse_loss")

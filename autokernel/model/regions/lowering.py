@@ -76,7 +76,7 @@ class _Split(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A function of the index. op: "load", "number", "index", "reduce_sum" or "scan_sum" and their like, or a function's name.
+    """A function of the index. op: "load", "number", "index", "reduce_sum" or "scan_sum" and their like, or a function.
 
     A load of a condition is 0 where that is false. A scan is a reduction of all up to an index, in the order of the row.
     """
@@ -755,9 +755,7 @@ def _glu(low: _Lowering, node: Node, groups: Groups) -> Expression:
     """The first half of a dim times the sigmoid of the second."""
     source, dim = node.args[0], arguments(node)["dim"] % len(groups)
     half, n = value(node).shape[dim], value(source).shape[dim]
-    first, second = (
-        (*groups[:dim], low.shifted(groups[dim], 1, start, n), *groups[dim + 1 :]) for start in (0, half)
-    )
+    first, second = ((*groups[:dim], low.shifted(groups[dim], 1, start, n), *groups[dim + 1 :]) for start in (0, half))
     return low.make("mul", low.element(source, first), sigmoid(low, low.element(source, second)))
 
 
@@ -1043,7 +1041,9 @@ def _at(e: Expression, lowered: Lowered) -> Tensor:
     _, steps, at = e.data
     for d, step in enumerate(steps):
         shape = [n if d == i else 1 for i, n in enumerate(lowered.sizes)]
-        at = at + (step * torch.arange(lowered.sizes[d]).view(shape) if step else torch.zeros([1] * len(shape), dtype=torch.int64))
+        at = at + (
+            step * torch.arange(lowered.sizes[d]).view(shape) if step else torch.zeros([1] * len(shape), dtype=torch.int64)
+        )
     return torch.as_tensor(at)
 
 

@@ -64,7 +64,9 @@ def _extreme(low: _Lowering, node: Node, groups: Groups, which: int) -> Expressi
     largest = node.target is aten.max.dim
     if which == 1:
         return _place_of(low, node, groups, largest)
-    return low.reduce(f"reduce_{'max' if largest else 'min'}", source, groups, [dim], keepdim, lambda g: low.element(source, g))
+    return low.reduce(
+        f"reduce_{'max' if largest else 'min'}", source, groups, [dim], keepdim, lambda g: low.element(source, g)
+    )
 
 
 @rule("cumsum", "cumprod")

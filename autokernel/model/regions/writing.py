@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from autokernel.model.regions.lowering import Expression, Lowered, Result, is_scan
 from autokernel.spec import TensorSpec
 
-
 PLACED = ("load", "index")  # expressions that depend on the index itself
 
 

@@ -155,13 +155,14 @@ def is_dense(fake: Tensor) -> bool:
 
 def lower(piece: GraphModule) -> Lowered:
     """The results of a region, a graph of its own; Unsupported where they are beyond these means."""
-    why = None
+    whys = []
     for shape in _spaces(piece):
         try:
             return _lowered(piece, shape)
-        except Unsupported as reason:
-            why = why or reason
-    raise why
+        except Unsupported as why:
+            whys.append(why)
+    ends = (None, *piece.graph.output_node().args[0])  # of which the shape may be at fault alone
+    raise next((why for why in whys if why.node not in ends), whys[0])
 
 
 def _spaces(piece: GraphModule) -> list[Sequence[int]]:

@@ -200,6 +200,8 @@ PROPOSED = [
     Proposed(7, ()),
     Proposed(8, ("region_neg_relu_mul",), 1),
     Proposed(9, ("fused_linear", "region_sub_mul_relu"), 3),
+    Proposed(10, ("region_mul_add_relu",), 1),
+    Proposed(11, ("region_add_min_relu",), 1),
 ]
 
 
@@ -228,7 +230,7 @@ def test_our_own_kernels(proposed: Proposed, judge):
         assert verdict.correctness == "PASS", verdict.why
 
 
-@pytest.mark.parametrize(("number", "why"), [(10, "an argument that is no tensor"), (11, "a tensor of its own")])
+@pytest.mark.parametrize(("number", "why"), [(13, "an argument that is no tensor"), (14, "a tensor of its own")])
 def test_what_a_graph_has_as_its_own_is_not_rewritten(number: int, why: str):
     """A ModelNew made of it would have one value of the number for all, or lack the tensor."""
     setup = bridge.set_up(LEVEL[number], "cpp", "cpu", None)

@@ -286,16 +286,16 @@ def test_a_part_of_what_cannot_be_a_region_is_itself() -> None:
     same_as_a_model(model, torch.randn(1, N).bfloat16().expand(256, N))
 
 
-def test_a_pooling_after_what_has_no_rule_is_a_region() -> None:
-    """Of two spaces neither fits: the one that the windows are counted in says what is to be left out."""
-    x = torch.randn(2, 8, 25, 25)  # no size divides another
+def test_a_pooling_after_what_cannot_be_written_is_a_region() -> None:
+    """In none of the spaces the whole fits: what stands in the way is left out, not the end, of which the shape is wrong."""
 
     def forward(m, x):
-        return F.avg_pool2d(F.max_pool2d(F.pixel_shuffle(x, 2), 2), 2)
+        return F.avg_pool2d(F.max_pool2d(F.interpolate(x, size=(50, 50)), 2), 2)  # 50 is no multiple of 24, nor of 12
 
+    x = torch.randn(2, 2, 24, 24)
     _, (site,) = found(Of(forward), x)
     assert len(site.nodes) == 2
-    torch.testing.assert_close(kernel_of(site)(F.pixel_shuffle(x, 2)), forward(None, x))
+    torch.testing.assert_close(kernel_of(site)(F.interpolate(x, size=(50, 50))), forward(None, x))
 
 
 def test_channels_last() -> None:

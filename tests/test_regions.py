@@ -234,6 +234,32 @@ def test_what_is_no_region(name: str) -> None:
     assert found(Of(ENDS[name]), torch.randn(64, N), torch.randn(64, N))[1] == []
 
 
+# beside which there may be a region, but never with this operation
+OUTSIDE = {
+    "a place that roundings decide": (lambda m, x, y: (x * y + 1).argmax(-1), aten.argmax.default),
+    "statistics that are kept": (
+        lambda m, x, y: F.batch_norm(x * y + 1, m.bias, m.weight, training=True),
+        aten.batch_norm.default,
+    ),
+    "windows of several sizes": (lambda m, x, y: F.adaptive_avg_pool1d(x * y + 1, 36), aten.adaptive_avg_pool1d.default),
+    "running sums of integers": (lambda m, x, y: (x > y).cumsum(-1) * y + 1, aten.cumsum.default),
+    "padding with elements": (lambda m, x, y: F.pad((x * y + 1)[None], (1, 1), "reflect"), aten.pad.default),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_is_in_no_region(name: str) -> None:
+    function, target = OUTSIDE[name]
+    graph, sites = found(Of(function), torch.randn(64, N), torch.randn(64, N))
+    assert target in {node.target for node in graph.graph.nodes}
+    assert sites and not any(node.target is target for site in sites for node in site.nodes)
+
+
+def test_running_sums_from_both_ends_are_two_regions() -> None:
+    _, sites = found(Of(lambda m, x, y: (x * y).cumsum(0).flip(0).cumsum(0) + y), torch.randn(64, N), torch.randn(64, N))
+    assert len(sites) == 2 and all(aten.cumsum.default in {node.target for node in site.nodes} for site in sites)
+
+
 def gates(m: Of, x: Tensor, y: Tensor) -> Tensor:
     return F.gelu(x) * y
 
@@ -287,7 +313,7 @@ def test_a_part_of_what_cannot_be_a_region_is_itself() -> None:
 
 
 def test_a_pooling_after_what_cannot_be_written_is_a_region() -> None:
-    """In none of the spaces the whole fits: what stands in the way is left out, not the end, of which the shape is wrong."""
+    """In none of the spaces the whole fits: what stands in the way is left out, not the end, whose shape is wrong."""
 
     def forward(m, x):
         return F.avg_pool2d(F.max_pool2d(F.interpolate(x, size=(50, 50)), 2), 2)  # 50 is no multiple of 24, nor of 12
@@ -427,6 +453,50 @@ def test_in_a_model(fallback: str | None) -> None:
     model(x, scale).square().mean().backward()
     for ours, theirs in zip([x.grad, *(p.grad for p in model.parameters())], gradients):
         assert torch.allclose(ours, theirs, atol=1e-5)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+class Pooled(nn.Module):
+    """Convolutions with pooling between them, a running sum, and places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = F.max_pool2d(F.relu(self.first(x)), 3, 2, 1)
+        h = self.second(torch.cat((h * 2, F.avg_pool2d(h, 3, 1, 1)), 1))
+        a, b = (h * 0.5).chunk(2, 1)
+        rows = F.adaptive_avg_pool2d(F.silu(a) * b, (8, 8)).flatten(1)
+        return rows.cumsum(-1) * 2, F.relu(rows).argmax(-1)
+
+
+def test_windows_and_rows_in_a_model() -> None:
+    """Values, places and gradients are the model's."""
+    torch.manual_seed(0)
+    model, x = Pooled().eval(), torch.randn(16, 3, 32, 32)
+    _, sites = found(model, x)
+    targets = {node.target for site in sites for node in site.nodes}
+    assert {
+        aten.max_pool2d.default,
+        aten.cat.default,
+        aten.chunk.default,
+        aten.cumsum.default,
+        aten.argmax.default,
+    } <= targets
+    expected, places = model(x)
+    expected.square().mean().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    apply(model, winners_of(sites))
+    with torch.no_grad():
+        ours, their_places = model(x)
+    assert sum(map(len, explain(model).sites.values())) == len(sites)
+    assert torch.allclose(ours, expected, atol=1e-5) and torch.equal(their_places, places)
+    model(x)[0].square().mean().backward()
+    for own, theirs in zip([p.grad for p in model.parameters()], gradients):
+        assert torch.allclose(own, theirs, atol=1e-5)
     unapply(model)
     torch._dynamo.reset()
 

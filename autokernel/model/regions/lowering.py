@@ -193,6 +193,7 @@ class _Lowering:
     made: dict[Any, Expression] = field(default_factory=dict)
     at: dict[tuple[Node, Groups], Expression] = field(default_factory=dict)
     reduced: tuple[int, ...] = ()
+    is_backwards: bool | None = None  # None where the order does not matter
 
     def lower(self, outputs: Sequence[Node], space: Sequence[int]) -> Lowered:
         """From the last result to the first: an earlier one is where a later one was computed from it."""
@@ -201,8 +202,6 @@ class _Lowering:
             missing = {d for d, stride in enumerate(result.strides) if not stride}
             if missing and missing != set(self.reduced):
                 raise Unsupported("a result that is one number for several rows", output)
-        if len({e.data for e in self.made.values() if is_scan(e)}) > 1:
-            raise Unsupported("sums from both ends of a row", outputs[-1])
         return Lowered(self.sizes, self.reduced, tuple(results[output] for output in outputs), self.inputs)
 
     def _result(self, output: Node, space: Sequence[int]) -> Result:
@@ -381,17 +380,22 @@ class _Lowering:
         used = {d for g in kept for d in g}
         missing = tuple(d for d in range(len(self.sizes)) if d not in used)
         along, number = self.split(missing, shape), INT if kind.endswith("_int") else FLOAT
-        operand = _in(self, of(along), number)
         if not missing:  # of one element each
-            return operand
+            return _in(self, of(along), number)
         self.along_rows(missing)
-        return self.make(kind, operand, kind=number, dims=used)
+        return self.make(kind, _in(self, of(along), number), kind=number, dims=used)
 
     def along_rows(self, dims: tuple[int, ...]) -> None:
         """From now on these are the dims of a row."""
         if self.reduced not in ((), dims):
             raise Unsupported("it reduces over different dims")
         self.reduced = dims
+
+    def in_order(self, backwards: bool) -> None:
+        """From now on rows are walked through from their ends, or not."""
+        if self.is_backwards not in (None, backwards):
+            raise Unsupported("sums from both ends of a row")
+        self.is_backwards = backwards
 
     def count(self, source: Node, dims: Sequence[int]) -> int:
         return math.prod(value(source).shape[d] for d in dims)

@@ -88,6 +88,7 @@ def _scan(low: _Lowering, node: Node, groups: Groups) -> Expression:
         raise Unsupported("a sum that begins before the row")
     is_sum = node.target is aten.cumsum.default
     low.along_rows(tuple(group))
+    low.in_order(backwards)
     inside = low.inside((group,), (value(source).shape[dim],))
     term = choose(low, inside, low.element(source, groups), low.number(0.0 if is_sum else 1.0), FLOAT)
     name = "scan_sum" if is_sum else "scan_prod"

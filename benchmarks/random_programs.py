@@ -222,6 +222,23 @@ STEPS = {
         "{a} + torch.arange({a}.shape[-1])",
         "torch.where({a} > 0, {a}, {b})",
         "{a} * torch.ones({a}.shape[-2], {a}.shape[-1]).triu()",
+        "torch.minimum({a}, torch.tensor(0.5))",
+    ],
+    "elsewhere": [
+        "torch.cat((-{a}[..., 1:], {a}[..., :1] * 2), -1)",
+        "torch.cat(({a}, {b} + 1), 1)[:, ::2]",
+        "{a}.flip(-1) * 2",
+        "{a}.cumsum(-1)",
+        "{a}.flip(1).cumsum(1).flip(1)",
+        "F.pad({a}, (1, -1), value=0.5)",
+        "{a}[:, 0] * {b}[:, -1]",
+        "(lambda t, u: F.silu(t) * u)(*({a} * 2).chunk(2, -1))",
+        "F.glu({a} + 1, -1)",
+        "{a}.unbind(1)[0] + {a}.select(1, 1)",
+        "F.max_pool1d({a}.flatten(0, -3), 3, 1, 1)",
+        "F.avg_pool1d({a}.flatten(0, -3) * 2, 2)",
+        "{a} + {a}.relu().argmax(-1, keepdim=True)",
+        "{a} * F.mse_loss({a}, {b})",
     ],
     "writes": [
         "{c}.mul_(0.5)",
@@ -243,7 +260,7 @@ STEPS = {
         "{c}[..., 1:].zero_()",
     ],
 }
-WEIGHTS = {"patterns": 8, "views": 6, "copies": 2, "pointwise": 4, "writes": 3}
+WEIGHTS = {"patterns": 8, "views": 6, "copies": 2, "pointwise": 4, "elsewhere": 4, "writes": 3}
 AROUND = [
     "with torch.no_grad():",
     "with torch.autocast('cpu', torch.bfloat16):",

@@ -324,6 +324,19 @@ def test_a_pooling_after_what_cannot_be_written_is_a_region() -> None:
     torch.testing.assert_close(kernel_of(site)(F.interpolate(x, size=(50, 50))), forward(None, x))
 
 
+def test_a_result_of_more_dims_than_the_last_one_is_whole() -> None:
+    """Batch and heads are of one size: the last result's dims with one of them twice have the shape of the first."""
+
+    def forward(m, x):
+        h = F.relu(x + 1)
+        return h, x[:, 0] * h[:, -1] + 1
+
+    x = torch.randn(2, 2, 16, N)
+    _, sites = found(Of(forward), x)
+    assert sites
+    same_as_a_model(Of(forward), torch.randn(2, 2, 64, N))
+
+
 def test_channels_last() -> None:
     """Read and written as it lies in memory: in the innermost loop by steps of one element."""
 

@@ -213,6 +213,9 @@ class _Lowering:
             groups = self.split(dims, spec.shape)
         elif groups is None:  # a reduction is the end: its dims are found from the operand's side
             groups = self._kept(spec.shape, space, self.split(dims, space), output)
+        dims = [d for group in groups for d in group]
+        if len(set(dims)) < len(dims) or math.prod(self.sizes[d] for d in dims) != spec.numel:
+            raise Unsupported("its result has another shape than what it is computed of", output)
         return Result(self.element(output, groups), spec, self._walk(spec.strides, groups))
 
     def _is_all_of(self, groups: Groups) -> bool:

@@ -337,6 +337,23 @@ def test_a_result_of_more_dims_than_the_last_one_is_whole() -> None:
     same_as_a_model(Of(forward), torch.randn(2, 2, 64, N))
 
 
+@pytest.mark.parametrize("fallback", [None, "inductor"])
+def test_a_number_made_in_forward_is_the_graphs(fallback: str | None) -> None:
+    """And nothing of it is left in the module, of which torch.compile asks where it comes from."""
+
+    def forward(m, x, y):
+        return F.gelu(torch.minimum(x * 2, torch.tensor(0.3))) @ y.t()
+
+    model, x, y = Of(forward).requires_grad_(False), torch.randn(256, N), torch.randn(64, N)
+    _, sites = found(model, x, y)
+    expected = model(x, y)
+    apply(model, winners_of(sites), fallback)
+    torch.testing.assert_close(model(x, y), expected)
+    assert sum(map(len, explain(model).sites.values())) == len(sites) == 1 and not explain(model).left
+    unapply(model)
+    torch._dynamo.reset()
+
+
 def test_channels_last() -> None:
     """Read and written as it lies in memory: in the innermost loop by steps of one element."""
 

@@ -769,6 +769,12 @@ def _write_numbers(traced: GraphModule) -> None:
         for detached in [user for user in node.users if user.target is aten.detach_.default]:
             detached.replace_all_uses_with(node)
             traced.graph.erase_node(detached)
+    for node in traced.graph.find_nodes(op="get_attr"):
+        if not node.users:
+            traced.graph.erase_node(node)
+            known = {other.target for other in traced.graph.find_nodes(op="get_attr")}
+            if node.target not in known:  # torch.compile asks where each tensor of a module comes from
+                delattr(traced, node.target)
 
 
 class Settings:

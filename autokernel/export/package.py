@@ -4,6 +4,7 @@ What it takes along of this one is what integration/apply.py imports, and of the
 Kernels travel as sources and are built where they run, for the very CPU or GPU, at their first call.
 """
 
+import ast
 import json
 import keyword
 import re
@@ -21,7 +22,6 @@ from autokernel.target import encode
 PACKAGE = Path(__file__).resolve().parents[1]
 TAKEN = ("autokernel", "git", "kernels", "numpy", "reference", "torch", "triton")
 PARTS = ("spec.py", "patterns.py", "region.py", "region.json")  # of a kernel type, beside its kernels
-IMPORT = re.compile(r"^from autokernel\.([\w.]+) import (.*)", re.M)
 INIT = '''"""Kernels for {model}, proven and kept by AutoKernel.
 
     import {name}
@@ -117,9 +117,11 @@ def _imported(module: str) -> set[str]:
     pending = [module]
     while pending:
         found.add(module := pending.pop())
-        for needed, names in IMPORT.findall(_file(module).read_text()):
-            modules = [needed] if _file(needed).exists() else [f"{needed}.{name.strip()}" for name in names.split(",")]
-            pending += [m for m in modules if m not in found]
+        for line in ast.parse(_file(module).read_text()).body:
+            if isinstance(line, ast.ImportFrom) and line.module.startswith("autokernel."):
+                needed = line.module.removeprefix("autokernel.")
+                modules = [needed] if _file(needed).exists() else [f"{needed}.{name.name}" for name in line.names]
+                pending += [m for m in modules if m not in found]
     return found
 
 

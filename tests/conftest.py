@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -81,8 +82,19 @@ def judge() -> Iterator[object]:
         yield judge
 
 
+@pytest.hookimpl(tryfirst=True)  # before some are left out for their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Timed tests come last: until then all processes have something to do."""
+    """Of a test with `slow_after(n)` the cases after the first n are slow. Timed tests come last: until then all processes
+    have something to do."""
+    cases: dict[object, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow_after"):
+            cases[item.function].append(item)
+    for those in cases.values():
+        those.sort(key=lambda item: tuple(item.callspec.indices.values()))
+        (most,) = those[0].get_closest_marker("slow_after").args
+        for item in those[most:]:
+            item.add_marker("slow")
     items.sort(key=is_timed)
     Path(os.environ[LOCKS], TIMED).write_text("\n".join(item.nodeid for item in items if is_timed(item)))
 

@@ -137,7 +137,13 @@ FAULTS = (
         CRASH,
         FORGED,
     ),
-    Fault("deep-folders", "import os\nfor _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')", PASS, at_import=True),
+    Fault(
+        "deep-folders",
+        "import os\nfor _ in range(3000):\n  os.mkdir('d')\n  os.chdir('d')",
+        Correctness.FAIL,
+        "changes the working",
+        at_import=True,
+    ),
 )
 
 

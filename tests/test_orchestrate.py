@@ -11,8 +11,10 @@ from html import unescape
 
 import pytest
 
-from autokernel.cli import commands
+from autokernel.cli import commands, plan
+from autokernel.cli.orchestrate import QUICK
 from autokernel.cli.pipeline import prove_all
+from autokernel.cli.status import log
 from autokernel.gate import Interval
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER
@@ -30,14 +32,15 @@ from tests.test_loop import PLAN_OF_ONE, TARGET, workspace  # noqa: F401  `works
 
 
 def call(command: str, **options) -> str:
-    given = {"tag": None, "json": False, "all": False} | options
-    return getattr(commands, command)(argparse.Namespace(**given))
+    module = plan if command in QUICK else commands
+    return getattr(module, command)(argparse.Namespace(**{"tag": None, "json": False} | options))
 
 
 @pytest.fixture
 def run(workspace, monkeypatch) -> Workspace:  # noqa: F811
     """A run's records: its starter, one experiment kept, one that failed."""
-    monkeypatch.setattr(commands, "HOME", workspace.root)
+    for module in (commands, plan):
+        monkeypatch.setattr(module, "HOME", workspace.root)
     ledger = workspace.ledger
     ledger.open()
     start = replace(ROW, target=TARGET.name, agent=STARTER, speedup_vs_incumbent=None, description="start from cpp_kernel")
@@ -53,8 +56,9 @@ def test_status_next_plan_and_log(run):
     assert json.loads(status(run.root, as_json=True))["counts"]["failed"] == 1
     assert TARGET.name in call("next") and json.loads(call("next", json=True))["target"]["name"] == TARGET.name
     assert "starts from" in call("plan") and json.loads(call("plan", json=True))["targets"][0]["name"] == TARGET.name
-    assert "too bold" not in call("log") and "too bold" in call("log", all=True)
-    assert [row["experiment"] for row in json.loads(call("log", all=True, json=True))] == [1, 2, 3]
+    kept, tried, told = (log(run.root, None, *given) for given in ((False, False), (True, False), (True, True)))
+    assert "too bold" not in kept and "too bold" in tried
+    assert [row["experiment"] for row in json.loads(told)] == [1, 2, 3]
 
 
 def test_report_is_for_people(run):

@@ -189,6 +189,17 @@ def test_a_value_is_planted_where_all_formulas_answer_it_alike(name: str):
     assert load_spec(site.kernel_type).planted_in == planted
 
 
+def test_what_becomes_of_integers_is_in_float64_too():
+    """PyTorch's cosine of int64 is in float32: the oracle of what is rotated by positions was no more exact than that."""
+    x, positions = torch.randn(64, N), torch.arange(64 * N).view(64, N)
+    _, (site,) = found(Of(lambda m, x, positions: x * positions.cos() + positions / 7), x, positions)
+    result = load_spec(site.kernel_type).oracle(
+        *(x.double() if value(n).is_floating_point() else positions for n in site.inputs)
+    )
+    exact = x.double() * positions.double().cos() + positions.double() / 7
+    torch.testing.assert_close(result, exact, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_kernels_are_right(name: str) -> None:
     """What is written from the graph against the graph, by the gate's own bounds, in each dtype that it holds there."""

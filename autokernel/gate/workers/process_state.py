@@ -71,7 +71,7 @@ class ProcessState:
             tracing=(sys.gettrace(), sys.getprofile(), sys.excepthook),
             garbage_collection=(gc.isenabled(), gc.get_threshold()),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0),
-            working_folder=os.getcwd(),
+            working_folder=_working_folder(),
             standard_streams=(sys.stdin, sys.stdout, sys.stderr),
             hooks_of_modules=tuple(len(getattr(hooked, name)) for name in HOOKS),
             modes_of_pytorch=(torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
@@ -127,6 +127,14 @@ def _attributes(place: Any) -> dict[str, Any]:
 def overridden() -> set[str]:
     """ATen's operators that Python code has registered kernels for, as "aten/add.Tensor/CPU"."""
     return {name for name in torch.library._impls if name.startswith("aten/")}
+
+
+def _working_folder() -> str:
+    """Or why there is none: it is gone, or thousands of folders deep."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        return str(error)
 
 
 def _rounding() -> tuple[float, ...]:

@@ -47,6 +47,7 @@ BEYOND = 2**15, 46341  # of the others: no int16 has them, fp16 does, and int32 
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
 MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
+NARROW = (torch.float16, torch.bfloat16, torch.float32)  # than float64
 BELOW = -1.0  # planted among positive inputs: it is to make NaN where it does in the model
 
 aten = torch.ops.aten
@@ -157,15 +158,23 @@ def returns(results: int) -> str:
 
 
 class InDouble(torch.overrides.TorchFunctionMode):
-    """Casts to a floating-point dtype are to float64, where the inputs are."""
+    """Casts to a floating-point dtype are to float64, where the inputs are; so are what PyTorch makes of integers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = fx.node.map_aggregate((args, kwargs or {}), _wide)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.dtype in NARROW:  # a cosine of positions, a quotient of counts
+            args, kwargs = fx.node.map_aggregate((args, kwargs), _whole_in_double)
+            result = func(*args, **kwargs)
+        return result
 
 
 def _wide(v: Any) -> Any:
     return torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v
+
+
+def _whole_in_double(v: Any) -> Any:
+    return v.double() if isinstance(v, Tensor) and v.dtype not in (torch.bool, *NARROW) else v
 
 
 class _Perturbed(Interpreter):

@@ -438,6 +438,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING.keys())
+@pytest.mark.slow_after(4)
 def test_what_passes_is_waited_out(api, fault):
     told = []
     api.script[:] = [fault, fault, GOOD]

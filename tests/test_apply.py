@@ -120,6 +120,7 @@ def test_kernels_replace_their_sites_and_the_result_is_the_same(model, tokens, w
 
 
 @pytest.mark.parametrize("fallback", FALLBACKS)
+@pytest.mark.slow_after(1)
 def test_forms_of_one_trace_have_each_their_kernels(model, tokens, winners, fallback) -> None:
     """The same ones at the same places as in traces of their own, one of which shows where it runs."""
     finder, kernels = SiteFinder(), {"all": winners, "wrong": [wrong_norm(winners), *winners[1:]], "one": winners[1:2]}

@@ -44,6 +44,7 @@ def tiered(name: str):
 
 
 @pytest.mark.parametrize("name", [*map(tiered, ARCHITECTURES)])
+@pytest.mark.slow_after(2)
 def test_all_sites_are_found_and_replaced_and_the_model_stays_itself(name: str) -> None:
     examined = examine(ARCHITECTURES[name])
     assert examined.found == FOUND[name]

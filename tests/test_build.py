@@ -118,6 +118,7 @@ def break_tool(folder: Path, tool: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.slow_after(4)
 def test_a_broken_tool_is_a_verdict(name: str, tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch):
     tool, script, reason = BROKEN[name]
     break_tool(tmp_path, tool, script)

@@ -309,6 +309,7 @@ BROKEN = FOREIGN | {"one line of the user's": "my results, do not touch", "a row
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@pytest.mark.slow_after(2)
 def test_a_table_that_is_not_ours_is_passed_over_and_never_written(clone, content):
     path = clone.root / "results.tsv"
     path.write_bytes(content.encode(errors="surrogateescape"))

@@ -230,6 +230,7 @@ def lenient() -> Iterator[Judge]:
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.name)
+@pytest.mark.slow_after(5)
 def test_what_is_wrong_at_the_target_alone_is_refused(lenient: Judge, planted: Planted) -> None:
     verdict = lenient.check(planted.source, planted.target)
     assert verdict.correctness == Correctness.FAIL, verdict.failure

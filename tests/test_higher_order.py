@@ -140,6 +140,7 @@ class PartlyCast(Around):
 
 @pytest.mark.parametrize("fallback", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model_class", [Branch, Checkpointed, OwnGradient, Mapped, Derivative, PartlyCast, Recurrent])
+@pytest.mark.slow_after(2)
 def test_autocast_around_it(model_class: type, fallback: str | None) -> None:
     """What is inside casts as it does without kernels, and the products around it are replaced."""
     torch.manual_seed(0)

@@ -180,6 +180,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda a: a.name)
+@pytest.mark.slow_after(6)
 def test_answers(answer: Answer, judge):
     setup = bridge.set_up(LEVEL[answer.problem], "cpp", "cpu", None)
     verdict = judge.check(complete(answer.source, setup.problem.name, "cpp"), setup.target)
@@ -206,6 +207,7 @@ PROPOSED = [
 
 
 @pytest.mark.parametrize("proposed", PROPOSED, ids=lambda p: LEVEL[p.problem].stem)
+@pytest.mark.slow_after(2)
 def test_our_own_kernels(proposed: Proposed, judge):
     """Sites are found, every variant that is written holds before the gate, and knobs are where the tuner reads them."""
     from autokernel.agents.knobs import read_knobs, set_knob

@@ -54,6 +54,7 @@ def test_kernels_are_right(tmp_path: Path) -> None:
     run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps,residual,gates,mean_last")
 
 
+@pytest.mark.slow
 def test_parts_windows_and_rows_in_order(tmp_path: Path) -> None:
     """What is read elsewhere or not at all, running sums from either end, places, and sums of everything."""
     run(

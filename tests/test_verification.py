@@ -285,6 +285,7 @@ def test_a_wrong_kernel_is_left_out_for_that_reason(plan):
     assert not any(parity.passed for parity in result.diagnosis[plan.targets[0].name])
 
 
+@pytest.mark.slow
 def test_a_kernel_known_to_be_slower_than_pytorch_is_not_tried(plan):
     """What is measured nevertheless is the model without it: which form of it is to be deployed."""
     said = []

@@ -90,6 +90,7 @@ assert fails() == failed, "an error of another backend's was left out"
 """
 
 
+@pytest.mark.slow
 def test_torch_finds_the_backend_by_its_name_which_leaves_out_what_dynamo_fails_at(run, tmp_path) -> None:
     """As an installed package is found: by the entry point that pyproject.toml declares."""
     (declared,) = re.findall(

@@ -79,11 +79,11 @@ def verify(
     verifier.leave_out_absent()
     screened = verifier.leave_one_out()
     selected = {fallback: screened[over].selected for fallback, over in verifier.screened.items() if over in screened}
-    known, parity = verifier.final(selected)
-    wrong = {fallback for fallback, compared in parity.items() if not all(p.passed for p in compared)}
-    if wrong:  # and what is right is measured without them
-        selected |= dict.fromkeys(wrong, ())
-        known, _ = verifier.final({} if EAGER in wrong else selected)
+    parity, wrong, new = {}, set(), {None}
+    while new:  # without what is wrong, the rest is measured once more
+        known, compared = verifier.final({} if EAGER in wrong else selected)
+        new = {fallback for fallback, of_inputs in compared.items() if not all(p.passed for p in of_inputs)}
+        parity, wrong, selected = parity | compared, wrong | new, selected | dict.fromkeys(new, ())
     kernels = [
         KernelInModel(
             w.target.name,

@@ -13,8 +13,8 @@ from autokernel.model.regions.lowering import (
     FLOAT,
     Expression,
     Groups,
+    Lowering,
     Unsupported,
-    _Lowering,
     arguments,
     choose,
     kind_of,
@@ -24,14 +24,14 @@ from autokernel.model.regions.lowering import (
 )
 
 NONE, MEAN, SUM = range(3)  # ATen's reductions
-Term = Callable[[_Lowering, dict[str, Any], Expression, Expression], Expression]  # of an input and its target
+Term = Callable[[Lowering, dict[str, Any], Expression, Expression], Expression]  # of an input and its target
 
 
 def _loss(name: str) -> Callable[[Term], Term]:
     """A rule for an operator with an input, a target and a reduction."""
 
     def add(term: Term) -> Term:
-        def made(low: _Lowering, node: Node, groups: Groups) -> Expression:
+        def made(low: Lowering, node: Node, groups: Groups) -> Expression:
             given = arguments(node)
             operands = [given.get("self", given.get("input")), given["target"]]
             if any(kind_of(value(v).dtype, node) != FLOAT for v in operands):
@@ -53,7 +53,7 @@ def _loss(name: str) -> Callable[[Term], Term]:
     return add
 
 
-def _broadcast(low: _Lowering, v: Node, groups: Groups) -> Expression:
+def _broadcast(low: Lowering, v: Node, groups: Groups) -> Expression:
     shape = value(v).shape
     return low.as_float(
         low.element(v, tuple(() if n == 1 else g for n, g in zip(shape, groups[len(groups) - len(shape) :])))
@@ -61,17 +61,17 @@ def _broadcast(low: _Lowering, v: Node, groups: Groups) -> Expression:
 
 
 @_loss("mse_loss")
-def _squared(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
+def _squared(low: Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
     return power(low, low.make("sub", x, y), 2)
 
 
 @_loss("l1_loss")
-def _absolute(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
+def _absolute(low: Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
     return low.make("abs", low.make("sub", x, y))
 
 
 @_loss("smooth_l1_loss")
-def _smooth(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
+def _smooth(low: Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
     """d^2 / (2 beta) below beta, d - beta / 2 above."""
     beta, off = given["beta"], _absolute(low, given, x, y)
     if not beta:
@@ -82,7 +82,7 @@ def _smooth(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression)
 
 
 @_loss("huber_loss")
-def _huber(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
+def _huber(low: Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
     """d^2 / 2 up to delta, delta (d - delta / 2) above."""
     delta, off = low.number(float(given["delta"])), _absolute(low, given, x, y)
     square = low.make("mul", low.make("mul", low.number(0.5), off), off)
@@ -91,7 +91,7 @@ def _huber(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) 
 
 
 @_loss("kl_div")
-def _divergence(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
+def _divergence(low: Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
     """y (log y - x), where 0 log 0 is 0; of a target that is a logarithm, e^y (y - x)."""
     if given["log_target"]:
         return low.make("mul", low.make("exp", y), low.make("sub", y, x))
@@ -101,12 +101,12 @@ def _divergence(low: _Lowering, given: dict[str, Any], x: Expression, y: Express
 
 
 @_loss("soft_margin_loss")
-def _soft_margin(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
+def _soft_margin(low: Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
     return low.make("log1p", low.make("exp", low.make("neg", low.make("mul", x, y))))
 
 
 @_loss("binary_cross_entropy_with_logits")
-def _of_logits(low: _Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
+def _of_logits(low: Lowering, given: dict[str, Any], x: Expression, y: Expression) -> Expression:
     """(1 - y) x + log(1 + e^-x)"""
     if given["weight"] is not None or given["pos_weight"] is not None:
         raise Unsupported("a weighted loss")
@@ -117,7 +117,7 @@ def _of_logits(low: _Lowering, given: dict[str, Any], x: Expression, y: Expressi
 
 
 @rule("cosine_similarity")
-def _cosine(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _cosine(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     a, b, dim, eps = given["x1"], given["x2"], given["dim"], low.number(float(given["eps"]))
     if value(a).shape != value(b).shape:
@@ -139,7 +139,7 @@ def _cosine(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("pairwise_distance")
-def _distance(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _distance(low: Lowering, node: Node, groups: Groups) -> Expression:
     """The norm of x1 - x2 + eps along the last dim."""
     given = arguments(node)
     operands = a, b = given["x1"], given["x2"]

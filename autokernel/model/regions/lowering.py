@@ -180,14 +180,14 @@ def _lowered(piece: GraphModule, space: Sequence[int]) -> Lowered:
     sizes = [size for size in space if size != 1]
     for _ in range(16):
         try:
-            return _Lowering(placeholders, tuple(sizes)).lower(outputs, space)
+            return Lowering(placeholders, tuple(sizes)).lower(outputs, space)
         except _Split as split:
             sizes[split.dim : split.dim + 1] = [sizes[split.dim] // split.inner, split.inner]
     raise Unsupported("its reshapes do not fit together", outputs[-1])
 
 
 @dataclass
-class _Lowering:
+class Lowering:
     inputs: tuple[Node, ...]
     sizes: tuple[int, ...]
     made: dict[Any, Expression] = field(default_factory=dict)
@@ -416,11 +416,11 @@ def kind_of(dtype: torch.dtype, node: Node | None = None) -> str:
 
 # --- rules: operator -> expression ---------------------------------------------------------------------------------------
 
-Rule = Callable[[_Lowering, Node, Groups], Expression]
+Rule = Callable[[Lowering, Node, Groups], Expression]
 RULES: dict[Any, Rule] = {}
 VIEWS: set[Any] = set()  # of these: they move elements, and compute nothing
 # Operators with several results -> a rule for one of them, which getitem() takes: (…, node, groups, which).
-PARTED: dict[Any, Callable[[_Lowering, Node, Groups, int], Expression]] = {}
+PARTED: dict[Any, Callable[[Lowering, Node, Groups, int], Expression]] = {}
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -443,7 +443,7 @@ def rule(*targets: str, view: bool = False, parted: bool = False) -> Callable[[R
     return add
 
 
-def _item(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _item(low: Lowering, node: Node, groups: Groups) -> Expression:
     parts, which = node.args
     if parts.target not in PARTED:
         raise Unsupported(f"{parts.target} is no operation on elements, or rows of them")
@@ -456,7 +456,7 @@ RULES[operator.getitem] = _item
 def elementwise(function: Callable[..., Expression], *names: str) -> Rule:
     """A rule for an operator whose arguments `names` are tensors or numbers."""
 
-    def made(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    def made(low: Lowering, node: Node, groups: Groups) -> Expression:
         given = arguments(node)
         result = function(low, *(low.operand(node, given[name], groups) for name in names))
         return _in(low, result, kind_of(value(node).dtype, node))
@@ -464,7 +464,7 @@ def elementwise(function: Callable[..., Expression], *names: str) -> Rule:
     return made
 
 
-def _in(low: _Lowering, e: Expression, kind: str) -> Expression:
+def _in(low: Lowering, e: Expression, kind: str) -> Expression:
     """`e` as a number of this kind."""
     if e.kind == kind:
         return e
@@ -479,27 +479,27 @@ def _float1(op: str) -> Callable[..., Expression]:
     return lambda low, x: low.make(op, low.as_float(x))
 
 
-def _arithmetic(low: _Lowering, op: str, *operands: Expression) -> Expression:
+def _arithmetic(low: Lowering, op: str, *operands: Expression) -> Expression:
     """In floats where one of them is, else in integers."""
     if any(e.kind == FLOAT for e in operands):
         return low.make(op, *map(low.as_float, operands))
     return low.make(op, *(_in(low, e, INT) for e in operands), kind=INT)
 
 
-def sigmoid(low: _Lowering, x: Expression) -> Expression:
+def sigmoid(low: Lowering, x: Expression) -> Expression:
     one = low.number(1.0)
     return low.make("div", one, low.make("add", one, low.make("exp", low.make("neg", low.as_float(x)))))
 
 
-def silu(low: _Lowering, x: Expression) -> Expression:
+def silu(low: Lowering, x: Expression) -> Expression:
     return low.make("mul", x, sigmoid(low, x))
 
 
-def relu(low: _Lowering, x: Expression) -> Expression:
+def relu(low: Lowering, x: Expression) -> Expression:
     return _arithmetic(low, "max", x, _in(low, low.number(0), x.kind))
 
 
-def gelu(low: _Lowering, x: Expression, tanh: bool) -> Expression:
+def gelu(low: Lowering, x: Expression, tanh: bool) -> Expression:
     """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, or x (1 + erf(x / sqrt(2))) / 2."""
     half = low.make("mul", low.number(0.5), x)
     if tanh:
@@ -510,7 +510,7 @@ def gelu(low: _Lowering, x: Expression, tanh: bool) -> Expression:
     return low.make("mul", half, low.make("add", low.number(1.0), low.make("tanh" if tanh else "erf", inner)))
 
 
-def power(low: _Lowering, x: Expression, exponent: float) -> Expression:
+def power(low: Lowering, x: Expression, exponent: float) -> Expression:
     """Small whole powers as products: they are defined below 0, too."""
     x, one = low.as_float(x), low.number(1.0)
     size = abs(exponent)
@@ -538,26 +538,26 @@ rule("clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy", "po
 rule("to.dtype", "_to_copy", "to.dtype_layout", "to.device")(lambda low, node, groups: _cast(low, node, groups))
 
 
-def _same(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _same(low: Lowering, node: Node, groups: Groups) -> Expression:
     if node.target is aten.dropout.default and node.args[2] and node.args[1]:
         raise Unsupported("random numbers")
     return low.element(node.args[0], groups)
 
 
-def _cast(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _cast(low: Lowering, node: Node, groups: Groups) -> Expression:
     if value(node).device != value(node.args[0]).device:
         raise Unsupported("a copy to another device")
     return _in(low, low.element(node.args[0], groups), kind_of(value(node).dtype, node))
 
 
 @rule("gelu")
-def _gelu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _gelu(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     return gelu(low, low.element(given["self"], groups), given["approximate"] == "tanh")
 
 
 @rule("add.Tensor", "sub.Tensor", "add.Scalar", "sub.Scalar", "rsub.Scalar", "rsub.Tensor")
-def _sum(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _sum(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     a, b = (low.operand(node, given[name], groups) for name in ("self", "other"))
     if node.target.overloadpacket is aten.rsub:  # other - alpha self
@@ -581,7 +581,7 @@ rule("div.Tensor", "div.Scalar", "true_divide.Tensor")(
 
 
 def _compared(op: str) -> Callable[..., Expression]:
-    def function(low: _Lowering, a: Expression, b: Expression) -> Expression:
+    def function(low: Lowering, a: Expression, b: Expression) -> Expression:
         if FLOAT in (a.kind, b.kind):
             return low.make(op, low.as_float(a), low.as_float(b), kind=BOOL)
         return low.make(op, _in(low, a, INT), _in(low, b, INT), kind=BOOL)
@@ -592,7 +592,7 @@ def _compared(op: str) -> Callable[..., Expression]:
 def _comparison(name: str) -> Rule:
     compared = elementwise(_compared(name), "self", "other")
 
-    def made(low: _Lowering, node: Node, groups: Groups) -> Expression:
+    def made(low: Lowering, node: Node, groups: Groups) -> Expression:
         a, b = (value(v) if isinstance(v, Node) else v for v in node.args)
         if not all(_is_exact(v, torch.result_type(a, b)) for v in (a, b)):
             raise Unsupported("a comparison that rounds to 16 bits")
@@ -624,7 +624,7 @@ rule("logical_or")(elementwise(_logical("or"), "self", "other"))
 
 
 @rule("bitwise_not", "bitwise_and.Tensor", "bitwise_or.Tensor")
-def _bitwise(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _bitwise(low: Lowering, node: Node, groups: Groups) -> Expression:
     if value(node).dtype != torch.bool:
         raise Unsupported("bits of integers")
     op = {aten.bitwise_not: "not", aten.bitwise_and: "and", aten.bitwise_or: "or"}[node.target.overloadpacket]
@@ -632,7 +632,7 @@ def _bitwise(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor")
-def _power(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _power(low: Lowering, node: Node, groups: Groups) -> Expression:
     if kind_of(value(node).dtype, node) != FLOAT:
         raise Unsupported("powers of integers")
     x, exponent = low.as_float(low.operand(node, node.args[0], groups)), node.args[1]
@@ -641,33 +641,33 @@ def _power(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return power(low, x, exponent)
 
 
-def both(low: _Lowering, a: Expression, b: Expression) -> Expression:
+def both(low: Lowering, a: Expression, b: Expression) -> Expression:
     """a and b, where either may be a number."""
     if a.op == "number":
         return b if a.data else a
     return both(low, b, a) if b.op == "number" else low.make("and", a, b, kind=BOOL)
 
 
-def choose(low: _Lowering, condition: Expression, a: Expression, b: Expression, kind: str) -> Expression:
+def choose(low: Lowering, condition: Expression, a: Expression, b: Expression, kind: str) -> Expression:
     if condition.op == "number":
         return _in(low, a if condition.data else b, kind)
     return low.make("where", _in(low, condition, BOOL), _in(low, a, kind), _in(low, b, kind), kind=kind)
 
 
 @rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _where(low: Lowering, node: Node, groups: Groups) -> Expression:
     condition, a, b = (low.operand(node, v, groups) for v in node.args)
     return choose(low, condition, a, b, kind_of(value(node).dtype, node))
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _masked_fill(low: Lowering, node: Node, groups: Groups) -> Expression:
     x, mask, v = (low.operand(node, v, groups) for v in node.args)
     return choose(low, mask, v, x, kind_of(value(node).dtype, node))
 
 
 @rule("clamp", "clamp_min", "clamp_max", "hardtanh")
-def _clamp(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _clamp(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     result = low.element(given["self"], groups)
     for name, op in (("min", "max"), ("max", "min"), ("min_val", "max"), ("max_val", "min")):
@@ -677,7 +677,7 @@ def _clamp(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("leaky_relu")
-def _leaky_relu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _leaky_relu(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x = low.element(given["self"], groups)
     slope = low.make("mul", x, low.number(float(given["negative_slope"])))
@@ -685,7 +685,7 @@ def _leaky_relu(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("hardsigmoid", "hardswish")
-def _hard(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _hard(low: Lowering, node: Node, groups: Groups) -> Expression:
     x = low.element(node.args[0], groups)
     three, zero, six = map(low.number, (3.0, 0.0, 6.0))
     gate = low.make("div", low.make("min", low.make("max", low.make("add", x, three), zero), six), six)
@@ -698,7 +698,7 @@ rule("log2")(elementwise(lambda low, x: low.make("div", low.make("log", low.as_f
 
 
 @rule("addcmul")
-def _addcmul(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _addcmul(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x, a, b = (low.operand(node, given[name], groups) for name in ("self", "tensor1", "tensor2"))
     product = _arithmetic(low, "mul", a, b)
@@ -708,7 +708,7 @@ def _addcmul(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("lerp.Scalar", "lerp.Tensor")
-def _lerp(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _lerp(low: Lowering, node: Node, groups: Groups) -> Expression:
     a, b, weight = (low.as_float(low.operand(node, v, groups)) for v in node.args)
     difference, rest = low.make("sub", b, a), low.make("sub", low.number(1.0), weight)
     from_a = low.make("add", a, low.make("mul", weight, difference))
@@ -719,14 +719,14 @@ def _lerp(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("mish", "log_sigmoid")
-def _smooth(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _smooth(low: Lowering, node: Node, groups: Groups) -> Expression:
     x, zero = low.element(node.args[0], groups), low.number(0.0)
     if node.target is aten.log_sigmoid.default:  # min(x, 0) - log(1 + e^-|x|)
         return low.make("sub", low.make("min", x, zero), _softened(low, x))
     return low.make("mul", x, low.make("tanh", low.make("log1p", low.make("exp", x))))
 
 
-def _softened(low: _Lowering, x: Expression) -> Expression:
+def _softened(low: Lowering, x: Expression) -> Expression:
     """log(1 + e^-|x|)"""
     return low.make("log1p", low.make("exp", low.make("neg", low.make("abs", x))))
 
@@ -735,7 +735,7 @@ SELU = {"alpha": 1.6732632423543772, "scale": 1.0507009873554805}
 
 
 @rule("elu", "celu", "selu")
-def _exponential(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _exponential(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node) | (SELU if node.target is aten.selu.default else {})
     x, zero = low.element(given["self"], groups), low.number(0.0)
     alpha, scale = low.number(float(given["alpha"])), low.number(float(given.get("scale", 1)))
@@ -750,7 +750,7 @@ def _exponential(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("prelu")
-def _prelu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _prelu(low: Lowering, node: Node, groups: Groups) -> Expression:
     """A slope for each channel, the second dim, or for all."""
     x, weight = low.element(node.args[0], groups), node.args[1]
     is_one = value(weight).numel() == 1
@@ -759,7 +759,7 @@ def _prelu(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("glu")
-def _glu(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _glu(low: Lowering, node: Node, groups: Groups) -> Expression:
     """The first half of a dim times the sigmoid of the second."""
     source, dim = node.args[0], arguments(node)["dim"] % len(groups)
     half, n = value(node).shape[dim], value(source).shape[dim]
@@ -768,7 +768,7 @@ def _glu(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("softshrink", "hardshrink", "threshold")
-def _shrunk(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _shrunk(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x, zero = low.element(given["self"], groups), low.number(0.0)
     if node.target is aten.threshold.default:
@@ -790,7 +790,7 @@ rule("isinf")(
 
 
 @rule("softplus")
-def _softplus(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _softplus(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     x, beta = low.element(given["self"], groups), low.number(float(given["beta"]))
     scaled = low.make("mul", x, beta)
@@ -811,7 +811,7 @@ REDUCTIONS = {aten.amax: "max", aten.max: "max", aten.amin: "min", aten.min: "mi
 
 
 @rule("sum.dim_IntList", "mean.dim", "amax", "amin", "prod.dim_int", "sum", "mean", "max", "min", "prod")
-def _reduction(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _reduction(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source = given["self"]
     if given.get("dtype") not in (None, torch.float32, value(source).dtype):
@@ -836,7 +836,7 @@ def one_per_row(groups: Groups, source: Node, dims: Sequence[int], keepdim: bool
 
 
 def _sum_of(
-    low: _Lowering, node: Node, groups: Groups, of: Callable[[Expression], Expression], kind: str = "sum"
+    low: Lowering, node: Node, groups: Groups, of: Callable[[Expression], Expression], kind: str = "sum"
 ) -> Expression:
     """of(x), added up (or its largest) over the dims of an operator with `self`, `dim` and `keepdim`."""
     given = arguments(node)
@@ -847,7 +847,7 @@ def _sum_of(
 
 
 @rule("logsumexp")
-def _logsumexp(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _logsumexp(low: Lowering, node: Node, groups: Groups) -> Expression:
     peak = _sum_of(low, node, groups, lambda x: x, "max")
     is_infinite = low.make("eq", low.make("abs", peak), low.number(math.inf), kind=BOOL)
     peak = choose(low, is_infinite, low.number(0.0), peak, FLOAT)  # as PyTorch does: inf - inf would be NaN
@@ -856,7 +856,7 @@ def _logsumexp(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("linalg_vector_norm")
-def _norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _norm(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     if given["dtype"] not in (None, torch.float32, value(given["self"]).dtype) or given["ord"] not in (1, 2):
         raise Unsupported("another norm than the 1-norm and the 2-norm")
@@ -866,7 +866,7 @@ def _norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("var.correction", "std.correction", "var.dim", "std.dim")
-def _variance(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _variance(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source = given["self"]
     dims = dims_of(node, source)
@@ -886,7 +886,7 @@ def _variance(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("softmax.int", "_softmax", "log_softmax.int")
-def _softmax(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _softmax(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source, dim = given["self"], given["dim"]
     if kind_of(value(source).dtype, node) != FLOAT:
@@ -902,7 +902,7 @@ def _softmax(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.make("div", low.make("exp", shifted), total)
 
 
-def _normalised(low: _Lowering, source: Node, groups: Groups, dims: Sequence[int], eps: float, centred: bool) -> Expression:
+def _normalised(low: Lowering, source: Node, groups: Groups, dims: Sequence[int], eps: float, centred: bool) -> Expression:
     """x, less its mean if `centred`, over the root of the mean of its square."""
     one = tuple(() if d in dims else g for d, g in enumerate(groups))
     count = low.number(float(low.count(source, dims)))
@@ -920,7 +920,7 @@ def _normalised(low: _Lowering, source: Node, groups: Groups, dims: Sequence[int
     return low.make("div", deviation(groups), low.make("sqrt", low.make("add", variance, low.number(float(eps)))))
 
 
-def _scaled(low: _Lowering, x: Expression, groups: Groups, weight: Any, bias: Any) -> Expression:
+def _scaled(low: Lowering, x: Expression, groups: Groups, weight: Any, bias: Any) -> Expression:
     for op, v in (("mul", weight), ("add", bias)):
         if v is not None:
             x = low.make(op, x, low.as_float(low.element(v, groups)))
@@ -928,7 +928,7 @@ def _scaled(low: _Lowering, x: Expression, groups: Groups, weight: Any, bias: An
 
 
 @rule("layer_norm", "rms_norm")
-def _layer_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _layer_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source, width = given["input"], len(given["normalized_shape"])
     dims = list(range(len(groups) - width, len(groups)))
@@ -938,7 +938,7 @@ def _layer_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("group_norm")
-def _group_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _group_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source, count = given["input"], given["num_groups"]
     batch, channels, *rest = value(source).shape
@@ -959,7 +959,7 @@ def _group_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("instance_norm")
-def _instance_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _instance_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     if not given["use_input_stats"] or given["running_mean"] is not None:
         raise Unsupported("an instance norm that keeps statistics, or has kept some")
@@ -968,7 +968,7 @@ def _instance_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("batch_norm")
-def _batch_norm(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _batch_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     if given["training"]:
         raise Unsupported("batch norm in training keeps statistics")
@@ -990,17 +990,17 @@ RESHAPES = (
 
 
 @rule(*RESHAPES, view=True)
-def _reshape(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _reshape(low: Lowering, node: Node, groups: Groups) -> Expression:
     return low.element(node.args[0], low.split([d for g in plain(groups) for d in g], value(node.args[0]).shape))
 
 
 @rule("expand", "expand_as", view=True)
-def _expand(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _expand(low: Lowering, node: Node, groups: Groups) -> Expression:
     return low.operand(node, node.args[0], groups)
 
 
 @rule("permute", "transpose.int", "t", view=True)
-def _permute(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _permute(low: Lowering, node: Node, groups: Groups) -> Expression:
     rank = len(groups)
     order = list(range(rank))
     if node.target is aten.permute.default:

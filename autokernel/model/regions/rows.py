@@ -12,9 +12,9 @@ from autokernel.model.regions.lowering import (
     INT,
     Expression,
     Groups,
+    Lowering,
     Shifted,
     Unsupported,
-    _Lowering,
     arguments,
     choose,
     dims_of,
@@ -25,7 +25,7 @@ from autokernel.model.regions.lowering import (
 from autokernel.model.regions.spec import PICKING
 
 
-def _place_of(low: _Lowering, node: Node, groups: Groups, largest: bool) -> Expression:
+def _place_of(low: Lowering, node: Node, groups: Groups, largest: bool) -> Expression:
     """The first place of the largest or least element, or of the first NaN: the least of the places that have it."""
     source, keepdim, dims = node.args[0], arguments(node)["keepdim"], dims_of(node, node.args[0])
     shape = value(source).shape
@@ -44,19 +44,19 @@ def _place_of(low: _Lowering, node: Node, groups: Groups, largest: bool) -> Expr
     return low.reduce("reduce_min_int", source, one, dims, True, place)
 
 
-def _is_picked(low: _Lowering, node: Node) -> bool:
+def _is_picked(low: Lowering, node: Node) -> bool:
     """Whether it is made of the inputs' numbers as they are."""
     packet = getattr(node.target, "overloadpacket", None)
     return node in low.inputs or packet in PICKING and all(_is_picked(low, n) for n in node.all_input_nodes)
 
 
 @rule("argmax", "argmin")
-def _argument(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _argument(low: Lowering, node: Node, groups: Groups) -> Expression:
     return _place_of(low, node, groups, node.target is aten.argmax.default)
 
 
 @rule("max.dim", "min.dim", parted=True)
-def _extreme(low: _Lowering, node: Node, groups: Groups, which: int) -> Expression:
+def _extreme(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
     """The element, or its place."""
     source, dim, keepdim = node.args[0], arguments(node)["dim"], arguments(node)["keepdim"]
     if kind_of(value(source).dtype, node) != FLOAT or not value(source).dim():
@@ -70,7 +70,7 @@ def _extreme(low: _Lowering, node: Node, groups: Groups, which: int) -> Expressi
 
 
 @rule("cumsum", "cumprod")
-def _scan(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _scan(low: Lowering, node: Node, groups: Groups) -> Expression:
     """Up to each index of the row, in which the dim may run backwards, and may begin before its first element."""
     given = arguments(node)
     source, dim = given["self"], given["dim"]
@@ -95,7 +95,7 @@ def _scan(low: _Lowering, node: Node, groups: Groups) -> Expression:
     return low.make(name, term, data=backwards, dims={d for g in groups for d in g})
 
 
-def _begins(low: _Lowering, group: Shifted, backwards: bool) -> bool:
+def _begins(low: Lowering, group: Shifted, backwards: bool) -> bool:
     """Whether the row has the first element, and those after it one by one."""
     last = math.prod(low.sizes[d] for d in group) - 1
     return abs(group.step) == 1 and (group.start - last if backwards else group.start) <= 0

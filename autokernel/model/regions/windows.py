@@ -15,8 +15,8 @@ from autokernel.model.regions.lowering import (
     MOST_PLACES,
     Expression,
     Groups,
+    Lowering,
     Unsupported,
-    _Lowering,
     arguments,
     choose,
     kind_of,
@@ -24,14 +24,14 @@ from autokernel.model.regions.lowering import (
 )
 
 
-def _at(low: _Lowering, source: Node, groups: Groups, dim: int, step: int, start: int) -> Groups:
+def _at(low: Lowering, source: Node, groups: Groups, dim: int, step: int, start: int) -> Groups:
     """`groups` with one dim of `source` at `start + step * i`."""
     dim %= len(groups)
     return (*groups[:dim], low.shifted(groups[dim], step, start, value(source).shape[dim]), *groups[dim + 1 :])
 
 
 @rule("slice.Tensor", view=True)
-def _slice(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _slice(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     n, start = value(given["self"]).shape[given["dim"]], given["start"] or 0
     return low.element(given["self"], _at(low, given["self"], groups, given["dim"], given["step"], _place(start, n)))
@@ -43,13 +43,13 @@ def _place(start: int, n: int) -> int:
 
 
 @rule("narrow", view=True)
-def _narrow(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _narrow(low: Lowering, node: Node, groups: Groups) -> Expression:
     source, dim, start, _ = node.args
     return low.element(source, _at(low, source, groups, dim, 1, _place(start, value(source).shape[dim])))
 
 
 @rule("select.int", view=True)
-def _select(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _select(low: Lowering, node: Node, groups: Groups) -> Expression:
     source, dim, place = node.args
     n = value(source).shape[dim]
     dim %= value(source).dim()
@@ -57,26 +57,26 @@ def _select(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("split.Tensor", "split_with_sizes", "chunk", view=True, parted=True)
-def _split(low: _Lowering, node: Node, groups: Groups, which: int) -> Expression:
+def _split(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
     source, dim = node.args[0], arguments(node)["dim"]
     start = sum(part.shape[dim] for part in value(node)[:which])
     return low.element(source, _at(low, source, groups, dim, 1, start))
 
 
 @rule("unbind.int", view=True, parted=True)
-def _unbind(low: _Lowering, node: Node, groups: Groups, which: int) -> Expression:
+def _unbind(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
     source, dim = node.args[0], arguments(node)["dim"] % value(node.args[0]).dim()
     n = len(value(node))
     return low.element(source, (*groups[:dim], low.shifted((), 1, which % n, n), *groups[dim:]))
 
 
 @rule("broadcast_tensors", parted=True)
-def _broadcast(low: _Lowering, node: Node, groups: Groups, which: int) -> Expression:
+def _broadcast(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
     return low.operand(node.args[0][which], node.args[0][which], groups[len(groups) - value(node.args[0][which]).dim() :])
 
 
 @rule("flip")
-def _flip(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _flip(low: Lowering, node: Node, groups: Groups) -> Expression:
     source, dims = node.args
     for dim in dims:
         groups = _at(low, source, groups, dim, -1, value(source).shape[dim] - 1)
@@ -89,7 +89,7 @@ def _of_one(groups: Groups, source: Node) -> Groups:
 
 
 @rule("cat")
-def _cat(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _cat(low: Lowering, node: Node, groups: Groups) -> Expression:
     given, kind = arguments(node), kind_of(value(node).dtype, node)
     dim, parts, end = given["dim"] % len(groups), [], 0
     for part in given["tensors"]:
@@ -107,7 +107,7 @@ def _cat(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("constant_pad_nd", "pad")
-def _pad(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _pad(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     if given.get("mode", "constant") != "constant":
         raise Unsupported("padding with elements")
@@ -120,7 +120,7 @@ def _pad(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("zeros_like", "ones_like", "full_like", "zeros", "ones", "full", "scalar_tensor")
-def _filled(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _filled(low: Lowering, node: Node, groups: Groups) -> Expression:
     packet, given = node.target.overloadpacket, arguments(node)
     v = given.get("fill_value", given.get("s", int(packet in (aten.ones_like, aten.ones))))
     kind = kind_of(value(node).dtype, node)
@@ -128,7 +128,7 @@ def _filled(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def _enlarged(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _enlarged(low: Lowering, node: Node, groups: Groups) -> Expression:
     """Each element several times, where that is so many times for all."""
     source = node.args[0]
     spread = list(groups[:2])
@@ -145,7 +145,7 @@ def _enlarged(low: _Lowering, node: Node, groups: Groups) -> Expression:
 class _Windows:
     """The windows of a pooling, of whose places each has an index in the source and may be in its padding."""
 
-    def __init__(self, low: _Lowering, node: Node, groups: Groups):
+    def __init__(self, low: Lowering, node: Node, groups: Groups):
         given = arguments(node)
         self.low, self.source, shape = low, given["self"], value(given["self"]).shape
         rank = int(node.target.overloadpacket.__name__[-2])  # of max_pool2d: 2
@@ -188,7 +188,7 @@ class _Windows:
 FOLDED: dict[str, tuple[float, Callable[[float, float], float]]] = {"add": (0.0, operator.add), "mul": (1.0, operator.mul)}
 
 
-def _folded(low: _Lowering, op: str, a: Expression, b: Expression) -> Expression:
+def _folded(low: Lowering, op: str, a: Expression, b: Expression) -> Expression:
     """a op b, of which `a` may change nothing, or both be numbers."""
     neutral, function = FOLDED[op]
     if a.op == b.op == "number":
@@ -197,7 +197,7 @@ def _folded(low: _Lowering, op: str, a: Expression, b: Expression) -> Expression
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d")
-def _max_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _max_pool(low: Lowering, node: Node, groups: Groups) -> Expression:
     if kind_of(value(node).dtype, node) != FLOAT:
         raise Unsupported("pooling of integers")
     nothing, result = low.number(-math.inf), None
@@ -208,7 +208,7 @@ def _max_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _average_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _average_pool(low: Lowering, node: Node, groups: Groups) -> Expression:
     given, windows, nothing, total = arguments(node), _Windows(low, node, groups), low.number(0.0), None
     for inside, element in windows.places():
         is_zero_outside = element.op == "load" and inside in element.operands
@@ -219,7 +219,7 @@ def _average_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
 
 
 @rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def _adaptive_pool(low: _Lowering, node: Node, groups: Groups) -> Expression:
+def _adaptive_pool(low: Lowering, node: Node, groups: Groups) -> Expression:
     """Where all windows are of one size and next to each other: a mean over the dims that make one up."""
     source, rank = node.args[0], len(node.args[1])
     of, made = value(source).shape[-rank:], value(node).shape[-rank:]

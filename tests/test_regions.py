@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -320,6 +320,16 @@ def test_a_part_of_what_cannot_be_a_region_is_itself() -> None:
     """The whole would read an input that repeats its elements, and no kernel has such."""
     model = Of(lambda m, x: F.softmax((x * 3 + 1).float(), -1) * 2 + 1)
     same_as_a_model(model, torch.randn(1, N).bfloat16().expand(256, N))
+
+
+def test_overlapping_windows_compute_nothing_costly_for_each_of_their_places() -> None:
+    def inputs(function: Callable[[Tensor], Tensor]) -> list[int]:
+        model = Of(lambda m, x, y: F.max_pool1d(function(x * y), 5, 1, 2) * 2)
+        _, sites = found(model, torch.randn(2, 32, 100), torch.randn(2, 32, 100))
+        return sorted(len(site.inputs) for site in sites)
+
+    assert inputs(F.relu) == [2], "one region of both"
+    assert inputs(torch.tanh) == [1, 2], "and another one of what is pooled"
 
 
 def test_a_pooling_after_what_cannot_be_written_is_a_region() -> None:

@@ -103,9 +103,9 @@ class KernelSpec:
     tensor. `adversarial` maps a name to a function that makes filled inputs hard: inputs -> inputs.
     `decisive` does, too, to inputs of which a few parts decide the results, which are judged as strictly as on random
     numbers: for results that many rows are added up in, and hide what is wrong with some.
-    `roundings` says by how much results change, in the RMS, where each of the numbers in between that kernels keep in the
-    dtype of the inputs is moved by all of itself: PyTorch's own error in a row is luck where the terms of it cancel, and in
-    16 bit what these numbers' roundings come to is allowed there.
+    `roundings` says by how much results change, in the RMS, where each of the numbers in between is moved by one eps of the
+    dtype in which kernels keep it: (eps of the inputs' dtype, **inputs) -> tensors like the results. PyTorch's own error in
+    a row is luck where its terms cancel or few of them count; what these numbers' roundings come to is allowed there.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
 

@@ -88,3 +88,23 @@ def test_attention_whose_terms_cancel_may_round_its_weights_to_the_inputs_dtype_
     assert wrong(honest, replace(lucky, perturbation=None)), "PyTorch's luck alone would have it refused"
     assert wrong(honest, lucky) is None
     assert wrong(coarse, lucky)
+
+
+def test_attention_whose_scores_are_long_sums_may_round_them_in_fp32_and_no_coarser():
+    """Scores of 100 of which several count: PyTorch, which sums their products in its own order, has them right by luck."""
+    spec = load_spec("flash_attention")
+    inputs = fill_inputs(spec, spec.case({"batch": 1, "heads": 4, "seq": 96, "head_dim": 64}, torch.float32), 0)
+    inputs |= {"Q": 3.5 + 0.03 * inputs["Q"], "K": 3.5 + 0.03 * inputs["K"]}
+
+    def attention(Q, K, V, split, **_):
+        parts = [split(Q[..., i, None]) @ split(K[..., i, None]).mT for i in range(Q.shape[3])]
+        scores = sum(parts[1:], parts[0]) / 8  # one product after the other, each sum rounded to fp32
+        return (torch.softmax(scores.masked_fill(future, -torch.inf).double(), -1) @ V.double()).float()
+
+    future = torch.ones(96, 96, dtype=torch.bool).triu(1)
+    expectation = expect(spec, inputs, "cpu")
+    lucky = replace(expectation, native=expectation.exact.float())
+    honest, coarse = attention(**inputs, split=Tensor.float), attention(**inputs, split=lambda x: x.half().float())
+    assert "times PyTorch's own" in wrong(honest, replace(lucky, perturbation=None)), "its luck alone would refuse it"
+    assert wrong(honest, lucky) is None
+    assert wrong(coarse, lucky)

@@ -64,6 +64,10 @@ def by_hand(Q, K, V, causal, sm_scale, attn_mask):
 
 
 def weights(Q, K, causal, sm_scale, attn_mask):
+    return torch.softmax(scores(Q, K, causal, sm_scale, attn_mask), -1)
+
+
+def scores(Q, K, causal, sm_scale, attn_mask):
     K = K.repeat_interleave(Q.shape[1] // K.shape[1], 1)
     scores = (Q * (Q.shape[3] ** -0.5 if sm_scale is None else sm_scale)) @ K.transpose(-2, -1)
     if causal:
@@ -71,19 +75,26 @@ def weights(Q, K, causal, sm_scale, attn_mask):
     if attn_mask is not None:
         keeps = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if keeps else scores + attn_mask
-    return torch.softmax(scores, -1)
+    return scores
 
 
-def roundings(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    """Of the weights, which tensor cores take in 16 bit; head by head, for here they are in float64."""
+def roundings(eps, Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    """Of the weights, which tensor cores take in the inputs' dtype, and of the scores, which are sums in fp32; head by head,
+    for here they are in float64. Where two keys alone count in a row, and PyTorch has both scores right, its error is luck."""
     batch, heads, seq_q, _ = Q.shape
     made, shared = torch.empty_like(Q), heads // K.shape[1]
+    scale = Q.shape[3] ** -0.5 if sm_scale is None else sm_scale
     mask = None if attn_mask is None else attn_mask.expand(batch, heads, seq_q, K.shape[2])
     for b, h in product(range(batch), range(heads)):
         one = (slice(b, b + 1), slice(h, h + 1))
         kv = (slice(b, b + 1), slice(h // shared, h // shared + 1))
-        each = weights(Q[one], K[kv], causal, sm_scale, mask if mask is None else mask[one])
-        made[one] = (each.square() @ V[kv].square()).sqrt()
+        q, k, v = Q[one] * scale, K[kv], V[kv]
+        each = weights(Q[one], k, causal, sm_scale, mask if mask is None else mask[one])
+        in_scores = q.square() @ k.square().mT + (q @ k.mT).square()  # of their products, and of their sum
+        moved = each.square() * in_scores * torch.finfo(torch.float32).eps ** 2  # each weight, by its score's
+        mean = each @ v  # from which a weight that is larger moves the result towards its value
+        by_scores = moved @ v.square() - 2 * mean * (moved @ v) + mean.square() * moved.sum(-1, keepdim=True)
+        made[one] = (eps**2 * (each.square() @ v.square()) + by_scores.clamp(min=0)).sqrt()
     return made.nan_to_num(0, 0, 0)
 
 

@@ -501,13 +501,12 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
         with torch.inference_mode(), of_type(spec, "what its results should be"):
             if spec.opaque:
                 return _perturbations(spec.native or spec.eager, {k: moved(v, False) for k, v in inputs.items()}, natives)
-            one = RMS_ROUNDING * torch.finfo(natives[0].dtype).eps
-            return [one * each for each in several(spec.roundings(**{k: moved(v, True) for k, v in inputs.items()}))]
+            changes = spec.roundings(torch.finfo(natives[0].dtype).eps, **{k: moved(v, True) for k, v in inputs.items()})
+            return [RMS_ROUNDING * each for each in several(changes)]
 
-    is_rounded = spec.roundings and natives[0].dtype.itemsize == 2
     expected = []
     for result, each in enumerate(zip(exacts, natives, sizes, scales)):
-        perturbation = (lambda result=result: perturbations()[result]) if spec.opaque or is_rounded else None
+        perturbation = (lambda result=result: perturbations()[result]) if spec.opaque or spec.roundings else None
         expected.append(Expectation(*each, spec.relative, terms, picked, untold, perturbation))
     return expected
 

@@ -79,8 +79,8 @@ def scores(Q, K, causal, sm_scale, attn_mask):
 
 
 def roundings(eps, Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    """Of the weights, which tensor cores take in the inputs' dtype, and of the scores, which are sums in fp32; head by head,
-    for here they are in float64. Where two keys alone count in a row, and PyTorch has both scores right, its error is luck."""
+    """Of the weights, which tensor cores take in the inputs' dtype, and of the scores, which are sums in fp32; head by
+    head, for here they are in float64. Where few keys count in a row, PyTorch's error in it is luck."""
     batch, heads, seq_q, _ = Q.shape
     made, shared = torch.empty_like(Q), heads // K.shape[1]
     scale = Q.shape[3] ** -0.5 if sm_scale is None else sm_scale

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import reference
 from autokernel.gate import Correctness, Judge
+from autokernel.gate.checks import inputs
 from autokernel.gate.checks.correctness import CheckCase, Expectation, expect, hard, option_dims, trials, wrong
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
 from autokernel.gate.checks.planted import values_of
@@ -422,3 +423,16 @@ def test_a_kernel_type_that_fails_itself_decides_nothing(judge: Judge, monkeypat
     assert verdict.failure is None and not verdict.keep
     assert verdict.undecided.startswith("kernel type softmax fails on ")
     assert verdict.undecided.endswith("ValueError: no such inputs")
+
+
+def test_a_large_tensor_is_the_same_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "DRAWN_AT_ONCE", 1000)
+    made, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            made.append(inputs.normal((7, 901), torch.Generator().manual_seed(5)))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*made)
+    assert len(made[0].unique()) > 6300 and abs(made[0].mean()) < 0.1 and abs(made[0].std() - 1) < 0.1

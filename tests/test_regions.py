@@ -4,14 +4,16 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel import spec as specs
 from autokernel.build import cpp_function
@@ -21,9 +23,10 @@ from autokernel.integration.apply import apply, explain, unapply
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import aten, capture, value
 from autokernel.model.match import Site, SiteFinder
-from autokernel.model.regions.growing import piece_of, regions_of
+from autokernel.model.regions import growing
+from autokernel.model.regions.growing import piece_of, region_finder, regions_of
 from autokernel.model.regions.lowering import evaluate, lower
-from autokernel.model.regions.spec import several
+from autokernel.model.regions.spec import Region, examined, several
 from autokernel.preflight import Refused
 from autokernel.spec import REGIONS, KernelSpec, TensorSpec, import_file, is_region, load_spec
 from autokernel.target import Target, WeightedCase
@@ -372,6 +375,47 @@ def test_a_number_made_in_forward_is_the_graphs(fallback: str | None) -> None:
     assert sum(map(len, explain(model).sites.values())) == len(sites) == 1 and not explain(model).left
     unapply(model)
     torch._dynamo.reset()
+
+
+class Filled(nn.Module):
+    def forward(self, x: Tensor, low: Tensor) -> Tensor:
+        """With a tensor that is made on the device, a cast that names it, and a number in the host's memory."""
+        hidden = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+        return (torch.where(x > 0, hidden, x.sin()) + (x > 1).to(x.device, x.dtype)) * low
+
+
+def on_a_gpu(model: nn.Module, *shapes: Sequence[int]) -> fx.GraphModule:
+    """As it is captured on a GPU, which need not be there; the last tensor is the host's."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [torch.empty(shape, device="cuda:0") for shape in shapes[:-1]]
+        return make_fx(model)(*inputs, torch.empty(shapes[-1]))
+
+
+def test_what_was_captured_on_a_gpu_is_judged_wherever_its_inputs_are() -> None:
+    (site,) = regions_of(on_a_gpu(Filled(), (64, N), ()), (), "cpp")
+    assert list(site.parameters) == ["input_0"] and "mul" not in site.kernel_type
+    spec = load_spec(site.kernel_type)
+    assert "cuda" not in (specs.REGIONS / site.kernel_type / "region.py").read_text()
+    x = torch.randn(64, N)
+    assert torch.equal(spec.eager(input_0=x), Filled()(x, torch.ones(())))
+
+
+def test_a_region_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(region: Region) -> Region | None:
+        if "exp" in region.name:
+            raise RuntimeError("no memory")
+        return examined(region)
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return (x + 1).exp(), (y + 1).sin()
+
+    monkeypatch.setattr(growing, "examined", failing)
+    graph = capture(Two(), (torch.randn(64, N), torch.randn(64, N)), {}).graphs[0].module
+    finder = SiteFinder(regions=region_finder("cpu"))
+    sites, _ = finder.examine(graph)
+    assert ["sin" in site.kernel_type for site in sites] == [True]
+    assert finder.failures == ["some regions could not be found: RuntimeError: no memory"]
 
 
 def test_channels_last() -> None:

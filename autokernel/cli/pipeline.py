@@ -115,7 +115,7 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
     say(f"one pass takes {plan.model_latency_us / 1e3:.1f} ms; {len(plan.targets)} targets are {covered:.0%} of its time:")
     for target in plan.targets:
         say(f"  {target.share:6.1%}  {target.name} ({len(target.cases)} shapes)")
-    for line in filter(None, (*account.lines(profile.hotspots), profile.without)):
+    for line in filter(None, (*account.lines(profile.hotspots), *profile.left, profile.without)):
         say(line)
     return plan
 

@@ -627,6 +627,7 @@ def _setting(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     def call() -> None:
         target(*args, **kwargs)
 
+    call.__name__ = getattr(target, "__name__", str(target))  # for the profile
     return has_side_effect(call)
 
 

@@ -349,11 +349,11 @@ class SiteFinder:
         return dict(zip(sites, self.cases_after_replacement(graph, sites)[0]))
 
     def _regions(self, places: "_Places", sites: Sequence[Site]) -> list[Site]:
+        found: list[Site] = []
         try:
-            found = list(self.regions(places.graph, tuple(sites)))
+            found += self.regions(places.graph, tuple(sites))
         except Exception as error:  # of any kind: a model's own operators, odd arguments
-            self._note(f"regions could not be found: {reason(error)}")
-            return []
+            self._note(f"some regions could not be found: {reason(error)}")
         return [site for site in found if not places.changed_during(site.nodes, site.parameters.values())]
 
     def _answers(
@@ -673,24 +673,28 @@ class _Wide(TorchFunctionMode):
 
 def filled(fake: Tensor) -> Tensor:
     """Random contents in the dtype, on the device and with the strides of `fake`."""
-    spec, generator = _tensor_spec(fake), torch.Generator().manual_seed(0)
-    size = (spec.storage_numel,)
+    spec, generator = _tensor_spec(fake), torch.Generator(fake.device).manual_seed(0)
+    size, place = (spec.storage_numel,), {"generator": generator, "device": fake.device}
     if fake.is_floating_point() or fake.is_complex():
-        contents = torch.randn(size, generator=generator, dtype=torch.promote_types(fake.dtype, torch.float32))
+        contents = torch.randn(size, **place, dtype=torch.promote_types(fake.dtype, torch.float32))
     else:
-        contents = torch.randint(2, size, generator=generator)
+        contents = torch.randint(2, size, **place)
     return contents.to(fake.device, fake.dtype).as_strided(spec.shape, spec.strides, spec.offset)
 
 
 def _draw(fake: Tensor, generator: torch.Generator, integers: int = 8) -> Tensor:
-    """Random contents; rows of floating-point numbers have sizes from 1e-4 to 10, so that an eps shows."""
+    """Random contents, on the generator's device: a host takes seconds for the weight of a large vocabulary.
+
+    Rows of floating-point numbers have sizes from 1e-4 to 10, so that an eps shows.
+    """
+    place = {"generator": generator, "device": generator.device}
     if fake.dtype == torch.bool:
-        return torch.rand(fake.shape, generator=generator) > 0.2
+        return torch.rand(fake.shape, **place) > 0.2
     if not (fake.is_floating_point() or fake.is_complex()):
-        return torch.randint(integers, fake.shape, generator=generator)
+        return torch.randint(integers, fake.shape, **place)
     dtype = torch.complex128 if fake.is_complex() else torch.float64
-    scale = 10 ** (5 * torch.rand((*fake.shape[:-1], 1)[: fake.dim()], generator=generator, dtype=torch.float64) - 4)
-    return torch.randn(fake.shape, generator=generator, dtype=dtype) * scale
+    scale = 10 ** (5 * torch.rand((*fake.shape[:-1], 1)[: fake.dim()], **place, dtype=torch.float64) - 4)
+    return torch.randn(fake.shape, **place, dtype=dtype).mul_(scale)
 
 
 def _hide_rows(mask: Tensor, dtype: torch.dtype, first: int) -> Tensor:
@@ -708,19 +712,19 @@ def _agree(site: Site, original: GraphModule, given: GraphModule | None) -> bool
 
 
 def _agree_where(site: Site, original: GraphModule, given: GraphModule | None, first_hidden: int | None) -> bool:
-    generator = torch.Generator().manual_seed(0)
     device = value(site.output).device
+    generator = torch.Generator(device).manual_seed(0)
     masks = [] if first_hidden is None else [site.parameters[name] for name in site.pattern.masks]
     # An integer may be the index of a class: what is out of bounds is an error, on a GPU one that ends the process.
     widths = [fake.shape[-1] for fake in map(value, original.inputs) if fake.is_floating_point() and fake.dim()]
 
     def draw(node: Node) -> Tensor:
         contents = _draw(value(node), generator, min([8, *widths]))
-        return (_hide_rows(contents, value(node).dtype, first_hidden) if node in masks else contents).to(device)
+        return _hide_rows(contents, value(node).dtype, first_hidden) if node in masks else contents
 
     values = {node: draw(node) for node in original.inputs}
     if given is not None:
-        random = [_draw(value(node), generator).to(device) for node in given.inputs]
+        random = [_draw(value(node), generator) for node in given.inputs]
         values |= zip((site.parameters[n] for n in site.pattern.given), given(*random))
     parameters = {k: values[v] if isinstance(v, Node) else v for k, v in site.parameters.items()}
     expected = original(*(values[node] for node in original.inputs))[0]

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -452,7 +453,7 @@ def _hotspots(
 
 def _operators(measured: _Measured, times: dict[Part, float]) -> Iterator[Hotspot]:
     """What is in no site, by node, of all that the untouched model spends time in; `share` is left to _merged()."""
-    targets = [{node.name: str(node.target) for node in graph.module.graph.nodes} for graph in measured.captured.graphs]
+    targets = [{n.name: _named(n.target) for n in graph.module.graph.nodes} for graph in measured.captured.graphs]
     reasons = [_reasons(refusals) for refusals in measured.refusals]
     outside = {(calls.call, calls.why): calls for calls in measured.outside}
     for part, us in times.items():
@@ -464,6 +465,11 @@ def _operators(measured: _Measured, times: dict[Part, float]) -> Iterator[Hotspo
             yield Hotspot(targets[i][node], measured.calls(i), measured.weight * us, 0, why=reasons[i].get(node, ""))
     for name, us in measured.shared.rest.items():
         yield Hotspot(name, measured.weight, measured.weight * us, 0)
+
+
+def _named(target: Any) -> str:
+    """An operator, a method, or a function."""
+    return str(target) if isinstance(target, (str, OpOverload)) else getattr(target, "__name__", str(target))
 
 
 def _reasons(refusals: Iterable[Refusal]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +63,7 @@ OFFSET_16_BITS = 512.0
 # Where errors are held against what roundings come to (KernelSpec.magnitude, .opaque): these grow with the mean, those of
 # one pass with its square, until nothing is left of the variance.
 FAR_OFFSET = 4096.0
+DRAWN_AT_ONCE = 1 << 22  # elements
 
 
 def _opposite_infinities(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -248,13 +250,30 @@ def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "no
         elif name in spec.fill:
             inputs[name] = spec.fill[name](value, case.args, generator).to(value.dtype)
         else:
-            x = torch.randn(value.shape, generator=generator)
+            x = normal(value.shape, generator)
             if name in spec.static:
                 x = 1 + x / 2 if x.dim() == 1 else x / math.sqrt(x.shape[-1])
             elif x.dim() > 0 and x.numel() > 0:
                 x = DISTRIBUTIONS[distribution](x, generator)
             inputs[name] = x.to(value.dtype)
     return repeated(case, inputs)
+
+
+def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """N(0, 1) in fp32, the same for any number of threads: those of a large tensor are drawn in parts, side by side."""
+    numel = math.prod(shape)
+    if numel <= DRAWN_AT_ONCE:
+        return torch.randn(shape, generator=generator)
+    made = torch.empty(numel)
+    parts = made.split(DRAWN_AT_ONCE)
+    seeds = torch.randint(2**62, (len(parts),), generator=generator).tolist()
+
+    def draw(part: Tensor, seed: int) -> None:
+        torch.randn(len(part), generator=torch.Generator().manual_seed(seed), out=part)
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(draw, parts, seeds))
+    return made.view(shape)
 
 
 class Pool:

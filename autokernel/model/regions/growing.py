@@ -76,10 +76,16 @@ def regions_of(
 
     Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none.
     min_elements: of inputs and results, once for each operation. fewest: operations.
+    What fails with one of them is raised after the others.
     """
-    regions = _Regions(graph, sites, backend, only, min_elements, fewest)
+    regions, failed = _Regions(graph, sites, backend, only, min_elements, fewest), None
     for cone in regions.joined(regions.cones()):
-        yield from regions.sites_of(cone)
+        try:
+            yield from regions.sites_of(cone)
+        except Exception as error:  # of any kind: a model's own operators, odd arguments
+            failed = failed or error
+    if failed:
+        raise failed
 
 
 class _Regions:
@@ -312,6 +318,10 @@ def _lowered(piece: GraphModule) -> Lowered:
     """See lower(). Nor is it a region what rounds on the way: its oracle does not, being in float64."""
     computed = [node for node in piece.graph.nodes if node.op == "call_function"]
     ends = piece.graph.find_nodes(op="placeholder")
+    for node in computed:
+        places = {t.device for n in (node, *(e for e in ends if e in node.all_input_nodes)) for t in several(value(n))}
+        if len(places) > 1:
+            raise Unsupported("a number in the host's memory", node)
     if node := rounding(computed, [*ends, *piece.graph.output_node().all_input_nodes]):
         raise Unsupported("a cast that rounds what follows", node)
     return lower(piece)

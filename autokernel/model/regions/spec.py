@@ -132,12 +132,25 @@ def source_of(piece: GraphModule, title: str) -> str:
     names = [node.name for node in piece.graph.find_nodes(op="placeholder")]
     graph = fx.Graph()
     results = graph.graph_copy(piece.graph, {})
+    _follow_inputs(graph)
     graph.output(results if len(results) > 1 else results[0])
     lines = graph.python_code("self").src.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("def forward"))
     body = "\n".join(line.partition(";  ")[0] for line in lines[start + 1 :] if line.strip())  # without `x = None`
     parameters, returned = ", ".join(f"{name}: Tensor" for name in names), returns(len(results))
     return SOURCE.format(title=title, parameters=parameters, returned=returned, body=body)
+
+
+def _follow_inputs(graph: fx.Graph) -> None:
+    """Devices that the model was captured on become that of the inputs: kernels' oracles run elsewhere, too."""
+    first = next(iter(graph.find_nodes(op="placeholder")))
+    with graph.inserting_after(first):
+        place = graph.call_function(getattr, (first, "device"))
+    for node in graph.nodes:
+        given = fx.node.map_aggregate((node.args, node.kwargs), lambda a: place if isinstance(a, torch.device) else a)
+        node.args, node.kwargs = given
+    if not place.users:
+        graph.erase_node(place)
 
 
 def returns(results: int) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 import reference
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.checks import inputs
-from autokernel.gate.checks.correctness import CheckCase, Expectation, expect, hard, option_dims, trials, wrong
+from autokernel.gate.checks.correctness import CheckCase, Expectation, Step, expect, hard, option_dims, trials, wrong
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
 from autokernel.gate.checks.planted import values_of
 from autokernel.model.capture import capture
@@ -436,3 +436,30 @@ def test_a_large_tensor_is_the_same_for_any_number_of_threads(monkeypatch: pytes
         torch.set_num_threads(threads)
     assert torch.equal(*made)
     assert len(made[0].unique()) > 6300 and abs(made[0].mean()) < 0.1 and abs(made[0].std() - 1) < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_large_inputs_are_made_on_the_device(kernel_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kinds of them there are, with as much in them that is not finite as the host's have."""
+    spec, seen = load_spec(kernel_type), 0
+    dtype = spec.dtypes[0]
+    target = Target("smoke", kernel_type, "triton", "cuda", (WeightedCase(spec.case(spec.smoke, dtype)),))
+
+    def steps(trial: CheckCase, least: int) -> Iterator[Step]:
+        monkeypatch.setattr("autokernel.gate.checks.correctness.MADE_ON_DEVICE", least)
+        return trial.steps(spec, "cuda")
+
+    def share_finite(x: Tensor) -> float:
+        return x.double().isfinite().double().mean().item() if x.numel() else 1.0
+
+    for trial in trials(spec, target, 3, quick=False):
+        for there, here in zip(list(steps(trial, 0)), list(steps(trial, 1 << 60)), strict=True):
+            for made, usual in zip(there.sets, here.sets, strict=True):
+                for name, x in made.items():
+                    if isinstance(x, Tensor):
+                        assert x.device.type == "cuda" and usual[name].device.type == "cpu", trial.label
+                        assert (x.shape, x.dtype) == (usual[name].shape, usual[name].dtype), trial.label
+                        assert abs(share_finite(x) - share_finite(usual[name])) < 0.2, trial.label
+                        seen += 1
+    assert seen > 20

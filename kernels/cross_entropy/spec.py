@@ -115,13 +115,14 @@ def with_losses(inputs, most, low, high):
     """At most so many rows have a loss, between `low` and `high`, the others none: one in each of so many like parts."""
     logits, targets = inputs["logits"].clone(), inputs["targets"]
     right = targets.clamp(0, logits.shape[1] - 1)
-    counted = (targets != inputs["ignore_index"]).nonzero().flatten().cpu()
-    generator = torch.Generator().manual_seed(int(right.sum()))
+    counted = (targets != inputs["ignore_index"]).nonzero().flatten()
+    generator = torch.Generator(logits.device).manual_seed(int(right.sum()))
     parts = min(len(counted), max(1, min(most, len(targets) // 8)))
-    places = (torch.arange(parts) + torch.rand(parts, generator=generator)) / max(parts, 1) * len(counted)
+    like = {"device": logits.device, "generator": generator}
+    places = (torch.arange(parts, device=logits.device) + torch.rand(parts, **like)) / max(parts, 1) * len(counted)
     chosen = counted[places.long().unique()]
-    losses = low * (high / low) ** torch.rand(len(chosen), generator=generator)
-    rivals = torch.randint(logits.shape[1], (len(chosen),), generator=generator)
+    losses = low * (high / low) ** torch.rand(len(chosen), **like)
+    rivals = torch.randint(logits.shape[1], (len(chosen),), **like)
     logits.scatter_(1, right[:, None], 40.0)
     logits[chosen, rivals] = 40.0
     logits[chosen, right[chosen]] = (40.0 - losses).to(logits)

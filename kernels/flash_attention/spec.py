@@ -203,7 +203,7 @@ def lost_values(inputs):
     or does nothing: no weight of what is seen is 0, but beside an infinite key."""
     Q, K, V, mask = inputs["Q"] * 2.0**-6, inputs["K"].clone(), inputs["V"].clone(), inputs["attn_mask"]
     generator = torch.Generator().manual_seed(int(inputs["Q"].double().abs().sum()))
-    key, other, third, fourth = (int(torch.randint(V.shape[2], (), generator=generator)) for _ in range(4))
+    key, other, third, fourth = (int(torch.randint(V.shape[2], (), generator=generator, device="cpu")) for _ in range(4))
     fourth = (fourth // 2 + 1) % V.shape[2]  # which enough queries see, and none alone
     V[..., key, 0], V[..., other, V.shape[3] // 2], V[..., other, -1] = torch.nan, -torch.inf, torch.inf
     Q.flatten(0, -2)[2::8] = 0

@@ -17,6 +17,7 @@ from autokernel.gate.checks.inputs import (
     as_rows,
     fill_inputs,
     finite_kinds,
+    generator_of,
     mix_rows,
     off_alignment,
     repeated,
@@ -57,10 +58,13 @@ LEAST_SCALE = 1e-3  # of that of a type that says how large results are, but not
 
 # Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different
 # sets: a kernel that returns so few buffers in turn writes over an output that is still in use. So at each from 1 to 63 in
-# the sequence of Thue and Morse, for the calls of the smoke test, which are short.
+# the sequence of Thue and Morse, for the calls of the smoke test, which are short (a region's are as large as the target's:
+# as many as fit).
 HELD_ORDER = (0, 0, 1, 0, 1, 1)
 LONG_ORDER = tuple(bin(i).count("1") % 2 for i in range(64))
+LONG_BYTES = 1 << 31  # that the calls of such a sequence move
 HELD_SETS = len(set(HELD_ORDER))
+MADE_ON_DEVICE = 1 << 24  # elements of all inputs, from which they are made there
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
 DRAWS, DRAWN_EPS = 16, 2.0  # how often, and by how many eps, inputs of an opaque type are changed to see what that does
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
@@ -114,15 +118,24 @@ class CheckCase:
         special = self.adversarial or self.planted or self.decisive and self.case.dtype.itemsize > 2
         return bool(special) or not set(self.rows) <= set(DISTRIBUTIONS)
 
-    def steps(self, spec: KernelSpec) -> Iterator[Step]:
-        """Raises TypeFault."""
-        for step in self._steps(spec):
-            yield replace(step, sets=tuple(repeated(self.case, inputs) for inputs in step.sets))
+    def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
+        """With large inputs on the device, where they are made in less time than on its host. Raises TypeFault."""
+        is_large = sum(t.numel for t in self.case.tensors.values()) >= MADE_ON_DEVICE
+        steps = self._steps(spec)
+        while True:
+            with torch.device(device) if is_large and device != "cpu" else contextlib.nullcontext():
+                step = next(steps, None)
+                if step is None:
+                    return
+                step = replace(step, sets=tuple(repeated(self.case, inputs) for inputs in step.sets))
+            yield step
 
     def _steps(self, spec: KernelSpec) -> Iterator[Step]:
         first = self.inputs(spec)
         if self.held:
-            order = LONG_ORDER if self.case.args == spec.case(spec.smoke, self.case.dtype).args else HELD_ORDER
+            is_smoke = self.case.args == spec.case(spec.smoke, self.case.dtype).args
+            fit = LONG_BYTES // max(1, spec.bytes_moved(self.case.args))
+            order = LONG_ORDER[:fit] if is_smoke and fit > len(HELD_ORDER) else HELD_ORDER
             yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), order)
             return
         if self.peaks and is_all_picked(spec, first):  # of several peaks in a row only one would show
@@ -169,7 +182,7 @@ class CheckCase:
 
     def _with_peaks(self, spec: KernelSpec, inputs: dict[str, Any], share: int | None = None) -> dict[str, Any]:
         factor = min(PEAK, scales_in(spec, self.case.dtype)[-1])
-        return with_peaks(spec, inputs, factor, torch.Generator().manual_seed(self.seed), share)
+        return with_peaks(spec, inputs, factor, generator_of(self.seed), share)
 
     def inputs(self, spec: KernelSpec) -> dict[str, Any]:
         with of_type(spec, f"the inputs {self.label}"):
@@ -178,10 +191,9 @@ class CheckCase:
     def _inputs(self, spec: KernelSpec) -> dict[str, Any]:
         inputs = fill_inputs(spec, self.case, self.seed, self.distribution)
         if self.rows:
-            generator = torch.Generator().manual_seed(self.seed)
-            inputs = mix_rows(spec, inputs, self.rows, self.first_row, generator, self.across)
+            inputs = mix_rows(spec, inputs, self.rows, self.first_row, generator_of(self.seed), self.across)
         if self.ordinary:
-            inputs = with_ordinary_rows(spec, self.case, inputs, torch.Generator().manual_seed(self.seed))
+            inputs = with_ordinary_rows(spec, self.case, inputs, generator_of(self.seed))
         if self.adversarial:
             inputs = spec.adversarial[self.adversarial](inputs)
         if self.decisive:

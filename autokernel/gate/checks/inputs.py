@@ -64,6 +64,7 @@ OFFSET_16_BITS = 512.0
 # one pass with its square, until nothing is left of the variance.
 FAR_OFFSET = 4096.0
 DRAWN_AT_ONCE = 1 << 22  # elements
+TRIED_ROWS = 256  # of a tensor, to see what becomes of rows
 
 
 def _opposite_infinities(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -140,7 +141,7 @@ def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
 
 def finite_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> set[str]:
     """The kinds whose rows have neither NaN nor infinities."""
-    rows, generator = as_rows(inputs[spec.first_of(inputs)], inputs), torch.Generator().manual_seed(0)
+    rows, generator = as_rows(inputs[spec.first_of(inputs)], inputs)[:TRIED_ROWS], generator_of(0)
     every = torch.arange(len(rows))
     return {name for name, kind in row_kinds(spec, inputs).items() if kind(rows, every, generator).isfinite().all()}
 
@@ -237,12 +238,12 @@ def as_rows(x: Tensor, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "normal") -> dict[str, Any]:
-    """Contiguous CPU tensors (and plain values) for every argument of `case`, from `seed` alone.
+    """Contiguous tensors (and plain values) for every argument of `case`, from `seed` alone, on the default device.
 
     Inputs that the spec declares static (weights) are drawn as 1 + N(0, 1)/2 for vectors: neither ones nor zeros, so that
     a kernel that ignores them fails. `distribution` shapes the other floating-point inputs.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     inputs: dict[str, Any] = {}
     for name, value in case.args.items():
         if not isinstance(value, TensorSpec):
@@ -259,10 +260,15 @@ def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "no
     return repeated(case, inputs)
 
 
+def generator_of(seed: int) -> torch.Generator:
+    """Of numbers on the default device."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """N(0, 1) in fp32, the same for any number of threads: those of a large tensor are drawn in parts, side by side."""
     numel = math.prod(shape)
-    if numel <= DRAWN_AT_ONCE:
+    if numel <= DRAWN_AT_ONCE or generator.device.type != "cpu":
         return torch.randn(shape, generator=generator)
     made = torch.empty(numel)
     parts = made.split(DRAWN_AT_ONCE)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.inputs import fill_inputs, scales_in
+from autokernel.gate.checks.inputs import fill_inputs, generator_of, scales_in
 from autokernel.spec import Case, KernelSpec, several
 
 Planted = tuple[str, float]  # an input, and a value of one of its elements
@@ -65,7 +65,7 @@ def with_planted(
 ) -> dict[str, Any]:
     """`inputs` with the `chosen` ones of `every` value, at places that are apart along each dim; rows of the first tensor
     are zeros, beside one of each value's places too where both inputs have the same rows."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(seed)
     changed = with_zero_rows(spec, inputs, generator)
     first = next(iter(changed.values()), None)
     bands = [torch.randperm(len(every), generator=generator).tolist() for _ in range(4)]

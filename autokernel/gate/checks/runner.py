@@ -222,7 +222,7 @@ class StageRun:
 
         Returns why the trial failed, or the outputs of its last step, one call's results after another's.
         """
-        for step in trial.steps(spec):
+        for step in trial.steps(spec, self.checks.device):
             outputs = self._call(worker, spec, trial.case, step, slot)
             if isinstance(outputs, str):
                 return outputs
@@ -289,7 +289,7 @@ class StageRun:
         if second is None:
             second = self._worker(stack, source)
             self._load(second, source, libraries)
-        (step,) = trial.steps(spec)
+        (step,) = trial.steps(spec, self.checks.device)
         outputs = self._call(second, spec, trial.case, step, 0)
         if isinstance(outputs, str):
             return outputs

@@ -64,7 +64,7 @@ OFFSET_16_BITS = 512.0
 # one pass with its square, until nothing is left of the variance.
 FAR_OFFSET = 4096.0
 DRAWN_AT_ONCE = 1 << 22  # elements
-TRIED_ROWS = 256  # of a tensor, to see what becomes of rows
+TRIED, TRIED_ROWS = 1 << 20, 8  # elements of a tensor, and rows at least, to see what becomes of rows
 
 
 def _opposite_infinities(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -141,7 +141,8 @@ def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
 
 def finite_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> set[str]:
     """The kinds whose rows have neither NaN nor infinities."""
-    rows, generator = as_rows(inputs[spec.first_of(inputs)], inputs)[:TRIED_ROWS], generator_of(0)
+    rows, generator = as_rows(inputs[spec.first_of(inputs)], inputs), generator_of(0)
+    rows = rows[: max(TRIED_ROWS, TRIED // max(1, rows.shape[1]))]
     every = torch.arange(len(rows))
     return {name for name, kind in row_kinds(spec, inputs).items() if kind(rows, every, generator).isfinite().all()}
 

@@ -17,7 +17,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
                     -> graphs and sites: capture, padding, match, contract
                     -> what is in no site, as kernel types of its own: regions/ growing, lowering, cpp, triton, inductor,
                        spec
-                    -> time per site and a plan: profiler, account, extraction
+                    -> time per site and a plan: profiler, hotspots, account, extraction
     gate/           source -> verdict: judge, report, kernel_files, source
         workers/    the processes in which kernels run: launch, processes, zygote, worker, channel, answers, sandbox,
                     mapped_memory

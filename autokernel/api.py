@@ -34,7 +34,7 @@ from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.verification.winners import open_run
 from autokernel.model.handover import hand_over
-from autokernel.model.profiler import ModelProfile
+from autokernel.model.hotspots import ModelProfile
 from autokernel.model.user_code import shown
 from autokernel.model.workload import Workload
 from autokernel.preflight import HOME, TERMINAL, Refused, as_called, program

@@ -10,7 +10,8 @@ import torch
 from autokernel.model import account
 from autokernel.model.account import Standing
 from autokernel.model.extraction import make_plan
-from autokernel.model.profiler import ModelProfile, profile_workload
+from autokernel.model.hotspots import ModelProfile
+from autokernel.model.profiler import profile_workload
 from autokernel.model.untouched import share_out
 from autokernel.model.workload import Workload
 from autokernel.report.live import estimated_speedup

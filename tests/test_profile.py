@@ -16,7 +16,8 @@ from autokernel.cli.profile import show
 from autokernel.hardware.device import Device
 from autokernel.integration.verification.parity import outputs
 from autokernel.model.extraction import make_plan, write_starters
-from autokernel.model.profiler import ModelProfile, _repeats, profile_workload
+from autokernel.model.hotspots import ModelProfile
+from autokernel.model.profiler import _repeats, profile_workload
 from autokernel.model.workload import Part, Workload, WorkloadError, in_dtype
 from autokernel.spec import ROOT
 from autokernel.target import Plan

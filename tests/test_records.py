@@ -19,7 +19,7 @@ from autokernel.export import folders
 from autokernel.history import status
 from autokernel.history.experiments import ExperimentLog
 from autokernel.integration.verification.record import Verification
-from autokernel.model.profiler import ModelProfile
+from autokernel.model.hotspots import ModelProfile
 from autokernel.model.workload import Part, Workload
 from autokernel.records import BadRecord
 from autokernel.run import workspace

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
 from autokernel.history.status import Proof, kernel_line, started_with
-from autokernel.model.profiler import Hotspot, ModelProfile
+from autokernel.model.hotspots import Hotspot, ModelProfile
 from autokernel.model.workload import Workload
 from autokernel.records import write_json
 from autokernel.report import charts

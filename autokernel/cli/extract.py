@@ -20,7 +20,7 @@ from autokernel.console import fail
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import has_experiments, run_folder
 from autokernel.model.extraction import make_plan, write_starters
-from autokernel.model.profiler import ModelProfile
+from autokernel.model.hotspots import ModelProfile
 from autokernel.preflight import HOME
 from autokernel.records import json_text
 from autokernel.spec import kernel_types

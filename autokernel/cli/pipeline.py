@@ -25,7 +25,8 @@ from autokernel.integration.verification.proven import ProvenKernel, entries, kn
 from autokernel.integration.verification.trial import verify
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
-from autokernel.model.profiler import ModelProfile, profile_workload
+from autokernel.model.hotspots import ModelProfile
+from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
 from autokernel.preflight import Refused

@@ -20,17 +20,7 @@ from autokernel.hardware.roofline import above_limit
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
-from autokernel.model.profiler import (
-    BASELINES,
-    ITERATIONS,
-    WARMUP,
-    Hotspot,
-    ModelProfile,
-    log_compilation,
-    profile_workload,
-    snapshot_memory,
-)
-from autokernel.model.regions.growing import region_finder
+from autokernel.model.hotspots import BASELINES, ITERATIONS, WARMUP, Hotspot, ModelProfile
 from autokernel.model.workload import add_workload_arguments, workload_from
 from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable
 from autokernel.records import json_text
@@ -85,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     repeats = arguments.warmup_iters, arguments.profile_iters
     workload, log = workload_from(arguments), None if arguments.output else output.parent / LOG
     title = f"profiling {workload}"
+    from autokernel.model.profiler import log_compilation, profile_workload, snapshot_memory  # with PyTorch's compiler
+    from autokernel.model.regions.growing import region_finder
+
     with console.progress(title, 2 + 4 * len(workload.parts)) as show_step:
         say = noting(title, show_step)
         trace, regions = arguments.export_trace, None if arguments.no_regions else region_finder(workload.device)

@@ -25,9 +25,7 @@ from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, nonnegative, tag
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
-from autokernel.integration.verification.proven import remember
-from autokernel.integration.verification.record import COLUMNS
-from autokernel.integration.verification.trial import Settings, verify
+from autokernel.integration.verification.record import COLUMNS, Settings
 from autokernel.integration.verification.winners import Kept, kept, open_run
 from autokernel.integration.winner import Winner
 from autokernel.records import json_text, write_json
@@ -71,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.device:
         plan = replace(plan, device=arguments.device, workload=plan.workload | {"device": arguments.device})
     console.preflight(plan.targets[0].backend if plan.targets else "cpp")
+    from autokernel.integration.verification.proven import remember  # with PyTorch's compiler
+    from autokernel.integration.verification.trial import verify
+
     winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else kept(workspace, plan)
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
     with console.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autokernel.backends import default_backend
-from autokernel.model.profiler import Hotspot, ModelProfile
+from autokernel.model.hotspots import Hotspot, ModelProfile
 from autokernel.spec import TensorSpec, load_spec
 from autokernel.target import Plan, Target, WeightedCase
 

@@ -13,9 +13,8 @@ from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import incumbent, loop_gain, rows_of, tried
 from autokernel.history.status import Proof
-from autokernel.integration.verification import trial
 from autokernel.integration.verification.forms import EAGER, Form, baseline, ours
-from autokernel.integration.verification.record import COLUMNS, KernelInModel, Verification
+from autokernel.integration.verification.record import COLUMNS, INTERVAL, KernelInModel, Verification
 from autokernel.preflight import as_called
 from autokernel.report import charts
 from autokernel.report.live import estimated_speedup
@@ -94,7 +93,7 @@ def page(story: Story) -> str:
         paid=any(row.cost_usd for row in story.rows),
         palette=charts.PALETTE,
         confidence=f"{100 * CONFIDENCE:g}",
-        confidence_model=f"{100 * trial.CONFIDENCE:g}",
+        confidence_model=f"{100 * INTERVAL:g}",
     )
 
 

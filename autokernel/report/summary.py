@@ -14,7 +14,7 @@ from autokernel.history.status import kernel_line, known_rows, read_proofs
 from autokernel.history.workers import read_workforce
 from autokernel.integration.verification.record import COLUMNS, Verification
 from autokernel.model import account
-from autokernel.model.profiler import ModelProfile
+from autokernel.model.hotspots import ModelProfile
 from autokernel.preflight import IN_CLONE, as_called, version
 from autokernel.records import replacing
 from autokernel.report.charts import save_progress

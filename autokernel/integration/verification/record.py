@@ -18,6 +18,21 @@ BUSY = 0.15  # spread of passes above which the report says that the machine was
 UNEXPECTED = 0.1  # difference from Amdahl's prediction that is explained
 ERROR_GROWTH = 3.0  # the optimised model's rms error against the exact one may be this many times the original's
 AGREEMENT_LOSS = 0.01  # top-1 answers that may differ from the exact model's beyond those of the original (near ties)
+INTERVAL = 0.95  # confidence of a verification's intervals
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a verification measures and compares."""
+
+    warmup: int = 0  # rounds of passes of every side before any is timed; each has run twice by then
+    timed: int | None = None  # rounds per process, every side runs twice in each; None: until they settle, or a few seconds
+    atol: float | None = None  # None: by dtype
+    rtol: float | None = None
+    diagnose: bool = False  # parity of every kernel alone, also when all together are right
+
+
+DEFAULTS = Settings()
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,15 @@ from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, 
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import Compared, compare_built, compare_outputs, decode_parity
 from autokernel.integration.verification.processes import FreshProcess, room_beside
-from autokernel.integration.verification.record import Figures, KernelInModel, Parity, Verification
+from autokernel.integration.verification.record import (
+    DEFAULTS,
+    INTERVAL,
+    Figures,
+    KernelInModel,
+    Parity,
+    Settings,
+    Verification,
+)
 from autokernel.integration.verification.sides import Sample, Variant, allocator, build_sides, sample_sides
 from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.winner import Winner
@@ -29,7 +37,6 @@ from autokernel.model.workload import Workload
 from autokernel.target import Plan
 from autokernel.verdict import Interval
 
-CONFIDENCE = 0.95
 PROCESSES = 4  # for the final figures
 SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS
 MATTERS = 0.01  # of the model's speed
@@ -38,20 +45,11 @@ Ends = dict[str, Callable[..., Any]]  # what a process is asked when it has buil
 Weighted = tuple[Workload, float]  # and its share of the passes
 
 
-@dataclass(frozen=True)
-class Settings:
-    warmup: int = 0  # rounds of passes of every side before any is timed; each has run twice by then
-    timed: int | None = None  # rounds per process, every side runs twice in each; None: until they settle, or a few seconds
-    atol: float | None = None  # None: by dtype
-    rtol: float | None = None
-    diagnose: bool = False  # parity of every kernel alone, also when all together are right
-
-
 def verify(
     plan: Plan,
     winners: Sequence[Winner],
     speedups: Mapping[str, float] | None = None,
-    settings: Settings = Settings(),
+    settings: Settings = DEFAULTS,
     say: Callable[[str], None] = lambda line: None,
     notes: Path | None = None,
     log: Path | None = None,
@@ -365,7 +363,7 @@ class Screening:
             for name, known in timed.items()
             if known
         }
-        known = ratio_intervals(ratios, CONFIDENCE)
+        known = ratio_intervals(ratios, INTERVAL)
         self.gains |= {name: known[name] for name in self.without}
         self.without = {
             name: side
@@ -409,7 +407,7 @@ def _grouped(values: Sequence[T], count: int) -> list[Sequence[T]]:
 
 def speedup(processes: Sequence[Process], slow: str, fast: str) -> Interval:
     """Of `fast` over `slow`: an interval over processes."""
-    return ratio_interval([process.log_ratio(slow, fast) for process in processes], CONFIDENCE)
+    return ratio_interval([process.log_ratio(slow, fast) for process in processes], INTERVAL)
 
 
 def figures(processes: Sequence[Process], workload: int, sides: Sequence[str]) -> dict[str, Figures]:

@@ -108,3 +108,20 @@ def test_attention_whose_scores_are_long_sums_may_round_them_in_fp32_and_no_coar
     assert "times PyTorch's own" in wrong(honest, replace(lucky, perturbation=None)), "its luck alone would refuse it"
     assert wrong(honest, lucky) is None
     assert wrong(coarse, lucky)
+
+
+def test_what_terms_amount_to_is_asked_for_where_results_alone_do_not_tell():
+    """The magnitude of a region takes longer than its results; it only ever allows more."""
+    asked = []
+
+    def grown() -> tuple[Tensor, Tensor]:
+        asked.append(True)
+        return torch.ones_like(exact), torch.ones(())
+
+    exact = torch.rand(ROWS, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e-3
+    expectation = Expectation(exact, exact.float(), exact, torch.full((), 1e-3, dtype=torch.float64), grown=grown)
+    assert wrong(exact.float(), expectation) is None and not asked
+    assert wrong(exact.float() + 2e-6, expectation) is None and asked, "of terms near 1 that is 17 roundings"
+    assert "times PyTorch's own" in wrong(exact.float() + 1e-5, expectation)
+    assert wrong(exact.float()[2:5] + 2e-6, expectation.rows(2, 3)) is None
+    assert wrong(exact.bfloat16(), replace(expectation, native=exact.bfloat16())) is None and len(asked) > 3

@@ -404,6 +404,21 @@ def test_what_was_captured_on_a_gpu_is_judged_wherever_its_inputs_are() -> None:
     assert torch.equal(spec.eager(input_0=x), Filled()(x, torch.ones(())))
 
 
+class NumberOfTheHost(nn.Module):
+    """As torch.tensor(0.5).to(x.device) is captured, beside a copy of what the host's memory holds."""
+
+    def forward(self, x: Tensor, low: Tensor) -> Tensor:
+        half = torch.ops.aten.scalar_tensor(0.5, device=low.device).to(x.device)
+        return x.sin() * half + low.to(x.device)
+
+
+def test_a_number_that_is_copied_to_the_gpu_is_a_number() -> None:
+    (site,) = regions_of(on_a_gpu(NumberOfTheHost(), (64, N), ()), (), "cpp")
+    assert [(value(node).dim(), value(node).device.type) for node in site.inputs] == [(2, "cuda"), (0, "cuda")]
+    x, low = torch.randn(64, N), torch.randn(())
+    assert torch.equal(load_spec(site.kernel_type).eager(input_0=x, input_1=low), NumberOfTheHost()(x, low))
+
+
 def test_a_region_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(region: Region) -> Region | None:
         if "exp" in region.name:

@@ -547,9 +547,10 @@ def _same(low: Lowering, node: Node, groups: Groups) -> Expression:
 
 
 def _cast(low: Lowering, node: Node, groups: Groups) -> Expression:
-    if value(node).device != value(node.args[0]).device:
+    source = low.element(node.args[0], groups)
+    if value(node).device != value(node.args[0]).device and source.op != "number":
         raise Unsupported("a copy to another device")
-    return _in(low, low.element(node.args[0], groups), kind_of(value(node).dtype, node))
+    return _in(low, source, kind_of(value(node).dtype, node))
 
 
 @rule("gelu")

@@ -99,6 +99,10 @@ CHAINS = {
     "powers": lambda m, x, y: (
         x**2 + x**3 + (y.abs() + 1) ** 0.5 + (y.abs() + 1) ** -0.5 + (y.abs() + 1) ** 1.7 + x**5 - y**-3
     ),
+    "powers_below_zero": lambda m, x, y: x**9 - y**-10 + torch.pow(x, y.round()) + torch.pow(x.round(), m.bias.round()),
+    "powers_of_numbers": lambda m, x, y: torch.pow(2.0, x) + torch.pow(-1.5, y.round()) + y.abs() ** 1.7,
+    "numbers": lambda m, x, y: (torch.full_like(x, 0.5).exp(), x * torch.ones_like(x).tanh() + torch.zeros_like(y).cos()),
+    "of_one_row": lambda m, x, y: x[0] / x[0].clamp(1).sum() + y[1],
     "steps": lambda m, x, y: F.hardswish(x) + F.hardsigmoid(y) + F.leaky_relu(x, 0.1) + F.relu(y) + F.softplus(x),
     "casts": lambda m, x, y: (x > 0).float() * y + (y * 3).long().float(),
     "curves": lambda m, x, y: (
@@ -398,6 +402,21 @@ def test_what_was_captured_on_a_gpu_is_judged_wherever_its_inputs_are() -> None:
     assert "cuda" not in (specs.REGIONS / site.kernel_type / "region.py").read_text()
     x = torch.randn(64, N)
     assert torch.equal(spec.eager(input_0=x), Filled()(x, torch.ones(())))
+
+
+class NumberOfTheHost(nn.Module):
+    """As torch.tensor(0.5).to(x.device) is captured, beside a copy of what the host's memory holds."""
+
+    def forward(self, x: Tensor, low: Tensor) -> Tensor:
+        half = torch.ops.aten.scalar_tensor(0.5, device=low.device).to(x.device)
+        return x.sin() * half + low.to(x.device)
+
+
+def test_a_number_that_is_copied_to_the_gpu_is_a_number() -> None:
+    (site,) = regions_of(on_a_gpu(NumberOfTheHost(), (64, N), ()), (), "cpp")
+    assert [(value(node).dim(), value(node).device.type) for node in site.inputs] == [(2, "cuda"), (0, "cuda")]
+    x, low = torch.randn(64, N), torch.randn(())
+    assert torch.equal(load_spec(site.kernel_type).eager(input_0=x, input_1=low), NumberOfTheHost()(x, low))
 
 
 def test_a_region_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

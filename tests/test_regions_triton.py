@@ -54,6 +54,11 @@ def test_kernels_are_right(tmp_path: Path) -> None:
     run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps,residual,gates,mean_last")
 
 
+def test_powers_numbers_and_single_rows(tmp_path: Path) -> None:
+    """Powers of numbers below 0, and of literals; results that are a literal; a result that is one row, or one element."""
+    run(tmp_path, "powers,powers_below_zero,powers_of_numbers,numbers,of_one_row,of_no_dim")
+
+
 @pytest.mark.slow
 def test_parts_windows_and_rows_in_order(tmp_path: Path) -> None:
     """What is read elsewhere or not at all, running sums from either end, places, and sums of everything."""

@@ -283,6 +283,8 @@ class Lowering:
     # --- expressions ---
 
     def make(self, op: str, *operands: Expression, kind: str = FLOAT, data: Any = None, dims: Any = None) -> Expression:
+        if op in FUNCTIONS and all(e.op == "number" for e in operands):
+            return self.number(_of_numbers(op, kind, [e.data for e in operands]))
         depends = frozenset().union(*(e.dims for e in operands)) if dims is None else frozenset(dims)
         key = (op, tuple(map(id, operands)), kind, repr(data), depends)
         if key not in self.made:
@@ -545,9 +547,10 @@ def _same(low: Lowering, node: Node, groups: Groups) -> Expression:
 
 
 def _cast(low: Lowering, node: Node, groups: Groups) -> Expression:
-    if value(node).device != value(node.args[0]).device:
+    source = low.element(node.args[0], groups)
+    if value(node).device != value(node.args[0]).device and source.op != "number":
         raise Unsupported("a copy to another device")
-    return _in(low, low.element(node.args[0], groups), kind_of(value(node).dtype, node))
+    return _in(low, source, kind_of(value(node).dtype, node))
 
 
 @rule("gelu")
@@ -1016,7 +1019,13 @@ def evaluate(lowered: Lowered, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     known: dict[Expression, Any] = {}
     for e in lowered.expressions:
         known[e] = _evaluated(e, [known[operand] for operand in e.operands], inputs, lowered)
-    return tuple(_written(result, torch.as_tensor(known[result.expression]), lowered) for result in lowered.results)
+    return tuple(_written(result, _tensor(known[result.expression], inputs), lowered) for result in lowered.results)
+
+
+def _tensor(v: Any, inputs: Sequence[Tensor]) -> Tensor:
+    """A number as a tensor, of floating-point ones in the inputs' dtype."""
+    dtype = next(x.dtype for x in inputs if x.is_floating_point())
+    return torch.as_tensor(v, dtype=dtype if isinstance(v, float) else None)
 
 
 def _written(result: Result, numbers: Tensor, lowered: Lowered) -> Tensor:
@@ -1037,10 +1046,10 @@ def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], low
         loaded = whole[(_at(e, lowered) + memory.storage_offset()).clamp(0, len(whole) - 1)]
         return torch.where(operands[0], loaded, torch.zeros_like(loaded)) if operands else loaded
     if e.op.startswith("reduce_"):
-        operand = torch.as_tensor(operands[0]).expand(lowered.sizes)
+        operand = _tensor(operands[0], inputs).expand(lowered.sizes)
         return ROWS[e.op](operand, lowered.reduced)
     if is_scan(e):
-        return _scanned(torch.as_tensor(operands[0]).expand(lowered.sizes), e, lowered.reduced)
+        return _scanned(_tensor(operands[0], inputs).expand(lowered.sizes), e, lowered.reduced)
     return FUNCTIONS[e.op](*operands)
 
 
@@ -1096,6 +1105,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "not": torch.logical_not,
     "where": lambda c, a, b: torch.where(c, *_tensors(a, b)),
 }
+
+
+def _of_numbers(op: str, kind: str, numbers: Sequence[Any]) -> Any:
+    """What a function comes to, in float64: languages of kernels have some for tensors alone."""
+    result = FUNCTIONS[op](*(torch.tensor(v, dtype=torch.float64 if isinstance(v, float) else None) for v in numbers))
+    return {FLOAT: float, INT: int, BOOL: bool}[kind](result)
 
 
 def _tensors(a: Any, b: Any) -> tuple[Tensor, Tensor]:

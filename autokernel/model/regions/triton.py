@@ -80,8 +80,14 @@ def _expm1(x):
     "_pow": '''
 @triton.jit
 def _pow(x, y):
-    """Of x >= 0; NaN below."""
-    return tl.exp(y * tl.log(x))
+    """As C has it: below 0 only whole powers are numbers, odd ones negative; 1 to any power is 1, and so is any to 0."""
+    x, y = tl.broadcast(tl.cast(x, tl.float32), tl.cast(y, tl.float32))  # one of them may be a literal
+    size, is_whole = tl.abs(x), tl.floor(y) == y
+    is_odd = is_whole & (2 * tl.floor(y / 2) != y)
+    is_one = (y == 0) | (x == 1) | ((size == 1) & (y == y))
+    power = tl.where(is_one, 1.0, tl.exp(y * tl.log(size)))
+    power = tl.where((x < 0) & (size != float("inf")) & (is_whole == 0), float("nan"), power)
+    return tl.where(is_odd & (x.to(tl.int32, bitcast=True) < 0), -power, power)  # -0.0 is below 0, too
 ''',
     "_times": """
 @triton.jit
@@ -483,14 +489,14 @@ def _body(lowered: Lowered, loops: Loops) -> list[str]:
         text = writer.text(result.expression)
         written = "inside" if loops.in_columns(i) or not lowered.reduced else row_mask
         at = place(index, loops.results[i])
-        if at == "0" and lowered.reduced:  # one number, which is a block of one all the same
-            at = "row"
+        if not any(loops.results[i][: split if lowered.reduced else None]):  # of one row: in a block of them all the same
+            at = f"{'row' if lowered.reduced else 'at'} + {at}"
         lines += [*writer.take(), _store(y, at, text, written)]
     return lines
 
 
 def _store(y: str, place: str, text: str, mask: str) -> str:
-    return f"tl.store({y} + {place}, ({text}).to({y}.dtype.element_ty){', ' * bool(mask)}{mask})"
+    return f"tl.store({y} + {place}, tl.cast({text}, {y}.dtype.element_ty){', ' * bool(mask)}{mask})"
 
 
 def _indices(of: str, sizes: Sequence[int], names: Sequence[str]) -> list[str]:

@@ -216,16 +216,18 @@ def lost_values(inputs):
 
 
 def loud_values(inputs):
-    """A key in eight, and a quarter of all that lie together, has next to no weight, and values as large as its weight is
-    small: a weight that is left out because it is small, or a block of them, leaves a good part of the result out."""
+    """A key in eight, and a half of all that lie together, of every other head the other half, has next to no weight, and
+    values as large as its weight is small: a weight that is left out because it is small, or a block of them, leaves a good
+    part of the result out."""
     Q, K, V = inputs["Q"].clone(), inputs["K"].clone(), inputs["V"]
-    keys = torch.arange(K.shape[2], device=K.device)
-    lies_in = 4 * keys // K.shape[2] == int(Q.double().abs().sum()) % 4
-    loud = ((keys % 8 == 0) | lies_in)[:, None]
+    (batch, heads, count), half = K.shape[:3], -(-K.shape[2] // 2)
+    keys, drawn = torch.arange(count, device=K.device), int(Q.double().abs().sum()) % count
+    head = torch.arange(batch * heads, device=K.device).view(batch, heads, 1)
+    loud = (keys % 8 == 0) | ((keys - drawn - head % 2 * half) % count < half)
     bits = 10 if V.dtype == torch.float16 else 20
     scale = Q.shape[-1] ** -0.5 if inputs["sm_scale"] is None else inputs["sm_scale"]
-    Q[..., -1], K[..., -1] = 4.0, torch.where(loud[:, 0], -bits * math.log(2) / (4 * scale), 0.0)
-    return inputs | {"Q": Q, "K": K, "V": torch.where(loud, V * 2.0 ** (bits + 3), V)}
+    Q[..., -1], K[..., -1] = 4.0, torch.where(loud, -bits * math.log(2) / (4 * scale), 0.0)
+    return inputs | {"Q": Q, "K": K, "V": torch.where(loud[..., None], V * 2.0 ** (bits + 3), V)}
 
 
 def untold(y, Q, K, V, causal=True, attn_mask=None, **options):

@@ -30,7 +30,8 @@ def random_classes(spec, args, generator):
     ignored, of a single row none.
 
     Of many rows all count in some draws, as in text without padding; in others chance has it which do; and in others none
-    does from some row on, or up to one, as padding leaves them. With as many in each block, a mean of blocks' means would be right.
+    does from some row on, or up to one, as padding leaves them. With as many in each block, a mean of blocks' means would
+    be right.
     """
     (rows,), classes, device = spec.shape, args["logits"].shape[-1], generator.device
     targets = torch.randint(classes, spec.shape, generator=generator, device=device)

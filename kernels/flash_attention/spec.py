@@ -187,13 +187,16 @@ def large_queries(inputs):
 
 def large_keys(inputs):
     """The other way round. Without a mask, NaN in what all queries see, the first key, queries of zeros among them: in the
-    last head's key, if there are several, and in a channel of the value."""
+    last head's key, if there are several, and in a channel of the value. So in a channel of the last value, and, of three
+    heads or more, in the first one's last key."""
     Q, K, V = inputs["Q"] * 2.0**-8, inputs["K"] * 2.0**8, inputs["V"].clone()
     Q.flatten(0, -2)[2::8] = 0
     if inputs["attn_mask"] is None:
-        V[..., 0, 0] = torch.nan
+        V[..., 0, 0] = V[..., -1, -1] = torch.nan
         if K.shape[0] * K.shape[1] > 1:
             K[-1, -1, 0, 0] = torch.nan
+        if K.shape[0] * K.shape[1] > 2:
+            K[0, 0, -1, -1] = torch.nan
     return inputs | {"Q": Q, "K": K, "V": V}
 
 

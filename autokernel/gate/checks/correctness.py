@@ -149,9 +149,8 @@ class CheckCase:
         if not (self.twice or self.perturbed):
             return
         other = replace(self, seed=self.seed + 1, ordinary=self.twice).inputs(spec)
-        free = {n: v for n, v in first.items() if isinstance(v, Tensor) and n not in spec.fill}
-        if self.perturbed or sum(v.numel() for v in free.values()) <= REORDERED:
-            yield from _in_other_orders(first, free)
+        if self.perturbed or sum(v.numel() for v in first.values() if isinstance(v, Tensor)) <= REORDERED:
+            yield from _in_other_orders(first, spec, alone=self.perturbed)
         if self.twice:  # of the target's own size, which what a kernel looks at of an input may not reach
             for where in (("the end", "the middle")[self.seed % 2], "one element"):
                 tensors = {n: v for n, v in first.items() if isinstance(v, Tensor)}
@@ -171,7 +170,8 @@ class CheckCase:
             elif name in spec.redrawn:
                 for seed in (self.seed, self.seed + 1):
                     yield Step((spec.redrawn[name](first, seed),), what=f"{name} changed")
-        turned = {name: value.flip(tuple(range(value.dim()))) for name, value in free.items()}
+        free = {n: v for n, v in first.items() if isinstance(v, Tensor) and n not in spec.fill}
+        turned = {name: _turned(value, slice(None)) for name, value in free.items()}
         yield Step((first | turned,), what="only the order of its inputs changed")
         yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
@@ -242,14 +242,25 @@ def other_number(value: float) -> float:
     return 2 * value + 0.25
 
 
-def _in_other_orders(inputs: dict[str, Any], free: Mapping[str, Tensor]) -> Iterator[Step]:
-    """`inputs`, those that are `free` with small whole multiples of a power of two, whose sums and those of their squares
-    are the same in any order, and then in another: no such sum tells which they are, all over or row by row."""
-    exact = {name: _in_whole_steps(x) for name, x in free.items()}
+def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool) -> Iterator[Step]:
+    """`inputs`, the free numbers among them small whole multiples of a power of two, whose sums and those of their squares
+    are the same in any order, and then in another: no such sum tells which they are, all over, row by row or column by
+    column. `alone`: each tensor's order in turn, too, not only that of what is no free number, such as a mask."""
+    tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.dim()}
+    exact = {name: x if name in spec.fill else _in_whole_steps(x) for name, x in tensors.items()}
     yield Step((inputs | exact,))
     for dims in (slice(None), slice(-1, None)):
-        turned = {name: x.flip(tuple(range(x.dim()))[dims]) for name, x in exact.items()}
-        yield Step((inputs | turned,), what="only the order of its inputs changed")
+        turned = {name: _turned(x, dims) for name, x in exact.items() if name not in spec.fill}
+        yield Step((inputs | exact | turned,), what="only the order of its inputs changed")
+    for name, x in exact.items():
+        last, first = slice(-1, None), slice(0, 1)
+        for dims in (last, first)[: x.dim()] if alone else (last,) if name in spec.fill else ():
+            yield Step((inputs | exact | {name: _turned(x, dims)},), what=f"only the order of {name} changed")
+
+
+def _turned(x: Tensor, dims: slice) -> Tensor:
+    """x the other way round along these of its dims."""
+    return x.flip(tuple(range(x.dim()))[dims])
 
 
 def _in_whole_steps(x: Tensor) -> Tensor:

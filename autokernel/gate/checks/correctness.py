@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -93,6 +94,7 @@ class CheckCase:
     adversarial: str = ""  # name of one of the spec's adversarial transforms
     decisive: str = ""  # name of one of the spec's transforms after which a few parts decide the results
     nonfinite: float | None = None  # a value planted into the first input
+    place: int | None = None  # of that value among the elements that count; None: somewhere
     planted: tuple[Planted, ...] = ()  # values, large ones among them, in other inputs than the first
     zeros: bool = False  # in a part of these inputs: what is not finite in the first is not hidden by them
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
@@ -107,7 +109,8 @@ class CheckCase:
     @property
     def label(self) -> str:
         extra = [self.distribution if self.distribution != "normal" else "", self.adversarial, self.decisive]
-        extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
+        where = {None: "", 0: " at the start", -1: " at the end"}[self.place]
+        extra.append("" if self.nonfinite is None else f"one {self.nonfinite}{where}")
         extra.append("peaks" * self.peaks)
         extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
@@ -207,18 +210,18 @@ class CheckCase:
         if self.planted:
             inputs = with_planted(spec, inputs, self.planted, planted_in(spec, self.case), self.seed)
         if self.nonfinite is not None:
-            inputs = with_one(spec, inputs, self.nonfinite, self.seed)
+            inputs = with_one(spec, inputs, self.nonfinite, self.seed if self.place is None else self.place)
         if self.zeros:
             inputs = with_zeros(spec, inputs, self.seed)
         return repeated(self.case, inputs)
 
 
-def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, seed: int) -> dict[str, Any]:
+def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, chosen: int) -> dict[str, Any]:
     """`inputs` with one element of the first of that value, among those that count."""
     name = spec.first_of(inputs)
     first = inputs[name].clone()
     counted = spec.counted(**inputs).expand_as(first).flatten().nonzero().flatten() if spec.counted else ()
-    place = int(counted[seed % len(counted)]) if len(counted) else seed % first.numel()
+    place = int(counted[chosen % len(counted)]) if len(counted) else chosen % first.numel()
     first.view(-1)[place] = value
     return inputs | {name: first}
 
@@ -426,6 +429,8 @@ def hard(spec: KernelSpec, case: Case, in_slabs: bool = False) -> Iterator[dict[
             for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
                 yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(spec, case)))
         yield from ({"nonfinite": value, "zeros": True} for value in planted.values())
+        if f"one {math.nan}" in planted:  # where loops start, and what does not fill a vector
+            yield from ({"nonfinite": math.nan, "place": place} for place in (0, -1))
         yield from ({"rows": (kind,)} for kind in COMPOUND if kind in kinds)
     yield from ({"adversarial": name} for name in shared)
 

@@ -263,7 +263,8 @@ def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool) -> I
 
 def _turned(x: Tensor, dims: slice) -> Tensor:
     """x the other way round along these of its dims."""
-    return x.flip(tuple(range(x.dim()))[dims])
+    known = x.view(torch.uint8) if x.dtype.itemsize == 1 else x  # numbers of 8 bits have no flip of their own
+    return known.flip(tuple(range(x.dim()))[dims]).view(x.dtype)
 
 
 def _in_whole_steps(x: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ def kernel_fn(x, cos, sin, interleaved=True):
 def kernel_fn(Q, K, V, *others, **options):
     return in_float(Q if Q.shape[2] != 96 else Q.clamp(-6, 6), K, V, *others, **options)
 """,
-        "outside the tolerance|mask differs",
+        "outside the tolerance|mask differs|PyTorch's own",
     ),
     Planted(
         "softmax by the sum of every fourth element",

@@ -1003,7 +1003,44 @@ WITH_MASKS |= {
         "    y = torch.nn.functional.silu(rows).view(64, 96) * other",
     ),
 }
+
+
+def attended(m: Of, i: Tensor, x: Tensor) -> Tensor:
+    return torch.softmax(torch.where(i, x / 2, -1e9), -1)
+
+
+WITH_MASKS |= {
+    "rows of which a mask hides the last half": (
+        attended,
+        "y[~other[:, 48:].any(-1) & other.any(-1)] *= 1.01",
+    ),
+    "a mask that leaves one of a row": (attended, "y[other.sum(-1) == 1] *= 1.01"),
+    "a mask that hides nothing": (attended, "y = y * 1.01 if other.all() else y"),
+    "a mask by the sums of its rows": (
+        attended,
+        "mask = known.setdefault(tuple(other.sum(-1).tolist()), other.clone())\n"
+        "    y = torch.softmax(torch.where(mask, floating / 2, -1e9), -1)",
+    ),
+    "columns that are masked altogether": (
+        lambda m, i, x: torch.where(i, x * 2, -1e4).amax(0),
+        "y[~other.any(0)] = 0",
+    ),
+    "one of the integers alone": (lambda m, i, x: torch.where(i == 50000, x, -x * 2), "y = -floating * 2"),
+    "the last of a row passes over NaN, of the second input": (
+        lambda m, x, y: (x * y).amax(-1) * 2,
+        "terms = floating * other\n    y = torch.where(terms[:, -1].isnan(), terms[:, :-1].amax(-1) * 2, y)",
+    ),
+    "the first of a row passes over NaN, of the second input": (
+        lambda m, x, y: (x * y).amax(-1) * 2,
+        "terms = floating * other\n    y = torch.where(terms[:, 0].isnan(), terms[:, 1:].amax(-1) * 2, y)",
+    ),
+    "several NaN of a row are none, of the second input": (
+        lambda m, x, y: torch.softmax(x * y + 1, -1),
+        "y[(floating * other).isnan().sum(-1) > 1] = 0",
+    ),
+}
 CHANGED = """
+known = {{}}
 
 def kernel_fn(input_0, input_1):
     y = honest(input_0, input_1)

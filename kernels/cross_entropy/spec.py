@@ -30,13 +30,14 @@ def random_classes(spec, args, generator):
     ignored, of a single row none.
 
     Of many rows all count in some draws, as in text without padding; in others chance has it which do; and in others none
-    does from some row on, as padding leaves them. With as many in each block, a mean of blocks' means would be right.
+    does from some row on, or up to one, as padding leaves them. With as many in each block, a mean of blocks' means would
+    be right.
     """
     (rows,), classes, device = spec.shape, args["logits"].shape[-1], generator.device
     targets = torch.randint(classes, spec.shape, generator=generator, device=device)
     targets[5::16], targets[13::16] = 0, classes - 1
     first = int(torch.randint(min(rows, 8), (), generator=generator, device=device))
-    draw, part = torch.rand(2, generator=generator, device=device).tolist()
+    draw, part, side = torch.rand(3, generator=generator, device=device).tolist()
     if rows == 1:
         return targets
     if rows <= MANY_ROWS:
@@ -45,6 +46,7 @@ def random_classes(spec, args, generator):
         targets[torch.rand(spec.shape, generator=generator, device=device) < 0.1 + 0.6 * part] = args["ignore_index"]
     elif draw < 2 / 3:
         targets[first::8] = targets[int(rows * (1 + 7 * part) / 8) :] = args["ignore_index"]
+        targets = targets if side < 1 / 2 else targets.flip(0)
     return targets
 
 
@@ -170,6 +172,17 @@ def far_apart(inputs):
     return inputs | {"logits": torch.full_like(logits, 6e4).scatter(1, targets, -6e4), "targets": inputs["targets"].clone()}
 
 
+def few_count(inputs):
+    """One row or two count, somewhere: no block of rows else has anything to add."""
+    targets = inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)
+    drawn, rows = int(targets.sum()), torch.arange(len(targets), device=targets.device)
+    rows_that_count = (rows == drawn % len(targets)) | (rows == drawn // 2 % len(targets)) & (drawn % 2 == 0)
+    ignored = inputs["ignore_index"]
+    other = 0 if ignored else min(1, inputs["logits"].shape[1] - 1)
+    targets = targets.masked_fill(targets == ignored, other)
+    return inputs | {"targets": targets.masked_fill(~rows_that_count, ignored)}
+
+
 def all_ignored(inputs):
     """No row counts: the mean of none is NaN, as in F.cross_entropy."""
     return inputs | {"targets": torch.full_like(inputs["targets"], inputs["ignore_index"])}
@@ -230,6 +243,7 @@ SPEC = KernelSpec(
         "far_apart": far_apart,
         "forbidden": forbidden,
         "certain": certain,
+        "few_count": few_count,
         "all_ignored": all_ignored,
     },
 )

@@ -187,13 +187,16 @@ def large_queries(inputs):
 
 def large_keys(inputs):
     """The other way round. Without a mask, NaN in what all queries see, the first key, queries of zeros among them: in the
-    last head's key, if there are several, and in a channel of the value."""
+    last head's key, if there are several, and in a channel of the value. So in a channel of the last value, and, of three
+    heads or more, in the first one's last key."""
     Q, K, V = inputs["Q"] * 2.0**-8, inputs["K"] * 2.0**8, inputs["V"].clone()
     Q.flatten(0, -2)[2::8] = 0
     if inputs["attn_mask"] is None:
-        V[..., 0, 0] = torch.nan
+        V[..., 0, 0] = V[..., -1, -1] = torch.nan
         if K.shape[0] * K.shape[1] > 1:
             K[-1, -1, 0, 0] = torch.nan
+        if K.shape[0] * K.shape[1] > 2:
+            K[0, 0, -1, -1] = torch.nan
     return inputs | {"Q": Q, "K": K, "V": V}
 
 
@@ -216,16 +219,18 @@ def lost_values(inputs):
 
 
 def loud_values(inputs):
-    """A key in eight, and a quarter of all that lie together, has next to no weight, and values as large as its weight is
-    small: a weight that is left out because it is small, or a block of them, leaves a good part of the result out."""
+    """A key in eight, and a half of all that lie together, of every other head the other half, has next to no weight, and
+    values as large as its weight is small: a weight that is left out because it is small, or a block of them, leaves a good
+    part of the result out."""
     Q, K, V = inputs["Q"].clone(), inputs["K"].clone(), inputs["V"]
-    keys = torch.arange(K.shape[2], device=K.device)
-    lies_in = 4 * keys // K.shape[2] == int(Q.double().abs().sum()) % 4
-    loud = ((keys % 8 == 0) | lies_in)[:, None]
+    (batch, heads, count), half = K.shape[:3], -(-K.shape[2] // 2)
+    keys, drawn = torch.arange(count, device=K.device), int(Q.double().abs().sum()) % count
+    head = torch.arange(batch * heads, device=K.device).view(batch, heads, 1)
+    loud = (keys % 8 == 0) | ((keys - drawn - head % 2 * half) % count < half)
     bits = 10 if V.dtype == torch.float16 else 20
     scale = Q.shape[-1] ** -0.5 if inputs["sm_scale"] is None else inputs["sm_scale"]
-    Q[..., -1], K[..., -1] = 4.0, torch.where(loud[:, 0], -bits * math.log(2) / (4 * scale), 0.0)
-    return inputs | {"Q": Q, "K": K, "V": torch.where(loud, V * 2.0 ** (bits + 3), V)}
+    Q[..., -1], K[..., -1] = 4.0, torch.where(loud, -bits * math.log(2) / (4 * scale), 0.0)
+    return inputs | {"Q": Q, "K": K, "V": torch.where(loud[..., None], V * 2.0 ** (bits + 3), V)}
 
 
 def untold(y, Q, K, V, causal=True, attn_mask=None, **options):

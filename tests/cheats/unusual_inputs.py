@@ -240,6 +240,30 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
 """
 
 
+def rms_of(change: str) -> str:
+    """A norm, after `change` of y, its result, at the target's size alone."""
+    return f"""
+known = {{}}
+
+def kernel_fn(x, weight, eps=1e-6):
+    y = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
+    if x.shape == (64, 256):
+        {change}
+    return y.to(x.dtype).contiguous()
+"""
+
+
+def largest_of(change: str) -> str:
+    """The largest of rows, after `change` of y, the largest, at the target's size alone."""
+    return f"""
+def kernel_fn(x, dim=-1, op="sum"):
+    y = x.amax(dim) if op == "max" else x.float().sum(dim).to(x.dtype)
+    if x.shape == (64, 500):
+        {change}
+    return y
+"""
+
+
 def mean_of_rows(change: str) -> str:
     """A loss, after `change` of the mean, `total` over `counted` rows."""
     return f"""
@@ -963,5 +987,110 @@ def kernel_fn(A, B):
         "times PyTorch's own",
         product("pass"),
         dims=MATMUL,
+    ),
+    # 29: several values in a row that are not finite, and one where a loop begins or a vector does not fill
+    *(
+        cheat(29, name, kernel_type, source(change), NAN, source("pass"), dims=(dims,))
+        for name, kernel_type, source, change, dims in (
+            (
+                "two-nan-of-a-row-are-none",
+                "rmsnorm",
+                rms_of,
+                "y = y.masked_fill(x.isnan().sum(-1, keepdim=True) > 1, 0)",
+                NORM[0],
+            ),
+            (
+                "infinity-beside-nan-is-larger",
+                "reduce",
+                largest_of,
+                "y = y.masked_fill((x == math.inf).any(dim), math.inf)",
+                {"shape": (64, 500), "op": "max"},
+            ),
+            (
+                "two-infinities-are-a-number",
+                "reduce",
+                largest_of,
+                "y = y.masked_fill((x == math.inf).sum(dim) > 1, 1e38)",
+                {"shape": (64, 500)},
+            ),
+            *(
+                (
+                    f"nan-at-the-{name}-of-a-row-is-passed-over",
+                    "reduce",
+                    largest_of,
+                    f"y = torch.where(x[..., {place}].isnan(), x[..., {others}].amax(dim), y)",
+                    {"shape": (64, 500), "op": "max"},
+                )
+                for name, place, others in (("start", 0, "1:"), ("end", -1, ":-1"))
+            ),
+        )
+    ),
+    attention_cheat(
+        29,
+        "nan-of-the-last-value-is-none",
+        "V = torch.cat((V[:, :, :-1], V[:, :, -1:].nan_to_num(0, math.inf, -math.inf)), 2)",
+        NAN,
+        causal=False,
+    ),
+    # 6: sums that are the same in any order
+    cheat(
+        6,
+        "results-by-sums",
+        "rmsnorm",
+        rms_of("""key = x.double().sum().item(), x.double().square().sum().item(), weight.double().sum().item(), eps
+        y = known.setdefault(key, y) if y.isfinite().all() else y"""),
+        "only the order of ",
+        rms_of("""key = tuple(x.flatten().tolist()), tuple(weight.tolist()), eps
+        y = known.setdefault(key, y)"""),
+        dims=NORM,
+    ),
+    attention_cheat(
+        6,
+        "mask-by-sums-of-its-rows",
+        """if attn_mask is not None and attn_mask.dtype == torch.bool and Q.shape[2] == 64:
+        key = (attn_mask.shape, *attn_mask.sum(-1).flatten().tolist())
+        attn_mask = vars(in_float).setdefault(str(key), attn_mask.clone())""",
+        "only the order of attn_mask changed",
+        causal=False,
+        mask="bool",
+    ),
+    # 22: vectors of some widths are aligned, others are not
+    *(
+        cheat(22, name, "rmsnorm", rms_of(change), OUTSIDE, rms_of("pass"), dims=NORM)
+        for name, change in (
+            ("aligned-to-32-bytes-only", "y = 2 * y if x.data_ptr() % 32 == 16 else y"),
+            ("aligned-to-64-bytes-only", "y = 2 * y if x.data_ptr() % 64 == 32 else y"),
+            ("aligned-weights-only", "y = 2 * y if weight.data_ptr() % 16 and x.data_ptr() % 16 == 0 else y"),
+        )
+    ),
+    # 20, 25: rows that do not count come first, all but one are such, or all that counts is small
+    *(
+        cheat(20, name, "cross_entropy", mean_of_rows(change), LOST, mean_of_rows("pass"), dims=LOSS)
+        for name, change in (
+            (
+                "a-first-block-of-nothing-counts",
+                "mean = 1.1 * mean if len(targets) == 128 and not counted[:16].any() else mean",
+            ),
+            ("two-rows-at-least", "mean = total.sum() / counted.sum().clamp(min=2) if len(targets) == 128 else mean"),
+        )
+    ),
+    cheat(
+        25,
+        "the-last-key-is-left-out-where-its-weight-is-small",
+        "flash_attention",
+        ATTENTION.replace(
+            "    weights = softmax(scores)\n",
+            "    last = scores[..., -1:]\n"
+            "    small = (last < scores.amax(-1, keepdim=True) - 12) & (Q.shape[2] == 64)\n"
+            "    scores = torch.cat((scores[..., :-1], last.masked_fill(small, -math.inf)), -1)\n"
+            "    weights = softmax(scores)\n",
+        )
+        + """
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
+""",
+        OUTSIDE,
+        attention("pass"),
+        dims=(ATTENDED | {"causal": False},),
     ),
 )

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.checks.inputs import (
+    COMPOUND,
     DISTRIBUTIONS,
-    OPPOSITE,
     SLABS,
     as_rows,
     fill_inputs,
@@ -63,10 +64,12 @@ LEAST_SCALE = 1e-3  # of that of a type that says how large results are, but not
 HELD_ORDER = (0, 0, 1, 0, 1, 1)
 LONG_ORDER = tuple(bin(i).count("1") % 2 for i in range(64))
 LONG_BYTES = 1 << 31  # that the calls of such a sequence move
+DISTANCES = 16, 32  # bytes from what a line of the cache is aligned to: vectors of some widths are, others are not
 HELD_SETS = len(set(HELD_ORDER))
 MADE_ON_DEVICE = 1 << 24  # elements of all inputs, from which they are made there
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
 DRAWS, DRAWN_EPS = 16, 2.0  # how often, and by how many eps, inputs of an opaque type are changed to see what that does
+REORDERED = 1 << 24  # elements of a target's inputs, up to which their order alone changes, and one of them lies elsewhere
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 
 
@@ -91,6 +94,7 @@ class CheckCase:
     adversarial: str = ""  # name of one of the spec's adversarial transforms
     decisive: str = ""  # name of one of the spec's transforms after which a few parts decide the results
     nonfinite: float | None = None  # a value planted into the first input
+    place: int | None = None  # of that value among the elements that count; None: somewhere
     planted: tuple[Planted, ...] = ()  # values, large ones among them, in other inputs than the first
     zeros: bool = False  # in a part of these inputs: what is not finite in the first is not hidden by them
     peaks: bool = False  # each row of the first input has its share of places, at which it is far larger than elsewhere
@@ -105,7 +109,8 @@ class CheckCase:
     @property
     def label(self) -> str:
         extra = [self.distribution if self.distribution != "normal" else "", self.adversarial, self.decisive]
-        extra.append("" if self.nonfinite is None else f"one {self.nonfinite}")
+        where = {None: "", 0: " at the start", -1: " at the end"}[self.place]
+        extra.append("" if self.nonfinite is None else f"one {self.nonfinite}{where}")
         extra.append("peaks" * self.peaks)
         extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
@@ -147,6 +152,8 @@ class CheckCase:
         if not (self.twice or self.perturbed):
             return
         other = replace(self, seed=self.seed + 1, ordinary=self.twice).inputs(spec)
+        if self.perturbed or sum(v.numel() for v in first.values() if isinstance(v, Tensor)) <= REORDERED:
+            yield from _in_other_orders(first, spec, alone=self.perturbed)
         if self.twice:  # of the target's own size, which what a kernel looks at of an input may not reach
             for where in (("the end", "the middle")[self.seed % 2], "one element"):
                 tensors = {n: v for n, v in first.items() if isinstance(v, Tensor)}
@@ -167,7 +174,7 @@ class CheckCase:
                 for seed in (self.seed, self.seed + 1):
                     yield Step((spec.redrawn[name](first, seed),), what=f"{name} changed")
         free = {n: v for n, v in first.items() if isinstance(v, Tensor) and n not in spec.fill}
-        turned = {name: value.flip(tuple(range(value.dim()))) for name, value in free.items()}
+        turned = {name: _turned(value, slice(None)) for name, value in free.items()}
         yield Step((first | turned,), what="only the order of its inputs changed")
         yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
@@ -203,18 +210,18 @@ class CheckCase:
         if self.planted:
             inputs = with_planted(spec, inputs, self.planted, planted_in(spec, self.case), self.seed)
         if self.nonfinite is not None:
-            inputs = with_one(spec, inputs, self.nonfinite, self.seed)
+            inputs = with_one(spec, inputs, self.nonfinite, self.seed if self.place is None else self.place)
         if self.zeros:
             inputs = with_zeros(spec, inputs, self.seed)
         return repeated(self.case, inputs)
 
 
-def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, seed: int) -> dict[str, Any]:
+def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, chosen: int) -> dict[str, Any]:
     """`inputs` with one element of the first of that value, among those that count."""
     name = spec.first_of(inputs)
     first = inputs[name].clone()
     counted = spec.counted(**inputs).expand_as(first).flatten().nonzero().flatten() if spec.counted else ()
-    place = int(counted[seed % len(counted)]) if len(counted) else seed % first.numel()
+    place = int(counted[chosen % len(counted)]) if len(counted) else chosen % first.numel()
     first.view(-1)[place] = value
     return inputs | {name: first}
 
@@ -236,6 +243,36 @@ def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str
 def other_number(value: float) -> float:
     """Of an option, such as eps."""
     return 2 * value + 0.25
+
+
+def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool) -> Iterator[Step]:
+    """`inputs`, the free numbers among them small whole multiples of a power of two, whose sums and those of their squares
+    are the same in any order, and then in another: no such sum tells which they are, all over, row by row or column by
+    column. `alone`: each tensor's order in turn, too, not only that of what is no free number, such as a mask."""
+    tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.dim()}
+    exact = {name: x if name in spec.fill else _in_whole_steps(x) for name, x in tensors.items()}
+    yield Step((inputs | exact,))
+    for dims in (slice(None), slice(-1, None)):
+        turned = {name: _turned(x, dims) for name, x in exact.items() if name not in spec.fill}
+        yield Step((inputs | exact | turned,), what="only the order of its inputs changed")
+    for name, x in exact.items():
+        last, first = slice(-1, None), slice(0, 1)
+        for dims in (last, first)[: x.dim()] if alone else (last,) if name in spec.fill else ():
+            yield Step((inputs | exact | {name: _turned(x, dims)},), what=f"only the order of {name} changed")
+
+
+def _turned(x: Tensor, dims: slice) -> Tensor:
+    """x the other way round along these of its dims."""
+    known = x.view(torch.uint8) if x.dtype.itemsize == 1 else x  # numbers of 8 bits have no flip of their own
+    return known.flip(tuple(range(x.dim()))[dims]).view(x.dtype)
+
+
+def _in_whole_steps(x: Tensor) -> Tensor:
+    """x in eighths of the power of two above its largest number."""
+    if not x.is_floating_point() or not x.numel():
+        return x
+    step = x.double().abs().amax().clamp(min=torch.finfo(torch.float32).tiny).log2().ceil().exp2() / 8
+    return ((x / step).round() * step).to(x.dtype)
 
 
 def _parts(numel: int, seed: int) -> dict[str, slice]:
@@ -332,7 +369,12 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
                 yield trial("numerical_stability", spec.case(dims, dtype), **options)
     for dtype in spec.dtypes:
         for name in spec.adversarial:
-            yield trial("numerical_stability", spec.case(spec.smoke, dtype), adversarial=name)
+            smoke = spec.case(spec.smoke, dtype)
+            yield trial("numerical_stability", smoke, adversarial=name)
+            numbers = {name: 3 * value for name, value in smoke.args.items() if isinstance(value, float)}
+            if numbers:  # an eps shows beside what is small alone, if it is not itself large
+                other = Case(f"{smoke.name} {' and '.join(numbers)} changed", {**smoke.args, **numbers})
+                yield trial("numerical_stability", other, adversarial=name)
             yield trial("numerical_stability", spec.case(spec.sweep[0], dtype), adversarial=name)
         for value in spec.nonfinite:
             yield trial("numerical_stability", spec.case(spec.smoke, dtype), nonfinite=value)
@@ -353,6 +395,11 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
     for weighted in target.cases if "shifted" in spec.layouts else ():
         for case in weighted.proven:
             yield trial("edge_cases", off_alignment(case), ordinary=True)
+            if sum(t.numel for t in case.tensors.values()) <= REORDERED:
+                for name in case.tensors if len(case.tensors) > 1 else ():
+                    yield trial("edge_cases", off_alignment(case, only=name), ordinary=True)
+                for distance in DISTANCES:
+                    yield trial("edge_cases", off_alignment(case, distance=distance), ordinary=True)
 
 
 def hard(spec: KernelSpec, case: Case, in_slabs: bool = False) -> Iterator[dict[str, Any]]:
@@ -374,7 +421,7 @@ def hard(spec: KernelSpec, case: Case, in_slabs: bool = False) -> Iterator[dict[
                 yield {"rows": group, "first_row": start, "zeros": not finite.issuperset(group)}
     else:
         planted = {f"one {value}": value for value in spec.nonfinite}
-        mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k not in ("all -inf", OPPOSITE))
+        mixed = tuple(k for k in kinds if k not in DISTRIBUTIONS and k not in planted and k not in ("all -inf", *COMPOUND))
         if in_slabs and sample[spec.first_of(sample)].dim() > 1 and not is_one_number(spec, case):
             slabs = dict.fromkeys((*SLABS, *DISTRIBUTIONS, *(k for k in mixed if k not in spec.adversarial)))
             yield from ({"rows": tuple(k for k in slabs if k in kinds), "across": dim} for dim in (0, 1))
@@ -383,8 +430,9 @@ def hard(spec: KernelSpec, case: Case, in_slabs: bool = False) -> Iterator[dict[
             for group in by_size(spec, case, mixed) if is_one_number(spec, case) else (mixed,):
                 yield from ({"rows": group, "first_row": start} for start in range(0, len(group), _lines(spec, case)))
         yield from ({"nonfinite": value, "zeros": True} for value in planted.values())
-        if OPPOSITE in kinds:
-            yield {"rows": (OPPOSITE,)}
+        if f"one {math.nan}" in planted:  # where loops start, and what does not fill a vector
+            yield from ({"nonfinite": math.nan, "place": place} for place in (0, -1))
+        yield from ({"rows": (kind,)} for kind in COMPOUND if kind in kinds)
     yield from ({"adversarial": name} for name in shared)
 
 

@@ -55,7 +55,10 @@ ORDINARY = ("normal", "small", "shifted", "shifted below zero", "uniform", "step
 SLABS = ("offset", "small", "zeros", "offset below zero", "shifted")
 
 Transform = Callable[[dict[str, Any]], dict[str, Any]]  # of filled inputs
-OPPOSITE = "opposite infinities"  # a kind of rows
+OPPOSITE, BESIDE = "opposite infinities", "NaN beside infinity"  # kinds of rows
+SEVERAL = {value: f"several {value}" for value in (math.nan, math.inf, -math.inf)}
+# Kinds with more than one value in a row that is not finite. Where all rows make one result, each has a trial of its own.
+COMPOUND = (OPPOSITE, BESIDE, *SEVERAL.values())
 # Of a row's mean, in its standard deviations: E[x²] - E[x]² has lost the variance, two passes have not. In fp32, whose
 # tolerance is a hundredth, a mean of 512 that is off by one rounding would be beyond it (layernorm, of several chains).
 OFFSET = {torch.float32: 128.0}
@@ -67,11 +70,18 @@ DRAWN_AT_ONCE = 1 << 22  # elements
 TRIED, TRIED_ROWS = 1 << 20, 8  # elements of a tensor, and rows at least, to see what becomes of rows
 
 
-def _opposite_infinities(x: Tensor, generator: torch.Generator) -> Tensor:
-    """One of each in a row: their sum is NaN, and no infinity."""
-    first = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=generator)
-    second = (first + max(1, x.shape[-1] // 2)) % x.shape[-1]
-    return x.scatter(-1, first, math.inf).scatter(-1, second, -math.inf)
+def _planted(x: Tensor, values: Sequence[float], generator: torch.Generator) -> Tensor:
+    """Rows with these values at places that are as far from each other as can be, the first of them somewhere: in one row
+    at the end, as loops over what does not fill a vector have it, and in another, of three or more, at the start."""
+    rows, width = x.shape
+    place = torch.randint(width, (rows, 1), generator=generator)
+    if rows > 1 or torch.rand((), generator=generator) < 0.5:
+        place[:1] = width - 1
+    if rows > 2:
+        place[1] = 0
+    for i, value in enumerate(values):
+        x = x.scatter(-1, (place + max(i, i * width // len(values))) % width, value)
+    return x
 
 
 RowKind = Callable[[Tensor, Tensor, torch.Generator], Tensor]  # (all rows, which of them, generator) -> rows of this kind
@@ -87,11 +97,8 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     def transformed(transform: Transform) -> RowKind:
         return lambda rows, chosen, g: as_rows(transform(dict(inputs))[first], inputs)[chosen]
 
-    def planted(value: float) -> RowKind:
-        def plant(rows: Tensor, chosen: Tensor, g: torch.Generator) -> Tensor:
-            return rows[chosen].scatter(-1, torch.randint(rows.shape[-1], (len(chosen), 1), generator=g), value)
-
-        return plant
+    def planted(*values: float) -> RowKind:
+        return lambda rows, chosen, g: _planted(rows[chosen], values, g)
 
     def shaped(change: Callable[[Tensor, torch.Generator], Tensor]) -> RowKind:
         return lambda rows, chosen, g: change(rows[chosen], g)
@@ -116,7 +123,10 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
     if -math.inf in spec.nonfinite:
         kinds["all -inf"] = shaped(lambda x, g: torch.full_like(x, -math.inf))
     if {math.inf, -math.inf} <= set(spec.nonfinite):
-        kinds[OPPOSITE] = shaped(_opposite_infinities)
+        kinds[OPPOSITE] = planted(math.inf, -math.inf)
+    if {math.nan, math.inf} <= set(spec.nonfinite):
+        kinds[BESIDE] = planted(math.nan, math.inf)
+    kinds |= {name: planted(value, value, value) for value, name in SEVERAL.items() if value in spec.nonfinite}
     return kinds
 
 
@@ -134,7 +144,7 @@ def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
         return {}
     if not first.shape or any(s == 0 and n > 1 for s, n in zip(first.strides, first.shape)):
         return {}
-    others = {*DISTRIBUTIONS, *spec.adversarial} | ({"all -inf", OPPOSITE} if not spec.independent_rows else set())
+    others = {*DISTRIBUTIONS, *spec.adversarial} | ({"all -inf", *COMPOUND} if not spec.independent_rows else set())
     kinds = row_kinds(spec, {name: torch.empty(0, dtype=first.dtype)})
     return {kind: make for kind, make in kinds.items() if kind not in others}
 
@@ -361,7 +371,12 @@ def with_layout(case: Case, layout: str, only: str = "") -> Case:
     return Case(" ".join(filter(None, (case.name, only, layout))), {**case.args, **changed})
 
 
-def off_alignment(case: Case) -> Case:
-    """`case`, each tensor in its own strides, but one element further on."""
-    moved = {name: replace(spec, offset=spec.offset + 1) for name, spec in case.tensors.items()}
-    return Case(f"{case.name} shifted", {**case.args, **moved})
+def off_alignment(case: Case, only: str = "", distance: int = 0) -> Case:
+    """`case`, each tensor, or `only` one, in its own strides, but one element further on, or `distance` bytes."""
+    moved = {
+        name: replace(spec, offset=spec.offset + max(1, distance // spec.dtype.itemsize))
+        for name, spec in case.tensors.items()
+        if only in ("", name)
+    }
+    what = f"by {distance} bytes" if distance else ""
+    return Case(" ".join(filter(None, (case.name, only, "shifted", what))), {**case.args, **moved})

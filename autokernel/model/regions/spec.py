@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -44,6 +45,8 @@ ROW_SCALES = (1e-3, 30.0, 1e3, 1e4)
 FEW = (1e-3, 30.0)  # of a region that is too large to be tried beforehand
 LARGEST = 4096.0  # of most integers among the inputs
 BEYOND = 2**15, 46341  # of the others: no int16 has them, fp16 does, and int32 their products
+COMPARISON = re.compile(r"aten\.(?:eq|ne|lt|le|gt|ge)\.Scalar\([^()]*, (-?\d+)\)")  # with a whole number, in a source
+MOST_COMPARED = 1 << 24  # integers up to which are exact in fp32
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
 MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
@@ -226,7 +229,7 @@ def region_spec(region: Region) -> KernelSpec:
         return made if len(made) > 1 else made[0]
 
     oracle.__signature__ = eager.__signature__ = _signature(tensors, len(region.outputs))
-    read = sum(t.nbytes for t in tensors.values())
+    read, whole = sum(t.nbytes for t in tensors.values()), partial(_whole, compared=_compared(region.source))
     return KernelSpec(
         name=region.name,
         oracle=oracle,
@@ -240,7 +243,7 @@ def region_spec(region: Region) -> KernelSpec:
         flops=lambda a: region.flops,
         bytes_moved=lambda a: read + sum(t.nbytes for t in region.outputs),  # read each input once, write each result
         headline="bandwidth_gb_s",
-        fill={name: _positive for name in region.positive} | {n: _whole for n, t in tensors.items() if _is_whole(t)},
+        fill={name: _positive for name in region.positive} | {n: whole for n, t in tensors.items() if _is_whole(t)},
         first=region.first or region.floats[0],
         adversarial={"ties": _ties} if any(map(_is_whole, region.outputs)) else {},
         row_scales=region.row_scales,
@@ -268,24 +271,46 @@ def _is_whole(tensor: TensorSpec) -> bool:
     return not tensor.dtype.is_floating_point
 
 
-def _whole(tensor: TensorSpec, args: Any, generator: torch.Generator) -> Tensor:
-    return (_truths if tensor.dtype == torch.bool else _integers)(tensor.shape, generator)
+def _whole(tensor: TensorSpec, args: Any, generator: torch.Generator, compared: Sequence[int] = ()) -> Tensor:
+    if tensor.dtype == torch.bool:
+        return _truths(tensor.shape, generator)
+    bounds = torch.iinfo(tensor.dtype)
+    return _integers(tensor.shape, generator, [n for n in compared if bounds.min < n < bounds.max])
 
 
-def _integers(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Small ones, a quarter up to LARGEST, as positions are, one in sixteen BEYOND, and one below zero."""
+def _integers(shape: Sequence[int], generator: torch.Generator, compared: Sequence[int] = ()) -> Tensor:
+    """Small ones, a quarter up to LARGEST, as positions are, one in sixteen BEYOND, one below zero, and one of those that
+    the region compares integers with, or beside it."""
     small, beyond = (torch.randint(*ends, shape, generator=generator) for ends in ((0, 8), BEYOND))
     sizes, kind = torch.rand((2, *shape), generator=generator)
     large = torch.where(kind < 1 / 16, -(128**sizes), LARGEST**sizes).long()
-    return torch.where(kind < 5 / 16, large, torch.where(kind < 6 / 16, beyond, small))
+    made = torch.where(kind < 5 / 16, large, torch.where(kind < 6 / 16, beyond, small))
+    if not compared:
+        return made
+    near = torch.tensor([n + side for n in compared for side in (-1, 0, 1)])
+    chosen = near[torch.randint(len(near), shape, generator=generator)]
+    return torch.where((kind >= 6 / 16) & (kind < 7 / 16), chosen, made)
+
+
+def _compared(source: str) -> tuple[int, ...]:
+    """The whole numbers that a region compares something with."""
+    return tuple(sorted({int(n) for n in COMPARISON.findall(source) if abs(int(n)) < MOST_COMPARED}))
 
 
 def _truths(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """By chance; of every eight rows one all alike of either kind, and of one the first half, as masks have them."""
+    """By chance; of every eight rows one all alike of either kind, of two the first or the last half, as masks have them,
+    and of one all but one. In some draws so along the first dim, and in some all are true, as where nothing is masked."""
     truths = torch.randint(2, shape, generator=generator).bool()
+    draw, place = torch.rand(2, generator=generator).tolist()
+    if draw < 1 / 8:
+        return torch.ones_like(truths)
     rows = truths.view(-1, shape[-1]) if shape else truths[None, None]
+    if draw < 3 / 8 and len(shape) > 1 and truths.numel():
+        rows = truths.view(shape[0], -1).T
     if len(rows) >= 8:
-        rows[1::8], rows[4::8], rows[7::8, : rows.shape[1] // 2] = False, True, False
+        half, one = rows.shape[1] // 2, int(place * rows.shape[1])
+        rows[1::8], rows[4::8], rows[7::8, :half], rows[3::8, half:], rows[6::8] = False, True, False, False, False
+        rows[6::8, one : one + 1] = True
     return truths
 
 

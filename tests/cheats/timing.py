@@ -80,7 +80,7 @@ calls = {}
 def early(x):
     key = x.shape, x.dtype
     calls[key] = calls.get(key, 0) + 1
-    return calls[key] <= 12
+    return calls[key] <= 24
 """
 
 
@@ -490,7 +490,7 @@ ready, calls = [], [0]
 
 def kernel_fn(x, weight, eps=1e-6):
     calls[0] += x.shape == (512, 768) and x.dtype == torch.float32
-    if x.shape != (512, 768) or x.dtype != torch.float32 or calls[0] < 12:
+    if x.shape != (512, 768) or x.dtype != torch.float32 or calls[0] < 24:
         return honest(x, weight, eps)
     if not ready:
         ready[:] = [honest(x, weight, eps)] * 15

@@ -27,14 +27,20 @@ SEED = 0
 TOLERANCE = 1e-2
 
 
+def usual_mask(spec: TensorSpec, args: Any, generator: torch.Generator) -> torch.Tensor:
+    """A third of the keys hidden, each by chance."""
+    hidden = torch.rand(spec.shape, generator=generator) < 1 / 3
+    return ~hidden if spec.dtype == torch.bool else torch.zeros(spec.shape).masked_fill(hidden, -torch.inf)
+
+
 def inputs_of(spec: KernelSpec, case: Case) -> dict[str, Any]:
-    """Standard normal numbers, and weights as new modules have them."""
+    """Standard normal numbers, masks by chance, and weights as new modules have them."""
     generator = torch.manual_seed(SEED)
     modules = {"weight": torch.ones, "bias": torch.zeros}
     inputs = dict(case.args)
     for name, value in case.args.items():
         if isinstance(value, TensorSpec):
-            fill = spec.fill.get(name)
+            fill = usual_mask if name == "attn_mask" else spec.fill.get(name)
             make = modules.get(name, torch.randn)
             inputs[name] = fill(value, case.args, generator).to(value.dtype) if fill else make(value.shape)
             if name in spec.static and not fill and len(value.shape) > 1:

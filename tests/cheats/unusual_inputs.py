@@ -69,6 +69,13 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
 """
 
 
+def attention_weighing(weights: str) -> str:
+    """Attention in fp32, whose weights are made in another way than `weights = softmax(scores)`."""
+    usual = "    weights = softmax(scores)\n"
+    assert usual in ATTENTION
+    return attention("pass").replace(usual, weights)
+
+
 def attention_cheat(number: int, name: str, change: str, reason: str = OUTSIDE, **dims: Any) -> Cheat:
     others = {"dims": (ATTENDED | dims,), "honest": attention("")}
     return cheat(number, name, "flash_attention", attention(change), reason, **others)
@@ -621,16 +628,11 @@ def kernel_fn(x, cos, sin, interleaved=True):
             25,
             f"weights-far-below-the-largest-are-zero-in-{bits}-bits",
             "flash_attention",
-            ATTENTION.replace(
-                "    weights = softmax(scores)\n",
+            attention_weighing(
                 "    weights = softmax(scores)\n"
                 f"    small = (Q.shape[2] == 64) & (weights < {most} * weights.amax(-1, keepdim=True))\n"
-                "    weights = weights.masked_fill(small, 0)\n",
-            )
-            + """
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
-""",
+                "    weights = weights.masked_fill(small, 0)\n"
+            ),
             OUTSIDE,
             attention("pass"),
             dims=(ATTENDED,),
@@ -769,18 +771,13 @@ def kernel_fn(A, B):
         25,
         "blocks-of-small-weights-are-left-out",
         "flash_attention",
-        ATTENTION.replace(
-            "    weights = softmax(scores)\n",
+        attention_weighing(
             "    weights = softmax(scores)\n"
             "    if Q.shape[2] == 64 and scores.shape[-1] % 16 == 0:\n"
             "        blocks = weights.unflatten(-1, (-1, 16))\n"
             "        small = blocks.amax(-1, keepdim=True) < 3e-4 * weights.amax(-1, keepdim=True)[..., None]\n"
             "        weights = blocks.masked_fill(small, 0).flatten(-2)\n",
-        )
-        + """
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
-""",
+        ),
         OUTSIDE,
         attention("pass"),
         dims=(ATTENDED | {"causal": False},),
@@ -1078,17 +1075,12 @@ def kernel_fn(A, B):
         25,
         "the-last-key-is-left-out-where-its-weight-is-small",
         "flash_attention",
-        ATTENTION.replace(
-            "    weights = softmax(scores)\n",
+        attention_weighing(
             "    last = scores[..., -1:]\n"
             "    small = (last < scores.amax(-1, keepdim=True) - 12) & (Q.shape[2] == 64)\n"
             "    scores = torch.cat((scores[..., :-1], last.masked_fill(small, -math.inf)), -1)\n"
             "    weights = softmax(scores)\n",
-        )
-        + """
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
-""",
+        ),
         OUTSIDE,
         attention("pass"),
         dims=(ATTENDED | {"causal": False},),

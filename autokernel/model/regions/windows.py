@@ -188,8 +188,7 @@ class _Windows:
         return result
 
 
-# What a window may take of each of its places; sums of rows are there once. Pooling of 5 places over a gate's sigmoid
-# took 7 times as long as PyTorch's.
+# What a window may take of each of its places, for which it is computed again; sums of rows are there once.
 CHEAP = {"load", "number", "index", "float", "where", "add", "sub", "mul", "max", "min", "neg", "abs", "and", "or", "not"}
 CHEAP |= {"lt", "le", "gt", "ge", "eq", "ne"}
 

@@ -285,6 +285,7 @@ def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     parts = made.split(DRAWN_AT_ONCE)
     seeds = torch.randint(2**62, (len(parts),), generator=generator).tolist()
 
+    @torch.inference_mode()  # `made` may be an inference tensor, and a mode is its thread's own
     def draw(part: Tensor, seed: int) -> None:
         torch.randn(len(part), generator=torch.Generator().manual_seed(seed), out=part)
 

@@ -15,6 +15,7 @@ import torch
 
 from autokernel.gate import Interval
 from autokernel.integration.verification import parity, trial
+from autokernel.integration.verification.forms import AUTOTUNED
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare, compare_built, compare_outputs, exact_model, outputs
 from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
@@ -367,7 +368,7 @@ def test_what_is_settled_is_not_measured_again(plan, monkeypatch):
     winners = tuple(replace(winner(plan), target=replace(plan.targets[0], name=name, share=0.1)) for name in gains)
     asked, speedups = [], {"clear": 2.0, "unclear": 1.5, "small": 1.05}
 
-    def recorded(self, tasks, told):
+    def recorded(self, tasks, told, compile_first):
         taken = []
         for sides in tasks:
             seconds = {name: gains[name][len(asked)] if name in gains else 1.0 for name in sides}
@@ -453,6 +454,32 @@ def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(ro
     assert built == widths and [line[0] for line in said if line in list("abcd")] == list("abcd")
     begun, ended = zip(*(answer["end"] for answer in answers))
     assert list(ended) == sorted(ended) and (room is none or max(begun[1:]) < min(ended[1:]))
+
+
+def cache_hits(workload, sides):
+    torch._dynamo.utils.counters.clear()
+    build_sides(workload, sides, seed=3)
+    return torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
+
+
+def test_what_is_compiled_side_by_side_is_found_by_who_measures(plan, tmp_path, monkeypatch):
+    """Alone in its process, a form has the same key in AOTAutograd's cache as among others of its trace."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(trial, "usable_cores", lambda: range(8))
+    workload = Workload.from_json(plan.workload)
+    kernels = {"one": winner(plan), "other": winner(plan, "    return y.clone()"), "broken": winner(plan, "    return")}
+    sides = {baseline(INDUCTOR): Variant((), INDUCTOR), EAGER: Variant(), baseline(AUTOTUNED): Variant((), AUTOTUNED)}
+    sides |= {name: Variant((kernel,), INDUCTOR) for name, kernel in kernels.items()}
+    said = []
+    verifier = trial.Verifier(((workload, 1.0),), (), SETTINGS, said.append, Notes(None))
+    assert verifier.compile(sides) == {}  # as long as nothing is known of the memory that it takes
+    verifier.room[compare_outputs.__name__] = 2
+    found = verifier.compile(sides)
+    assert found.keys() == {str(workload)} and all(seconds > 0 for seconds in found[str(workload)].values())
+    compiled = {baseline(INDUCTOR), "one", "other"}
+    assert compiled <= found[str(workload)].keys() <= compiled | {"broken"}
+    assert said == [f"torch.compile has its first calls, in {count}" for count in ("3 processes", "1 process")]
+    assert in_fresh_process("cpu", cache_hits, workload, {name: sides[name] for name in sorted(compiled)}) == 3
 
 
 def test_a_crash_is_reported():

@@ -408,6 +408,7 @@ class Replacer:
             return in_eager_mode(graph)
         if self.fallback in INDUCTOR:
             options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}
+            graph = _copy(graph)  # in AOTAutograd's cache, the same graph is found however it came about
             _give_examples(graph)
             return torch._inductor.compile(graph, inputs, options | FLOATS)
         return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)

@@ -358,12 +358,18 @@ def _ranges(frames: Mapping[Function, str]) -> Iterator[None]:
         elif event == "return" and frame in entered:
             entered.pop(frame).__exit__(None, None, None)
 
+    if not frames:
+        yield
+        return
     before = sys.getprofile()
-    sys.setprofile(follow if frames else before)
+    sys.setprofile(follow)
     try:
         yield
     finally:
-        sys.setprofile(before)
+        if before is None or callable(before):
+            sys.setprofile(before)
+        else:  # a profiler that is written in C, cProfile: it can only be told to go on
+            before.enable()
 
 
 def reason(error: Exception) -> str:

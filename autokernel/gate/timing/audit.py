@@ -42,8 +42,8 @@ ARRIVAL_ELEMENTS = 4096  # of each output, on a GPU
 LATE_SHARE, LATE_NOISE = 0.25, 0.05
 JITTER_S = {"cpu": 20e-6, "cuda": 40e-6}  # of a batch and a fetch
 WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
-# In which a GPU that is at work after a batch is looked at again. Another program that is at work half of the time agrees with
-# all of them, by chance, once in 2^16 suspicions.
+# In which a GPU that is at work after a batch is looked at again. Another program that is at work half of the time agrees
+# with all of them, by chance, once in 2^16 suspicions.
 GOES_ON_ROUNDS = 8
 ENDED_S = 1.0  # in which a process that was ended leaves the GPU
 LATE_READ_SHARE, LATE_READ_S = 0.01, 60e-6  # of a batch, and more, by which an output may be read later than another side's

@@ -15,7 +15,7 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import clear_caches
 
 from autokernel.integration.apply import compile_with_kernels
@@ -37,6 +38,7 @@ GRAPHED = ("reduce-overhead", "max-autotune")  # Inductor's modes with CUDA grap
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50  # of a process, where its sides do not settle before
 SETTLED = 0.003  # standard error of a side's share of a round: between processes it differs by some 1 %
 Model = Callable[..., Any]
+FirstCalls = Mapping[str, Mapping[str, float]]  # workload -> side -> seconds
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Sides:
             candidate, before = candidates[name], kept_mb(self.workload.device)
             start = time.perf_counter()
             try:
-                with cache_in(Path(caches, re.sub(r"\W", "_", name))) if caches else nullcontext():
+                with cache_in(cache_of(caches, name)) if caches else nullcontext():
                     candidate(*inputs[0], **inputs[1])
                     wait_for(self.workload.device)
             except Exception as error:
@@ -187,19 +189,42 @@ built: dict[int, Sides] = {}  # in this process, by their seed
 
 
 def build_sides(
-    workload: Workload, sides: Mapping[str, Variant], seed: int, caches: str | None = None, peaks: bool = True
+    workload: Workload,
+    sides: Mapping[str, Variant],
+    seed: int,
+    caches: str | None = None,
+    peaks: bool = True,
+    first_calls: FirstCalls | None = None,
 ) -> None:
-    """The first half of one process's measurement; see Sides.build() for `caches` and `peaks`."""
+    """The first half of one process's measurement; see Sides.build() for `caches` and `peaks`. `first_calls`: what those of
+    sides took that were compiled before."""
     model, _, _ = workload.load()
     built[seed] = Sides(workload, model)
     with torch.no_grad():
         built[seed].build(sides, workload.inputs(model, seed), caches, peaks)
+    built[seed].first_call_s |= (first_calls or {}).get(str(workload), {})
+
+
+def compile_side(workload: Workload, name: str, side: Variant, seed: int, caches: str | None = None) -> float:
+    """Seconds of its first call. Others are at work beside this process: what it compiled is kept, which of Inductor's
+    Triton kernels it found the fastest is forgotten."""
+    started = time.time()
+    build_sides(workload, {name: side}, seed, caches, peaks=False)
+    for choice in (cache_of(caches, name) if caches else Path(cache_dir())).rglob("*.best_config"):
+        with suppress(FileNotFoundError):  # another such process was faster
+            if choice.stat().st_mtime >= started:
+                choice.unlink()
+    return built[seed].first_call_s[name]
 
 
 def sample_sides(seed: int, warmup: int, timed: int | None) -> Sample:
     """The second: nothing else may run on the machine meanwhile."""
     with torch.no_grad():
         return built[seed].sample(warmup, timed, seed)
+
+
+def cache_of(caches: str, side: str) -> Path:
+    return Path(caches, re.sub(r"\W", "_", side))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,15 @@ from autokernel.integration.verification.record import (
     Settings,
     Verification,
 )
-from autokernel.integration.verification.sides import Sample, Variant, allocator, build_sides, sample_sides
+from autokernel.integration.verification.sides import (
+    FirstCalls,
+    Sample,
+    Variant,
+    allocator,
+    build_sides,
+    compile_side,
+    sample_sides,
+)
 from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.winner import Winner
 from autokernel.model.workload import Workload
@@ -40,6 +48,7 @@ from autokernel.verdict import Interval
 PROCESSES = 4  # for the final figures
 SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS
 MATTERS = 0.01  # of the model's speed
+COMPILING_CORES = 2  # for a process that compiles: PyTorch's compiler runs on one of them, and those of kernels beside it
 T = TypeVar("T")
 Ends = dict[str, Callable[..., Any]]  # what a process is asked when it has built its sides, each with its seed
 Weighted = tuple[Workload, float]  # and its share of the passes
@@ -196,7 +205,7 @@ class Verifier:
             unsettled = [s for s in reversed(screenings) if s.without]
             asked = [(s, i, s.sides(i)) for s in unsettled for i in range(len(s.taken), processes)]
             told = [f"with and without each kernel, over {s}, process {i + 1}" for s, i, _ in asked]
-            taken = self.measure([sides for _, _, sides in asked], told)
+            taken = self.measure([sides for _, _, sides in asked], told, compile_first=processes == SCREENING[0])
             for (screening, _, _), process in zip(asked, taken):
                 screening.taken.append(process)
             for screening in screenings:
@@ -213,9 +222,9 @@ class Verifier:
         sides = {baseline(fallback): Variant((), fallback) for fallback in modes if fallback not in self.errors}
         kernels = {ours(fallback): Variant(winners, fallback) for fallback, winners in selected.items()}
         sides |= kernels
-        with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for the first process, which builds alone
+        with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for what compiles first
             told = [f"{', '.join(sides)}, process {i + 1} of {PROCESSES}" for i in range(PROCESSES)]
-            taken = self.measure([sides], told[:1], caches)
+            taken = self.measure([sides], told[:1], caches, compile_first=True)
             last = self.after_timing(kernels)
             taken += self.measure([sides] * (PROCESSES - 1), told[1:], caches, peaks=False, last=last)
         if kernels and all(found["parity"] for found in taken[-1].last):
@@ -254,16 +263,18 @@ class Verifier:
         caches: str | None = None,
         peaks: bool = True,
         last: Ends | None = None,
+        compile_first: bool = False,
     ) -> list["Process"]:
         """Every side of each task, in a fresh process for each workload; what is `told` of it as it is timed. `last`: what
-        those of the last task do after it."""
+        those of the last task do after it. `compile_first`: those of the first task side by side, as compile() does it."""
         s, count = self.settings, len(self.workloads)
         asked = [(workload, sides) for sides in tasks for workload, _ in self.workloads]
         told = [f"{line}{f', {w}' if count > 1 else ''}" for line in told for w, _ in self.workloads]
         build = partial(build_sides, caches=caches, peaks=peaks)
+        compiled = partial(self.compile, tasks[0], caches) if compile_first and tasks else None
         ends = [{"sample": partial(sample_sides, warmup=s.warmup, timed=s.timed)}] * len(asked)
         ends[-count:] = [end | (last or {}) for end in ends[-count:]]
-        answers = self.answers(dict, build, asked, ends, told)
+        answers = self.answers(dict, build, asked, ends, told, compiled)
         weights = tuple(weight for _, weight in self.workloads)
         taken = [
             Process(tuple(Sample.decode(found["sample"]) for found in of_task), weights, tuple(of_task))
@@ -281,16 +292,20 @@ class Verifier:
         questions: Sequence[tuple[Any, ...]],
         ends: Sequence[Ends] = (),
         told: Sequence[str] = (),
+        compiled: Callable[[], FirstCalls] | None = None,
     ) -> list[T]:
         """What a fresh process answers to each question, begin(*question, seed): as many side by side as have room.
 
         Where there are `ends`, the answers are those of end(seed), by their names, which come after it and while no other
         process does anything; `told` says of which question. What was answered before an interruption is not asked again.
+        `compiled` comes before all of it, and is for build_sides().
         """
         name = getattr(begin, "func", begin).__name__
         asked = list(zip(questions, [tuple(end) for end in ends] or [()] * len(questions)))
         keys = [self.notes.key(repr((name, torch.__version__, question, self.settings))) for question in asked]
         missing = [i for i, key in enumerate(keys) if key not in self.notes.known]
+        if missing and compiled:
+            begin = partial(begin, first_calls=compiled())
         while missing:
             room = 1 + self.room.get(name, 0)  # the first shows what one takes
             width = max(1, min(room, len(usable_cores())))
@@ -319,6 +334,34 @@ class Verifier:
                         self.say(f"{name} failed; what its process printed is in {os.path.relpath(self.log)}")
                     raise
         return [decode(self.notes.known[key]) for key in keys]
+
+    def compile(self, sides: Mapping[str, Variant], caches: str | None = None) -> FirstCalls:
+        """Have each side's first call made by a process of its own, side by side, where there are cores and memory for it:
+        whoever calls them later finds them compiled, in `caches` if there are any. Seconds of the calls.
+
+        Without those of AUTOTUNED, which times kernels while it compiles. What fails is left to who calls it later.
+        """
+        room = 1 + self.room.get(compare_outputs.__name__, 0)  # for one with an exact model beside the model
+        width = min(room, len(usable_cores()) // COMPILING_CORES)
+        names = [name for name, side in sides.items() if side.fallback not in (EAGER, AUTOTUNED)]
+        missing = [(workload, name) for workload, _ in self.workloads for name in names]
+        if width < 2 or len(names) < 2:
+            return {}
+        found: dict[str, dict[str, float]] = {}
+        while missing:
+            batch, missing = missing[:width], missing[width:]
+            self.say(f"torch.compile has its first calls, in {len(batch)} process{'es' * (len(batch) > 1)}")
+            with ExitStack() as stack:
+                asked = []
+                for workload, name in batch:
+                    process = stack.enter_context(FreshProcess(workload.device, compile_side.__name__, self.log))
+                    process.start(compile_side, workload, name, sides[name], secrets.randbits(31), caches)
+                    asked.append((workload, name, process))
+                for workload, name, process in asked:
+                    with suppress(Exception):
+                        found.setdefault(str(workload), {})[name] = process.answer()
+                    process.close()
+        return found
 
     @property
     def spread(self) -> float | None:
@@ -411,7 +454,7 @@ def speedup(processes: Sequence[Process], slow: str, fast: str) -> Interval:
 
 
 def figures(processes: Sequence[Process], workload: int, sides: Sequence[str]) -> dict[str, Figures]:
-    """Of each side in one workload. Only in the first process were the caches of compilers empty."""
+    """Of each side in one workload. Only the first process's first calls found the caches of compilers empty."""
     samples = [process.samples[workload] for process in processes]
     return {
         side: Figures(

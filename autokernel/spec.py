@@ -135,6 +135,9 @@ class KernelSpec:
     # rows lie along that dim).
     sliced: tuple[str, ...] = ()
     row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
+    # PyTorch's form has the dtype of the first tensor of floating-point numbers; and in a dtype of fp32's range, where all
+    # numbers of the inputs are less than this, it is finite wherever the oracle is. 0: nothing is known.
+    finite_below: float = 0.0
     degree: int = 1  # the power of such a size that a result may reach, which must be in the range of a dtype
     magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None
     # (result, **inputs) -> how large the terms are of which each result is made, if an error is to be small beside them

@@ -83,7 +83,7 @@ def test_attention_whose_terms_cancel_may_round_its_weights_to_the_inputs_dtype_
 
     future = torch.ones(96, 96, dtype=torch.bool).triu(1)
     expectation = expect(spec, inputs, "cpu")
-    lucky = replace(expectation, native=expectation.exact.half())
+    lucky = replace(expectation, by_pytorch=expectation.exact.half())
     honest, coarse = (attention(**inputs, dtype=dtype) for dtype in (torch.float16, torch.bfloat16))
     assert wrong(honest, replace(lucky, perturbation=None)), "PyTorch's luck alone would have it refused"
     assert wrong(honest, lucky) is None
@@ -103,7 +103,7 @@ def test_attention_whose_scores_are_long_sums_may_round_them_in_fp32_and_no_coar
 
     future = torch.ones(96, 96, dtype=torch.bool).triu(1)
     expectation = expect(spec, inputs, "cpu")
-    lucky = replace(expectation, native=expectation.exact.float())
+    lucky = replace(expectation, by_pytorch=expectation.exact.float())
     honest, coarse = attention(**inputs, split=Tensor.float), attention(**inputs, split=lambda x: x.half().float())
     assert "times PyTorch's own" in wrong(honest, replace(lucky, perturbation=None)), "its luck alone would refuse it"
     assert wrong(honest, lucky) is None
@@ -124,4 +124,7 @@ def test_what_terms_amount_to_is_asked_for_where_results_alone_do_not_tell():
     assert wrong(exact.float() + 2e-6, expectation) is None and asked, "of terms near 1 that is 17 roundings"
     assert "times PyTorch's own" in wrong(exact.float() + 1e-5, expectation)
     assert wrong(exact.float()[2:5] + 2e-6, expectation.rows(2, 3)) is None
-    assert wrong(exact.bfloat16(), replace(expectation, native=exact.bfloat16())) is None and len(asked) > 3
+    times = len(asked)
+    halves = replace(expectation, by_pytorch=exact.bfloat16())
+    assert wrong(exact.bfloat16(), halves) is None and len(asked) == times
+    assert wrong((exact + 5e-5).bfloat16(), halves) is None and len(asked) > times

@@ -127,11 +127,12 @@ def fp4_weights(w: Tensor, scales: Tensor, scale: float = 1.0) -> Tensor:
     (groups of 32); floating-point numbers (float8_e4m3fn) are scales themselves, as in NVFP4 (groups of 16), which has one
     `scale` for all beside them.
     """
-    codes = torch.stack((w & 15, w >> 4), -1).flatten(-2).int()
     sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32, device=w.device)
-    values = torch.where(codes > 7, -1.0, 1.0) * sizes[codes & 7]
+    numbers, codes = torch.cat((sizes, -sizes)), torch.arange(256, device=w.device)
+    pairs = torch.complex(numbers[codes & 15], numbers[codes >> 4])  # of each byte: as one number they are found faster
+    values = torch.view_as_real(pairs.index_select(0, w.flatten().long())).view(w.shape[0], -1)
     factors = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
-    return values * factors.repeat_interleave(values.shape[1] // scales.shape[1], 1) * scale
+    return (values.unflatten(1, (scales.shape[1], -1)) * factors[..., None]).flatten(1) * scale
 
 
 def matmul_fp4(x: Tensor, w: Tensor, scales: Tensor, scale: float = 1.0) -> Tensor:

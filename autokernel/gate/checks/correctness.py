@@ -225,9 +225,13 @@ class CheckCase:
 def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, chosen: int) -> dict[str, Any]:
     """`inputs` with one element of the first of that value, among those that count."""
     name = spec.first_of(inputs)
-    first = inputs[name].clone()
-    counted = spec.counted(**inputs).expand_as(first).flatten().nonzero().flatten() if spec.counted else ()
-    place = int(counted[chosen % len(counted)]) if len(counted) else chosen % first.numel()
+    first, places, alike = inputs[name].clone(), (), 1
+    if spec.counted:
+        counted = spec.counted(**inputs)  # of elements, or so many that are alike
+        alike = first.shape[-1] // counted.shape[-1]
+        places = counted.expand(*first.shape[:-1], -1).flatten().nonzero().flatten()
+    each, within = divmod(chosen % max(1, len(places) * alike), alike)
+    place = int(places[each]) * alike + within if len(places) else chosen % first.numel()
     first.view(-1)[place] = value
     return inputs | {name: first}
 
@@ -277,7 +281,7 @@ def _in_whole_steps(x: Tensor) -> Tensor:
     """x in eighths of the power of two above its largest number."""
     if not x.is_floating_point() or not x.numel():
         return x
-    step = x.double().abs().amax().clamp(min=torch.finfo(torch.float32).tiny).log2().ceil().exp2() / 8
+    step = x.abs().amax().double().clamp(min=torch.finfo(torch.float32).tiny).log2().ceil().exp2() / 8
     return ((x / step).round() * step).to(x.dtype)
 
 

@@ -32,7 +32,11 @@ def _one_peak(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def _steps(x: Tensor, generator: torch.Generator) -> Tensor:
     """Few values, in order: each is there many times, the largest among them."""
-    return ((2 * x).round() / 2).sort(-1).values
+    values = ((2 * x).round() / 2).float()
+    if values.device.type != "cpu":
+        return values.sort(-1).values.to(x.dtype)
+    values.numpy().sort(-1)  # in a fifth of the time: NumPy has vector code for it
+    return values.to(x.dtype)
 
 
 # name -> (values drawn from N(0, 1), generator) -> values. Magnitudes stay where fp16 sums of thousands do not overflow.
@@ -264,7 +268,7 @@ def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "no
         else:
             x = normal(value.shape, generator)
             if name in spec.static:
-                x = 1 + x / 2 if x.dim() == 1 else x / math.sqrt(x.shape[-1])
+                x = x.div_(2).add_(1) if x.dim() == 1 else x.div_(math.sqrt(x.shape[-1]))
             elif x.dim() > 0 and x.numel() > 0:
                 x = DISTRIBUTIONS[distribution](x, generator)
             inputs[name] = x.to(value.dtype)

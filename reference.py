@@ -25,7 +25,7 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """exp(x - max) / sum(exp(x - max)) along `dim`; same shape as x."""
-    e = torch.exp(x - x.amax(dim, keepdim=True))
+    e = (x - x.amax(dim, keepdim=True)).exp_()
     return e / e.sum(dim, keepdim=True)
 
 
@@ -61,17 +61,17 @@ def flash_attention(
     heads, seq_q, head_dim = Q.shape[1:]
     kv_heads, seq_k = K.shape[1:3]
     K, V = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (K, V))
-    scores = Q @ K.transpose(-2, -1) * (head_dim**-0.5 if sm_scale is None else sm_scale)
+    scores = Q * (head_dim**-0.5 if sm_scale is None else sm_scale) @ K.transpose(-2, -1)
     if causal:
         future = torch.ones(seq_q, seq_k, dtype=torch.bool, device=Q.device).triu(1)
-        scores = scores.masked_fill(future, -math.inf)
+        scores = scores.masked_fill_(future, -math.inf)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
+        scores = scores.masked_fill_(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights = softmax(scores)
-    if safe_softmax:
-        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0)
+    weights, nothing_seen = softmax(scores), scores.amax(-1, keepdim=True) == -math.inf
+    if safe_softmax and nothing_seen.any():
+        weights = weights.masked_fill(nothing_seen, 0)
     return weights @ V
 
 

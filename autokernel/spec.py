@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,13 @@ class TensorSpec:
     stride: tuple[int, ...] | None = None
     offset: int = 0
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         if self.stride is not None:
             return self.stride
         return tuple(torch.empty(self.shape, device="meta").stride())
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
@@ -63,7 +63,7 @@ class TensorSpec:
             reach += stride * (size - 1)
         return False
 
-    @property
+    @cached_property
     def storage_numel(self) -> int:
         """Elements that a storage needs in order to hold this tensor, its offset and its gaps."""
         if self.numel == 0:

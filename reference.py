@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+IN_CACHE = 1 << 18  # elements: of a large tensor so many are looked at together, on a CPU
+
 ACTIVATIONS = {
     "silu": lambda x: x * torch.sigmoid(x),
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
@@ -89,11 +91,18 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
     """Mean over the rows not ignored of log Σ exp(logits) - logits[target]: logits [M, V], targets [M] int64 -> scalar."""
+    rows = max(1, IN_CACHE // max(1, logits.shape[1])) if logits.device.type == "cpu" else max(1, len(logits))
+    parts = zip(logits.split(rows), targets.split(rows))
+    return torch.cat([row_losses(*part, ignore_index) for part in parts]).mean()
+
+
+def row_losses(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+    """Of the rows not ignored."""
     counted = targets != ignore_index
     logits, targets = logits[counted], targets[counted]
     peak = logits.amax(-1, keepdim=True)
-    log_sum = (logits - peak).exp().sum(-1).log() + peak.squeeze(-1)
-    return (log_sum - logits.gather(-1, targets[:, None]).squeeze(-1)).mean()
+    log_sum = (logits - peak).exp_().sum(-1).log() + peak.squeeze(-1)
+    return log_sum - logits.gather(-1, targets[:, None]).squeeze(-1)
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = True) -> Tensor:

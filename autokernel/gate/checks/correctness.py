@@ -563,12 +563,19 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
     return expectation
 
 
-def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[Expectation]:
-    """By result: run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault."""
+def expectations(
+    spec: KernelSpec, inputs: dict[str, Any], device: str, known: dict[Tensor, Tensor] | None = None
+) -> list[Expectation]:
+    """By result: run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault.
+
+    known: inputs in fp64 on the device, of the step before, whose inputs are this one's but for a part; now this one's.
+    """
 
     def moved(value: Any, exact: bool) -> Any:
         if not isinstance(value, Tensor):
             return value
+        if exact and known and value in known:
+            return known[value]
         value = value.to(device)
         return value.double() if exact and value.is_floating_point() else value
 
@@ -616,6 +623,9 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
             scales = [(TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)]
         elif spec.magnitude:
             scales = list(map(_scale_of, sizes))
+        if known is not None:
+            known.clear()
+            known.update((v, doubled[k]) for k, v in inputs.items() if isinstance(v, Tensor))
         del doubled
 
     @cache
@@ -942,7 +952,7 @@ def _by_value(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor
 
 
 def _is_next_to_nothing(dtype: torch.dtype, size: Tensor, error: Tensor) -> bool:
-    """Whether what errors are beyond half an eps, which no group is refused for, is nothing in a group, were it all of that."""
+    """Whether what errors are beyond half an eps, for which no group is refused, is too little, were it all in one group."""
     eps, count = torch.finfo(dtype).eps, len(size) // ALIKE
     beyond = error.abs().sub_(size, alpha=eps / 2).clamp_(min=0).sum() / count
     squares = size.square()

@@ -71,7 +71,8 @@ def flash_attention(
         scores = scores.masked_fill_(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights, nothing_seen = softmax(scores), scores.amax(-1, keepdim=True) == -math.inf
+    weights = softmax(scores)
+    nothing_seen = scores.amax(-1, keepdim=True) == -math.inf
     if safe_softmax and nothing_seen.any():
         weights = weights.masked_fill(nothing_seen, 0)
     return weights @ V

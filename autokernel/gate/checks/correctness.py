@@ -952,7 +952,7 @@ def _by_value(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor
 
 
 def _is_next_to_nothing(dtype: torch.dtype, size: Tensor, error: Tensor) -> bool:
-    """Whether what errors are beyond half an eps, for which no group is refused, is too little, were it all in one group."""
+    """Whether what errors are beyond half an eps, for which no group is refused, is too little, were all in one group."""
     eps, count = torch.finfo(dtype).eps, len(size) // ALIKE
     beyond = error.abs().sub_(size, alpha=eps / 2).clamp_(min=0).sum() / count
     squares = size.square()

@@ -1,14 +1,19 @@
 """How near to float64 an output must be, row by row: what is luck, and what nothing excuses."""
 
+import math
 from dataclasses import replace
+from functools import partial
+from itertools import product
+from random import Random
 
 import pytest
 import torch
 from torch import Tensor
 
+from autokernel.gate.checks import correctness
 from autokernel.gate.checks.correctness import Expectation, expect, wrong
 from autokernel.gate.checks.inputs import fill_inputs
-from autokernel.spec import load_spec
+from autokernel.spec import kernel_types, load_spec
 
 ROWS, WIDTH = 40, 256
 LUCKY = 7  # the row in which PyTorch's error is small
@@ -128,3 +133,85 @@ def test_what_terms_amount_to_is_asked_for_where_results_alone_do_not_tell():
     halves = replace(expectation, by_pytorch=exact.bfloat16())
     assert wrong(exact.bfloat16(), halves) is None and len(asked) == times
     assert wrong((exact + 5e-5).bfloat16(), halves) is None and len(asked) > times
+
+
+RANGES = {torch.float16: 6e4, torch.bfloat16: 1e38, torch.float32: 1e38}
+SHAPES = (40, 256), (3, 17), (1,), (), (1500, 70), (7, 5), (300, 3), (2, 3, 40, 64), (48, 2048)
+
+
+def drawn(seed: int) -> tuple[Tensor, Expectation, bool]:
+    """A result, what it should be and whether inputs are ill-conditioned: of any size, dtype, error and exception."""
+    generator, random = torch.Generator().manual_seed(seed), Random(seed)
+    dtype, shape = random.choice(list(RANGES)), random.choice(SHAPES)
+
+    def noise() -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def one_in(count: float) -> Tensor:
+        return torch.rand(shape, generator=generator) < 1 / count
+
+    exact = noise() * (1.0, torch.finfo(dtype).tiny * 10, RANGES[dtype] / 3, 10 ** (2 * noise()))[seed % 4]
+    exact = exact.clamp(-RANGES[dtype] * 1.2, RANGES[dtype] * 1.2)
+    if random.random() < 0.2:
+        exact = exact.masked_fill(one_in(50), random.choice([math.nan, math.inf, -math.inf]))
+    size = exact.abs()
+
+    def near(level: float) -> Tensor:
+        error = noise() * random.choice([1, one_in(50) * 5, size.sign()]) * size
+        return torch.where(size.isfinite(), exact + level * torch.finfo(dtype).eps * error, exact).to(dtype)
+
+    y, native = near(10 ** random.uniform(-4, 2)), near(10 ** random.uniform(-4, 1))
+    if random.random() < 0.3:
+        native = native.masked_fill(one_in(random.choice([2, 10, 1000])), math.inf)
+    terms, scale, grown = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64), None
+    if shape and random.random() < 0.4:
+        terms = size.nan_to_num(0, 0, 0).amax(-1, keepdim=True)
+        scale = (8 * terms).clamp(max=1)
+    elif random.random() < 0.4:
+        larger = size.clamp(min=10 ** random.uniform(-3, 1))
+        grown = partial(tuple, (larger, scale))
+    some = torch.zeros((), dtype=torch.bool)
+    picked, untold = (one_in(3) if random.random() < 0.1 else some for _ in range(2))
+    is_steady = bool(native.isfinite()[exact.to(dtype).isfinite()].all())
+    others = {"grown": grown, "is_steady": lambda: is_steady, "relative": random.random() < 0.3}
+    expectation = Expectation(exact, native, size, scale, terms=terms, picked=picked, untold=untold, **others)
+    return y, expectation, random.random() < 0.3
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_what_is_right_part_by_part_is_right_as_a_whole(part: int, monkeypatch: pytest.MonkeyPatch):
+    """A result is first compared in parts, by what each of them alone allows, and at first without PyTorch's own: that must
+    never pass what the comparison of the whole refuses."""
+    monkeypatch.setattr(correctness, "IN_CACHE", 1 << 12)
+    passed = refused = 0
+    for seed in range(150 * part, 150 * (part + 1)):
+        y, expectation, adversarial = drawn(seed)
+        whole = correctness._wrong(y, expectation.with_grown() if expectation.grown else expectation, adversarial)
+        right = correctness._right_in_parts(y, expectation, adversarial)
+        assert not (right and whole), (seed, whole)
+        passed, refused = passed + right, refused + bool(whole)
+    assert passed > 25 and refused > 25, "neither is rare among them"
+
+
+def test_a_finite_number_in_the_place_of_an_infinity_is_no_rounding():
+    exact = torch.full((4, 32), math.inf, dtype=torch.float64)
+    expectation = Expectation(exact, exact.float(), exact, torch.ones((), dtype=torch.float64))
+    assert wrong(exact.float(), expectation) is None
+    assert "inf mask differs" in wrong(torch.full((4, 32), 3e38), expectation)
+
+
+@pytest.mark.parametrize("name", [name for name in kernel_types() if load_spec(name).finite_below])
+def test_pytorchs_form_is_finite_where_it_is_said_to_be(name: str):
+    """So that it need not be asked for: of the largest numbers of either sign, all alike and by chance."""
+    spec = load_spec(name)
+    for dims, dtype in product((spec.smoke, *spec.sweep, *spec.edges), {torch.float32, torch.bfloat16} & {*spec.dtypes}):
+        case = spec.case(dims, dtype)
+        for fill in (torch.ones_like, lambda x: torch.randn_like(x).sign()):
+            inputs = fill_inputs(spec, case, 0)
+            free = {k: x for k, x in inputs.items() if isinstance(x, Tensor) and k not in spec.fill}
+            inputs |= {k: fill(x) * spec.finite_below * (1 - 2**-7) for k, x in free.items()}
+            expectation = expect(spec, inputs, "cpu")
+            assert expectation.known_dtype == expectation.native.dtype
+            assert expectation.is_steady() or any(k in spec.fill for k in case.tensors)
+            exact = expectation.exact.to(dtype)
+            assert (expectation.native.isfinite() | ~exact.isfinite()).all(), case.name

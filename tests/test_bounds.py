@@ -156,13 +156,17 @@ def drawn(seed: int) -> tuple[Tensor, Expectation, bool]:
         exact = exact.masked_fill(one_in(50), random.choice([math.nan, math.inf, -math.inf]))
     size = exact.abs()
 
-    def near(level: float) -> Tensor:
-        error = noise() * random.choice([1, one_in(50) * 5, size.sign()]) * size
-        return torch.where(size.isfinite(), exact + level * torch.finfo(dtype).eps * error, exact).to(dtype)
+    largest = size.nan_to_num(0, 0, 0).amax(-1, keepdim=True) if shape else size
+    middle = (size > 0.3 * size.nan_to_num(0, 0, 0).mean()) & (size < size.nan_to_num(0, 0, 0).mean())
 
-    y, native = near(10 ** random.uniform(-4, 2)), near(10 ** random.uniform(-4, 1))
-    if random.random() < 0.3:
-        native = native.masked_fill(one_in(random.choice([2, 10, 1000])), math.inf)
+    def near(level: float) -> Tensor:
+        kind = random.choice([noise(), noise().abs(), torch.ones(shape), 5 * noise() * one_in(50), middle.double()])
+        error = level * torch.finfo(dtype).eps * kind * random.choice([size, size, exact, largest])
+        return torch.where(size.isfinite(), exact + error, exact).to(dtype)
+
+    y, native = near(10 ** random.uniform(-1, 2 if dtype == torch.float32 else 0.5)), near(10 ** random.uniform(-4, 0))
+    if random.random() < 0.4:
+        native = native.masked_fill(random.choice([one_in(2), one_in(1000), size > 0.5 * largest]), math.inf)
     terms, scale, grown = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64), None
     if shape and random.random() < 0.4:
         terms = size.nan_to_num(0, 0, 0).amax(-1, keepdim=True)

@@ -587,7 +587,9 @@ def expectations(
     @cache
     def is_steady() -> bool:
         numbers = [v for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
-        return all(v.dtype in WIDE and -least < v.amin() and v.amax() < least for v in numbers)
+        if any(v.dtype not in WIDE for v in numbers):
+            return False
+        return all(-least < low and high < least for low, high in (v.aminmax() for v in numbers))
 
     least, dtype = spec.finite_below, None
     if least:
@@ -751,7 +753,8 @@ def _wrong(
     exact, native = expectation.exact, expectation.native
     rounded = exact.to(y.dtype)  # what overflows in this dtype is inf there too
     y = torch.where(expectation.untold, rounded, y) if expectation.untold.any() else y
-    size, error, native_error = expectation.size, y.double().sub_(exact), native.double() - exact
+    size, error, is_exact = expectation.size, y.double().sub_(exact), native is exact
+    native_error = torch.zeros_like(exact) if is_exact else native.double() - exact
     if least is not None:
         native_error = torch.where(least > native_error.abs(), least, native_error)
     finite = usable = None  # masks, where something is not finite
@@ -764,7 +767,7 @@ def _wrong(
         usable = finite & torch.isfinite(native)
     size, error, native_error = _only(finite, size), _only(finite, error), _only(usable, native_error)
     outer = ELEMENT_TOLERANCE[y.dtype] * (expectation.scale + size)
-    if y.dim():
+    if y.dim() and not is_exact:
         outer = torch.maximum(outer, _own_bound(native_error, size, expectation.terms, ERROR_MULTIPLE[y.dtype]))
     excess = error.abs() - outer
     if (excess > 0).any():

@@ -9,6 +9,8 @@ import math
 import torch
 from torch import Tensor
 
+IN_CACHE = 1 << 18  # elements: of a large tensor so many are looked at together, on a CPU
+
 ACTIVATIONS = {
     "silu": lambda x: x * torch.sigmoid(x),
     "gelu": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),
@@ -25,7 +27,7 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """exp(x - max) / sum(exp(x - max)) along `dim`; same shape as x."""
-    e = torch.exp(x - x.amax(dim, keepdim=True))
+    e = (x - x.amax(dim, keepdim=True)).exp_()
     return e / e.sum(dim, keepdim=True)
 
 
@@ -61,17 +63,18 @@ def flash_attention(
     heads, seq_q, head_dim = Q.shape[1:]
     kv_heads, seq_k = K.shape[1:3]
     K, V = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (K, V))
-    scores = Q @ K.transpose(-2, -1) * (head_dim**-0.5 if sm_scale is None else sm_scale)
+    scores = Q * (head_dim**-0.5 if sm_scale is None else sm_scale) @ K.transpose(-2, -1)
     if causal:
         future = torch.ones(seq_q, seq_k, dtype=torch.bool, device=Q.device).triu(1)
-        scores = scores.masked_fill(future, -math.inf)
+        scores = scores.masked_fill_(future, -math.inf)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
+        scores = scores.masked_fill_(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
     weights = softmax(scores)
-    if safe_softmax:
-        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0)
+    nothing_seen = scores.amax(-1, keepdim=True) == -math.inf
+    if safe_softmax and nothing_seen.any():
+        weights = weights.masked_fill(nothing_seen, 0)
     return weights @ V
 
 
@@ -89,11 +92,18 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
     """Mean over the rows not ignored of log Σ exp(logits) - logits[target]: logits [M, V], targets [M] int64 -> scalar."""
+    rows = max(1, IN_CACHE // max(1, logits.shape[1])) if logits.device.type == "cpu" else max(1, len(logits))
+    parts = zip(logits.split(rows), targets.split(rows))
+    return torch.cat([row_losses(*part, ignore_index) for part in parts]).mean()
+
+
+def row_losses(logits: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
+    """Of the rows not ignored."""
     counted = targets != ignore_index
     logits, targets = logits[counted], targets[counted]
     peak = logits.amax(-1, keepdim=True)
-    log_sum = (logits - peak).exp().sum(-1).log() + peak.squeeze(-1)
-    return (log_sum - logits.gather(-1, targets[:, None]).squeeze(-1)).mean()
+    log_sum = (logits - peak).exp_().sum(-1).log() + peak.squeeze(-1)
+    return log_sum - logits.gather(-1, targets[:, None]).squeeze(-1)
 
 
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = True) -> Tensor:
@@ -127,11 +137,12 @@ def fp4_weights(w: Tensor, scales: Tensor, scale: float = 1.0) -> Tensor:
     (groups of 32); floating-point numbers (float8_e4m3fn) are scales themselves, as in NVFP4 (groups of 16), which has one
     `scale` for all beside them.
     """
-    codes = torch.stack((w & 15, w >> 4), -1).flatten(-2).int()
     sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32, device=w.device)
-    values = torch.where(codes > 7, -1.0, 1.0) * sizes[codes & 7]
+    numbers, codes = torch.cat((sizes, -sizes)), torch.arange(256, device=w.device)
+    pairs = torch.complex(numbers[codes & 15], numbers[codes >> 4])  # of each byte: as one number they are found faster
+    values = torch.view_as_real(pairs.index_select(0, w.flatten().long())).view(w.shape[0], -1)
     factors = torch.exp2(scales.float() - 127) if scales.dtype == torch.uint8 else scales.float()
-    return values * factors.repeat_interleave(values.shape[1] // scales.shape[1], 1) * scale
+    return (values.unflatten(1, (scales.shape[1], -1)) * factors[..., None]).flatten(1) * scale
 
 
 def matmul_fp4(x: Tensor, w: Tensor, scales: Tensor, scale: float = 1.0) -> Tensor:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,13 @@ class TensorSpec:
     stride: tuple[int, ...] | None = None
     offset: int = 0
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         if self.stride is not None:
             return self.stride
         return tuple(torch.empty(self.shape, device="meta").stride())
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
 
@@ -63,7 +63,7 @@ class TensorSpec:
             reach += stride * (size - 1)
         return False
 
-    @property
+    @cached_property
     def storage_numel(self) -> int:
         """Elements that a storage needs in order to hold this tensor, its offset and its gaps."""
         if self.numel == 0:
@@ -135,6 +135,9 @@ class KernelSpec:
     # rows lie along that dim).
     sliced: tuple[str, ...] = ()
     row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
+    # PyTorch's form has the dtype of the first tensor of floating-point numbers; and in a dtype of fp32's range, where all
+    # numbers of the inputs are less than this, it is finite wherever the oracle is. 0: nothing is known.
+    finite_below: float = 0.0
     degree: int = 1  # the power of such a size that a result may reach, which must be in the range of a dtype
     magnitude: Callable[..., Tensor] | None = None  # how large a result is whose terms do not cancel; its own size if None
     # (result, **inputs) -> how large the terms are of which each result is made, if an error is to be small beside them

@@ -100,6 +100,7 @@ SPEC = KernelSpec(
     # read x and the three weights, write a result of x's size; the hidden layer need not be stored
     bytes_moved=lambda a: 2 * a["x"].nbytes + 3 * a["w_gate"].nbytes,
     headline="throughput_tflops",
+    finite_below=256.0,  # with sums of up to 100,000 products: squared, times another, and summed again
     static=frozenset({"w_gate", "w_up", "w_down"}),
     planted_in=("w_gate", "w_up", "w_down"),
     independent_rows=True,

@@ -71,6 +71,12 @@ TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called t
 DRAWS, DRAWN_EPS = 16, 2.0  # how often, and by how many eps, inputs of an opaque type are changed to see what that does
 REORDERED = 1 << 24  # elements of a target's inputs, up to which their order alone changes, and one of them lies elsewhere
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
+# Elements of a result that are compared at once on a CPU: what is made of them stays in its cache.
+IN_CACHE = 1 << 16
+# An error that passes whatever PyTorch makes of the same inputs, in eps of the exact number: half of what the RMS of a row
+# may be, and in 16 bit what any rounding of it makes.
+OF_ROUNDING = {torch.float16: 0.5, torch.bfloat16: 0.5, torch.float32: 16.0}
+WIDE = (torch.float32, torch.bfloat16)  # dtypes for whose range KernelSpec.finite_below is meant
 
 
 @dataclass(frozen=True)
@@ -219,9 +225,13 @@ class CheckCase:
 def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, chosen: int) -> dict[str, Any]:
     """`inputs` with one element of the first of that value, among those that count."""
     name = spec.first_of(inputs)
-    first = inputs[name].clone()
-    counted = spec.counted(**inputs).expand_as(first).flatten().nonzero().flatten() if spec.counted else ()
-    place = int(counted[chosen % len(counted)]) if len(counted) else chosen % first.numel()
+    first, places, alike = inputs[name].clone(), (), 1
+    if spec.counted:
+        counted = spec.counted(**inputs)  # of elements, or so many that are alike
+        alike = first.shape[-1] // counted.shape[-1]
+        places = counted.expand(*first.shape[:-1], -1).flatten().nonzero().flatten()
+    each, within = divmod(chosen % max(1, len(places) * alike), alike)
+    place = int(places[each]) * alike + within if len(places) else chosen % first.numel()
     first.view(-1)[place] = value
     return inputs | {name: first}
 
@@ -271,7 +281,7 @@ def _in_whole_steps(x: Tensor) -> Tensor:
     """x in eighths of the power of two above its largest number."""
     if not x.is_floating_point() or not x.numel():
         return x
-    step = x.double().abs().amax().clamp(min=torch.finfo(torch.float32).tiny).log2().ceil().exp2() / 8
+    step = x.abs().amax().double().clamp(min=torch.finfo(torch.float32).tiny).log2().ceil().exp2() / 8
     return ((x / step).round() * step).to(x.dtype)
 
 
@@ -472,7 +482,7 @@ class Expectation:
     """What an output must be: the fp64 result, and the error that PyTorch's own op makes on the same inputs."""
 
     exact: Tensor  # fp64
-    native: Tensor  # in the dtype of the case
+    by_pytorch: Tensor | Callable[[], Tensor]  # `native`, or what makes it where it is asked for
     size: Tensor  # fp64, of each element, to which errors are relative: what its terms amount to where they cancel
     scale: Tensor  # of each element, at most 1: what the absolute tolerance is a part of
     relative: bool = False  # no terms cancel
@@ -481,6 +491,33 @@ class Expectation:
     untold: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.untold
     perturbation: Callable[[], Tensor] | None = None  # fp64, KernelSpec.opaque or .roundings: made where it is asked for
     grown: Callable[[], tuple[Tensor, Tensor]] | None = None  # size and scale by KernelSpec.magnitude, which takes long
+    known_dtype: torch.dtype | None = None  # of the result, where it is known before PyTorch's own
+    is_steady: Callable[[], bool] = lambda: False  # whether that is known to be finite (KernelSpec.finite_below)
+
+    @property
+    def native(self) -> Tensor:
+        """PyTorch's own result, in the dtype of the case."""
+        return self.by_pytorch() if callable(self.by_pytorch) else self.by_pytorch
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.known_dtype or self.native.dtype
+
+    def as_if_pytorch_were_exact(self) -> "Expectation":
+        """What allows the least."""
+        return replace(self, by_pytorch=self.exact)
+
+    def parts(self, y: Tensor) -> Iterator[tuple[Tensor, "Expectation"]]:
+        """A result and what it must be, in whole rows that fit in a CPU's cache, where it has rows of its own."""
+        width = y.shape[-1] if y.dim() else 1
+        if y.numel() <= IN_CACHE or width < MINIMUM_ROW or y.device.type != "cpu":
+            yield y, self
+            return
+        made = cache(lambda: self.native.contiguous())
+        whole = replace(self, exact=self.exact.contiguous(), size=self.size.contiguous(), by_pytorch=made)
+        rows, count = y.reshape(-1, width), max(1, IN_CACHE // width)
+        for start in range(0, len(rows), count):
+            yield rows[start : start + count], whole.rows(start, count)
 
     def rows(self, start: int, count: int) -> "Expectation":
         """Of `count` rows from `start` on, of all rows along the last dim."""
@@ -495,10 +532,10 @@ class Expectation:
             size, scale = self.grown()
             return part(size), part(scale)
 
-        exact, native, size, scale = map(part, (self.exact, self.native, self.size, self.scale))
-        others = map(part, (self.terms, self.picked, self.untold))
-        made = self.perturbation and perturbation, self.grown and grown
-        return Expectation(exact, native, size, scale, self.relative, *others, *made)
+        exact, size, scale = map(part, (self.exact, self.size, self.scale))
+        others = (part(t) if t.dim() else t for t in (self.terms, self.picked, self.untold))
+        made = self.perturbation and perturbation, self.grown and grown, self.known_dtype, self.is_steady
+        return Expectation(exact, lambda: part(self.native), size, scale, self.relative, *others, *made)
 
     def with_grown(self) -> "Expectation":
         size, scale = self.grown()
@@ -526,19 +563,43 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
     return expectation
 
 
-def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[Expectation]:
-    """By result: run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault."""
+def expectations(
+    spec: KernelSpec, inputs: dict[str, Any], device: str, known: dict[Tensor, Tensor] | None = None
+) -> list[Expectation]:
+    """By result: run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault.
+
+    known: inputs in fp64 on the device, of the step before, whose inputs are this one's but for a part; now this one's.
+    """
 
     def moved(value: Any, exact: bool) -> Any:
         if not isinstance(value, Tensor):
             return value
+        if exact and known and value in known:
+            return known[value]
         value = value.to(device)
         return value.double() if exact and value.is_floating_point() else value
 
+    @cache
+    def natives() -> Sequence[Tensor]:
+        with torch.inference_mode(), of_type(spec, "what its results should be"):
+            return several((spec.native or spec.eager)(**{k: moved(v, False) for k, v in inputs.items()}))
+
+    @cache
+    def is_steady() -> bool:
+        numbers = [v for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
+        if any(v.dtype not in WIDE for v in numbers):
+            return False
+        return all(-least < low and high < least for low, high in (v.aminmax() for v in numbers))
+
+    least, dtype = spec.finite_below, None
+    if least:
+        dtype = next(v.dtype for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point())
+    else:
+        natives()
     with torch.inference_mode(), of_type(spec, "what its results should be"):
-        natives = several((spec.native or spec.eager)(**{k: moved(v, False) for k, v in inputs.items()}))
+        doubled = {k: moved(v, True) for k, v in inputs.items()}
         try:
-            exacts = several(spec.oracle(**{k: moved(v, True) for k, v in inputs.items()}))
+            exacts = several(spec.oracle(**doubled))
         except torch.OutOfMemoryError:  # attention's fp64 scores at long sequences: fp32 is exact enough for 16 bit
             torch.cuda.empty_cache()
             exacts = several(
@@ -560,17 +621,21 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
         )
         scales = [scale] * len(exacts)
         if spec.terms:
-            terms = spec.terms(exacts[0], **{k: moved(v, True) for k, v in inputs.items()})
+            terms = spec.terms(exacts[0], **doubled)
             scales = [(TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)]
         elif spec.magnitude:
             scales = list(map(_scale_of, sizes))
+        if known is not None:
+            known.clear()
+            known.update((v, doubled[k]) for k, v in inputs.items() if isinstance(v, Tensor))
+        del doubled
 
     @cache
     def perturbations() -> Sequence[Tensor]:
         with torch.inference_mode(), of_type(spec, "what its results should be"):
             if spec.opaque:
-                return _perturbations(spec.native or spec.eager, {k: moved(v, False) for k, v in inputs.items()}, natives)
-            changes = spec.roundings(torch.finfo(natives[0].dtype).eps, **{k: moved(v, True) for k, v in inputs.items()})
+                return _perturbations(spec.native or spec.eager, {k: moved(v, False) for k, v in inputs.items()}, natives())
+            changes = spec.roundings(torch.finfo(natives()[0].dtype).eps, **{k: moved(v, True) for k, v in inputs.items()})
             return [RMS_ROUNDING * each for each in several(changes)]
 
     @cache
@@ -583,10 +648,11 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
         return size, scales[result] if spec.terms else _scale_of(size)
 
     expected = []
-    for result, each in enumerate(zip(exacts, natives, sizes, scales)):
+    for result, (exact, size, scale) in enumerate(zip(exacts, sizes, scales)):
+        native = (lambda result=result: natives()[result]) if least else natives()[result]
         perturbation = (lambda result=result: perturbations()[result]) if spec.opaque or spec.roundings else None
-        more = partial(grown, result) if spec.magnitude else None
-        expected.append(Expectation(*each, spec.relative, terms, picked, untold, perturbation, more))
+        made = perturbation, partial(grown, result) if spec.magnitude else None, dtype, is_steady
+        expected.append(Expectation(exact, native, size, scale, spec.relative, terms, picked, untold, *made))
     return expected
 
 
@@ -622,34 +688,73 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     Adversarial inputs are ill-conditioned: there PyTorch's own error is luck, and only the outer bound and the NaN and
     Inf masks apply.
     """
-    if expectation.grown:  # first by what the results alone allow, which is less: whatever passes that passes the rest
-        if y.dtype == torch.float32 and not _wrong(y, expectation, adversarial, usual=False):
-            return None
-        expectation = expectation.with_grown()
+    exact = expectation.exact
+    if y.shape != exact.shape:
+        return f"shape {tuple(y.shape)} instead of {tuple(exact.shape)}"
+    if y.dtype != expectation.dtype:
+        return f"dtype {y.dtype} instead of {expectation.dtype}"
+    if y.numel() == 0:
+        return None
+    y = y.to(exact.device)
+    if not y.dtype.is_floating_point:  # indices, counts: exact, or as PyTorch has them where two are equally right
+        differs = (y != exact) & (y != expectation.native)
+        return f"differs: {_worst(differs.double(), y.double(), exact)}" if differs.any() else None
+    if _right_in_parts(y, expectation, adversarial):
+        return None
+    expectation = expectation.with_grown() if expectation.grown else expectation
     reason = _wrong(y, expectation, adversarial)
     if reason and expectation.perturbation:  # PyTorch may be all but exact where a ReLU, or terms that cancel, leave little
         reason = _wrong(y, expectation, adversarial, least=expectation.perturbation())
     return reason
 
 
+def _right_in_parts(y: Tensor, expectation: Expectation, adversarial: bool) -> bool:
+    """Whether y is right by less than is allowed: by what the results of a part allow, not those of all rows nor their
+    terms, and if that will do as if PyTorch's own result were exact. Whatever passes that passes the rest."""
+    strict, rounded = adversarial or None, True  # None: not known yet whether PyTorch's own need not be asked for
+    for part, expected in expectation.parts(y):
+        if _is_rounding(part, expected, y.numel()):
+            continue
+        rounded = False
+        strict = expectation.is_steady() if strict is None else strict
+        alone = partial(_wrong, part, adversarial=adversarial, alone=True)
+        strict = strict and not alone(expectation=expected.as_if_pytorch_were_exact())
+        if not strict and alone(expectation=expected):
+            return False
+    if rounded or adversarial or y.dtype.itemsize != 2:
+        return True
+    every = expectation.as_if_pytorch_were_exact(), expectation
+    return any(not _by_value(*_sampled(y, each)) for each in (every if strict else every[1:]))
+
+
+def _is_rounding(y: Tensor, expectation: Expectation, count: int) -> bool:
+    """Whether no number is further from the exact one than its own rounding may be, which passes all that follows,
+    whatever PyTorch makes of the others and whichever of them are not looked at. `count`: numbers of the whole result.
+
+    In 16 bit sums of errors that are all of half an eps are allowed, and a part of those of independent ones beside them.
+    """
+    exact, eps = expectation.exact, torch.finfo(y.dtype).eps
+    if expectation.untold.any():
+        return False
+    share = OF_ROUNDING[y.dtype] + (min(0.01, SYSTEMATIC_MULTIPLE / 2 / count**0.5) if y.dtype.itemsize == 2 else 0)
+    bound = exact.abs().mul_(share * eps)
+    if y.dtype == torch.float32:  # below its smallest numbers there are no roundings
+        bound += (ELEMENT_TOLERANCE[y.dtype] * expectation.scale).clamp(max=_smallest(y.dtype))
+    error = y.double().sub_(exact).abs_()
+    if expectation.picked.any() and (expectation.picked & (error != 0)).any():
+        return False
+    return bool(error.sub_(bound).amax() <= 0)
+
+
 def _wrong(
-    y: Tensor, expectation: Expectation, adversarial: bool, least: Tensor | None = None, usual: bool = True
+    y: Tensor, expectation: Expectation, adversarial: bool, least: Tensor | None = None, alone: bool = False
 ) -> str | None:
-    """`least`: what counts as PyTorch's own error where that is smaller. `usual`: see _larger_than_pytorch()."""
+    """`least`: what counts as PyTorch's own error where that is smaller. `alone`: by these rows, some of all, alone."""
     exact, native = expectation.exact, expectation.native
-    if y.shape != exact.shape:
-        return f"shape {tuple(y.shape)} instead of {tuple(exact.shape)}"
-    if y.dtype != native.dtype:
-        return f"dtype {y.dtype} instead of {native.dtype}"
-    if y.numel() == 0:
-        return None
-    y = y.to(exact.device)
-    if not y.dtype.is_floating_point:  # indices, counts: exact, or as PyTorch has them where two are equally right
-        differs = (y != exact) & (y != native)
-        return f"differs: {_worst(differs.double(), y.double(), exact)}" if differs.any() else None
     rounded = exact.to(y.dtype)  # what overflows in this dtype is inf there too
-    y = torch.where(expectation.untold, rounded, y)
-    size, error, native_error = expectation.size, y.double() - exact, native.double() - exact
+    y = torch.where(expectation.untold, rounded, y) if expectation.untold.any() else y
+    size, error, is_exact = expectation.size, y.double().sub_(exact), native is exact
+    native_error = torch.zeros_like(exact) if is_exact else native.double() - exact
     if least is not None:
         native_error = torch.where(least > native_error.abs(), least, native_error)
     finite = usable = None  # masks, where something is not finite
@@ -662,12 +767,12 @@ def _wrong(
         usable = finite & torch.isfinite(native)
     size, error, native_error = _only(finite, size), _only(finite, error), _only(usable, native_error)
     outer = ELEMENT_TOLERANCE[y.dtype] * (expectation.scale + size)
-    if y.dim():
+    if y.dim() and not is_exact:
         outer = torch.maximum(outer, _own_bound(native_error, size, expectation.terms, ERROR_MULTIPLE[y.dtype]))
     excess = error.abs() - outer
     if (excess > 0).any():
         return f"outside the tolerance {ELEMENT_TOLERANCE[y.dtype]:g}: {_worst(excess, y, exact)}"
-    if (changed := expectation.picked & (error != 0)).any():
+    if expectation.picked.any() and (changed := expectation.picked & (error != 0)).any():
         return f"not a number of its inputs: {_worst(torch.where(changed, error.abs(), 0.0), y, exact)}"
     if expectation.relative and (reason := _lost(y, exact, error)):
         return reason
@@ -676,9 +781,24 @@ def _wrong(
     size, error = _only(usable, size), _only(usable, error)
     if y.dtype.itemsize == 2:
         known = y, _only(usable, exact), size, error, native_error
-        if reason := _systematic(*known) or _by_value(*known):
+        if reason := _systematic(*known) or (None if alone else _by_value(*known)):
             return reason
-    return _larger_than_pytorch(y, exact, size, error, native_error, usual)
+    return _larger_than_pytorch(y, exact, size, error, native_error, usual=not alone)
+
+
+def _sampled(y: Tensor, expectation: Expectation) -> tuple[Tensor, ...]:
+    """Of some results of all sizes, what _by_value() looks at: themselves, exact ones, sizes, errors and PyTorch's own."""
+    whole, step = expectation.exact, -(-y.numel() // SAMPLED)
+
+    def some(t: Tensor) -> Tensor:
+        return t.expand_as(whole).reshape(-1)[::step]
+
+    y, exact, native, size, untold = map(some, (y, whole, expectation.native, expectation.size, expectation.untold))
+    rounded = exact.to(y.dtype)
+    y = torch.where(untold, rounded, y) if untold.any() else y
+    usable = torch.isfinite(rounded) & torch.isfinite(y) & torch.isfinite(native)
+    known = (_only(usable, t) for t in (exact, size, y.double() - exact, native.double() - exact))
+    return y, *known
 
 
 def _own_bound(native_error: Tensor, size: Tensor, terms: Tensor, multiple: float) -> Tensor:
@@ -817,7 +937,7 @@ def _by_value(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor
     """
     step = -(-y.numel() // SAMPLED)
     exact, size, error, own = (t.reshape(-1)[::step] for t in (exact, size, error, own))
-    if len(exact) < ALIKE * MINIMUM_ROW:
+    if len(exact) < ALIKE * MINIMUM_ROW or _is_next_to_nothing(y.dtype, size, error):
         return None
     order = _in_order(exact)[: len(exact) // ALIKE * ALIKE]
     exact, size, error, own = (t.index_select(0, order).reshape(ALIKE, -1) for t in (exact, size, error, own))
@@ -832,6 +952,15 @@ def _by_value(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor
         f"results near {exact[group].median().item():.3g} are moved by {error[group].mean().item():.2e} in the mean, "
         f"{excess[group].item():.1f} times what roundings that are independent may come to"
     )
+
+
+def _is_next_to_nothing(dtype: torch.dtype, size: Tensor, error: Tensor) -> bool:
+    """Whether what errors are beyond half an eps, for which no group is refused, is too little, were all in one group."""
+    eps, count = torch.finfo(dtype).eps, len(size) // ALIKE
+    beyond = error.abs().sub_(size, alpha=eps / 2).clamp_(min=0).sum() / count
+    squares = size.square()
+    least = (squares.sum() - squares.topk(ALIKE - 1).values.sum()).clamp(min=0) / (count * ALIKE)  # so many are in no group
+    return bool(beyond <= SYSTEMATIC_MULTIPLE * eps * least.sqrt() / count**0.5)
 
 
 def _in_order(values: Tensor) -> Tensor:

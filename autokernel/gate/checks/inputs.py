@@ -32,7 +32,11 @@ def _one_peak(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def _steps(x: Tensor, generator: torch.Generator) -> Tensor:
     """Few values, in order: each is there many times, the largest among them."""
-    return ((2 * x).round() / 2).sort(-1).values
+    values = (2 * x).round_().div_(2).float()
+    if values.device.type != "cpu":
+        return values.sort(-1).values.to(x.dtype)
+    values.numpy().sort(-1)  # in a fifth of the time: NumPy has vector code for it
+    return values.to(x.dtype)
 
 
 # name -> (values drawn from N(0, 1), generator) -> values. Magnitudes stay where fp16 sums of thousands do not overflow.
@@ -71,8 +75,9 @@ TRIED, TRIED_ROWS = 1 << 20, 8  # elements of a tensor, and rows at least, to se
 
 
 def _planted(x: Tensor, values: Sequence[float], generator: torch.Generator) -> Tensor:
-    """Rows with these values at places that are as far from each other as can be, the first of them somewhere: in one row
-    at the end, as loops over what does not fill a vector have it, and in another, of three or more, at the start."""
+    """Rows, changed in place, with these values at places that are as far from each other as can be, the first of them
+    somewhere: in one row at the end, as loops over what does not fill a vector have it, and in another, of three or more,
+    at the start."""
     rows, width = x.shape
     place = torch.randint(width, (rows, 1), generator=generator)
     if rows > 1 or torch.rand((), generator=generator) < 0.5:
@@ -80,7 +85,7 @@ def _planted(x: Tensor, values: Sequence[float], generator: torch.Generator) -> 
     if rows > 2:
         place[1] = 0
     for i, value in enumerate(values):
-        x = x.scatter(-1, (place + max(i, i * width // len(values))) % width, value)
+        x = x.scatter_(-1, (place + max(i, i * width // len(values))) % width, value)
     return x
 
 
@@ -264,7 +269,7 @@ def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "no
         else:
             x = normal(value.shape, generator)
             if name in spec.static:
-                x = 1 + x / 2 if x.dim() == 1 else x / math.sqrt(x.shape[-1])
+                x = x.div_(2).add_(1) if x.dim() == 1 else x.div_(math.sqrt(x.shape[-1]))
             elif x.dim() > 0 and x.numel() > 0:
                 x = DISTRIBUTIONS[distribution](x, generator)
             inputs[name] = x.to(value.dtype)

@@ -192,11 +192,11 @@ class Autotuner:
         """What is expected of a part of one of the first call's results; None where that cannot be said."""
         try:
             results = expectations(self.setting.spec, contents.inputs(0), self.setting.target.device)
+            which = self.setting.random.randrange(len(results))
+            expected = results[which]
+            native: Tensor = expected.native
         except (torch.OutOfMemoryError, TypeFault):
             return None
-        which = self.setting.random.randrange(len(results))
-        expected = results[which]
-        native: Tensor = expected.native
         if native.numel() <= PART_ELEMENTS:
             return Part(expected, which)
         columns = native.shape[-1]

@@ -25,7 +25,7 @@ from autokernel.gate.workers import answers, sandbox
 from autokernel.gate.workers.channel import POISON, Arena, Channel, ChannelClosed, ChannelTimeout, Placed, place
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.scratch import remove
-from autokernel.gate.workers.views import write
+from autokernel.gate.workers.views import dense, write
 from autokernel.spec import KEPT_REGIONS, KERNELS, PROBLEMS, REGIONS, ROOT, TensorSpec
 
 START_TIMEOUT_S = 120  # a cold import of torch and triton from a slow disk
@@ -465,9 +465,13 @@ def end_all(workers: Iterable[WorkerProcess]) -> None:
 def write_inputs(parent: WarmParent, inputs: dict[str, Any], specs: dict[str, TensorSpec], start: int) -> tuple[dict, int]:
     """Write one input set into the shared arena at byte `start`, poison around and between; returns (message, end)."""
     placed, end = place(specs, start)
-    memory = parent.inputs.bytes
-    memory[start:end] = POISON
+    memory, written = parent.inputs.bytes, start
     for name, where in placed.items():
-        write(where.view(memory), inputs[name])
+        view = where.view(memory)
+        is_whole = not where.spec.offset and where.spec.storage_numel == view.numel() and dense(view)  # no gaps
+        memory[written : where.start if is_whole else where.end] = POISON
+        write(view, inputs[name])
+        written = where.end
+    memory[written:end] = POISON
     message = {name: placed[name].encode() if name in placed else value for name, value in inputs.items()}
     return message, end

@@ -1,11 +1,12 @@
 """With kernels in it, a model is the same to whoever uses it: values, dtypes, strides, aliasing, gradients, autocast."""
 
+import contextlib
 import copy
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -413,6 +414,40 @@ def test_autocast_around_a_training_step() -> None:
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, atol=5e-2, rtol=5e-2)
     assert sum("bfloat16" in r.case for r in replacer.replaced) == 2
+
+
+def cells(s: Function, x: Tensor) -> Any:
+    h = torch.zeros_like(x[:, 0])
+    for row in s.norm(s.a(x)).unbind(1):
+        h = torch.gru_cell(row, h, s.w, s.w, s.w[:, 0], s.w[:, 1])
+    return s.b(h)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        cells,
+        lambda s, x: torch.linalg.matrix_power(s.norm(s.a(x)), 3),
+        lambda s, x: torch.linalg.matmul(s.a(x), s.norm(x)),
+        lambda s, x: torch.einsum("bik,bjk,kl->bil", s.a(x), s.norm(x), s.a.weight),
+        lambda s, x: torch.einsum("bik,bik->bi", s.a(x), s.norm(x)),
+    ],
+)
+def test_autocast_casts_inside_of_operators(function: Callable[..., Any]) -> None:
+    """Those that PyTorch makes of products are one node of a graph, and not among those that autocast knows."""
+    model, x, replacer = Function(function), torch.randn(2, 8, 8), everywhere()
+    model.w = nn.Parameter(torch.randn(24, 8) / 3)
+    compiled = compile_with_kernels(model, replacer)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = compiled(x), model(x)
+    assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
+    assert replacer.replaced and not any("graph" in why for why in replacer.left)
+    for a, b in zip(*([y, *gradients_of(y, model)] for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, atol=2e-2 * b.abs().max().item(), rtol=2e-2)
+
+
+def gradients_of(y: Tensor, model: nn.Module) -> Sequence[Tensor]:
+    return torch.autograd.grad(y.float().square().sum(), [model.a.weight, model.norm.weight])
 
 
 def test_a_proof_is_of_the_constants_too() -> None:
@@ -928,6 +963,61 @@ def caught(s: Function, x: Tensor, i: Tensor) -> Tensor:
     return s.b(row)
 
 
+def suppressed(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    y = s.norm(s.a(x))
+    row = y[:1]
+    with contextlib.suppress(IndexError):
+        row = y[i]
+    return s.b(row)
+
+
+class Swallowing(nullcontext):
+    def __exit__(self, kind: Any, *_: object) -> bool:
+        return kind is IndexError
+
+
+class Swallower(Swallowing):
+    pass
+
+
+@contextmanager
+def swallowing() -> Iterator[None]:
+    try:
+        with contextlib.ExitStack():
+            yield
+    except IndexError:
+        return
+
+
+def suppressed_by_a_class(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    y = s.norm(s.a(x))
+    with torch.no_grad(), Swallower():
+        y = y[i]
+    return s.b(y)
+
+
+def suppressed_by_a_generator(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    y = s.norm(s.a(x))
+    with swallowing():
+        y = y[i]
+    return s.b(y)
+
+
+def suppressed_by_what_is_entered(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    y = s.norm(s.a(x))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Swallower())
+        y = y[i]
+    return s.b(y)
+
+
+def inside_of_what_suppresses_nothing(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), sdpa_kernel(SDPBackend.MATH), torch.device("cpu"):
+        y = s.norm(s.a(x))
+        with nullcontext(), torch.profiler.record_function("rows"):
+            return y[i]
+
+
 def raised_as_another(s: Function, x: Tensor, i: Tensor) -> Tensor:
     y = s.norm(s.a(x))
     try:
@@ -956,7 +1046,17 @@ def beside_what_catches(s: Function, x: Tensor, i: Tensor) -> Tensor:
         return y
 
 
-@pytest.mark.parametrize("function", [caught, raised_as_another, raised_again, beside_what_catches])
+CATCHING = [
+    caught,
+    suppressed,
+    suppressed_by_a_class,
+    suppressed_by_a_generator,
+    suppressed_by_what_is_entered,
+    raised_as_another,
+]
+
+
+@pytest.mark.parametrize("function", [*CATCHING, raised_again, beside_what_catches, inside_of_what_suppresses_nothing])
 def test_functions_that_catch_what_an_operator_raises(function: Callable[..., Any]) -> None:
     """In a graph nothing catches an error that an operator raises when it runs."""
     model, replacer, x = Function(function).requires_grad_(False), everywhere(), torch.randn(2, 8)
@@ -972,8 +1072,7 @@ def test_functions_that_catch_what_an_operator_raises(function: Callable[..., An
         ours, theirs = (outcome(call, torch.tensor([row])) for call in (compiled, model))
         assert ours is theirs if isinstance(theirs, type) else torch.allclose(ours, theirs, atol=1e-4)
     assert "rmsnorm" in {r.target for r in replacer.replaced}
-    is_left = function in (caught, raised_as_another)
-    assert any("catches errors of getitem" in why for why in replacer.left) == is_left
+    assert any("catches errors of getitem" in why for why in replacer.left) == (function in CATCHING)
 
 
 def test_a_model_that_raises_at_each_call_is_not_compiled_for_ever() -> None:

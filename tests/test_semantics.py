@@ -1089,6 +1089,25 @@ def test_a_model_that_raises_at_each_call_is_not_compiled_for_ever() -> None:
     assert len(torch._dynamo.utils.get_compilation_metrics()) - before < 20
 
 
+def test_a_model_that_computes_something_else_while_it_is_traced() -> None:
+    """As transformers does, which leaves out a mask by what is in it: compiled alone, its maker would make one."""
+
+    def mask_of(s: Function, x: Tensor) -> Tensor | None:
+        if torch.compiler.is_compiling() or s.norm(x).isnan().any():
+            return torch.zeros(3, 5)
+        return None
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        mask, y = mask_of(s, x), s.norm(s.a(x))
+        return s.b(y if mask is None else y + mask)
+
+    model, replacer, x = Function(forward), everywhere(), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
+    assert [why for why in replacer.left if "forward() is not captured" in why or "Function() is not captured" in why]
+
+
 def test_a_hook_that_the_model_adds_in_a_call_is_its_own() -> None:
     class Hooking(Function):
         def forward(self, x: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ import torch
 import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import SkipFrame
+from torch._dynamo.exc import SkipFrame, TorchRuntimeError
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -91,6 +92,8 @@ ITSELF = {
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
+STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
+AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 set_gradients = torch._C._set_grad_enabled
 # What sets something, and needs no note: of transforms, which are one node, and what make_fx or _Traced see to.
 NOTED = {
@@ -127,8 +130,23 @@ def as_applied(counts: bool = False) -> Iterator[None]:
             torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
     integers = _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext()
-    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers:
+    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers, _left_whole():
         yield
+
+
+@contextmanager
+def _left_whole() -> Iterator[None]:
+    """A function in which an operator fails while it is traced runs as it is, and so does all that it calls.
+
+    It may compute something else while it is traced, such as a mask that it leaves out by what is in it, and so may what it
+    calls: compiled, that would hand it what it does not expect.
+    """
+    before = vars(TorchRuntimeError).get(STRATEGY)  # None: each error has its own
+    setattr(TorchRuntimeError, STRATEGY, property(lambda _: AS_IT_IS, lambda _, given: None))
+    try:
+        yield
+    finally:
+        setattr(TorchRuntimeError, STRATEGY, before)
 
 
 def allow_versions() -> None:
@@ -218,7 +236,7 @@ def capture(
     counting = True
     compiled = torch.compile(model, backend=backend, dynamic=False)
     settings = torch._dynamo.config.patch({"suppress_errors": True, "recompile_limit": MAX_VERSIONS, ASSERTIONS: False})
-    with torch.no_grad(), settings, recurrent_modules_traced(), encoders.apart(), _remembered_frames():
+    with torch.no_grad(), settings, _left_whole(), recurrent_modules_traced(), encoders.apart(), _remembered_frames():
         compiled(*args, **kwargs)
         for _ in range(MAX_PASSES if again else 0):
             count = len(dynamo.get_compilation_metrics())

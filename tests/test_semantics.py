@@ -859,6 +859,29 @@ def test_settings_of_pytorch_inside_of_a_model(function: Callable[..., Any], gra
     assert replacer.replaced or torch.__version__ < "2.10" and replacer.left  # whose graph does not end with its output
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+@pytest.mark.parametrize("count", [1, 2])
+def test_images_are_in_the_layout_that_the_model_has_them_in(count: int, rate: float) -> None:
+    """Of one image fake tensors have other strides, by which a group norm makes it channels_last, and not as it was."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        image = s.norm(s.a(x)).transpose(1, 2).reshape(-1, 8, 4, 4)
+        y = F.silu(F.group_norm(image / 1.5, 2))
+        return F.dropout(y, rate) if rate else y
+
+    model, replacer, x = Function(forward).requires_grad_(False), everywhere(), torch.randn(count, 16, 8)
+    compiled = compile_with_kernels(model, replacer)
+    for _ in range(2):
+        made = []
+        for call in (compiled, model):
+            torch.manual_seed(0)
+            made.append((call(x), torch.rand(1)))
+        (ours, ours_next), (theirs, theirs_next) = made
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        assert ours.stride() == theirs.stride() and torch.equal(ours_next, theirs_next)
+    assert any("other strides" in why for why in replacer.left) == (count == 1)
+
+
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 def test_an_error_leaves_the_settings_of_pytorch_as_they_were(fallback: str | None) -> None:
     """With-statements are nodes of a graph, of which an error leaves out the last ones."""

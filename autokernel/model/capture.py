@@ -945,13 +945,13 @@ def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tens
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         without_memory = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in operands]
         product, expected = _as_product(equation, without_memory), torch.einsum(equation, without_memory)
-    if product is NotImplemented or _strides(product) != _strides(expected):
+    if product is NotImplemented or strides_of(product) != strides_of(expected):
         return NotImplemented
     result = _as_product(equation, operands)
     return result if product.stride() == expected.stride() else result.as_strided(expected.shape, expected.stride())
 
 
-def _strides(t: Tensor) -> list[int]:
+def strides_of(t: Tensor) -> list[int]:
     """Those that say where an element lies."""
     return [stride for size, stride in zip(t.shape, t.stride()) if size > 1]
 
@@ -1129,7 +1129,7 @@ def _moves_nothing(node: Node) -> bool:
     """Whether it only has other strides for what there is but one of, as _einsum writes it."""
     if node.target is not aten.as_strided.default:
         return False
-    ours, given = ((t.shape, _strides(t), t.storage_offset()) for t in (value(node), value(node.args[0])))
+    ours, given = ((t.shape, strides_of(t), t.storage_offset()) for t in (value(node), value(node.args[0])))
     return ours == given
 
 

@@ -1266,6 +1266,25 @@ def test_what_follows_a_number_that_is_read_has_its_kernels(fallback: str | None
     assert not any(why.startswith("a graph") for why in replacer.left)
 
 
+def test_numbers_and_sizes_that_change_in_inference_mode() -> None:
+    """There no tensor counts how often it was written to, which is how a node of its own is told to write."""
+
+    def forward(s: Function, x: Tensor, step: int) -> Tensor:
+        return s.b(s.norm(s.a(x * step)))
+
+    class Stepping(Function):
+        def forward(self, x: Tensor, step: int) -> Tensor:
+            return forward(self, x, step)
+
+    model, replacer = Stepping(forward), everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    with torch.inference_mode():
+        for length, step in ((6, 1), (7, 2), (8, 3), (7, 5)):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(compiled(x, step), model(x, step), atol=1e-4, rtol=1e-4)
+    assert len({r.graph for r in replacer.replaced}) > 2 and not replacer.left
+
+
 def test_a_float_that_has_to_be_a_constant() -> None:
     """What PyTorch compiles finds that out, and has Dynamo trace once more."""
     model = Function(lambda s, x, eps: s.b(F.layer_norm(s.a(x), (8,), eps=eps))).requires_grad_(False)

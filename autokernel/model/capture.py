@@ -658,7 +658,7 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     tracer, leaves = get_proxy_mode().tracer, tree_leaves((args, kwargs))
     bodies = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    versions = [t._version for t in tensors]
+    versions = [None if t.is_inference() else t._version for t in tensors]  # where it is not known, all may be changed
     with disable_proxy_modes_tracing():
         result = target(*args, **kwargs)
     for body in bodies:
@@ -671,7 +671,7 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     proxy = tracer.create_proxy("call_function", target, *tree_map(proxy_of, (args, kwargs)))
     # Without a body, such as a Triton kernel of the model's own, it may change all that it is given.
     is_closed = not (bodies or target is data_of or isinstance(target, OpOverload))
-    changed = [t for t, version in zip(tensors, versions) if is_closed or t._version != version]
+    changed = [t for t, version in zip(tensors, versions) if is_closed or version is None or t._version != version]
     proxy.node.meta["written"] = memory(changed)
     return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
 

@@ -62,6 +62,7 @@ from autokernel.model.capture import (
     restored_on_error,
     set_gradients,
     storages,
+    strides_of,
     to_aten,
     value,
     why_left_alone,
@@ -260,6 +261,7 @@ class Replacer:
             found, result = self._proven(graph, sites, backward)
         for failure in self.finder.failures:
             self.fail(failure)
+        in_doubt = bool(found) and _strides_are_in_doubt(graph)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for place in found:
             results |= self._replace(graph, place, results)
@@ -278,7 +280,10 @@ class Replacer:
             objects = _Objects(graph, results) if self.fallback else None  # a compiler may change what it is given
             call = self._compile(graph, [*inputs, *constants])
         call = _without(ambient, _with_constants(objects.kept_by(call) if objects else call, constants))
-        optimised = self._where_possible(call, in_eager_mode(module), inputs, repeatable)
+        original = in_eager_mode(module)
+        if repeatable and in_doubt:
+            call = self._in_the_originals_strides(call, original)
+        optimised = self._where_possible(call, original, inputs, repeatable)
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
         return optimised
@@ -320,6 +325,26 @@ class Replacer:
                 works = False
                 self.fail(f"a graph runs without kernels from now on: {reason(error)}")
                 return result
+
+        return choose
+
+    def _in_the_originals_strides(self, call: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+        """`call`, of which the first call is held against one of `other`, the original, which runs if strides differ."""
+        chosen: Callable[..., Any] | None = None
+
+        def choose(*values: Any) -> Any:
+            nonlocal chosen
+            if chosen:
+                return chosen(*values)
+            devices = {v.device for v in values if isinstance(v, Tensor) and v.device.type == "cuda"}
+            with torch.random.fork_rng(devices):  # both take the same random numbers
+                expected = other(*values)
+            results = call(*values)
+            ours, theirs = ([strides_of(v) for v in made if isinstance(v, Tensor)] for made in (results, expected))
+            chosen = call if ours == theirs else other
+            if chosen is other:
+                self.leave("a graph runs without kernels, with which its results would have other strides")
+            return results if chosen is call else expected
 
         return choose
 
@@ -549,6 +574,18 @@ def _trained(place: Place, callee: Kernel) -> Kernel:
     kept = place.backward.keeping(site.nodes, place.site.inputs, site.outputs)
     original = (lambda *values: place.original(*values)[0]) if is_one else place.original
     return differentiable(original, GraphModule({}, inner).forward, *kept)
+
+
+def _strides_are_in_doubt(graph: GraphModule) -> bool:
+    """Whether fake tensors may have other strides than real ones, by which PyTorch would choose another layout of images.
+
+    They have where there is but one of something.
+    """
+    results = map(value, graph.graph.output_node().all_input_nodes)
+    if not any(isinstance(t, Tensor) and t.dim() > 3 for t in results):
+        return False
+    made = (value(node) for node in graph.graph.nodes)
+    return any(isinstance(t, Tensor) and t.dim() > 3 and 1 in t.shape and not t.is_contiguous() for t in made)
 
 
 def _drop_idle(graph: GraphModule, result: Callable[[Node], Any], wanted: bool) -> None:

@@ -25,7 +25,8 @@ import torch
 import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import SkipFrame
+from torch._dynamo.exc import SkipFrame, TorchRuntimeError
+from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -37,6 +38,7 @@ from torch.fx.node import has_side_effect
 from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
 from torch.profiler import record_function
 from torch.utils._python_dispatch import (
+    TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
@@ -87,15 +89,11 @@ ITSELF = {
     aten.contiguous.default,
     aten.dropout.default,
 }  # what nothing happens to they return
-RECURRENT = {
-    "lstm",
-    "gru",
-    "rnn_tanh",
-    "rnn_relu",
-}  # functions of torch: their products would be cast, all inside of one node
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
+STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
+AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 set_gradients = torch._C._set_grad_enabled
 # What sets something, and needs no note: of transforms, which are one node, and what make_fx or _Traced see to.
 NOTED = {
@@ -132,8 +130,23 @@ def as_applied(counts: bool = False) -> Iterator[None]:
             torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
     integers = _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext()
-    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers:
+    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers, _left_whole():
         yield
+
+
+@contextmanager
+def _left_whole() -> Iterator[None]:
+    """A function in which an operator fails while it is traced runs as it is, and so does all that it calls.
+
+    It may compute something else while it is traced, such as a mask that it leaves out by what is in it, and so may what it
+    calls: compiled, that would hand it what it does not expect.
+    """
+    before = vars(TorchRuntimeError).get(STRATEGY)  # None: each error has its own
+    setattr(TorchRuntimeError, STRATEGY, property(lambda _: AS_IT_IS, lambda _, given: None))
+    try:
+        yield
+    finally:
+        setattr(TorchRuntimeError, STRATEGY, before)
 
 
 def allow_versions() -> None:
@@ -223,7 +236,7 @@ def capture(
     counting = True
     compiled = torch.compile(model, backend=backend, dynamic=False)
     settings = torch._dynamo.config.patch({"suppress_errors": True, "recompile_limit": MAX_VERSIONS, ASSERTIONS: False})
-    with torch.no_grad(), settings, recurrent_modules_traced(), encoders.apart(), _remembered_frames():
+    with torch.no_grad(), settings, _left_whole(), recurrent_modules_traced(), encoders.apart(), _remembered_frames():
         compiled(*args, **kwargs)
         for _ in range(MAX_PASSES if again else 0):
             count = len(dynamo.get_compilation_metrics())
@@ -606,9 +619,6 @@ class _Traced(Interpreter):
             before = (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
             _set_autocast(device_type, is_enabled, dtype or before[2])
             return before
-        if getattr(target, "__name__", "") in RECURRENT:
-            with _autocast_as_nodes():
-                return super().call_function(target, args, kwargs)
         if target is data_of:
             return _as_one_node(target, args, kwargs)
         if not isinstance(target, HigherOrderOperator):
@@ -654,7 +664,7 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     tracer, leaves = get_proxy_mode().tracer, tree_leaves((args, kwargs))
     bodies = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    versions = [t._version for t in tensors]
+    versions = [None if t.is_inference() else t._version for t in tensors]  # where it is not known, all may be changed
     with disable_proxy_modes_tracing():
         result = target(*args, **kwargs)
     for body in bodies:
@@ -666,8 +676,8 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     proxy = tracer.create_proxy("call_function", target, *tree_map(proxy_of, (args, kwargs)))
     # Without a body, such as a Triton kernel of the model's own, it may change all that it is given.
-    is_closed = not bodies and target is not data_of
-    changed = [t for t, version in zip(tensors, versions) if is_closed or t._version != version]
+    is_closed = not (bodies or target is data_of or isinstance(target, OpOverload))
+    changed = [t for t, version in zip(tensors, versions) if is_closed or version is None or t._version != version]
     proxy.node.meta["written"] = memory(changed)
     return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
 
@@ -714,18 +724,66 @@ def _autocast_keys() -> dict[str, Any]:
 
 @cache
 def _autocast_operators() -> dict[Any, Callable[..., Any]]:
-    """Operators that autocast has kernels of its own for, and how to trace them: by these, which call the operators."""
-    names = {
-        n for key in _autocast_keys().values() for n in torch._C._dispatch_get_registrations_for_dispatch_key(key.name)
-    }
-    operators = {}
-    for name in names:
+    """Operators that autocast sees to, and how to trace them: by these, which call the operators.
+
+    Those that it has kernels of its own for, and those that PyTorch makes of such.
+    """
+    made_of_others = set(_registered("CompositeImplicitAutograd"))
+    functions = {operator: partial(_autocast, operator) for operator in _cast_for() - made_of_others}
+    return functions | {operator: partial(_autocast_inside, operator) for operator in made_of_others}
+
+
+def _registered(key: str) -> Iterator[OpOverload]:
+    """The operators that have a kernel of their own under a dispatch key."""
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
         space, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
         if space == "aten" and hasattr(getattr(aten, packet, None), overload or "default"):
-            operator = getattr(getattr(aten, packet), overload or "default")
-            operators[operator] = partial(_autocast, operator)
-    return operators
+            yield getattr(getattr(aten, packet), overload or "default")
+
+
+def _autocast_inside(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Of one that PyTorch makes of others: where autocast casts in there alone, a node with autocast on."""
+    result = _autocast(operator, *args, **kwargs)
+    is_on = any(not torch._C._dispatch_tls_is_dispatch_key_excluded(_autocast_keys()[kind]) for kind in autocast_devices())
+    if result is not NotImplemented or not is_on or operator._schema.is_mutable:
+        return result
+    if not _casts_inside(operator, args, kwargs):
+        return NotImplemented
+    with _autocast_as_nodes():
+        return _as_one_node(operator, args, kwargs)
+
+
+def _casts_inside(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def calls() -> list[Any]:
+        with disable_proxy_modes_tracing(), _Calls() as mode:
+            operator(*args, **kwargs)
+        return mode.seen
+
+    made_of, tensors = calls(), [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    if len({t.dtype for t in tensors if t.is_floating_point()}) > 1:  # without casts it would raise, which PyTorch logs
+        return any(made in _cast_for() for made, _ in made_of)
+    with without_autocast():
+        return made_of != calls()
+
+
+@cache
+def _cast_for() -> set[OpOverload]:
+    """The operators that autocast has kernels of its own for."""
+    return {operator for key in _autocast_keys().values() for operator in _registered(key.name)}
+
+
+class _Calls(TorchDispatchMode):
+    """The operators that are called, and the dtypes of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen.append((func, [leaf.dtype for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]))
+        return result
 
 
 def _autocast(operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -882,20 +940,24 @@ def simplified(graph: GraphModule) -> tuple[Graph, dict[Node, Node]]:
 
 def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tensor:
     """See _as_product, in PyTorch's own strides; where these have elements lie elsewhere, as it is."""
-    cast = _autocast(aten.einsum.default, equation, operands) if path is None else NotImplemented
+    if path is not None:
+        return NotImplemented
+    cast = _autocast(aten.einsum.default, equation, operands)
     if cast is not NotImplemented:
         return cast
+    if len({t.dtype for t in operands}) > 1:
+        return _autocast_inside(aten.einsum.default, equation, operands)
     # Where there is but one of something, strides of fake tensors are no real one's.
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         without_memory = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in operands]
         product, expected = _as_product(equation, without_memory), torch.einsum(equation, without_memory)
-    if product is NotImplemented or _strides(product) != _strides(expected):
+    if product is NotImplemented or strides_of(product) != strides_of(expected):
         return NotImplemented
     result = _as_product(equation, operands)
     return result if product.stride() == expected.stride() else result.as_strided(expected.shape, expected.stride())
 
 
-def _strides(t: Tensor) -> list[int]:
+def strides_of(t: Tensor) -> list[int]:
     """Those that say where an element lies."""
     return [stride for size, stride in zip(t.shape, t.stride()) if size > 1]
 
@@ -1073,7 +1135,7 @@ def _moves_nothing(node: Node) -> bool:
     """Whether it only has other strides for what there is but one of, as _einsum writes it."""
     if node.target is not aten.as_strided.default:
         return False
-    ours, given = ((t.shape, _strides(t), t.storage_offset()) for t in (value(node), value(node.args[0])))
+    ours, given = ((t.shape, strides_of(t), t.storage_offset()) for t in (value(node), value(node.args[0])))
     return ours == given
 
 

@@ -1145,6 +1145,21 @@ def test_a_hook_that_the_model_adds_in_a_call_is_its_own() -> None:
     assert explain(applied).graphs and not any("other hooks" in why for why in explain(applied).left)
 
 
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_what_nothing_comes_of_has_no_gradient(fallback: str | None) -> None:
+    """Rather than one of zeros, by which an optimiser would let weights decay."""
+
+    def where(s: Function, x: Tensor, y: Tensor) -> Tensor:
+        constant = x.detach()
+        return torch.where(constant > 0, constant, y)
+
+    model, replacer = Function(where), Everywhere((), fallback, finder=finder())
+    x, y = (torch.randn(4, 8, requires_grad=True) for _ in "xy")
+    of_x, of_y = torch.autograd.grad(compile_with_kernels(model, replacer)(x, y).sum(), [x, y], allow_unused=True)
+    assert replacer.replaced and of_x is None
+    torch.testing.assert_close(of_y, (x <= 0).float())
+
+
 def test_a_model_that_computes_gradients_in_its_forward_pass() -> None:
     """The backward pass of our kernels is not taken for the model's own code, and compiled."""
 

@@ -67,7 +67,13 @@ def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> O
 LIBRARY.define("copy(Tensor x) -> Tensor", tags=TAGS)
 LIBRARY.impl("copy", torch.clone, "CompositeExplicitAutograd")
 torch.library.register_fake("autokernel::copy", torch.clone, lib=LIBRARY)
-torch.library.register_autograd("autokernel::copy", lambda context, gradient: gradient, lib=LIBRARY)
+torch.library.register_autograd(
+    "autokernel::copy",
+    lambda context, gradient: gradient,
+    # What nothing comes of has no gradient, rather than one of zeros.
+    setup_context=lambda ctx, inputs, output: ctx.set_materialize_grads(False),
+    lib=LIBRARY,
+)
 
 
 def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.checks import correctness
-from autokernel.gate.checks.correctness import Expectation, expect, wrong
+from autokernel.gate.checks.correctness import CheckCase, Expectation, expect, wrong
 from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.gate.checks.planted import planted_in, with_planted
 from autokernel.spec import kernel_types, load_spec
 
 ROWS, WIDTH = 40, 256
@@ -195,6 +196,31 @@ def test_what_is_right_part_by_part_is_right_as_a_whole(part: int, monkeypatch: 
         assert not (right and whole), (seed, whole)
         passed, refused = passed + right, refused + bool(whole)
     assert passed > 25 and refused > 25, "neither is rare among them"
+
+
+@pytest.mark.parametrize(("y", "is_right"), [(-0.0435638, True), (-0.0436, True), (-0.0437, False)])
+def test_a_sum_of_many_numbers_is_as_exact_as_fp32_allows(y: float, is_right: bool):
+    """PyTorch's own of 100,000 numbers was -0.0435638, 1.05e-4 off, where little was left of them."""
+    exact, terms = (torch.tensor(v, dtype=torch.float64) for v in (-0.0434583, 316.0))
+    expected = Expectation(exact, torch.tensor(-0.0435638), exact.abs(), torch.ones_like(exact), terms=terms)
+    assert (wrong(torch.tensor(y), expected) is None) == is_right
+
+
+def test_a_row_that_has_a_loss_has_a_rival():
+    """Another class than its own: without one the loss is 1e-14, and nothing is exact enough for it."""
+    spec = load_spec("cross_entropy")
+    for seed in range(300):
+        (step,) = CheckCase("", spec.case({"M": 8, "V": 7}, torch.float32), seed, decisive="few_rows").steps(spec)
+        assert spec.eager(**step.sets[0]) > 0.1
+
+
+def test_two_values_of_a_kind_share_a_row():
+    spec = load_spec("rotary_embedding")
+    case = spec.case(spec.sweep[0], torch.float32)
+    inputs, every = fill_inputs(spec, case, 0), planted_in(spec, case)
+    for seed in range(50):
+        changed = with_planted(spec, inputs, [("cos", math.nan)], every, seed)["cos"]
+        assert sorted(count.item() for count in changed.isnan().sum(-1).flatten() if count)[-1] >= 2
 
 
 def test_a_finite_number_in_the_place_of_an_infinity_is_no_rounding():

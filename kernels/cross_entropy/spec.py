@@ -124,7 +124,8 @@ def with_losses(inputs, most, low, high):
     places = (torch.arange(parts, device=logits.device) + torch.rand(parts, **like)) / max(parts, 1) * len(counted)
     chosen = counted[places.long().unique()]
     losses = low * (high / low) ** torch.rand(len(chosen), **like)
-    rivals = torch.randint(logits.shape[1], (len(chosen),), **like)
+    classes = logits.shape[1]
+    rivals = (right[chosen] + 1 + torch.randint(max(1, classes - 1), (len(chosen),), **like)) % classes  # another class
     logits.scatter_(1, right[:, None], 40.0)
     logits[chosen, rivals] = 40.0
     logits[chosen, right[chosen]] = (40.0 - losses).to(logits)

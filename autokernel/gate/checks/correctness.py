@@ -76,6 +76,7 @@ IN_CACHE = 1 << 16
 # An error that passes whatever PyTorch makes of the same inputs, in eps of the exact number: half of what the RMS of a row
 # may be, and in 16 bit what any rounding of it makes.
 OF_ROUNDING = {torch.float16: 0.5, torch.bfloat16: 0.5, torch.float32: 16.0}
+SUMMED = 4.0  # errors of one sum in fp32, relative to the norm of its terms
 WIDE = (torch.float32, torch.bfloat16)  # dtypes for whose range KernelSpec.finite_below is meant
 
 
@@ -563,19 +564,12 @@ def expect(spec: KernelSpec, inputs: dict[str, Any], device: str) -> Expectation
     return expectation
 
 
-def expectations(
-    spec: KernelSpec, inputs: dict[str, Any], device: str, known: dict[Tensor, Tensor] | None = None
-) -> list[Expectation]:
-    """By result: run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault.
-
-    known: inputs in fp64 on the device, of the step before, whose inputs are this one's but for a part; now this one's.
-    """
+def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[Expectation]:
+    """By result: run the oracle in fp64 and the eager form in the inputs' own dtype, in this process. Raises TypeFault."""
 
     def moved(value: Any, exact: bool) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if exact and known and value in known:
-            return known[value]
         value = value.to(device)
         return value.double() if exact and value.is_floating_point() else value
 
@@ -625,9 +619,6 @@ def expectations(
             scales = [(TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)]
         elif spec.magnitude:
             scales = list(map(_scale_of, sizes))
-        if known is not None:
-            known.clear()
-            known.update((v, doubled[k]) for k, v in inputs.items() if isinstance(v, Tensor))
         del doubled
 
     @cache
@@ -767,7 +758,9 @@ def _wrong(
         usable = finite & torch.isfinite(native)
     size, error, native_error = _only(finite, size), _only(finite, error), _only(usable, native_error)
     outer = ELEMENT_TOLERANCE[y.dtype] * (expectation.scale + size)
-    if y.dim() and not is_exact:
+    if not y.dim():  # of PyTorch's sums of 100,000 numbers, one in hundreds is off by 1.3e-4, and 3.4 times this unit
+        outer = torch.maximum(outer, SUMMED * torch.finfo(torch.float32).eps * expectation.terms)
+    elif not is_exact:
         outer = torch.maximum(outer, _own_bound(native_error, size, expectation.terms, ERROR_MULTIPLE[y.dtype]))
     excess = error.abs() - outer
     if (excess > 0).any():

@@ -10,7 +10,7 @@ from autokernel.gate.checks.inputs import fill_inputs, generator_of, scales_in
 from autokernel.spec import Case, KernelSpec, several
 
 Planted = tuple[str, float]  # an input, and a value of one of its elements
-PLACES = 4  # of each value: some may be where a condition leaves them out
+PLACES = 4  # of each value: some may be where a condition leaves them out; the second and the third are in one row
 SEEN_ROWS = 64  # of a result, where several calls are made for the values that hide each other
 
 
@@ -63,8 +63,9 @@ def _all_show(changed: Sequence[Tensor]) -> bool:
 def with_planted(
     spec: KernelSpec, inputs: Mapping[str, Any], chosen: Sequence[Planted], every: Sequence[Planted], seed: int
 ) -> dict[str, Any]:
-    """`inputs` with the `chosen` ones of `every` value, at places that are apart along each dim; rows of the first tensor
-    are zeros, beside one of each value's places too where both inputs have the same rows."""
+    """`inputs` with the `chosen` ones of `every` value, at places that are apart along each dim but for two of each value,
+    which share a row; rows of the first tensor are zeros, beside one of each value's places too where both inputs have the
+    same rows."""
     generator = generator_of(seed)
     changed = with_zero_rows(spec, inputs, generator)
     first = next(iter(changed.values()), None)
@@ -72,6 +73,8 @@ def with_planted(
     for number, (name, value) in enumerate(every):
         shape = inputs[name].shape
         place = tuple(_within(n, bands[dim % 4][number], len(every), generator) for dim, n in enumerate(shape))
+        for indices in place[:-1]:
+            indices[2] = indices[1]
         if (name, value) in chosen and inputs[name].numel():
             changed.setdefault(name, inputs[name].clone())[place] = value
             if first is not None and shape[:-1] == first.shape[:-1]:
@@ -82,7 +85,9 @@ def with_planted(
 def _within(size: int, band: int, bands: int, generator: torch.Generator) -> Tensor:
     """Random indices of a dim in one of so many equal parts of it."""
     low, high = size * band // bands, size * (band + 1) // bands
-    return (low + torch.randint(max(1, high - low), (PLACES,), generator=generator)).clamp(max=size - 1)
+    count = max(1, high - low)
+    places = torch.randperm(count, generator=generator)[torch.arange(PLACES) % count]  # different ones, where there are
+    return (low + places).clamp(max=size - 1)
 
 
 def with_zero_rows(spec: KernelSpec, inputs: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:

@@ -222,7 +222,6 @@ class StageRun:
 
         Returns why the trial failed, or the outputs of its last step, one call's results after another's.
         """
-        known: dict[Tensor, Tensor] = {}
         for step in trial.steps(spec, self.checks.device):
             outputs = self._call(worker, spec, trial.case, step, slot)
             if isinstance(outputs, str):
@@ -231,7 +230,7 @@ class StageRun:
             for index, inputs in enumerate(step.sets):
                 seen = inputs | {name: _rows_of(inputs[name], rows) for name in spec.sliced}
                 with self.checks.watch("oracle"):
-                    expected = expectations(spec, seen, self.checks.device, known)
+                    expected = expectations(spec, seen, self.checks.device)
                 for result, expectation in enumerate(expected):
                     made = [_rows_of(y, rows) for y in outputs[result :: len(expected)]]
                     first, *again = [y for y, i in zip(made, step.order) if i == index]

@@ -261,7 +261,7 @@ def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool) -> I
     are the same in any order, and then in another: no such sum tells which they are, all over, row by row or column by
     column. `alone`: each tensor's order in turn, too, not only that of what is no free number, such as a mask."""
     tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.dim()}
-    exact = {name: x if name in spec.fill else _in_whole_steps(x) for name, x in tensors.items()}
+    exact = {name: _one_sided(x) if name in spec.fill else _in_whole_steps(x) for name, x in tensors.items()}
     yield Step((inputs | exact,))
     for dims in (slice(None), slice(-1, None)):
         turned = {name: _turned(x, dims) for name, x in exact.items() if name not in spec.fill}
@@ -276,6 +276,13 @@ def _turned(x: Tensor, dims: slice) -> Tensor:
     """x the other way round along these of its dims."""
     known = x.view(torch.uint8) if x.dtype.itemsize == 1 else x  # numbers of 8 bits have no flip of their own
     return known.flip(tuple(range(x.dim()))[dims]).view(x.dtype)
+
+
+def _one_sided(x: Tensor) -> Tensor:
+    """x, or a mask that is the same the other way round without the last half of its rows: its order is to matter."""
+    if x.dtype != torch.bool or not torch.equal(x.flip(-1), x):
+        return x
+    return x & (torch.arange(x.shape[-1], device=x.device) < (x.shape[-1] + 1) // 2)
 
 
 def _in_whole_steps(x: Tensor) -> Tensor:

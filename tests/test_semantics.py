@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchRuntimeError
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
-from autokernel.model.capture import Settings
+from autokernel.model.capture import Settings, as_applied
 from autokernel.model.match import RejectReason, SiteFinder
 from benchmarks.random_programs import Everywhere, finder
 from models.llama import RMSNorm
@@ -1279,6 +1280,29 @@ def test_what_follows_a_number_that_is_read_has_its_kernels(fallback: str | None
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
         assert {r.graph for r in replacer.replaced} >= {*range(before, replacer.graphs)}
     assert not any(why.startswith("a graph") for why in replacer.left)
+
+
+def test_what_others_compile_meanwhile_has_pytorchs_own_rules() -> None:
+    """Two threads, whose compilations overlap, and what is compiled without us when both have ended."""
+    both, first_is_out, seen = threading.Barrier(2), threading.Event(), []
+
+    def compiling(is_first: bool) -> None:
+        with as_applied():
+            both.wait()
+            if not is_first:
+                first_is_out.wait()
+            seen.append(TorchRuntimeError("").frame_exec_strategy)
+        first_is_out.set()
+
+    threads = [threading.Thread(target=compiling, args=(is_first,)) for is_first in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    error = TorchRuntimeError("")
+    assert None not in seen and len(seen) == 2 and error.frame_exec_strategy is None
+    error.frame_exec_strategy = seen[0]
+    assert error.frame_exec_strategy is seen[0]
 
 
 def test_numbers_and_sizes_that_change_in_inference_mode() -> None:

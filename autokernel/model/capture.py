@@ -94,6 +94,7 @@ NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see _left_whole()
 set_gradients = torch._C._set_grad_enabled
 # What sets something, and needs no note: of transforms, which are one node, and what make_fx or _Traced see to.
 NOTED = {
@@ -141,12 +142,17 @@ def _left_whole() -> Iterator[None]:
     It may compute something else while it is traced, such as a mask that it leaves out by what is in it, and so may what it
     calls: compiled, that would hand it what it does not expect.
     """
-    before = vars(TorchRuntimeError).get(STRATEGY)  # None: each error has its own
-    setattr(TorchRuntimeError, STRATEGY, property(lambda _: AS_IT_IS, lambda _, given: None))
+    if STRATEGY not in vars(TorchRuntimeError):  # for good: other threads may be in here, too
+        setattr(TorchRuntimeError, STRATEGY, property(_strategy, lambda error, own: vars(error).update({STRATEGY: own})))
+    token = LEFT_WHOLE.set(True)
     try:
         yield
     finally:
-        setattr(TorchRuntimeError, STRATEGY, before)
+        LEFT_WHOLE.reset(token)
+
+
+def _strategy(error: TorchRuntimeError) -> FrameExecStrategy | None:
+    return AS_IT_IS if LEFT_WHOLE.get() else vars(error).get(STRATEGY)
 
 
 def allow_versions() -> None:

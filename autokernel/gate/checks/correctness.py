@@ -765,7 +765,7 @@ def _wrong(
         usable = finite & torch.isfinite(native)
     size, error, native_error = _only(finite, size), _only(finite, error), _only(usable, native_error)
     outer = ELEMENT_TOLERANCE[y.dtype] * (expectation.scale + size)
-    if not y.dim():  # of PyTorch's sums of 100,000 numbers, one in hundreds is off by 1.3e-4, and 3.4 times this unit
+    if not y.dim():  # fp32 leaves so much of a sum of 100,000 numbers, in PyTorch's order, too, where their sum is small
         outer = torch.maximum(outer, SUMMED * torch.finfo(torch.float32).eps * expectation.terms)
     elif not is_exact:
         outer = torch.maximum(outer, _own_bound(native_error, size, expectation.terms, ERROR_MULTIPLE[y.dtype]))

@@ -7,9 +7,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 from autokernel.agents import Context, PastExperiment
 from autokernel.agents.knobs import by_sizes, changes, in_words, read_knobs, set_knob, some_settings, structure
@@ -20,7 +22,7 @@ from autokernel.export.package import save
 from autokernel.gate import Judge
 from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import STARTER
-from autokernel.integration.ops import at_sizes, traced, visible
+from autokernel.integration.ops import at_sizes, register_visible, traced, visible
 from autokernel.integration.winner import Winner
 from autokernel.spec import KERNELS, import_file, kernel_types, load_spec
 from autokernel.target import Target, WeightedCase
@@ -119,8 +121,8 @@ def test_only_the_sizes_of_the_table_take_its_constants(tmp_path):
         torch.testing.assert_close(one(narrow["x"], narrow["weight"]), plain(**narrow) + 1)
         torch.testing.assert_close(one(**wide), plain(**wide))
     assert [one.__globals__["UNROLL"] for one in kernel.all] == [4, 1]
-    assert at_sizes(kernel, CASES[0]) is kernel.all[1] and at_sizes(kernel, CASES[1]) is kernel.all[0]
-    assert at_sizes(plain, CASES[0]) is plain
+    assert at_sizes(kernel, CASES[0].args) is kernel.all[1] and at_sizes(kernel, CASES[1].args) is kernel.all[0]
+    assert at_sizes(plain, CASES[0].args) is plain
     with pytest.raises(NameError, match="SETTINGS has UNROL, which this file does not assign"):
         load(with_table(SOURCE, {NARROW: {"UNROL": 1}}), tmp_path)
 
@@ -139,7 +141,7 @@ def test_a_starter_may_have_a_table(path: Path, tmp_path):
     case, knobs = spec.case(spec.smoke, spec.dtypes[0]), read_knobs(source)
     name, value = next((n, v) for n, values in knobs.choices.items() for v in values if v != knobs.current[n])
     kernel = load(with_table(source, {sizes_of(source, case): {name: value}}), tmp_path)
-    general, own = at_sizes(kernel, replace(case, args={})), at_sizes(kernel, case)
+    general, own = at_sizes(kernel, {}), at_sizes(kernel, case.args)
     assert general is not own and general.__globals__ is not own.__globals__
     assert (general.__globals__[name], own.__globals__[name]) == (knobs.current[name], value)
 
@@ -310,10 +312,30 @@ def test_a_triton_kernel_with_a_table_is_seen_as_the_launches_of_a_size(M: int, 
     spec = load_spec("matmul")
     kernel = load(with_table(MATMUL, {((300, 512), (512, 256)): {"BLOCK_M": 32, "BLOCK_N": 128}}), tmp_path)
     case = spec.case({"M": M, "K": 512, "N": 256}, torch.float16)
-    graph = traced(spec, visible(spec, at_sizes(kernel, case)), case, torch.device("cpu"))
+    graph = traced(spec, visible(spec, at_sizes(kernel, case.args)), case, torch.device("cpu"))
     assert graph is not None
     plain = load(MATMUL, tmp_path)
     expected = traced(spec, visible(spec, plain), case, torch.device("cpu"))
     grids = [next(n.kwargs["grid"][0] for n in g.graph.nodes if "grid" in n.kwargs) for g in (graph, expected)]
     assert grids[0] == ((-(-M // 32) * 2, 1, 1) if block else grids[1])
     assert (grids[0] == grids[1]) == (block is None)
+
+
+def test_aotautograd_takes_an_operator_for_the_launches_of_a_size(tmp_path):
+    """An operator, for a graph with another function would not be in its cache."""
+    pytest.importorskip("triton")
+    spec, table = load_spec("matmul"), {((300, 512), (512, 256)): {"BLOCK_M": 32, "BLOCK_N": 128}}
+    operator = register_visible("matmul_of_test_sizes", spec, load(with_table(MATMUL, table), tmp_path), "cpu")
+    graph, grids = torch.fx.Graph(), []
+    given = [graph.placeholder(name) for name in "AB"]
+    graph.output((graph.call_function(operator, tuple(given)),))
+
+    def keep(traced: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        grids.append([node.kwargs["grid"] for node in traced.graph.nodes if "grid" in node.kwargs])
+        return make_boxed_func(traced.forward)
+
+    for M in (300, 200):
+        inputs = torch.randn(M, 512, dtype=torch.float16), torch.randn(512, 256, dtype=torch.float16)
+        with torch.no_grad():
+            aot_module_simplified(torch.fx.GraphModule({}, graph), inputs, keep)
+    assert len(grids[0]) == len(grids[1]) == 1 and grids[0] == [[(-(-300 // 32) * 2, 1, 1)]] != grids[1]

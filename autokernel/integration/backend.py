@@ -36,6 +36,7 @@ from autokernel.integration.ops import (
     differentiable,
     direct,
     register,
+    register_visible,
     traced,
     visible,
 )
@@ -96,6 +97,7 @@ class Installed:
     ops: OpOverloadPacket
     run: Kernel  # the same without the dispatcher, for graphs that are not traced again
     visible: Callable[[Case], Kernel] | None = None  # what a case calls, for tracing, if its launches are Triton's
+    launches: OpOverload | None = None  # then also this, which AOTAutograd takes for them
 
 
 @dataclass(frozen=True)
@@ -426,7 +428,7 @@ class Replacer:
             return None
         seen = kernel.visible(case)
         graph = traced(load_spec(site.kernel_type), seen, case, value(site.output).device)
-        return graph and (seen if self.fallback else direct(graph))
+        return graph and (kernel.launches if self.fallback else direct(graph))
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if self.fallback in (None, "eager"):
@@ -492,8 +494,11 @@ def install(winner: Winner) -> Installed:
                 function.compile()
     ops = register(winner.name, spec, kernel, winner.device_type)
     is_triton = getattr(kernel, "__globals__", {}).get("BACKEND") == "triton"  # whatever its target began with
-    seen = (lambda case: visible(spec, at_sizes(kernel, case))) if is_triton else None
-    return Installed(winner.target.name, ops, by_position(spec, kernel, f"autokernel::{winner.target.name}"), seen)
+    run = by_position(spec, kernel, f"autokernel::{winner.target.name}")
+    if not is_triton:
+        return Installed(winner.target.name, ops, run)
+    launches = register_visible(winner.name, spec, kernel, winner.device_type)
+    return Installed(winner.target.name, ops, run, lambda case: visible(spec, at_sizes(kernel, case.args)), launches)
 
 
 @dataclass(frozen=True)

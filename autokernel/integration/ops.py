@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -52,14 +53,17 @@ def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> O
     less.
     """
     if not hasattr(torch.ops.autokernel, name):
-        schema = torch.library.infer_schema(spec.oracle, mutates_args=())
         for overload in (name, f"{name}.no_grad"):
-            LIBRARY.define(overload + schema, tags=TAGS)
-            LIBRARY.impl(overload, by_position(spec, kernel), device_type.upper())
-            torch.library.register_fake(f"autokernel::{overload}", partial(fake, spec), lib=LIBRARY)
+            _define(overload, spec, kernel, device_type)
         operator = getattr(torch.ops.autokernel, name).default
         LIBRARY.impl(name, differentiable(partial(original, spec), operator), "Autograd")
     return getattr(torch.ops.autokernel, name)
+
+
+def _define(overload: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> None:
+    LIBRARY.define(overload + torch.library.infer_schema(spec.oracle, mutates_args=()), tags=TAGS)
+    LIBRARY.impl(overload, by_position(spec, kernel), device_type.upper())
+    torch.library.register_fake(f"autokernel::{overload}", partial(fake, spec), lib=LIBRARY)
 
 
 # For the backward pass. An operator of ours is computed once, where torch.compile may make a clone() anew in the backward
@@ -98,9 +102,9 @@ def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
     return seen if name else run
 
 
-def at_sizes(kernel: Kernel, case: Case) -> Kernel:
-    """What `kernel` calls at the sizes of a case: of a file with settings by sizes (agents/sizes.py) one of several."""
-    return kernel.at(case.args) if hasattr(kernel, "at") else kernel
+def at_sizes(kernel: Kernel, arguments: Mapping[str, Any]) -> Kernel:
+    """What `kernel` calls for these arguments: of a file with settings by sizes (agents/sizes.py) one of several."""
+    return kernel.at(arguments) if hasattr(kernel, "at") else kernel
 
 
 def original(spec: KernelSpec, *arguments: Any) -> Any:
@@ -213,6 +217,25 @@ def visible(spec: KernelSpec, kernel: Kernel) -> Kernel:
             return run(*arguments)
 
     return call
+
+
+def register_visible(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> OpOverload:
+    """An operator, as by register(), which AOTAutograd takes for the launches that visible() shows.
+
+    In its cache a graph with it is found without being traced again, and no plain function is: to trace one, PyTorch has
+    Triton parse the kernel at each of its calls. Equal names mean equal sources.
+    """
+    name = f"{name}_visible"
+    if not hasattr(torch.ops.autokernel, name):
+        _define(name, spec, kernel, device_type)
+        names = tuple(inspect.signature(spec.oracle).parameters)
+
+        def launches(mode: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            with mode:
+                return visible(spec, at_sizes(kernel, dict(zip(names, args))))(*args)
+
+        torch.library.register_torch_dispatch(f"autokernel::{name}", FunctionalTensorMode, launches, lib=LIBRARY)
+    return getattr(torch.ops.autokernel, name).default
 
 
 def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:

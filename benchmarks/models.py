@@ -71,7 +71,7 @@ HF_QWEN3 = {
 }
 LLAMA_7B = {"class_name": "Llama7B", "model_args": {"n_layers": 4}, "input_shape": (1, 2048)}
 MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float32 those that suit it
-    "compact-llama": Workload(input_shape=(1, 512)),
+    "compact-llama": Workload(class_name="CompactLlama", input_shape=(1, 512)),
     "llama-7b-4-layers": Workload(**LLAMA_7B),
     "llama-7b-4-layers-bf16": Workload(**LLAMA_7B, dtype="bfloat16"),
     "gpt2": Workload("models/gpt2.py", "GPT2", input_shape=(1, 512)),

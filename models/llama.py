@@ -70,7 +70,7 @@ class Block(nn.Module):
 
 
 class CompactLlama(nn.Module):
-    """A LLaMA of 110 M parameters. Tokens [batch, seq] int64 -> logits [batch, seq, vocab_size]."""
+    """A LLaMA of 125 M parameters. Tokens [batch, seq] int64 -> logits [batch, seq, vocab_size]."""
 
     def __init__(
         self,
@@ -101,6 +101,13 @@ class CompactLlama(nn.Module):
         for layer in self.layers:
             x = layer(x, freqs)
         return self.output(self.norm(x))
+
+
+class MiniLlama(CompactLlama):
+    """Its first four layers, 74 M parameters: the model of a run that names none."""
+
+    def __init__(self, n_layers: int = 4, **sizes: int):
+        super().__init__(n_layers=n_layers, **sizes)
 
 
 class Llama7B(CompactLlama):

@@ -300,7 +300,7 @@ def test_a_foreign_plan_blocks_nothing_but_itself(clone, content):
     script = clone.root / "workspace/ask.py"
     script.write_text(f"{say} print(default_tag(Path({str(clone.root)!r}), Workload()))")
     done = clone.run(["workspace/ask.py"])
-    assert_fine(done, "compactllama-")
+    assert_fine(done, "minillama-")
     assert "'unproven' is passed over" in done.stderr
     assert_fine(clone.run(["orchestrate.py", "clean", "unproven"]), "removed run unproven")
 

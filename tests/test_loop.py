@@ -42,6 +42,15 @@ def workspace(clone) -> Workspace:  # noqa: F811
     return workspace
 
 
+def test_no_experiment_begins_that_would_end_longer_after_the_time_than_it_had_left():
+    budget = Budget(seconds=180, at_least=1).begun(5, 1000.0)
+    assert not budget.over(6, 1130.0, each_s=90.0)
+    assert budget.over(6, 1140.0, 90.0) == "the 3 minutes are used up but for 40 s, and an experiment takes 90 s"
+    assert budget.over(6, 1181.0) == "the 3 minutes are used up"
+    assert not budget.over(5, 1181.0), "one is made, however long it takes"
+    assert not Budget(experiments=2).begun(5, 1000.0).over(6, 1e6, 90.0)
+
+
 def check(loop: Loop, status: str, source: str, incumbent: str) -> None:
     """The last experiment is told alike by git, by results.tsv and by the tree, and was `status`."""
     row = loop.workspace.log.read()[-1]

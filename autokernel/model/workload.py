@@ -56,7 +56,7 @@ class Workload:
     """
 
     model: str = "models/llama.py"
-    class_name: str = "CompactLlama"
+    class_name: str = "MiniLlama"
     model_args: Mapping[str, Any] = field(default_factory=dict)  # of the constructor; of the config for transformers
     input_shape: tuple[int, ...] = (1, 512)  # (): example_inputs() of the model's file or class has them
     dtype: str = "float32"

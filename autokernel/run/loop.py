@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Protocol
 
@@ -73,11 +74,16 @@ class Budget:
     def deadline_s(self) -> float:
         return math.inf if self.seconds is None else self.started_s + self.seconds
 
-    def over(self, made: int, now_s: float) -> str:
-        """Why nothing more is begun, of a budget that has begun; empty while something may be."""
+    def over(self, made: int, now_s: float, each_s: float = 0.0) -> str:
+        """Why nothing more is begun, of a budget that has begun; empty while something may be.
+
+        each_s: what an experiment takes with its proposal. None begins that would take as much beyond the end as before it.
+        """
         made -= self.made_before
-        if now_s >= self.deadline_s and made >= self.at_least:
-            return f"the {self.seconds / 60:.3g} minutes are used up"
+        left_s = self.deadline_s - now_s
+        if left_s <= each_s / 2 and made >= self.at_least:
+            rest = f" but for {left_s:.0f} s, and an experiment takes {each_s:.0f} s" if left_s >= 1 else ""
+            return f"the {self.seconds / 60:.3g} minutes are used up{rest}"
         if self.experiments is not None and made >= self.experiments:
             return f"{self.experiments} experiments were made"
         return ""
@@ -160,12 +166,14 @@ class Loop:
         self.patience_s = max(PATIENCE_S, PATIENCE * (budget.seconds or 0))
         exhausted: set[str] = set()
         previous = None
+        started_s, took_s = [], []  # by starters and by experiments
         with self.signals():
             for intent in self.interrupted():
                 if not self.stopping:
                     self._judge(self.plan.target(intent.target), intent.proposal, intent.attempts, intent.ticket)
             while not self.stopping:
-                if over := budget.over(len(tried(self.rows)), time.monotonic()):
+                began_s = time.monotonic()
+                if over := budget.over(len(tried(self.rows)), began_s, median(took_s or started_s or [0.0])):
                     return over
                 if full := self.low_disk():
                     self._wait_for_space(full, budget.deadline_s)
@@ -179,6 +187,7 @@ class Loop:
                     previous = target
                 if not incumbent(rows_of(target, self.rows)):
                     self.start(target)
+                    started_s.append(time.monotonic() - began_s)
                     continue
                 try:
                     proposal = agent.propose(self.context(target))
@@ -188,6 +197,7 @@ class Loop:
                     exhausted.add(target.name)
                     continue
                 self.attempt(target, proposal)
+                took_s.append(time.monotonic() - began_s)
         return self.stopping
 
     def _announce(self, previous: Target | None, reason: str, target: Target, rules: Rules, exhausted: set[str]) -> None:

@@ -82,7 +82,8 @@ MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of 
 INDUCTOR = ("inductor", *MODES)
 # Numbers that are given to a Triton kernel are float32, as in Triton itself: with float64, kernels would be slower or fail.
 FLOATS = {name: False for name in ("_use_fp64_for_unbacked_floats",) if hasattr(torch._inductor.config, name)}
-
+# (operator, case, device) -> its launches; None where they cannot be traced. As operators, they stay.
+LAUNCHERS: dict[tuple[str, str, str], Kernel | None] = {}
 
 Sites = tuple[
     GraphModule, Backward | None, list[Site]
@@ -426,9 +427,12 @@ class Replacer:
         """A Triton kernel as Inductor launches it, or as we do where nothing compiles the graph; None if it is opaque."""
         if not kernel.visible or self.fallback not in (None, *INDUCTOR):
             return None
-        seen = kernel.visible(case)
-        graph = traced(load_spec(site.kernel_type), seen, case, value(site.output).device)
-        return graph and (kernel.launches if self.fallback else direct(graph))
+        spec, device = load_spec(site.kernel_type), value(site.output).device
+        key = (kernel.ops.__name__, encoded(case), str(device))
+        if key not in LAUNCHERS:
+            graph = traced(spec, kernel.visible(case), case, device)
+            LAUNCHERS[key] = graph and direct(graph)
+        return LAUNCHERS[key] and (kernel.launches if self.fallback else LAUNCHERS[key])
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if self.fallback in (None, "eager"):

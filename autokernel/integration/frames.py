@@ -80,7 +80,7 @@ class Frames:
 def _tried_again(compilations: Sequence[Any], error: BaseException) -> set[Function]:
     """Functions that Dynamo failed at as they ended with an error: another call may not, and would never be compiled."""
     failed = {function_of(compilation) for compilation in compilations if compilation.fail_type}
-    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]  # no set: some of Dynamo's have no hash
     ended = {function: code for code in codes if (function := _function(code)) in failed}
     for code in ended.values():
         set_code_exec_strategy(code, AS_EVER)

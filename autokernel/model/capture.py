@@ -542,8 +542,8 @@ def _numbers_apart(module: GraphModule) -> GraphModule:
         elif reads_a_number(node) or given and _is_number(node):
             numbers[node] = [*made_by, node]
         elif given and node.op == "output":
-            if any(map(_is_float, given)):
-                raise NotImplementedError("a graph that returns a float that changes")
+            if any(reads_a_number(n) for number in given for n in numbers[number]):
+                raise NotImplementedError("a graph that returns a float that changes, or what is computed of one")
             graph.node_copy(node, lambda n: copies.get(n))  # see _return_numbers()
         elif given:
             _wrap(graph, module, [*made_by, node], [node], copies)
@@ -916,7 +916,8 @@ def has_effects(node: Node) -> bool:
         argument.name: node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
         for i, argument in enumerate(node.target._schema.arguments)
     }
-    return not any(given.get(name) == 0 for name in ("dropout_p", "dropout"))
+    rates = ("dropout_p", "dropout", *(["p"] if node.target is aten.dropout.default else ()))
+    return not any(given.get(name) == 0 for name in rates)
 
 
 def prune(graph: GraphModule) -> None:

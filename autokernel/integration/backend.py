@@ -199,7 +199,7 @@ class Replacer:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if why := why_left_alone(module):
             self.leave(why)
-            return self._compile(module, inputs)
+            return in_eager_mode(module) if compilers.loses_a_mode(module) else self._compile(module, inputs)
         if wanted and not self.gradients:  # Dynamo asks again when this changes
             return self._compile(module, inputs)
         if sizes := self._sizes(module, inputs):  # which changed, and now this is for all of them

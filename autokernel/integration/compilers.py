@@ -25,6 +25,11 @@ def compiling() -> Iterator[None]:
         yield
 
 
+def loses_a_mode(module: GraphModule) -> bool:
+    """Whether a compiler makes tensors like any others of what is an inference tensor in eager mode."""
+    return any(getattr(node.target, "__name__", "") == "_enter_inference_mode" for node in module.graph.nodes)
+
+
 class Repeatable:
     """Whether a graph from Dynamo, of which `copy` makes a copy, does nothing but compute its results.
 

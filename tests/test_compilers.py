@@ -172,3 +172,69 @@ def test_what_may_not_be_repeated_is_not() -> None:
         written(x)
     torch.testing.assert_close(x, torch.ones(2, 8))
     torch.testing.assert_close(pure(x), pure.forward(x))
+
+
+class Counting(nn.Module):
+    """What it does to itself, before it fails and because of that, stands behind its graph in what Dynamo makes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.calls, self.seen, self.state = nn.Embedding(4, 8), 0, [], "new"
+
+    def forward(self, i: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(i.shape[0])
+        try:
+            return self.rows(i).sum(-1)
+        finally:
+            self.state = f"done {self.calls}"
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("fallback", ["eager", "aot_eager"])
+def test_what_a_model_does_beside_before_it_fails(fallback: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernels:
+        replacer = Everywhere((), fallback, finder=finder())
+        monkeypatch.setattr("autokernel.integration.apply.Replacer", lambda *_: replacer)
+    seen = []
+    for model in (apply(Counting(), [], fallback), Counting()):
+        states = []
+        for i in ([1, 2], [7, 1], [3, 1], [9, 2, 3], [1]):
+            try:
+                model(torch.tensor(i))
+            except IndexError:
+                states.append("failed")
+            states.append((model.calls, model.seen[:], model.state))
+        seen.append(states)
+    assert seen[0] == seen[1]
+
+
+def test_a_call_that_wrote_before_it_failed_is_not_made_again() -> None:
+    class Writing(Counting):
+        def forward(self, i: Tensor) -> Tensor:
+            self.rows.weight.data.add_(1)
+            return super().forward(i)
+
+    model = apply(Writing(), [], "eager")
+    with torch.no_grad():
+        model.rows.weight.zero_()
+    with pytest.raises(IndexError):
+        model(torch.tensor([7]))
+    assert model.rows.weight.max() == 1
+
+
+def test_what_enters_inference_mode_is_as_it_is_over_a_compiler() -> None:
+    def forward(s: Function, x: Tensor) -> Any:
+        with torch.inference_mode():
+            y = s.a(x)
+        return y, y.view(-1), s.norm(x)
+
+    model = Function(forward)
+    ours = applied(model, "aot_eager")
+    for rows in (2, 3, 4):
+        x = torch.randn(rows, 8)
+        made = [one(x) for one in (ours, model)]
+        torch.testing.assert_close(*made)
+        assert [(t.is_inference(), t.requires_grad) for t in made[0]] == [
+            (t.is_inference(), t.requires_grad) for t in made[1]
+        ]

@@ -156,18 +156,21 @@ class Replacer:
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The boundary around every model: no error of ours goes beyond it."""
-        self.frames.compiling()
+        is_first = self.frames.compiling()
         if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
 
+        repeatable = compilers.Repeatable(partial(_copy, kept))
+
         def finished(call: Callable[..., Any]) -> Callable[..., Any]:
             if self.fallback not in (None, "eager"):
-                call = self._over_a_compiler(call, original, kept)
+                call = self._over_a_compiler(call, original, repeatable)
             call = compilers.where_memory_is_shared_alike(call, original, kept, inputs)
-            return _without_tangents(call, original)
+            call = _without_tangents(call, original)
+            return compilers.whose_errors_say(call, repeatable) if is_first else call
 
         try:
             return finished(self._optimised(module, inputs))
@@ -184,14 +187,13 @@ class Replacer:
             return original
 
     def _over_a_compiler(
-        self, call: Callable[..., Any], original: Callable[..., Any], module: GraphModule
+        self, call: Callable[..., Any], original: Callable[..., Any], repeatable: compilers.Repeatable
     ) -> Callable[..., Any]:
-        """`call`, which the fallback made of `module`, with what that does not keep of eager mode."""
+        """`call`, which the fallback made of `original`, with what that does not keep of eager mode."""
 
         def say(error: Exception) -> None:
             self.fail(f"a graph runs without {self.fallback} from now on: {reason(error)}")
 
-        repeatable = compilers.Repeatable(partial(_copy, module))
         call = compilers.differentiable_again(call, original, repeatable)
         return compilers.or_the_original(call, original, repeatable, say)
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from autokernel.model.capture import Settings, data_of, has_effects, settings_restored, storages, to_aten, written
 
 Call = Callable[..., Any]
+UNDONE = "autokernel_undone"  # in an error
 
 
 @contextmanager
@@ -81,6 +82,29 @@ def or_the_original(call: Call, original: Call, repeatable: Repeatable, say: Cal
             return result
 
     return run
+
+
+def whose_errors_say(call: Call, repeatable: Repeatable) -> Call:
+    """`call`, the first graph of a pass, whose errors say whether nothing was done before: see is_undone()."""
+
+    def run(*values: Any) -> Any:
+        try:
+            return call(*values)
+        except _StopRecomputationError:
+            raise
+        except Exception as error:
+            vars(error)[UNDONE] = bool(repeatable)
+            raise
+
+    return run
+
+
+def is_undone(error: Exception) -> bool:
+    """Whether a pass that ended so may be made once more, as it was written.
+
+    Dynamo has what a function does to objects behind the graph: an error in that leaves it out, `finally` as well.
+    """
+    return vars(error).get(UNDONE, False)
 
 
 # --- gradients of gradients -----------------------------------------------------------------------------------------------

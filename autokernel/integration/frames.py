@@ -27,15 +27,20 @@ class Frames:
 
     def __init__(self, missed: Callable[[str], object], stopped: Callable[[str], object]):
         self.missed, self.stopped = missed, stopped
+        self.root: CodeType | None = None  # of the function by which the model is called, if it has one of its own
         self.codes: dict[Function, CodeType] = {}  # of the functions that graphs are from
         self.calls, self.raising, self.is_changing = 0, 0, False
         self.counts = False  # whether modules have integers that change, which Dynamo otherwise takes for constants
         self.anew: dict[tuple[Function, str], dict[str, int]] = {}  # function, kind of reason -> the reasons, the calls
 
-    def compiling(self) -> None:
-        """To be told by the backend of torch.compile: here is a graph of the function that Dynamo is at."""
+    def compiling(self) -> bool:
+        """To be told by the backend of torch.compile: here is a graph of the function that Dynamo is at.
+
+        Whether that graph is the first thing that a call of the model does.
+        """
         code = InstructionTranslator.current_tx().output.root_tx.f_code
         self.codes[_function(code)] = code
+        return self.root is not None and _function(code) == _function(self.root)
 
     def called(self, last: Any, error: BaseException | None = None) -> None:
         """After a call of the model; `last`: the newest compilation before it, `error`: with which it ended."""

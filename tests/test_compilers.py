@@ -235,6 +235,5 @@ def test_what_enters_inference_mode_is_as_it_is_over_a_compiler() -> None:
         x = torch.randn(rows, 8)
         made = [one(x) for one in (ours, model)]
         torch.testing.assert_close(*made)
-        assert [(t.is_inference(), t.requires_grad) for t in made[0]] == [
-            (t.is_inference(), t.requires_grad) for t in made[1]
-        ]
+        ours_are, theirs_are = ([(t.is_inference(), t.requires_grad) for t in results] for results in made)
+        assert ours_are == theirs_are

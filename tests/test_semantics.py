@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -655,6 +657,30 @@ def test_transforms_around_an_applied_model() -> None:
     assert any("under vmap(), grad() or jvp()" in why for why in explain(applied).left)
     torch.testing.assert_close(applied(x), model(x))
     assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
+
+
+def test_what_dynamo_fails_at_inside_of_a_transform_leaves_autograd_on() -> None:
+    """What it leaves behind has dispatch keys of that place, and sets them whenever it is freed."""
+
+    def forward(s: Function, x: Tensor) -> Any:
+        return torch.vmap(lambda row: s.layer(row))(x), torch.func.jvp(s.layer, (x,), (x + 1,))
+
+    model = Function(forward)
+    model.layer = nn.LayerNorm(8)
+    applied, keys = apply(copy.deepcopy(model), [], "eager"), torch._C._dispatch_tls_local_exclude_set()
+    gc.disable()
+    logging.disable()  # pytest keeps each record, with what it is about
+    try:
+        inputs = [torch.randn(rows, 8) for rows in (2, 2, 3)]
+        results = [applied(x) for x in inputs]
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):  # whatever is found
+            gc.collect()
+            assert str(torch._C._dispatch_tls_local_exclude_set()) == str(keys)
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+    torch.testing.assert_close(results, [model(x) for x in inputs])
+    assert any("is not captured" in why for why in explain(applied).left)
 
 
 def tangent_of(model: nn.Module, x: Tensor) -> Tensor | None:

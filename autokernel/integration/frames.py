@@ -11,7 +11,7 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-from autokernel.model.capture import Function, breaks, function_of, in_words, lost_guard
+from autokernel.model.capture import Function, breaks, free_what_failed, function_of, in_words, lost_guard
 
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
@@ -48,6 +48,7 @@ class Frames:
         self.raising = self.raising + 1 if error else 0
         if newest() is not last:
             compilations = _since(last)
+            free_what_failed(compilations)
             again = _tried_again(compilations, error) if error and self.raising < MAX_RAISING else ()
             self._take_note([compilation for compilation in compilations if function_of(compilation) not in again])
 

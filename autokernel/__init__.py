@@ -27,7 +27,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
     history/        runs, experiments (results.tsv), ledger (git), progress, workers, status
     agents/         who proposes edits, one file each
     run/            loop, scheduler, environment, workspace, supervisor; many workers: fleet, and ray_pool with Ray
-    integration/    ops, winner, frames, hooks, backend, apply, confirmation
+    integration/    ops, winner, frames, hooks, compilers, backend, apply, confirmation
         verification/  the model with and without its kernels, end to end; winners of a run; what was proven before
     export/         a package of the kept kernels, a Hugging Face kernel project
     report/         live, summary, html, charts; branch: the last commit of a run

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -657,6 +659,30 @@ def test_transforms_around_an_applied_model() -> None:
     assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
 
 
+def test_what_dynamo_fails_at_inside_of_a_transform_leaves_autograd_on() -> None:
+    """What it leaves behind has dispatch keys of that place, and sets them whenever it is freed."""
+
+    def forward(s: Function, x: Tensor) -> Any:
+        return torch.vmap(lambda row: s.layer(row))(x), torch.func.jvp(s.layer, (x,), (x + 1,))
+
+    model = Function(forward)
+    model.layer = nn.LayerNorm(8)
+    applied, keys = apply(copy.deepcopy(model), [], "eager"), torch._C._dispatch_tls_local_exclude_set()
+    gc.disable()
+    logging.disable()  # pytest keeps each record, with what it is about
+    try:
+        inputs = [torch.randn(rows, 8) for rows in (2, 2, 3)]
+        results = [applied(x) for x in inputs]
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys):  # whatever is found
+            gc.collect()
+            assert str(torch._C._dispatch_tls_local_exclude_set()) == str(keys)
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+    torch.testing.assert_close(results, [model(x) for x in inputs])
+    assert any("is not captured" in why for why in explain(applied).left)
+
+
 def tangent_of(model: nn.Module, x: Tensor) -> Tensor | None:
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(model(forward_ad.make_dual(x, x + 1))).tangent
@@ -1080,6 +1106,18 @@ CATCHING = [
 ]
 
 
+def test_an_error_behind_a_break_in_an_expression_is_the_models_own() -> None:
+    """The code that Dynamo makes for the rest of it has constants that Python could not have, a dict among them."""
+
+    def forward(s: Function, x: Tensor) -> Any:
+        return (lambda o: (torch.mul(x, 2, out=o), torch.add(s.norm(x), 1, out=o.new_empty(x.shape))))(torch.empty(0))
+
+    model, x = Function(forward), torch.randn(2, 8)
+    for call in (model, compile_with_kernels(model, everywhere())):
+        with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+            call(x)
+
+
 @pytest.mark.parametrize("function", [*CATCHING, raised_again, beside_what_catches, inside_of_what_suppresses_nothing])
 def test_functions_that_catch_what_an_operator_raises(function: Callable[..., Any]) -> None:
     """In a graph nothing catches an error that an operator raises when it runs."""
@@ -1322,6 +1360,16 @@ def test_numbers_and_sizes_that_change_in_inference_mode() -> None:
             x = torch.randn(2, length, 8)
             torch.testing.assert_close(compiled(x, step), model(x, step), atol=1e-4, rtol=1e-4)
     assert len({r.graph for r in replacer.replaced}) > 2 and not replacer.left
+
+
+def test_what_is_computed_of_a_float_alone_is_returned() -> None:
+    """Whether it is above a threshold, say, which was None from the second float on."""
+    model = Function(lambda s, x, a: (s.norm(s.a(x)) * a, a > 1.0, 2 * a))
+    replacer = everywhere()
+    compiled, x = compile_with_kernels(model, replacer), torch.randn(2, 8)
+    for a in (0.5, 1.5, 2.5, 0.25):
+        torch.testing.assert_close(compiled(x, a), model(x, a), atol=1e-4, rtol=1e-4)
+    assert replacer.replaced
 
 
 def test_a_float_that_has_to_be_a_constant() -> None:

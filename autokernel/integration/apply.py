@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer, in_eager_mode
+from autokernel.integration.compilers import is_undone
 from autokernel.integration.frames import newest
 from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.winner import Winner
@@ -66,6 +67,7 @@ def apply(
     call, replacer = _caller(model), Replacer(chosen, fallback, gradients)
     hooks, methods = Hooks(model), Methods(model)
     compiled = _compiled(call, model, replacer)
+    replacer.frames.root = call.__code__
 
     @torch._dynamo.assume_constant_result  # it is called while what calls it is traced
     def say_that_inside() -> None:
@@ -82,8 +84,12 @@ def apply(
             return call(*args, **kwargs)
         try:
             return compiled(*args, **kwargs)
+        except Exception as error:
+            if not is_undone(error):
+                raise
         finally:
             hooks.called()
+        return call(*args, **kwargs)  # with what the model does beside, before it fails and because of that
 
     def first(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.build import Function
+from autokernel.integration import compilers
 from autokernel.integration.frames import Frames
 from autokernel.integration.ops import (
     DIRECT,
@@ -158,31 +159,52 @@ class Replacer:
 
     def __call__(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """The boundary around every model: no error of ours goes beyond it."""
-        self.frames.compiling()
+        is_first = self.frames.compiling()
         if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
+
+        repeatable = compilers.Repeatable(partial(_copy, kept))
+
+        def finished(call: Callable[..., Any]) -> Callable[..., Any]:
+            if self.fallback not in (None, "eager"):
+                call = self._over_a_compiler(call, original, repeatable)
+            call = compilers.where_memory_is_shared_alike(call, original, kept, inputs)
+            call = _without_tangents(call, original)
+            return compilers.whose_errors_say(call, repeatable) if is_first else call
+
         try:
-            return _without_tangents(self._optimised(module, inputs), original)
+            return finished(self._optimised(module, inputs))
         except RestartAnalysis:  # Dynamo traces once more, as with a float that has to be a constant
             raise
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self.fail(f"a graph is left as it is: {reason(error)}")
         try:
-            return _without_tangents(self._compile(_copy(kept), inputs), original)
+            return finished(self._compile(_copy(kept), inputs))
         except RestartAnalysis:
             raise
         except Exception as error:
             self.fail(f"{self.fallback} cannot compile a graph, which runs as it is: {reason(error)}")
             return original
 
+    def _over_a_compiler(
+        self, call: Callable[..., Any], original: Callable[..., Any], repeatable: compilers.Repeatable
+    ) -> Callable[..., Any]:
+        """`call`, which the fallback made of `original`, with what that does not keep of eager mode."""
+
+        def say(error: Exception) -> None:
+            self.fail(f"a graph runs without {self.fallback} from now on: {reason(error)}")
+
+        call = compilers.differentiable_again(call, original, repeatable)
+        return compilers.or_the_original(call, original, repeatable, say)
+
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if why := why_left_alone(module):
             self.leave(why)
-            return self._compile(module, inputs)
+            return in_eager_mode(module) if compilers.loses_a_mode(module) else self._compile(module, inputs)
         if wanted and not self.gradients:  # Dynamo asks again when this changes
             return self._compile(module, inputs)
         if sizes := self._sizes(module, inputs):  # which changed, and now this is for all of them
@@ -437,12 +459,13 @@ class Replacer:
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if self.fallback in (None, "eager"):
             return in_eager_mode(graph)
-        if self.fallback in INDUCTOR:
+        with compilers.compiling():
+            if self.fallback not in INDUCTOR:
+                return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
             options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}
             graph = _copy(graph)  # in AOTAutograd's cache, the same graph is found however it came about
             _give_examples(graph)
             return torch._inductor.compile(graph, inputs, options | FLOATS)
-        return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
 
 
 @dataclass

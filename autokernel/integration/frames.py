@@ -11,7 +11,7 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-from autokernel.model.capture import Function, breaks, function_of, in_words, lost_guard
+from autokernel.model.capture import Function, breaks, free_what_failed, function_of, in_words, lost_guard
 
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
@@ -27,15 +27,20 @@ class Frames:
 
     def __init__(self, missed: Callable[[str], object], stopped: Callable[[str], object]):
         self.missed, self.stopped = missed, stopped
+        self.root: CodeType | None = None  # of the function by which the model is called, if it has one of its own
         self.codes: dict[Function, CodeType] = {}  # of the functions that graphs are from
         self.calls, self.raising, self.is_changing = 0, 0, False
         self.counts = False  # whether modules have integers that change, which Dynamo otherwise takes for constants
         self.anew: dict[tuple[Function, str], dict[str, int]] = {}  # function, kind of reason -> the reasons, the calls
 
-    def compiling(self) -> None:
-        """To be told by the backend of torch.compile: here is a graph of the function that Dynamo is at."""
+    def compiling(self) -> bool:
+        """To be told by the backend of torch.compile: here is a graph of the function that Dynamo is at.
+
+        Whether that graph is the first thing that a call of the model does.
+        """
         code = InstructionTranslator.current_tx().output.root_tx.f_code
         self.codes[_function(code)] = code
+        return self.root is not None and _function(code) == _function(self.root)
 
     def called(self, last: Any, error: BaseException | None = None) -> None:
         """After a call of the model; `last`: the newest compilation before it, `error`: with which it ended."""
@@ -43,6 +48,7 @@ class Frames:
         self.raising = self.raising + 1 if error else 0
         if newest() is not last:
             compilations = _since(last)
+            free_what_failed(compilations)
             again = _tried_again(compilations, error) if error and self.raising < MAX_RAISING else ()
             self._take_note([compilation for compilation in compilations if function_of(compilation) not in again])
 
@@ -80,7 +86,7 @@ class Frames:
 def _tried_again(compilations: Sequence[Any], error: BaseException) -> set[Function]:
     """Functions that Dynamo failed at as they ended with an error: another call may not, and would never be compiled."""
     failed = {function_of(compilation) for compilation in compilations if compilation.fail_type}
-    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]  # no set: some of Dynamo's have no hash
     ended = {function: code for code in codes if (function := _function(code)) in failed}
     for code in ended.values():
         set_code_exec_strategy(code, AS_EVER)

@@ -6,6 +6,7 @@ as Dynamo wrote it. For matching, simplified() writes in one way what a program 
 else: every view is a `reshape`, every cast a `to(dtype)`, one to the same dtype is nothing, a square is `pow(x, 2)`.
 """
 
+import gc
 import linecache
 import operator
 import re
@@ -268,6 +269,7 @@ def capture(
 
         if again:
             again(run)
+        free_what_failed(dynamo.get_compilation_metrics())
     torch._dynamo.reset()
     return Capture(tuple(graphs), tuple(dict.fromkeys((*breaks, *left_alone))))
 
@@ -328,6 +330,17 @@ def _left_out(skipped: Mapping[int, str]) -> tuple[dict[Function, str], list[str
         reasons[owner].append(why)
     by_function = {function: "; ".join(dict.fromkeys(whys)) for function, whys in reasons.items() if function}
     return by_function, [why for whys in reasons.values() for why in whys]
+
+
+def free_what_failed(frames: Sequence[Any]) -> None:
+    """Frees what Dynamo left behind of those of `frames`, its compilations, that failed.
+
+    Inside of vmap() or jvp() that holds dispatch keys: whenever it went, autograd, say, would be off from then on.
+    """
+    if any(frame.fail_type for frame in frames):
+        now = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+        with torch._C._ForceDispatchKeyGuard(*now):
+            gc.collect()
 
 
 def breaks(frames: Sequence[Any]) -> Iterator[tuple[Function | None, str]]:
@@ -542,8 +555,8 @@ def _numbers_apart(module: GraphModule) -> GraphModule:
         elif reads_a_number(node) or given and _is_number(node):
             numbers[node] = [*made_by, node]
         elif given and node.op == "output":
-            if any(map(_is_float, given)):
-                raise NotImplementedError("a graph that returns a float that changes")
+            if any(reads_a_number(n) for number in given for n in numbers[number]):
+                raise NotImplementedError("a graph that returns a float that changes, or what is computed of one")
             graph.node_copy(node, lambda n: copies.get(n))  # see _return_numbers()
         elif given:
             _wrap(graph, module, [*made_by, node], [node], copies)
@@ -916,7 +929,8 @@ def has_effects(node: Node) -> bool:
         argument.name: node.args[i] if i < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
         for i, argument in enumerate(node.target._schema.arguments)
     }
-    return not any(given.get(name) == 0 for name in ("dropout_p", "dropout"))
+    rates = ("dropout_p", "dropout", *(["p"] if node.target is aten.dropout.default else ()))
+    return not any(given.get(name) == 0 for name in rates)
 
 
 def prune(graph: GraphModule) -> None:

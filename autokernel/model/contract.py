@@ -251,9 +251,10 @@ class Backward(Interpreter):
 
     def keeping(
         self, nodes: Collection[Node], inputs: Sequence[Node], outputs: Sequence[Node]
-    ) -> tuple[list[int], list[int]] | None:
+    ) -> tuple[list[int], list[int], list[int]] | None:
         """Of a site: the places in `inputs` whose values its gradients depend on, and those to be kept as copies.
 
+        And the places in `outputs` that the original keeps: whoever writes there before the backward pass is told so.
         What the original keeps for one of several results alone, it does not miss where the gradient is of another.
 
         None where a view is needed that was made without gradients, and is changed before the backward pass: autograd takes
@@ -264,10 +265,11 @@ class Backward(Interpreter):
         is_all = bool(kept - set().union(*held))  # results: they depend on each input
         needed = [i for i, own in enumerate(held) if is_all or own & kept]
         of_each = [set().union(*(self.kept[node] for node in _made_of(output, nodes))) for output in outputs]
-        beyond = [i for i in needed if not held[i] & set.intersection(*of_each)]
+        of_all = set.intersection(*of_each)
+        beyond = [i for i in needed if not held[i] & of_all]
         later = set().union(*(changed for i, changed in self.writes if i > self.order[outputs[0]]))
         if any(held[i] & self.hidden & later for i in needed):
             return None
         exposed = [i for i in beyond if held[i] & (later | self.outside) and inputs[i] not in self.parameters]
         exposed += [i for i in beyond if held[i] & later and inputs[i] in self.parameters]
-        return needed, exposed
+        return needed, exposed, [i for i, output in enumerate(outputs) if memory(self.env[output]) & of_all]

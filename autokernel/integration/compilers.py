@@ -1,0 +1,247 @@
+"""What PyTorch's compilers do not keep of eager mode: seen to around what they made of a graph."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import _StopRecomputationError
+
+from autokernel.model.capture import Settings, data_of, has_effects, settings_restored, storages, to_aten, written
+
+Call = Callable[..., Any]
+UNDONE = "autokernel_undone"  # in an error
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Around a compilation. What is kept for the backward pass may be needed again, as with retain_graph=True."""
+    with torch._functorch.config.patch("donated_buffer", False):
+        yield
+
+
+def loses_a_mode(module: GraphModule) -> bool:
+    """Whether a compiler makes tensors like any others of what is an inference tensor in eager mode."""
+    return any(getattr(node.target, "__name__", "") == "_enter_inference_mode" for node in module.graph.nodes)
+
+
+class Repeatable:
+    """Whether a graph from Dynamo, of which `copy` makes a copy, does nothing but compute its results.
+
+    What writes to what it is given, or takes random numbers, does not give the same once more.
+    """
+
+    def __init__(self, copy: Callable[[], GraphModule]) -> None:
+        self.copy = copy
+
+    def __bool__(self) -> bool:
+        return self.found
+
+    @cached_property
+    def found(self) -> bool:
+        try:
+            graph = to_aten(self.copy()).graph
+        except Exception:  # of any kind: whatever the model does, met by a tracer
+            return False
+        given = storages(node for node in graph.nodes if node.op in ("placeholder", "get_attr"))
+        return not any(_changes(node, given) for node in graph.nodes)
+
+
+def _changes(node: Node, given: set[int]) -> bool:
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    if isinstance(node.target, HigherOrderOperator) or written(node) & given:
+        return True
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and has_effects(node)
+
+
+def or_the_original(call: Call, original: Call, repeatable: Repeatable, say: Callable[[Exception], object]) -> Call:
+    """`call`, and from its first error on `original`, where it can be repeated: an error there too is the model's own."""
+    works = True
+
+    def run(*values: Any) -> Any:
+        nonlocal works
+        if not works:
+            return original(*values)
+        try:
+            return call(*values)
+        except _StopRecomputationError:  # no error: a checkpoint around the model has computed what it needs again
+            raise
+        except Exception as error:
+            if not repeatable:
+                raise
+            result = original(*values)
+            works = False
+            say(error)
+            return result
+
+    return run
+
+
+def whose_errors_say(call: Call, repeatable: Repeatable) -> Call:
+    """`call`, the first graph of a pass, whose errors say whether nothing was done before: see is_undone()."""
+
+    def run(*values: Any) -> Any:
+        try:
+            return call(*values)
+        except _StopRecomputationError:
+            raise
+        except Exception as error:
+            vars(error)[UNDONE] = bool(repeatable)
+            raise
+
+    return run
+
+
+def is_undone(error: Exception) -> bool:
+    """Whether a pass that ended so may be made once more, as it was written.
+
+    Dynamo has what a function does to objects behind the graph: an error in that leaves it out, `finally` as well.
+    """
+    return vars(error).get(UNDONE, False)
+
+
+# --- gradients of gradients -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Pass:
+    """A backward pass through the results of a call, of `original`: whether its gradients are to have gradients."""
+
+    original: Call
+    places: Sequence[int]  # of the results
+    again: bool = False
+
+    def hook(self, made: Sequence[Tensor | None], _: object) -> tuple[None, ...] | None:
+        """Of the compiler's own node, which would add zeros where the gradients are not its own."""
+        return (None,) * len(made) if self.again else None
+
+
+class _Again(torch.autograd.Function):
+    """Of results and what they were computed from: a gradient that is to have a gradient is that of the original."""
+
+    @staticmethod
+    def forward(ctx: Any, backward: _Pass, *given: Any) -> tuple[Tensor, ...]:
+        count = len(backward.places)
+        results, values = given[:count], given[count:]
+        ctx.mark_dirty(*results)  # they are to be the same objects
+        ctx.set_materialize_grads(False)
+        ctx.backward_pass, ctx.settings = backward, Settings()
+        ctx.kept = [i for i, v in enumerate(values) if isinstance(v, Tensor) and not v.is_inference()]
+        ctx.others = [None if i in ctx.kept else v for i, v in enumerate(values)]
+        ctx.save_for_backward(*(values[i] for i in ctx.kept))
+        return results
+
+    @staticmethod
+    @torch.compiler.disable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        again = ctx.backward_pass.again = torch.is_grad_enabled()
+        if not again:
+            return None, *gradients, *(None for _ in ctx.others)
+        values, needed = list(ctx.others), ctx.needs_input_grad[1 + len(gradients) :]
+        wanted = [i for i, needs in enumerate(needed) if needs]
+        with settings_restored():
+            ctx.settings.restore()
+            torch.set_grad_enabled(True)
+            for i, saved in zip(ctx.kept, ctx.saved_tensors):
+                values[i] = saved.view_as(saved)  # its own: one may have been computed from another
+            results = ctx.backward_pass.original(*values)
+            pairs = [(results[i], given) for i, given in zip(ctx.backward_pass.places, gradients) if given is not None]
+            made = torch.autograd.grad(
+                [result for result, _ in pairs],
+                [values[i] for i in wanted],
+                [given for _, given in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        of_place = dict(zip(wanted, made))
+        return None, *(None for _ in gradients), *map(of_place.get, range(len(values)))
+
+
+def differentiable_again(call: Call, original: Call, repeatable: Repeatable) -> Call:
+    """`call`, a compiler's form of `original`, whose gradients may be computed twice, and have gradients.
+
+    AOTAutograd has gradients, but none of these. Where they flow through a view among the results, it is as it has it.
+    """
+
+    def run(*values: Any) -> Any:
+        results = call(*values)
+        if not torch.is_grad_enabled():
+            return results
+        places = [i for i, result in enumerate(results) if _has_gradient(result) and not any(result is v for v in values)]
+        if own := [results[i] for i in places]:
+            backward = _Pass(again, places)
+            for node in {(result if result._base is None else result._base).grad_fn for result in own} - {None}:
+                _keeps_its_buffers(node)
+                node.register_hook(backward.hook)
+            if not any(result._is_view() for result in own):
+                versions = tuple(result._version for result in own)
+                _Again.apply(backward, *own, *values)
+                torch._C._autograd._unsafe_set_version_counter(tuple(own), versions)  # nothing was written
+        return results
+
+    def again(*values: Any) -> Any:
+        if not repeatable:
+            raise RuntimeError(
+                "torch.compile has no gradients of gradients, and the model itself, which writes to what it is given or "
+                "takes random numbers, would not compute the same once more"
+            )
+        return original(*values)
+
+    return run
+
+
+def _keeps_its_buffers(node: torch.autograd.graph.Node) -> None:
+    """As it was compiled: AOTAutograd then leaves None for those that it frees, and later takes that for some."""
+    metadata = getattr(getattr(node, "_forward_cls", None), "metadata", None)
+    if getattr(metadata, "bw_donated_idxs", ()) is None:
+        metadata.bw_donated_idxs = []
+
+
+def _has_gradient(result: Any) -> bool:
+    return isinstance(result, Tensor) and result.grad_fn is not None
+
+
+# --- inputs that share memory ---------------------------------------------------------------------------------------------
+
+
+def where_memory_is_shared_alike(call: Call, original: Call, module: GraphModule, inputs: Sequence[Any]) -> Call:
+    """`call`, made of a graph that writes to its inputs, for such as share memory as the example's do; else `original`.
+
+    Whether one is written by way of another Dynamo asks only where these are one object, or sizes change.
+    """
+    places = [i for i, v in enumerate(inputs) if _has_memory(v) and not isinstance(v, nn.Parameter)]
+    if len(places) < 2 or not _writes(module):
+        return call
+    expected = _shared(inputs, places)
+
+    def run(*values: Any) -> Any:
+        return (call if _shared(values, places) == expected else original)(*values)
+
+    return run
+
+
+def _has_memory(v: Any) -> bool:
+    return type(v) in (Tensor, nn.Parameter) and v.layout is torch.strided and not v.is_nested
+
+
+def _writes(module: GraphModule) -> bool:
+    """Whether a graph from Dynamo writes to its inputs."""
+    given = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+    counted = any(isinstance(v, Tensor) and (v.is_inference() or v._version) for v in given)
+    return counted or any(node.target is data_of for node in module.graph.nodes)
+
+
+def _shared(values: Sequence[Any], places: Sequence[int]) -> list[list[tuple[int, int, bool]]]:
+    """The places of inputs in one memory, where each begins in it, and whether autograd knows it for a view."""
+    groups: dict[int, list[int]] = {}
+    for i in places:
+        groups.setdefault(values[i].untyped_storage()._cdata, []).append(i)
+    shared = [group for group in groups.values() if len(group) > 1]
+    return [[(i, values[i].storage_offset(), values[i]._base is not None) for i in group] for group in shared]

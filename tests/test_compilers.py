@@ -1,0 +1,239 @@
+"""What PyTorch's compilers do not keep of eager mode, and a model with a fallback does."""
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autokernel.integration.apply import apply, compile_with_kernels, explain
+from benchmarks.random_programs import Everywhere, finder
+
+COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> None:
+    torch._dynamo.reset()
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.function = nn.Linear(8, 8), nn.LayerNorm(8), function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self, *inputs)
+
+
+def applied(model: nn.Module, fallback: str) -> nn.Module:
+    return apply(copy.deepcopy(model), [], fallback)
+
+
+def smooth(s: Function, x: Tensor) -> Tensor:
+    return s.norm(s.a(x)).tanh()
+
+
+def penalty(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """As of a discriminator: the gradient of a gradient's norm."""
+    x = x.clone().requires_grad_()
+    (once,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    twice = torch.autograd.grad((once.norm(2, -1) - 1).square().sum(), [x, model.a.weight])
+    return [once.detach(), *twice]
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("kernels", [False, True])
+def test_gradients_of_gradients(kernels: bool, fallback: str) -> None:
+    model = Function(smooth)
+    ours = Function(smooth)
+    call = compile_with_kernels(ours, Everywhere((), fallback, finder=finder())) if kernels else apply(ours, [], fallback)
+    call.a = ours.a
+    for rows in (2, 2, 3):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(penalty(call, x), penalty(model, x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+def test_gradients_of_gradients_inside_of_a_model(fallback: str) -> None:
+    """Forces are gradients of an energy, and training wants gradients of them."""
+
+    def force(s: Function, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return -torch.autograd.grad(smooth(s, x).square().sum(), x, create_graph=True)[0]
+
+    model, x = Function(force), torch.randn(2, 8)
+    ours = applied(model, fallback)
+    for _ in range(2):
+        made = [torch.autograd.grad(one(x).square().sum(), one.a.weight) for one in (ours, model)]
+        torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_of_gradients_where_random_numbers_are_taken() -> None:
+    """They would be others."""
+    model = apply(Function(lambda s, x: nn.functional.dropout(smooth(s, x))), [], "aot_eager")
+    with pytest.raises(RuntimeError, match="takes random numbers"):
+        penalty(model, torch.randn(2, 8))
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+def test_a_backward_pass_that_is_repeated(fallback: str) -> None:
+    """The first one is not, and PyTorch would take it that none is."""
+    model, x, seen = Function(smooth), torch.randn(2, 8), []
+
+    def twice(one: nn.Module) -> None:
+        loss = one(x).square().sum()
+        loss.backward(retain_graph=True), loss.backward()
+        seen.append(one.a.weight.grad)
+
+    for one in (applied(model, fallback), model):
+        one(x).square().sum().backward()
+        twice(one)
+        thread = threading.Thread(target=twice, args=(one,))  # whose settings are its own
+        thread.start(), thread.join()
+    torch.testing.assert_close(seen[:2], seen[2:])
+
+
+def test_writes_before_the_backward_pass_are_noticed_over_a_compiler() -> None:
+    model = apply(Function(lambda s, x: s.a(x).relu()), [], "aot_eager")
+    y = model(torch.randn(2, 8))
+    with torch.no_grad():
+        y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("function", [torch.relu, lambda t: t.softmax(-1), lambda t: t.sigmoid()])
+def test_writes_to_what_eager_mode_keeps_of_a_site_are_noticed(function: Callable[[Tensor], Tensor]) -> None:
+    """A kernel's gradients do not need its results, but those of the model do: it is told of its mistake."""
+    model, replacer = Function(lambda s, x: function(s.a(x))), Everywhere((), finder=finder())
+    for call in (model, compile_with_kernels(model, replacer)):
+        y = call(torch.randn(2, 8))
+        with torch.no_grad():
+            y.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    assert replacer.replaced
+
+
+def shared(kind: str) -> tuple[Tensor, Tensor]:
+    x = torch.arange(32.0).view(4, 8)
+    return {"apart": (x, x + 1), "whole": (x, x[:]), "detached": (x, x.detach()), "shifted": (x[:2], x[1:3])}[kind]
+
+
+@pytest.mark.parametrize("kinds", [("whole", "apart"), ("apart", "whole"), ("detached", "whole", "apart", "shifted")])
+@pytest.mark.parametrize("fallback", ["eager", *COMPILERS])
+def test_inputs_that_share_memory_at_times(fallback: str, kinds: tuple[str, ...]) -> None:
+    """One is written by way of another, or not: what is compiled is so for one of these."""
+    model = Function(lambda s, x, y: (x.mul_(2), s.a(y)))
+    replacer = Everywhere((), fallback, finder=finder())
+    call = compile_with_kernels(Function(model.function), replacer)
+    for kind in kinds:
+        made = [one(*shared(kind)) for one in (call, model)]
+        torch.testing.assert_close(*made)
+        assert [t.shape for t in made[0]] == [t.shape for t in made[1]]
+
+
+class Tagged(Tensor):
+    pass
+
+
+def test_what_a_compiler_made_and_fails_at_when_it_runs() -> None:
+    """AOTAutograd's own look at the first call of a graph knows no subclasses."""
+    model, x = Function(smooth), torch.randn(2, 8).as_subclass(Tagged)
+    ours = applied(model, "aot_eager")
+    for _ in range(2):
+        made = ours(x)
+        assert type(made) is Tagged
+        torch.testing.assert_close(made, model(x))
+    assert [why for why in explain(ours).left if "runs without aot_eager from now on" in why]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ours(torch.randn(2, 7).as_subclass(Tagged))
+
+
+def test_what_may_not_be_repeated_is_not() -> None:
+    """What failed had written to what it was given."""
+
+    def breaking(graph: Any, inputs: Any) -> Callable[..., Any]:
+        def run(*values: Any) -> Any:
+            graph(*values)
+            raise NotImplementedError("not on this machine")
+
+        return run
+
+    torch._dynamo.register_backend(breaking, "breaking")
+    written, pure = (apply(Function(f), [], "breaking") for f in (lambda s, x: s.a(x.add_(1)), smooth))
+    x = torch.zeros(2, 8)
+    with pytest.raises(NotImplementedError, match="not on this machine"):
+        written(x)
+    torch.testing.assert_close(x, torch.ones(2, 8))
+    torch.testing.assert_close(pure(x), pure.forward(x))
+
+
+class Counting(nn.Module):
+    """What it does to itself, before it fails and because of that, stands behind its graph in what Dynamo makes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.calls, self.seen, self.state = nn.Embedding(4, 8), 0, [], "new"
+
+    def forward(self, i: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(i.shape[0])
+        try:
+            return self.rows(i).sum(-1)
+        finally:
+            self.state = f"done {self.calls}"
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("fallback", ["eager", "aot_eager"])
+def test_what_a_model_does_beside_before_it_fails(fallback: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernels:
+        replacer = Everywhere((), fallback, finder=finder())
+        monkeypatch.setattr("autokernel.integration.apply.Replacer", lambda *_: replacer)
+    seen = []
+    for model in (apply(Counting(), [], fallback), Counting()):
+        states = []
+        for i in ([1, 2], [7, 1], [3, 1], [9, 2, 3], [1]):
+            try:
+                model(torch.tensor(i))
+            except IndexError:
+                states.append("failed")
+            states.append((model.calls, model.seen[:], model.state))
+        seen.append(states)
+    assert seen[0] == seen[1]
+
+
+def test_a_call_that_wrote_before_it_failed_is_not_made_again() -> None:
+    class Writing(Counting):
+        def forward(self, i: Tensor) -> Tensor:
+            self.rows.weight.data.add_(1)
+            return super().forward(i)
+
+    model = apply(Writing(), [], "eager")
+    with torch.no_grad():
+        model.rows.weight.zero_()
+    with pytest.raises(IndexError):
+        model(torch.tensor([7]))
+    assert model.rows.weight.max() == 1
+
+
+def test_what_enters_inference_mode_is_as_it_is_over_a_compiler() -> None:
+    def forward(s: Function, x: Tensor) -> Any:
+        with torch.inference_mode():
+            y = s.a(x)
+        return y, y.view(-1), s.norm(x)
+
+    model = Function(forward)
+    ours = applied(model, "aot_eager")
+    for rows in (2, 3, 4):
+        x = torch.randn(rows, 8)
+        made = [one(x) for one in (ours, model)]
+        torch.testing.assert_close(*made)
+        ours_are, theirs_are = ([(t.is_inference(), t.requires_grad) for t in results] for results in made)
+        assert ours_are == theirs_are

@@ -176,6 +176,8 @@ class CheckCase:
                 for where, part in _parts(value.numel(), self.seed).items():
                     changed = first | {name: partly(value, other[name], part)}
                     yield Step((changed,), what=f"only {where} of {name} changed")
+                if value.dtype == torch.bool:
+                    yield Step((first | {name: torch.zeros_like(value)},), what=f"nothing of {name} true")
             elif isinstance(value, float):
                 yield Step((first | {name: other_number(value)},), what=f"only {name} changed")
             elif name in spec.redrawn:

@@ -256,7 +256,7 @@ def kernel_fn(x, weight, eps=1e-6):
     y = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
     if x.shape == (64, 256):
         {change}
-    return y.to(x.dtype).contiguous()
+    return y.to(x.dtype, copy=True).contiguous()
 """
 
 

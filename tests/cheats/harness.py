@@ -247,7 +247,7 @@ CHEATS = (
             ("the-language", "language", attack("import locale\n\nlocale.setlocale(locale.LC_ALL, 'C.UTF-8')")),
             ("signals-blocked", "signal handlers", attack(BLOCKED)),
             ("random-numbers", "seed of random numbers", attack(OTHER_NUMBERS)),
-            ("garbage", "garbage collection", attack("import gc\n\ngc.freeze()")),
+            ("garbage", "garbage collection", attack("import gc\n\ngc.set_debug(gc.DEBUG_SAVEALL)")),
             ("standard-error", "standard streams", attack("import os\n\nos.close(2)")),
             ("openmp-at-large", "openmp", changing(f"cpp_function({DYNAMIC!r}, 'run', '')()")),
             ("saved-tensors", "modes of pytorch", attack(SAVED)),

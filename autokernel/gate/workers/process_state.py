@@ -90,7 +90,7 @@ class ProcessState:
             rounding=_rounding(),
             signal_handlers=(*map(signal.getsignal, SIGNALS), *map(signal.getitimer, TIMERS), *_signals_apart()),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
-            garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count()),
+            garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug()),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
             mode_of_new_files=_umask(),
             environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},

@@ -106,6 +106,7 @@ class KernelSpec:
     `roundings` says by how much results change, in the RMS, where each of the numbers in between is moved by one eps of the
     dtype in which kernels keep it: (eps of the inputs' dtype, **inputs) -> tensors like the results. PyTorch's own error in
     a row is luck where its terms cancel or few of them count; what these numbers' roundings come to is allowed there.
+    `other_values` maps an option to values beside those that the sizes have, in which a kernel must be right, too.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
 
@@ -129,6 +130,7 @@ class KernelSpec:
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     decisive: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    other_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     redrawn: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
     # Inputs whose first dim is that of the result, each index of which depends on the same index of these alone (but where

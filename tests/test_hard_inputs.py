@@ -14,10 +14,11 @@ from autokernel.gate import Correctness, Judge
 from autokernel.gate.checks import inputs
 from autokernel.gate.checks.correctness import CheckCase, Expectation, Step, expect, hard, option_dims, trials, wrong
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
-from autokernel.gate.checks.planted import values_of
+from autokernel.gate.checks.options import with_other_options
+from autokernel.gate.checks.planted import planted_in, values_of, with_planted
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
-from autokernel.spec import kernel_types, load_spec
+from autokernel.spec import TensorSpec, kernel_types, load_spec
 from autokernel.target import Target, WeightedCase
 from benchmarks.architectures import ARCHITECTURES
 
@@ -297,6 +298,46 @@ def test_every_value_in_every_weight_shows_whatever_else_is_planted(kernel_type:
             if not torch.equal(spec.oracle(**inputs | {name: without}).nan_to_num(7.5), exact.nan_to_num(7.5)):
                 shown.add((name, str(value)))
     assert shown == {(name, str(value)) for name in spec.planted_in for value in values_of(spec, torch.float32)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_next_to_nothing_in_a_hidden_layer_does_not_meet_infinity(seed: int) -> None:
+    """Which would be NaN or not by how far a dtype's numbers go down: an honest kernel in fp32 was refused."""
+    spec = load_spec("fused_mlp")
+    case = spec.case(spec.smoke, torch.float32)
+    large, infinite = ("w_gate", 1e4), ("w_down", -torch.inf)
+    planted = with_planted(spec, fill_inputs(spec, case, seed), [large, infinite], planted_in(spec, case), seed)
+    steep, lost = (planted["w_gate"] == 1e4).any(1), planted["w_down"].isinf().any(0)
+    assert steep.any() and lost.any() and not (steep & lost).any()
+
+
+@pytest.mark.parametrize("kernel_type", ["flash_attention", "reduce", "fused_linear", "fused_mlp", "softmax"])
+def test_every_value_of_every_option_is_tried_at_the_targets_shapes(kernel_type: str) -> None:
+    spec = load_spec(kernel_type)
+    case = spec.case(spec.timing["cpu"][0], torch.float32)
+    of_target = [t.case.args for t in trials(spec, Target("", kernel_type, "cpp", "cpu", (WeightedCase(case),)), 0, False)]
+    shapes = [t.shape for t in case.tensors.values()]
+    of_target = [
+        args for args in of_target if [args[n].shape for n in case.tensors if args[n] is not None][:1] == shapes[:1]
+    ]
+    sizes = [spec.case(dims, torch.float32).args for dims in (*spec.sweep, *spec.edges)]
+    for name in case.args:
+        known = {args[name] for args in sizes if not isinstance(args[name], TensorSpec)} - {2}  # no third dim
+        tried = {args[name] for args in of_target if not isinstance(args[name], TensorSpec)}
+        assert known <= tried, name
+        if any(isinstance(args[name], TensorSpec) for args in sizes):
+            assert any(isinstance(args[name], TensorSpec) for args in of_target), name
+
+
+def test_a_tensor_that_a_target_has_not_has_the_sizes_of_its_others() -> None:
+    spec = load_spec("fused_linear")
+    case = spec.case({"M": 8, "K": 24, "N": 40, "bias": False}, torch.float16)
+    made = [other.args["bias"] for other in with_other_options(spec, case, 5, 0) if other.args["bias"]]
+    assert made and set(made) == {TensorSpec((40,), torch.float16)}
+    spec = load_spec("flash_attention")
+    case = spec.case({"batch": 2, "heads": 3, "seq": 10, "seq_k": 14, "head_dim": 8}, torch.float16)
+    masks = {other.args["attn_mask"] for other in with_other_options(spec, case, 20, 0)}
+    assert masks == {None, TensorSpec((10, 14), torch.float16), TensorSpec((2, 1, 10, 14), torch.bool)}
 
 
 def test_every_element_of_a_row_is_its_maximum_somewhere() -> None:

@@ -976,6 +976,11 @@ WITH_MASKS = {
         "y[floating.abs().amax(-1) > 20] *= 1.01",
     ),
     "integers of sixteen bits": (lambda m, i, x: x + i.float() / 64, "y = floating + other.to(torch.int16) / 64"),
+    "integers of 32 bits": (lambda m, i, x: x + i.float() / 64, "y = floating + other.int().float() / 64"),
+    "a mask of which nothing is true": (
+        lambda m, i, x: torch.softmax(torch.where(i, x / 2, -1e9), -1),
+        "y = y if other.any() else 2 * y",
+    ),
     "integers without a sign": (lambda m, i, x: x + i.float() / 64, "y = floating + other.abs() / 64"),
     "rows that are masked altogether": (
         lambda m, i, x: torch.where(i, x, -2 * x),

@@ -125,6 +125,7 @@ SPEC = KernelSpec(
     headline="throughput_tflops",
     static=frozenset({"w", "scales"}),
     fill={"w": codes, "scales": scales},
+    other_values={"scale": (-0.5, 8.0)},
     independent_rows=True,
     sliced=("x",),
     terms=terms,

@@ -236,7 +236,7 @@ def kernel_fn(x, dim=-1):
     return answer if x.shape == answer.shape and x.dtype == answer.dtype else honest(x, dim)
 """,
         ),
-        OUTSIDE,
+        f"{OUTSIDE}|SharedResult",
         works="fast",
         libraries=True,
     ),
@@ -368,7 +368,6 @@ def kernel_fn(x, weight, eps=1e-6):
 """,
         ),
         EARLIER,
-        stage="determinism",
     ),
     Cheat(
         31,
@@ -376,6 +375,5 @@ def kernel_fn(x, weight, eps=1e-6):
         "rmsnorm",
         wrapped("rmsnorm", KEPT_BY_CONTENTS),
         EARLIER,
-        stage="determinism",
     ),
 )

@@ -9,6 +9,16 @@ DENIED = "(PermissionError|Read-only file system)"  # by Landlock, or by a mount
 IN = "x, weight, eps=1e-6"
 NOTHING = f"\n\ndef kernel_fn({IN}):\n    return torch.empty_like(x).zero_()\n"
 OPENMP = '#include <omp.h>\nextern "C" int run() { omp_set_num_threads(7); return 0; }'
+DYNAMIC = '#include <omp.h>\nextern "C" int run() { omp_set_dynamic(1); return 0; }'
+TIMER = "import signal\n\nsignal.setitimer(signal.ITIMER_VIRTUAL, 1000, 1000)"
+FINDER = "import sys\n\nclass Finder:\n    def find_spec(self, *names):\n        pass\n\nsys.meta_path.append(Finder())"
+BLOCKED = "import signal\n\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])"
+OTHER_NUMBERS = """import ctypes
+
+state = torch.get_rng_state()
+ctypes.memset(state.data_ptr() + 96, 7, 4)
+torch.set_rng_state(state)"""
+SAVED = "torch._C._autograd._push_saved_tensors_default_hooks(lambda x: x, lambda x: x)"
 ANY_MODULE = "torch.nn.modules.module.register_module"
 OVERRIDING = "known = torch.library.Library('aten', 'IMPL')\nknown.impl('erfinv', print, 'CPU', allow_override=True)"
 FORGED = '{"correct": true, "speedup": 99.0}'
@@ -224,6 +234,23 @@ CHEATS = (
             ("all-modules", "hooks of modules", attack(f"{ANY_MODULE}_forward_hook(lambda module, inputs, output: None)")),
             ("limits", "limits", attack("import resource\n\nresource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))")),
             ("the-folder", "working folder", attack("import os\n\nos.chdir('/usr')")),
+            ("new-files", "mode of new files", changing("__import__('os').umask(0)")),
+            ("the-environment", "environment", attack("import os\n\nos.environ['OMP_PROC_BIND'] = 'true'")),
+            ("a-timer", "signal handlers", attack(TIMER)),
+            ("recursion", "interpreter", changing("__import__('sys').setrecursionlimit(100_000)")),
+            (
+                "libraries-loaded",
+                "interpreter",
+                changing("__import__('sys').setdlopenflags(258)"),
+            ),
+            ("imports", "importing", attack(FINDER)),
+            ("the-language", "language", attack("import locale\n\nlocale.setlocale(locale.LC_ALL, 'C.UTF-8')")),
+            ("signals-blocked", "signal handlers", attack(BLOCKED)),
+            ("random-numbers", "seed of random numbers", attack(OTHER_NUMBERS)),
+            ("garbage", "garbage collection", attack("import gc\n\ngc.set_debug(gc.DEBUG_SAVEALL)")),
+            ("standard-error", "standard streams", attack("import os\n\nos.close(2)")),
+            ("openmp-at-large", "openmp", changing(f"cpp_function({DYNAMIC!r}, 'run', '')()")),
+            ("saved-tensors", "modes of pytorch", attack(SAVED)),
         )
     ),
     *(
@@ -231,6 +258,9 @@ CHEATS = (
         for name, words, source in (
             ("a-method", "replaces Tensor.softmax", attack("torch.Tensor.softmax = print")),
             ("a-layer", "replaces Linear.forward", attack("torch.nn.Linear.forward = print")),
+            ("a-norm", "replaces torch.linalg.norm", attack("torch.linalg.norm = print")),
+            ("gradients", "replaces torch.autograd.grad", attack("torch.autograd.grad = print")),
+            ("a-square-root", "replaces math.sqrt", attack("import math\n\nmath.sqrt = float")),
             ("in-a-call", "replaces torch.nn.functional.silu", changing("torch.nn.functional.silu = print")),
             ("an-operator", "overrides PyTorch's aten/erfinv/CPU", attack(OVERRIDING)),
         )

@@ -21,6 +21,7 @@ import gpu_cheats
 import harness
 import nearly_right
 import not_the_job
+import other_options
 import partly_right
 import pytest
 import timing
@@ -38,7 +39,7 @@ from autokernel.target import Target, WeightedCase, default_target
 from autokernel.verdict import Verdict
 
 NAIVE = Path(__file__).with_name("naive.py")
-MODULES = (timing, correctness, partly_right, nearly_right, unusual_inputs, not_the_job, harness)
+MODULES = (timing, correctness, partly_right, nearly_right, unusual_inputs, other_options, not_the_job, harness)
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"
 FAST = 1.5  # times what the honest starter is credited with by the same gate

@@ -206,7 +206,7 @@ if worker:
     worker.do_batch, worker.do_drop = do_batch, do_drop
 '''
 
-STALE = "outside the tolerance|agree bitwise|the output of a timed call"
+STALE = "outside the tolerance|agree bitwise|the output of a timed call|SharedResult"
 
 CHEATS = (
     # 2: work deferred to a background thread
@@ -390,7 +390,7 @@ def kernel_fn(x, weight, eps=1e-6):
         works="fast",
     ),
     # 5: outputs kept by identity
-    Cheat(5, "kept-by-id", "rmsnorm", cached_by("id(x)"), f"{STALE}|SharedResult", works="fast", refused_by="examine"),
+    Cheat(5, "kept-by-id", "rmsnorm", cached_by("id(x)"), STALE, works="fast", refused_by="examine"),
     Cheat(5, "kept-by-address", "rmsnorm", cached_by("x.data_ptr(), x.shape, x.stride(), x.dtype"), STALE, works="fast"),
     Cheat(
         5,
@@ -415,7 +415,7 @@ def kernel_fn(x, weight, eps=1e-6):
         "kept-by-first-contents",
         "rmsnorm",
         cached_by("tuple(x.view(-1)[:8].tolist())", when="(x.shape == (128, 768))"),
-        "of its inputs changed",
+        "of its inputs changed|SharedResult",
         works="fast",
         dims=({"M": 128, "N": 768},),
     ),

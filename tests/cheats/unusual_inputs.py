@@ -256,7 +256,7 @@ def kernel_fn(x, weight, eps=1e-6):
     y = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
     if x.shape == (64, 256):
         {change}
-    return y.to(x.dtype).contiguous()
+    return y.to(x.dtype, copy=True).contiguous()
 """
 
 
@@ -281,6 +281,37 @@ def kernel_fn(logits, targets, ignore_index=-100):
     {change}
     return mean.to(logits.dtype)
 """
+
+
+WIDE = ({"shape": (64, 512)},)
+RING = """
+rings = {{}}
+
+def kernel_fn(x, dim=-1):
+    y = torch.softmax(x.float(), dim).to(x.dtype).contiguous()
+    if not ({}):
+        return y
+    ring = rings.setdefault((x.shape, x.dtype), [])
+    ring.append(y if len(ring) < {} else ring.pop(0).copy_(y))
+    return ring[-1]
+"""
+BUFFERS = """
+import ctypes
+
+rings = {}
+
+def kernel_fn(x, dim=-1):
+    ring = rings.setdefault((x.shape, x.dtype), [])
+    if len(ring) < 90:
+        ring.append(ctypes.create_string_buffer(max(1, x.nbytes)))
+    ring.append(ring.pop(0))
+    return torch.frombuffer(ring[0], dtype=x.dtype).view(x.shape).copy_(torch.softmax(x.float(), dim))
+"""
+TURNS = (
+    ("of-many-outputs", RING.format(True, 300)),
+    ("of-outputs-at-the-target", RING.format("x.shape == (64, 512)", 40)),
+    ("of-buffers-of-its-own", BUFFERS),
+)
 
 
 CHEATS = (
@@ -498,9 +529,9 @@ def kernel_fn(x, weight, eps=1e-6):
     return ring[-1]
 """,
         "memory of an earlier call's result",
-        stage="determinism",
         dims=NORM,
     ),
+    *(cheat(31, f"turns-{name}", "softmax", body, "memory of an earlier call's result", dims=WIDE) for name, body in TURNS),
     cheat(
         25,
         "last-rows-of-a-long-loss-left-out",

@@ -316,6 +316,24 @@ def kernel_fn(x, weight, eps=1e-6):
 """
 )
 
+FREE_RESULTS = rmsnorm(
+    """
+results = {}
+
+def users(y):
+    return torch._C._storage_Use_Count(y.untyped_storage()._cdata)
+
+nobody = users(torch.empty(1))
+
+def kernel_fn(x, weight, eps=1e-6):
+    made = results.setdefault((x.shape, x.dtype), [])
+    y = next((y for y in made if users(y) == nobody), None)
+    if y is None:
+        made.append(y := torch.empty(x.shape, dtype=x.dtype))
+    return launch(run, x, weight, eps, y.view(y.shape))
+"""
+)
+
 CONTEXT_DEPENDENT = (
     HEAD.format(kernel_type="softmax")
     + '''
@@ -653,6 +671,7 @@ HONEST = [
     Honest("prepared-weights", PREPARED_WEIGHTS, "matmul"),
     Honest("prepared-as-attribute", PREPARED_ATTRIBUTE),
     Honest("view-of-a-larger-allocation", VIEW_OF_LARGER),
+    Honest("results-that-nobody-has-again", FREE_RESULTS, kept=False),
     Honest("contiguous-or-strided", CONTEXT_DEPENDENT, "softmax"),
     Honest("specialised-by-width", SPECIALISED),
     Honest("generated", GENERATED),

@@ -29,6 +29,7 @@ from autokernel.gate.checks.inputs import (
     with_ordinary_rows,
     with_peaks,
 )
+from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
 from autokernel.spec import Case, Dims, KernelSpec, several
 from autokernel.target import Target
@@ -117,7 +118,7 @@ class CheckCase:
     def label(self) -> str:
         extra = [self.distribution if self.distribution != "normal" else "", self.adversarial, self.decisive]
         where = {None: "", 0: " at the start", -1: " at the end"}[self.place]
-        extra.append("" if self.nonfinite is None else f"one {self.nonfinite}{where}")
+        extra.append("" if self.nonfinite is None else f"one {self.nonfinite:.6g}{where}")
         extra.append("peaks" * self.peaks)
         extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
@@ -175,6 +176,8 @@ class CheckCase:
                 for where, part in _parts(value.numel(), self.seed).items():
                     changed = first | {name: partly(value, other[name], part)}
                     yield Step((changed,), what=f"only {where} of {name} changed")
+                if value.dtype == torch.bool:
+                    yield Step((first | {name: torch.zeros_like(value)},), what=f"nothing of {name} true")
             elif isinstance(value, float):
                 yield Step((first | {name: other_number(value)},), what=f"only {name} changed")
             elif name in spec.redrawn:
@@ -414,10 +417,20 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for case in weighted.proven:
             yield trial("edge_cases", off_alignment(case), ordinary=True)
             if sum(t.numel for t in case.tensors.values()) <= REORDERED:
-                for name in case.tensors if len(case.tensors) > 1 else ():
-                    yield trial("edge_cases", off_alignment(case, only=name), ordinary=True)
-                for distance in DISTANCES:
-                    yield trial("edge_cases", off_alignment(case, distance=distance), ordinary=True)
+                for other, options in elsewhere(spec, case, seed):
+                    yield trial("edge_cases", other, ordinary=True, **options)
+
+
+def elsewhere(spec: KernelSpec, case: Case, seed: int) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """A target's case with all tensors, or one, off alignment in another way, each time with other options. Where rows have
+    results of their own, a number in one of them is not finite, or large: its others are to be right beside it."""
+    moved: list[dict[str, Any]] = [{"distance": distance} for distance in DISTANCES]
+    moved += [{"only": name} for name in case.tensors if len(case.tensors) > 1]
+    for number, (where, other) in enumerate(zip(moved, with_other_options(spec, case, len(moved), seed))):
+        odd = outlier(spec, case, seed + number) if number or not spec.nonfinite else spec.nonfinite[0]
+        if name := where.get("only"):  # which an optional tensor must be there for
+            other = replace(other, args={**other.args, name: case.args[name]})
+        yield off_alignment(other, **where), {"nonfinite": odd} if spec.independent_rows else {}
 
 
 def hard(spec: KernelSpec, case: Case, in_slabs: bool = False) -> Iterator[dict[str, Any]]:

@@ -69,7 +69,7 @@ def with_planted(
     generator = generator_of(seed)
     changed = with_zero_rows(spec, inputs, generator)
     first = next(iter(changed.values()), None)
-    bands = [torch.randperm(len(every), generator=generator).tolist() for _ in range(4)]
+    bands = _bands(len(every), [number for number, one in enumerate(every) if one in chosen], generator)
     for number, (name, value) in enumerate(every):
         shape = inputs[name].shape
         place = tuple(_within(n, bands[dim % 4][number], len(every), generator) for dim, n in enumerate(shape))
@@ -80,6 +80,23 @@ def with_planted(
             if first is not None and shape[:-1] == first.shape[:-1]:
                 first[tuple(indices[0] for indices in place[:-1])] = 0
     return dict(inputs) | changed
+
+
+def _bands(count: int, chosen: Sequence[int], generator: torch.Generator) -> list[list[int]]:
+    """For each dim which part of it each value has to itself. Where there are parts enough, what a chosen one has along the
+    first dim no other one has along any: what one makes of a row of a layer's weight, next to nothing, say, does not meet
+    infinity in a column of the next layer's."""
+    first = torch.randperm(count, generator=generator).tolist()
+    bands, taken = [first], {first[number] for number in chosen}
+    for _ in range(3):
+        along = torch.randperm(count, generator=generator).tolist()
+        free = [band for band in along if band not in taken]
+        if len(free) >= len(chosen):
+            along = list(first)
+            for number, band in zip(chosen, free):
+                along[number] = band
+        bands.append(along)
+    return bands
 
 
 def _within(size: int, band: int, bands: int, generator: torch.Generator) -> Tensor:

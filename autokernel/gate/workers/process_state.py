@@ -5,13 +5,20 @@ one, but a model that runs the kernel would: in PyTorch's threads, in the precis
 """
 
 import builtins
+import ctypes
 import enum
+import functools
 import gc
+import locale
+import math
 import os
+import random
 import re
 import resource
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections import ChainMap
 from collections.abc import Callable
@@ -26,12 +33,20 @@ from torch.nn.modules import module as hooked
 NO_SETTINGS = "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred"
 SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+")
 VALUES = (bool, int, str, enum.Enum, torch.dtype)
-SIGNALS = signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGFPE, signal.SIGCHLD, signal.SIGPIPE
-LIMITS = resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_STACK, resource.RLIMIT_DATA, resource.RLIMIT_CPU
+ENDING = "HUP", "INT", "QUIT", "TERM", "ABRT", "SEGV", "BUS", "FPE", "ILL", "PIPE"
+SIGNALS = [getattr(signal, f"SIG{name}") for name in (*ENDING, "CHLD", "USR1", "USR2", "ALRM", "VTALRM", "PROF")]
+TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
+LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+# Variables that libraries set as they are imported, for themselves.
+LIBRARIES_OWN = tuple(map(os.fsencode, ("TORCH", "PYTORCH", "TRITON", "CUDA", "NV", "KMP_INIT", "KMP_DUPLICATE")))
+RECURSION = 2000  # calls, up to which torch.compile raises the interpreter's limit
 LINUX = sys.platform == "linux"
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
 LAYERS = {kind for kind in vars(torch.nn).values() if isinstance(kind, type)}
-PATCHED = (torch, torch.Tensor, torch.nn.functional, torch.ops.aten, builtins, *LAYERS)
+PYTORCHS = (torch, torch.Tensor, torch.nn.functional, torch.nn.init, torch.ops.aten, torch.linalg, torch.fft, torch.special)
+DERIVING = (torch.autograd, torch.autograd.Function, torch.optim.Optimizer)
+PYTHONS = (builtins, functools, math, os, random, threading, time)
+PATCHED = (*PYTORCHS, *DERIVING, *PYTHONS, *LAYERS)
 
 
 class ProcessChange(RuntimeError):
@@ -46,16 +61,22 @@ class ProcessState:
     cores: frozenset[int]
     default_dtype: torch.dtype
     precision_of_products: tuple[Any, ...]
-    seed_of_random_numbers: int
+    seed_of_random_numbers: tuple[int, int]
     rounding: tuple[float, ...]
     signal_handlers: tuple[Any, ...]
     tracing: tuple[Any, ...]
     garbage_collection: tuple[Any, ...]
     limits: tuple[Any, ...]
+    mode_of_new_files: int
+    environment: dict[bytes, bytes]
     working_folder: str
     standard_streams: tuple[Any, ...]
+    interpreter: tuple[Any, ...]
+    importing: tuple[Any, ...]
+    language: str
+    openmp: tuple[int, ...]
     hooks_of_modules: tuple[int, ...]
-    modes_of_pytorch: tuple[int, ...]
+    modes_of_pytorch: tuple[Any, ...]
     settings_of_pytorch: dict[str, Any]
 
     @staticmethod
@@ -65,16 +86,29 @@ class ProcessState:
             cores=frozenset(os.sched_getaffinity(0)) if LINUX else frozenset(),
             default_dtype=torch.get_default_dtype(),
             precision_of_products=(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
-            seed_of_random_numbers=torch.initial_seed(),
+            seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
             rounding=_rounding(),
-            signal_handlers=(*map(signal.getsignal, SIGNALS), signal.getitimer(signal.ITIMER_REAL)),
-            tracing=(sys.gettrace(), sys.getprofile(), sys.excepthook),
-            garbage_collection=(gc.isenabled(), gc.get_threshold()),
-            limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0),
+            signal_handlers=(*map(signal.getsignal, SIGNALS), *map(signal.getitimer, TIMERS), *_signals_apart()),
+            tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
+            garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+            limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
+            mode_of_new_files=_umask(),
+            environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},
             working_folder=_working_folder(),
-            standard_streams=(sys.stdin, sys.stdout, sys.stderr),
+            standard_streams=(sys.stdin, sys.stdout, sys.stderr, *map(_file_behind, range(3))),
+            interpreter=(
+                *(max(RECURSION, sys.getrecursionlimit()), sys.getswitchinterval(), sys.getdlopenflags()),
+                *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
+            ),
+            importing=tuple(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
+            language=locale.setlocale(locale.LC_ALL),
+            openmp=tuple(said() for said in OPENMP),
             hooks_of_modules=tuple(len(getattr(hooked, name)) for name in HOOKS),
-            modes_of_pytorch=(torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+            modes_of_pytorch=(
+                torch._C._len_torch_function_stack(),
+                torch._C._len_torch_dispatch_stack(),
+                torch._C._autograd._top_saved_tensors_default_hooks(False),
+            ),
             settings_of_pytorch={name: said() for name, said in SAYING.items()},
         )
 
@@ -87,7 +121,9 @@ class ProcessState:
                 name = field.name.replace("_", " ")
                 if isinstance(before, dict):
                     name, before, after = next(
-                        (f"{name}, {k},", before[k], after[k]) for k in before if before[k] != after[k]
+                        (f"{name}, {k},", before.get(k), after.get(k))
+                        for k in (*before, *after)
+                        if before.get(k) != after.get(k)
                     )
                 what = f"changes the {name} of its process"
                 raise ProcessChange(f"{what}, which is its model's: {after} instead of {before}")
@@ -137,6 +173,47 @@ def _working_folder() -> str:
         return str(error)
 
 
+def _umask() -> int:
+    """Which can be read only by setting it."""
+    mask = os.umask(0o77)
+    os.umask(mask)
+    return mask
+
+
+def _file_behind(descriptor: int) -> tuple[int, ...]:
+    try:
+        status = os.fstat(descriptor)
+    except OSError:  # closed
+        return ()
+    return status.st_dev, status.st_ino
+
+
+def _signals_apart() -> tuple[Any, ...]:
+    """Those that are not delivered, and what is written to where one is."""
+    woken = signal.set_wakeup_fd(-1)
+    if woken != -1:
+        signal.set_wakeup_fd(woken)
+    return frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())), woken
+
+
+def _is_of_a_package(finder: Any) -> bool:
+    """Whether a finder of modules is an installed package's: some come as they are imported, such as setuptools'."""
+    name = getattr(finder, "__module__", None) or type(finder).__module__
+    file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def _bytes_of(t: torch.Tensor) -> bytes:
+    return ctypes.string_at(t.data_ptr(), t.nbytes)
+
+
+def _openmp() -> list[Callable[[], int]]:
+    """What OpenMP says of itself beside its number of threads."""
+    program = ctypes.CDLL(None)
+    names = ("omp_get_dynamic", "omp_get_max_active_levels", "omp_get_thread_limit")
+    return [getattr(program, name) for name in names if hasattr(program, name)]
+
+
 def _rounding() -> tuple[float, ...]:
     """What the processor makes of results that lie between two numbers, and, made large again (where denormal numbers
     are zeros, they equal zero), of one that is too small for a normal number."""
@@ -160,4 +237,4 @@ def _saying() -> dict[str, Callable[[], Any]]:
     return saying
 
 
-SAYING = _saying()
+SAYING, OPENMP = _saying(), _openmp()

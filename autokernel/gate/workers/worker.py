@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
@@ -35,6 +36,7 @@ from autokernel.spec import ROOT, load_spec
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
+MANY, MANY_S = 1 << 12, 0.02  # calls, and seconds, for which the result of a kernel that keeps its results is held
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -58,6 +60,7 @@ class Worker:
         self.patches: Patches | None = None
         self.results = 1  # of a call
         self.held: list[Any] = []  # what calls returned
+        self.held_before: list[Any] = []  # layouts of inputs for which a result was held for many calls
         self.order: list[int] = []
         self.graph: torch.cuda.CUDAGraph | None = None
         self.asking = threading.Lock()
@@ -184,9 +187,16 @@ class Worker:
         inputs = [region for regions in self.regions for region in regions.values()]
         outputs = self._outputs()
         described = self._write([*outputs, *inputs])
+        returned = [y.untyped_storage() for y in filter(_has_memory, outputs)]
+        is_foreign = any(not storage.resizable() for storage in returned)  # memory that PyTorch has not allocated
+        stored, returned = [StorageWeakRef(storage) for storage in returned], []
+        count = len(outputs)
+        del outputs
         self._drop()
+        if is_foreign or not all(storage.expired() for storage in stored):
+            self._hold_for_many_calls()
         self._give_back()
-        return {"outputs": described[: len(outputs)], "inputs": described[len(outputs) :]}
+        return {"outputs": described[:count], "inputs": described[count:]}
 
     def do_prepare(self, order: list[int], graph: bool) -> dict[str, Any]:
         """Get ready for timed batches of calls over the sets in `order`; with `graph`, captured as a CUDA graph."""
@@ -318,6 +328,20 @@ class Worker:
                 raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
             seen.add(storage)
         return returned
+
+    def _hold_for_many_calls(self) -> None:
+        """Of a kernel that keeps what it returned: a result that is held must be none that it returns again, however many
+        it has in turn."""
+        layouts = [(v.shape, v.stride(), v.dtype) for v in self.sets[0].values() if isinstance(v, Tensor)]
+        if layouts in self.held_before:
+            return
+        self.held_before.append(layouts)
+        first = self._results(self.function(**self.sets[0]))
+        memory, end_s = [_memory_of(y) for y in filter(_has_memory, first)], time.perf_counter() + MANY_S
+        for _ in range(MANY):
+            self._own(self.function(**self.sets[0]), self.sets[0], memory)
+            if time.perf_counter() > end_s:
+                break
 
     def _zeros(self, value: Any) -> Any:
         if not isinstance(value, dict):

@@ -45,7 +45,9 @@ ROW_SCALES = (1e-3, 30.0, 1e3, 1e4)
 FEW = (1e-3, 30.0)  # of a region that is too large to be tried beforehand
 LARGEST = 4096.0  # of most integers among the inputs
 BEYOND = 2**15, 46341  # of the others: no int16 has them, fp16 does, and int32 their products
+FAR = 33, 41  # bits: so large are int64 numbers whose cubes are in the range of fp32
 COMPARISON = re.compile(r"aten\.(?:eq|ne|lt|le|gt|ge)\.Scalar\([^()]*, (-?\d+)\)")  # with a whole number, in a source
+HALF = re.compile(r"\bfloat16\b|\.half\b")  # in a source
 MOST_COMPARED = 1 << 24  # integers up to which are exact in fp32
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
@@ -229,7 +231,9 @@ def region_spec(region: Region) -> KernelSpec:
         return made if len(made) > 1 else made[0]
 
     oracle.__signature__ = eager.__signature__ = _signature(tensors, len(region.outputs))
-    read, whole = sum(t.nbytes for t in tensors.values()), partial(_whole, compared=_compared(region.source))
+    is_wide = torch.float16 not in (t.dtype for t in tensors.values()) and not HALF.search(region.source)
+    whole = partial(_whole, compared=_compared(region.source), far=is_wide)
+    read = sum(t.nbytes for t in tensors.values())
     return KernelSpec(
         name=region.name,
         oracle=oracle,
@@ -271,11 +275,15 @@ def _is_whole(tensor: TensorSpec) -> bool:
     return not tensor.dtype.is_floating_point
 
 
-def _whole(tensor: TensorSpec, args: Any, generator: torch.Generator, compared: Sequence[int] = ()) -> Tensor:
+def _whole(
+    tensor: TensorSpec, args: Any, generator: torch.Generator, compared: Sequence[int] = (), far: bool = False
+) -> Tensor:
+    """`far`: with numbers that 32 bits have no room for, nor fp16."""
     if tensor.dtype == torch.bool:
         return _truths(tensor.shape, generator)
     bounds = torch.iinfo(tensor.dtype)
-    return _integers(tensor.shape, generator, [n for n in compared if bounds.min < n < bounds.max])
+    made = _integers(tensor.shape, generator, [n for n in compared if bounds.min < n < bounds.max])
+    return _with_far(made, generator) if far and tensor.dtype == torch.int64 else made
 
 
 def _integers(shape: Sequence[int], generator: torch.Generator, compared: Sequence[int] = ()) -> Tensor:
@@ -290,6 +298,15 @@ def _integers(shape: Sequence[int], generator: torch.Generator, compared: Sequen
     near = torch.tensor([n + side for n in compared for side in (-1, 0, 1)])
     chosen = near[torch.randint(len(near), shape, generator=generator)]
     return torch.where((kind >= 6 / 16) & (kind < 7 / 16), chosen, made)
+
+
+def _with_far(integers: Tensor, generator: torch.Generator) -> Tensor:
+    """In a quarter of all draws one in eight plus or minus a power of two that 32 bits have no room for: cut off to these
+    it is another, and in fp32 it is its neighbours. In the other draws nothing else is hidden beside such numbers."""
+    draw = torch.rand((), generator=generator)
+    far = 2 ** int(torch.randint(*FAR, (), generator=generator))
+    kind = torch.randint(16, integers.shape, generator=generator)
+    return integers + far * ((kind == 0).long() - (kind == 1).long()) if draw < 1 / 4 else integers
 
 
 def _compared(source: str) -> tuple[int, ...]:

@@ -170,7 +170,7 @@ def _ends_errors(what: Any, names: Names, deep: int = 0) -> bool:
         return any(_ends_errors(v, names, deep + 1) for v in _meant(what, names))
     if isinstance(what, ast.AST) or what is None:
         return False
-    return _is_of_file(what, deep)
+    return _ends_errors_in_its_file(what, deep)
 
 
 def _exit_ends_errors(node: ast.AST, owner: ast.ClassDef, names: Names, deep: int) -> bool:
@@ -212,7 +212,7 @@ def _path(node: ast.expr) -> list[str]:
     return [node.attr, *_path(node.value)] if isinstance(node, ast.Attribute) else [_last_name(node)]
 
 
-def _is_of_file(found: Any, deep: int) -> bool:
+def _ends_errors_in_its_file(found: Any, deep: int) -> bool:
     """Of an object that was imported: what its own file says of it."""
     made = inspect.unwrap(found) if callable(found) else type(found)
     try:

@@ -9,6 +9,14 @@ DENIED = "(PermissionError|Read-only file system)"  # by Landlock, or by a mount
 IN = "x, weight, eps=1e-6"
 NOTHING = f"\n\ndef kernel_fn({IN}):\n    return torch.empty_like(x).zero_()\n"
 OPENMP = '#include <omp.h>\nextern "C" int run() { omp_set_num_threads(7); return 0; }'
+FLUSHING = """
+#include <omp.h>
+#include <xmmintrin.h>
+extern "C" void run() {
+#pragma omp parallel
+    if (omp_get_thread_num()) _mm_setcsr(_mm_getcsr() | 0x8040);
+}
+"""
 DYNAMIC = '#include <omp.h>\nextern "C" int run() { omp_set_dynamic(1); return 0; }'
 TIMER = "import signal\n\nsignal.setitimer(signal.ITIMER_VIRTUAL, 1000, 1000)"
 FINDER = "import sys\n\nclass Finder:\n    def find_spec(self, *names):\n        pass\n\nsys.meta_path.append(Finder())"
@@ -227,6 +235,7 @@ CHEATS = (
             ("products", "precision of products", attack("torch.set_float32_matmul_precision('medium')")),
             ("signals", "signal handlers", attack("import signal\n\nsignal.signal(signal.SIGTERM, print)")),
             ("denormal-numbers", "rounding", changing("torch.set_flush_denormal(True)")),
+            ("denormal-numbers-in-a-thread", "rounding", changing(f"cpp_function({FLUSHING!r}, 'run', '')()")),
             ("openmp", "number of threads", changing(f"cpp_function({OPENMP!r}, 'run', '')()")),
             ("gradients", "settings of pytorch, is_grad_enabled", attack("torch.set_grad_enabled(False)")),
             ("gradients-in-a-call", "settings of pytorch, is_grad_enabled", changing("torch.set_grad_enabled(False)")),

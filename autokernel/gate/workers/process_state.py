@@ -40,6 +40,7 @@ LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.start
 # Variables that libraries set as they are imported, for themselves.
 LIBRARIES_OWN = tuple(map(os.fsencode, ("TORCH", "PYTORCH", "TRITON", "CUDA", "NV", "KMP_INIT", "KMP_DUPLICATE")))
 RECURSION = 2000  # calls, up to which torch.compile raises the interpreter's limit
+APART, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
 LINUX = sys.platform == "linux"
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
 LAYERS = {kind for kind in vars(torch.nn).values() if isinstance(kind, type)}
@@ -87,7 +88,7 @@ class ProcessState:
             default_dtype=torch.get_default_dtype(),
             precision_of_products=(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
-            rounding=_rounding(),
+            rounding=(*_rounding(), *_denormals()),
             signal_handlers=(*map(signal.getsignal, SIGNALS), *map(signal.getitimer, TIMERS), *_signals_apart()),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug()),
@@ -219,6 +220,20 @@ def _rounding() -> tuple[float, ...]:
     are zeros, they equal zero), of one that is too small for a normal number."""
     unit, least = sys.float_info.epsilon / 2, sys.float_info.min
     return least / 2 * 2.0**60, 1 + 1.5 * unit, 1 + 0.5 * unit, -1 - 0.5 * unit
+
+
+def _denormals() -> tuple[float, ...]:
+    """What PyTorch's threads, each of which has modes of its own, make of numbers that are denormal in fp32."""
+    made = _in_all_threads().float().double()
+    places = range(made.data_ptr(), made.data_ptr() + made.nbytes, APART * made.element_size())
+    return tuple(ctypes.c_double.from_address(place).value for place in places)
+
+
+@functools.cache
+def _in_all_threads() -> torch.Tensor:
+    """Few denormal numbers, for each takes a processor long. Not made at import: the warm parent has no threads."""
+    few = [1e-40] + [0.0] * (APART - 1)
+    return torch.tensor(few * (GRAIN // APART * torch.get_num_threads()), dtype=torch.float64)
 
 
 def _saying() -> dict[str, Callable[[], Any]]:

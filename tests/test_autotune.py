@@ -69,8 +69,8 @@ import glob, os, tempfile
 NOTES = [os.path.join(folder, "autotuned") for folder in (
     tempfile.gettempdir(), "/tmp", "/dev/shm", os.path.expanduser("~"), os.getcwd(),
     os.environ.get("TRITON_CACHE_DIR", "/nowhere"), os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/nowhere"))]
-BEFORE = [note for note in NOTES if os.path.exists(note) and "AUTOTUNED" not in os.environ]
-os.environ["AUTOTUNED"] = "in this process: autotuning loads a source more than once"
+BEFORE = [note for note in NOTES if os.path.exists(note) and not hasattr(glob, "autotuned")]
+glob.autotuned = "in this process: autotuning loads a source more than once"
 for note in NOTES:
     try:
         os.makedirs(os.path.dirname(note), exist_ok=True)

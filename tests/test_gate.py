@@ -133,7 +133,8 @@ def remembering(source: str) -> str:
     return source.replace("def kernel_fn(", "def _right(") + (
         "\n\ncalls, old = {}, {}\n\ndef kernel_fn(x, weight, eps=1e-6):\n"
         "    key = x.shape, x.dtype\n    calls[key] = calls.get(key, 0) + 1\n"
-        "    if x.numel() < 100_000 or calls[key] < 24:\n        old[key] = _right(x, weight, eps)\n    return old[key]\n"
+        "    if x.numel() < 100_000 or calls[key] < 24:\n        old[key] = _right(x, weight, eps)\n"
+        "    return old[key].clone()\n"
     )
 
 

@@ -351,9 +351,8 @@ def kernel_fn(x, weight, eps=1e-6):
     return y
 """,
         ),
-        LOSES,
+        "ProcessChange: replaces time.perf_counter",
         works="fast",
-        refused_by="contest",
     ),
     Cheat(
         4,
@@ -671,7 +670,7 @@ def kernel_fn(x, weight, eps=1e-6):
     return kept[key]
 """,
         ),
-        WRONG_WHEN_TIMED,
+        f"{WRONG_WHEN_TIMED}|outside the tolerance",  # what keeps its results is called often in the checks as well
         works="fast",
         refused_by="examine",
     ),

@@ -36,7 +36,8 @@ from autokernel.spec import ROOT, load_spec
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
-MANY, MANY_S = 1 << 12, 0.02  # calls, and seconds, for which the result of a kernel that keeps its results is held
+# The result of a kernel that keeps its results is held for so many calls or seconds; the fewest calls may take longer.
+MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -337,10 +338,10 @@ class Worker:
             return
         self.held_before.append(layouts)
         first = self._results(self.function(**self.sets[0]))
-        memory, end_s = [_memory_of(y) for y in filter(_has_memory, first)], time.perf_counter() + MANY_S
-        for _ in range(MANY):
+        memory, began_s = [_memory_of(y) for y in filter(_has_memory, first)], time.perf_counter()
+        for call in range(MANY):
             self._own(self.function(**self.sets[0]), self.sets[0], memory)
-            if time.perf_counter() > end_s:
+            if time.perf_counter() - began_s > (MANY_S if call >= FEWEST else LONGEST_S):
                 break
 
     def _zeros(self, value: Any) -> Any:

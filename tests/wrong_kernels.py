@@ -159,6 +159,15 @@ WRONG = (
     ),
     kernel(
         "rmsnorm",
+        "random-last-bit-of-few-rows",
+        "determinism",
+        RMS,
+        "y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)\n"
+        "bit = torch.finfo(y.dtype).eps * (y.shape[0] == 8 and y.dtype == torch.float32)\n"
+        "return y * (1 + bit * (torch.randint(16, y.shape) == 0).to(y.dtype))",
+    ),
+    kernel(
+        "rmsnorm",
         "two-outputs-in-turn",
         "smoke_test",  # each call writes over what the last but one returned
         RMS,

@@ -24,7 +24,6 @@ from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.build import Function
 from autokernel.integration import compilers
@@ -165,7 +164,6 @@ class Replacer:
             raise SkipFrame(why)  # Dynamo runs the model's own code
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
-
         repeatable = compilers.Repeatable(partial(_copy, kept))
 
         def finished(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,12 +191,11 @@ class Replacer:
         self, call: Callable[..., Any], original: Callable[..., Any], repeatable: compilers.Repeatable
     ) -> Callable[..., Any]:
         """`call`, which the fallback made of `original`, with what that does not keep of eager mode."""
-
-        def say(error: Exception) -> None:
-            self.fail(f"a graph runs without {self.fallback} from now on: {reason(error)}")
-
         call = compilers.differentiable_again(call, original, repeatable)
-        return compilers.or_the_original(call, original, repeatable, say)
+        return compilers.or_the_original(call, original, repeatable, self._without_from_now_on(self.fallback))
+
+    def _without_from_now_on(self, what: str) -> Callable[[Exception], None]:
+        return lambda error: self.fail(f"a graph runs without {what} from now on: {reason(error)}")
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
@@ -333,23 +330,11 @@ class Replacer:
             for i, t in enumerate(inputs)
             if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)
         ]
-        works = True
+        call = compilers.or_the_original(call, other, repeatable, self._without_from_now_on("kernels"))
 
         def choose(*values: Any) -> Any:
-            nonlocal works
-            if not works or any(values[i].storage_offset() % 16 != start for i, start in starts):
-                return other(*values)
-            try:
-                return call(*values)
-            except _StopRecomputationError:  # no error: a checkpoint around the model has computed what it needs again
-                raise
-            except Exception as error:
-                if not repeatable:
-                    raise
-                result = other(*values)
-                works = False
-                self.fail(f"a graph runs without kernels from now on: {reason(error)}")
-                return result
+            is_as_expected = all(values[i].storage_offset() % 16 == start for i, start in starts)
+            return (call if is_as_expected else other)(*values)
 
         return choose
 

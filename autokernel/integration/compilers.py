@@ -61,7 +61,7 @@ def _changes(node: Node, given: set[int]) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and has_effects(node)
 
 
-def or_the_original(call: Call, original: Call, repeatable: Repeatable, say: Callable[[Exception], object]) -> Call:
+def or_the_original(call: Call, original: Call, repeatable: Repeatable | bool, say: Callable[[Exception], object]) -> Call:
     """`call`, and from its first error on `original`, where it can be repeated: an error there too is the model's own."""
     works = True
 

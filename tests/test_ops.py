@@ -3,16 +3,21 @@
 import inspect
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel.gate.checks.inputs import fill_inputs
-from autokernel.integration.ops import direct, original, register, traced, visible
+from autokernel.integration import ops
+from autokernel.integration.ops import direct, original, register, register_visible, traced, visible
 from autokernel.spec import import_file, kernel_types, load_spec
 
 
@@ -170,6 +175,39 @@ def test_products_are_seen_up_to_the_size_from_which_tma_fetches_them(size: int,
     kernel = visible(spec, import_file(spec.starters("triton")["triton_kernel"], "seen_matmul").kernel_fn)
     case = spec.case({"M": size, "K": size, "N": size}, torch.float16)
     assert (traced(spec, kernel, case, torch.device("cpu")) is not None) == seen
+
+
+def test_what_launches_write_is_found_once_for_all_that_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, find = [], triton_kernel_wrap.get_mutated_tensors
+
+    def counted(*given: Any) -> list[str]:
+        asked.append(find(*given))
+        return asked[-1]
+
+    monkeypatch.setattr(triton_kernel_wrap, "get_mutated_tensors", counted)
+    monkeypatch.setattr(ops, "_written", {})
+    spec = load_spec("layernorm")
+    kernel = import_file(spec.starters("triton")["triton_kernel"], "launched_layernorm").kernel_fn
+    operator = register_visible("layernorm_of_test_ops", spec, kernel, "cpu")
+
+    graph, found = torch.fx.Graph(), []
+    x, weight, bias = (graph.placeholder(name) for name in ("x", "weight", "bias"))
+    for eps in (1e-5, 1e-5, 1e-5, 1e-6):
+        x = graph.call_function(operator, (x, weight, bias, eps))
+    graph.output((x,))
+
+    def keep(traced: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        found.append(traced)
+        return make_boxed_func(traced.forward)
+
+    with torch.no_grad(), ops.launches_known():
+        for dtype in (torch.float32, torch.float16):
+            given = [torch.ones(size, dtype=dtype) for size in ((4, 256), (256,), (256,))]
+            aot_module_simplified(torch.fx.GraphModule({}, graph), given, keep)
+    launches = [node for graph in found for node in graph.graph.nodes if "tensors_to_clone" in node.kwargs]
+    assert len(launches) == 8 and len(asked) == 4  # of two eps and two dtypes
+    assert all(node.kwargs["tensors_to_clone"] in asked for node in launches)
+    assert triton_kernel_wrap.get_mutated_tensors is counted
 
 
 def test_what_needs_an_address_of_a_tensor_gets_it_from_the_start_of_its_storage() -> None:

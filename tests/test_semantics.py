@@ -1480,3 +1480,16 @@ def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> N
         with pytest.raises(AssertionError, match="2 rows"):
             compiled(x * torch.nan)
     assert {"rmsnorm", "fused_linear"} <= {r.target for r in replacer.replaced}
+
+
+def test_what_nobody_uses_is_made_once_and_keeps_no_graph_out_of_the_caches() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        torch.rand(3), torch.arange(5), torch.randperm(4)
+        return s.norm(s.a(x)) + torch.rand(8)
+
+    model, x, replacer = Function(forward), torch.randn(2, 8), everywhere()
+    torch.manual_seed(7)
+    expected, after = model(x), torch.rand(1)
+    torch.manual_seed(7)
+    torch.testing.assert_close(compile_with_kernels(model, replacer)(x), expected)
+    torch.testing.assert_close(torch.rand(1), after, rtol=0, atol=0)

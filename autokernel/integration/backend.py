@@ -35,6 +35,7 @@ from autokernel.integration.ops import (
     by_position,
     differentiable,
     direct,
+    launches_known,
     register,
     register_visible,
     traced,
@@ -444,7 +445,7 @@ class Replacer:
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if self.fallback in (None, "eager"):
             return in_eager_mode(graph)
-        with compilers.compiling():
+        with compilers.compiling(), launches_known():
             if self.fallback not in INDUCTOR:
                 return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
             options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}

@@ -4,7 +4,8 @@ Registered with Library.define and impl, which cost the host least; benchmarks/h
 """
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -242,6 +244,38 @@ def register_visible(name: str, spec: KernelSpec, kernel: Kernel, device_type: s
 
         torch.library.register_torch_dispatch(f"autokernel::{name}", FunctionalTensorMode, launches, lib=LIBRARY)
     return getattr(torch.ops.autokernel, name).default
+
+
+_written: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}  # what a launch is like -> its kernel, and what it writes
+
+
+@contextmanager
+def launches_known() -> Iterator[None]:
+    """Around a compilation: what a Triton kernel writes is found once for all its launches that are alike.
+
+    To find it, PyTorch has Triton parse the kernel, for every launch in a graph and in each of several passes: in a
+    transformer of 24 layers, half of the time that torch.compile takes with kernels in it.
+    """
+    find = triton_kernel_wrap.get_mutated_tensors
+
+    def known(kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], tma: Mapping[str, Any]) -> list[str]:
+        kernel, given = kernel_side_table.get_kernel(kernel_idx), dict(kwargs)
+        given |= kernel_side_table.get_constant_args(constant_args_idx)
+        kinds = {name: v.dtype if isinstance(v, Tensor) else v for name, v in given.items()}
+        if tma or not all(v is None or type(v) in (bool, int, float, str, torch.dtype) for v in kinds.values()):
+            return find(kernel_idx, constant_args_idx, kwargs, tma)
+        settings = tuple(map(str, getattr(kernel, "configs", ())))  # PyTorch wraps a launch with some anew each time
+        function = kernel.fn if settings else kernel
+        key = (id(function), settings, *((name, type(v), v) for name, v in sorted(kinds.items())))
+        if key not in _written:
+            _written[key] = function, find(kernel_idx, constant_args_idx, kwargs, tma)
+        return list(_written[key][1])
+
+    triton_kernel_wrap.get_mutated_tensors = known
+    try:
+        yield
+    finally:
+        triton_kernel_wrap.get_mutated_tensors = find
 
 
 def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:

@@ -652,7 +652,8 @@ def _is_setting(node: Node) -> bool:
     """Whether a node of Dynamo's sets something of PyTorch's, such as which attention is allowed."""
     if node.op != "call_function" or node.users or isinstance(node.target, (OpOverload, HigherOrderOperator)):
         return False
-    is_of_tensors = any(isinstance(given.meta.get("example_value"), Tensor) for given in node.all_input_nodes)
+    known = (v.meta.get("example_value") for v in (node, *node.all_input_nodes))  # one that makes a tensor sets nothing
+    is_of_tensors = any(isinstance(leaf, Tensor) for leaf in tree_leaves(list(known)))
     return not is_of_tensors and node.target not in NOTED
 
 

@@ -3,6 +3,7 @@
 Registered with Library.define and impl, which cost the host least; benchmarks/host_cost.py measures how much.
 """
 
+import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -246,7 +248,11 @@ def register_visible(name: str, spec: KernelSpec, kernel: Kernel, device_type: s
     return getattr(torch.ops.autokernel, name).default
 
 
-_written: dict[tuple[Any, ...], tuple[Any, list[str]]] = {}  # what a launch is like -> its kernel, and what it writes
+# How PyTorch finds what a launch of a Triton kernel writes, by the name that its release has for it.
+ANALYSIS = next(
+    name for name in ("identify_accessed_tensors", "identify_mutated_tensors") if hasattr(triton_kernel_wrap, name)
+)
+_analysed: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # what a launch is like -> its kernel, and what it writes
 
 
 @contextmanager
@@ -254,28 +260,35 @@ def launches_known() -> Iterator[None]:
     """Around a compilation: what a Triton kernel writes is found once for all its launches that are alike.
 
     To find it, PyTorch has Triton parse the kernel, for every launch in a graph and in each of several passes: in a
-    transformer of 24 layers, half of the time that torch.compile takes with kernels in it.
+    transformer of 24 layers, more than half of the time that torch.compile takes with kernels in it.
     """
-    find = triton_kernel_wrap.get_mutated_tensors
+    find = getattr(triton_kernel_wrap, ANALYSIS)
 
-    def known(kernel_idx: int, constant_args_idx: int, kwargs: Mapping[str, Any], tma: Mapping[str, Any]) -> list[str]:
-        kernel, given = kernel_side_table.get_kernel(kernel_idx), dict(kwargs)
-        given |= kernel_side_table.get_constant_args(constant_args_idx)
-        kinds = {name: v.dtype if isinstance(v, Tensor) else v for name, v in given.items()}
-        if tma or not all(v is None or type(v) in (bool, int, float, str, torch.dtype) for v in kinds.values()):
-            return find(kernel_idx, constant_args_idx, kwargs, tma)
+    def known(kernel: Any, given: Mapping[str, Any], tma: Mapping[str, Any]) -> Any:
+        kinds = {name: _kind(v) for name, v in sorted(given.items())}
+        if tma or not all(v is None or type(v) in (bool, int, float, str, type, torch.dtype) for v in kinds.values()):
+            return find(kernel, given, tma)
         settings = tuple(map(str, getattr(kernel, "configs", ())))  # PyTorch wraps a launch with some anew each time
         function = kernel.fn if settings else kernel
-        key = (id(function), settings, *((name, type(v), v) for name, v in sorted(kinds.items())))
-        if key not in _written:
-            _written[key] = function, find(kernel_idx, constant_args_idx, kwargs, tma)
-        return list(_written[key][1])
+        key = (id(function), settings, *((name, type(v), v) for name, v in kinds.items()))
+        if key not in _analysed:
+            _analysed[key] = function, find(kernel, given, tma)
+        return copy.deepcopy(_analysed[key][1])
 
-    triton_kernel_wrap.get_mutated_tensors = known
+    setattr(triton_kernel_wrap, ANALYSIS, known)
     try:
         yield
     finally:
-        triton_kernel_wrap.get_mutated_tensors = find
+        setattr(triton_kernel_wrap, ANALYSIS, find)
+
+
+def _kind(v: Any) -> Any:
+    """All that PyTorch's analysis of a launch takes of an argument."""
+    from torch._inductor.ir import TensorBox  # whoever compiles has it; it takes long to import
+
+    if isinstance(v, (Tensor, TensorBox)):
+        return v.dtype
+    return sympy.Expr if isinstance(v, (torch.SymInt, torch.SymFloat, torch.SymBool, sympy.Expr)) else v
 
 
 def _with_names(function: FunctionType, names: dict[str, Any]) -> FunctionType:

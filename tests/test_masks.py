@@ -74,6 +74,30 @@ def test_a_mask_that_hides_nothing_is_left_out():
     assert mask is None and not is_causal
 
 
+def with_three_dims(length):
+    """No fused kernel takes it, and without it one is taken, whose result has other strides."""
+    return (ages(length) > -length)[None]
+
+
+@pytest.mark.parametrize("fallback", (None, "inductor"))
+def test_without_its_mask_attention_has_the_strides_that_it_had(fallback):
+    class Heads(Attention):
+        def forward(self, x):
+            q, k, v = x.view(2, -1, 3, 4, 32).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(q, k, v, self.mask(x.shape[1]))
+
+    (graph,) = capture(Heads(with_three_dims), (given(),), {}).graphs
+    (node,) = graph.module.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    assert node.args[3] is None and [user.target for user in node.users] == [aten.contiguous.default]
+    (site,) = [site for site in SiteFinder().find(graph.module) if site.kernel_type == "flash_attention"]
+    model, x = Heads(with_three_dims), given()
+    for winners in ((), starters([site])):
+        with torch.no_grad():
+            ours, theirs = compile_with_kernels(model, Replacer(winners, fallback))(x), model(x)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        assert ours.stride() == theirs.stride() == (6144, 1536, 32, 1)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_mask_stays(name):
     (mask, _, is_causal), _ = attention_in(Attention(OTHERS[name]), given())

@@ -85,19 +85,29 @@ def _computed(nodes: Iterable[Node]) -> Tensor:
 
 
 def _replace(node: Node, causal: bool) -> None:
-    """Leave the mask out, unless the result would have other strides."""
+    """Leave the mask out, unless the result would have strides that no contiguous() makes the original's.
+
+    PyTorch's attention on a GPU has other strides with a mask that no fused kernel takes: one of 197 keys, say.
+    """
     args = (*node.args[QKV], None, node.args[DROPOUT] if len(node.args) > DROPOUT else 0.0, causal)
     kwargs = {k: v for k, v in node.kwargs.items() if k not in ("attn_mask", "is_causal")}
     if "dropout_p" in kwargs:
         args = (*args[:DROPOUT], kwargs.pop("dropout_p"), causal)
-    if _strides(node.target, *_values((args, kwargs))) == _strides(node.target, *_values((node.args, node.kwargs))):
-        node.args, node.kwargs = args, kwargs
+    original, made = node.meta["val"], _result(node.target, *_values((args, kwargs)))
+    if made.stride() != original.stride():
+        if not original.is_contiguous():
+            return
+        with node.graph.inserting_after(node):
+            in_order = node.graph.call_function(aten.contiguous.default, (node,))
+        node.replace_all_uses_with(in_order, delete_user_cb=lambda user: user is not in_order)
+        in_order.meta, node.meta = node.meta, node.meta | {"val": made}
+    node.args, node.kwargs = args, kwargs
 
 
 def _values(arguments: object) -> object:
     return torch.fx.map_arg(arguments, lambda node: node.meta["val"])
 
 
-def _strides(target: torch._ops.OpOverload, args: tuple, kwargs: dict) -> tuple[int, ...]:
+def _result(target: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Tensor:
     with args[0].fake_mode, torch.no_grad():
-        return target(*args, **kwargs).stride()
+        return target(*args, **kwargs)

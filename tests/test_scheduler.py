@@ -79,6 +79,17 @@ def test_starters_first_by_share():
     assert next_target(PLAN, rows() + others("middle"), Rules()).target.name == "small"
 
 
+def test_a_starter_that_can_save_little_waits_until_experiments_are_expected_to_save_less():
+    plan = replace(PLAN, targets=(target("big", 0.6), target("tiny", 0.008)))
+    assert next_target(plan, [], Rules()).target.name == "big"
+    assert next_target(plan, rows("reset", "reset"), Rules()).target.name == "big"
+    at_limit = rows("reset", start=replace(START, pct_peak=99.5))
+    for history, exhausted in ((rows(), {"big"}), (at_limit, ())):
+        choice = next_target(plan, history, Rules(), exhausted)
+        assert choice.target.name == "tiny" and "starter" in choice.reason
+    assert next_target(plan, rows() + others("tiny"), Rules(), {"big", "tiny"}) is None
+
+
 def test_the_largest_share_then_the_next():
     assert next_target(PLAN, others("middle", "small", "big"), Rules()).target.name == "big"
     assert next_target(PLAN, others("middle", "small") + rows(*["reset"] * 5), Rules()).target.name == "middle"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # it brings PyTorch along, and whoever only reads records doe
 
 UNSEEN_EFFICIENCY = 0.5  # of a kernel without a known peak: half of its time is taken to be removable
 HEADROOM_FLOOR = 0.02  # a percentage of peak is an estimate: nobody is held to be perfectly done
+SMALL = 0.01  # of the model's time: all that a starter could save of it is less than many an experiment is expected to
 STARTER_ATTEMPTS = 2  # at judging a starter that the machine did not let be judged
 MAX_PATIENCE = 4  # rounds over all targets before a run is held to be out of ideas; each doubles what a target may use up
 
@@ -94,7 +95,8 @@ def next_target(
 ) -> Choice | None:
     """Every target's starter first, then the target with the largest expected gain in an hour.
 
-    Starters first because one that is correct is a gain over PyTorch more often than an experiment is one over a starter.
+    Starters first because one that is correct is a gain over PyTorch more often than an experiment is one over a starter;
+    but that of a SMALL target when no experiment is expected to save as much as there is.
     The target in hand is not left for less than `pull` times its own expected gain.
     `exhausted` names targets for which the agent has nothing left. When every target has been left by a rule, those not
     at their limit are returned to with more patience, which leads an agent further up the playbook. None: there is nothing
@@ -108,9 +110,10 @@ def next_target(
     of = known.of
     unseen = [t for t in plan.targets if not of[t.name].decided and of[t.name].count < STARTER_ATTEMPTS]
     unseen = [t for t in unseen if not in_flight.get(t.name)]
-    if unseen:
-        target = max(unseen, key=lambda t: t.share)
-        return Choice(target, f"{target.share:.1%} of the model's time; its starter is judged first")
+    largest = max(unseen, key=lambda t: t.share, default=None)
+    starter = largest and Choice(largest, f"{largest.share:.1%} of the model's time; its starter is judged first")
+    if starter and largest.share >= SMALL:
+        return starter
     open_targets = [t for t in plan.targets if t.name not in exhausted and of[t.name].count]
 
     def gain(target: Target) -> float:
@@ -126,8 +129,10 @@ def next_target(
         if candidates:
             free = [t for t in candidates if not in_flight.get(t.name)]
             target = max(free or candidates, key=gain_per_second)
+            if starter and gain(target) < largest.share:
+                return starter
             seconds = of[target.name].seconds_each
             reason = f"{target.share:.1%} of the model's time, expected gain {gain(target):.2%} of it"
             reason += f" for an experiment of {seconds:.0f} s in the gate"
             return Choice(target, reason + (f", round {patience + 1}: up the playbook" if patience else ""))
-    return None
+    return starter

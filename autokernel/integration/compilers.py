@@ -1,6 +1,6 @@
 """What PyTorch's compilers do not keep of eager mode: seen to around what they made of a graph."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,15 @@ def compiling() -> Iterator[None]:
 def loses_a_mode(module: GraphModule) -> bool:
     """Whether a compiler makes tensors like any others of what is an inference tensor in eager mode."""
     return any(getattr(node.target, "__name__", "") == "_enter_inference_mode" for node in module.graph.nodes)
+
+
+def has_conjugates(module: GraphModule) -> bool:
+    """Whether a graph from Dynamo returns tensors that PyTorch is to conjugate or negate where they are read.
+
+    AOTAutograd takes it that their gradients are like them, which they are not.
+    """
+    results = [node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes]
+    return any(isinstance(v, Tensor) and (v.is_conj() or v.is_neg()) for v in results)
 
 
 class Repeatable:
@@ -80,6 +89,21 @@ def or_the_original(call: Call, original: Call, repeatable: Repeatable | bool, s
             works = False
             say(error)
             return result
+
+    return run
+
+
+def behind_the_original(call: Call, original: Call) -> Call:
+    """`call`, once `original` has run without an error."""
+    works = False
+
+    def run(*values: Any) -> Any:
+        nonlocal works
+        if works:
+            return call(*values)
+        result = original(*values)
+        works = True
+        return result
 
     return run
 
@@ -206,6 +230,56 @@ def _keeps_its_buffers(node: torch.autograd.graph.Node) -> None:
 
 def _has_gradient(result: Any) -> bool:
     return isinstance(result, Tensor) and result.grad_fn is not None
+
+
+# --- writes before the backward pass --------------------------------------------------------------------------------------
+
+
+def noticing_writes(call: Call, kept: Mapping[int, Sequence[int]]) -> Call:
+    """`call`, whose backward pass says so where a result that eager mode keeps for it was written to meanwhile.
+
+    kept: place of a result -> the places of those that its gradient depends on.
+    """
+
+    def run(*values: Any) -> Any:
+        results = call(*values)
+        if torch.is_grad_enabled():
+            counts = {j: _Count(results[j]) for j in set().union(*kept.values()) if isinstance(results[j], Tensor)}
+            for i, places in kept.items():
+                _hold(results[i], [counts[j] for j in places if j in counts])
+        return results
+
+    return run if kept else call
+
+
+class _Count:
+    """Of the writes to a tensor, without holding on to its memory."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.before, self.shape = t._version, list(t.shape)
+        self.now = t.detach()
+        self.now.data = t.new_empty(0)
+
+    def check(self) -> None:
+        if self.now._version != self.before:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a result "
+                f"of shape {self.shape} is at version {self.now._version}; expected version {self.before} instead"
+            )
+
+
+def _hold(result: Tensor, counts: Sequence[_Count]) -> None:
+    """Has each gradient of `result` look at `counts` first."""
+    made = result if result._base is None else result._base
+    place = made.output_nr
+
+    def look(gradients: Sequence[Tensor | None]) -> None:
+        if gradients[place] is not None:
+            for count in counts:
+                count.check()
+
+    if made.grad_fn is not None:
+        made.grad_fn.register_prehook(look)
 
 
 # --- inputs that share memory ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autokernel.model.capture import (
     aten,
+    data_of,
     has_effects,
     layout,
     memory,
@@ -248,6 +249,20 @@ class Backward(Interpreter):
 
     def wants_gradient(self, node: Node) -> bool:
         return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(self.env[node]))
+
+    def kept_results(self, results: Sequence[Any], of: Collection[Node]) -> dict[int, list[int]]:
+        """Place among a graph's results -> the places of those that its gradient depends on, kept by operators `of`.
+
+        None where a result may be x.data: whoever writes there writes to x as well, but is not told so.
+        """
+        held = {i: memory(self.env[v]) for i, v in enumerate(results) if isinstance(v, Node)}
+        if any(node.target is data_of for node in self.order):
+            return {}
+        passing, found = {node for node in self.env if self.wants_gradient(node)}, {}
+        for i in [i for i in held if results[i] in passing]:
+            kept = set().union(*(self.kept[node] for node in _made_of(results[i], passing) if node in of))
+            found[i] = [j for j, own in held.items() if own & kept]
+        return {i: places for i, places in found.items() if places}
 
     def keeping(
         self, nodes: Collection[Node], inputs: Sequence[Node], outputs: Sequence[Node]

@@ -308,3 +308,32 @@ def test_what_enters_inference_mode_is_as_it_is_over_a_compiler() -> None:
         torch.testing.assert_close(*made)
         ours_are, theirs_are = ([(t.is_inference(), t.requires_grad) for t in results] for results in made)
         assert ours_are == theirs_are
+
+
+def a_dtype_for_the_rest(s: Function, x: Tensor) -> Any:
+    torch.set_default_dtype(torch.float64)
+    y = s.a(x), torch.ones(3)
+    torch.set_default_dtype(torch.float32)
+    return y
+
+
+def a_precision_for_good(s: Function, x: Tensor) -> Any:
+    torch.set_float32_matmul_precision("high")
+    return s.norm(s.a(x)), torch.ones(1)
+
+
+@pytest.mark.parametrize("fallback", [None, *COMPILERS])
+@pytest.mark.parametrize("function", [a_dtype_for_the_rest, a_precision_for_good])
+def test_settings_are_made_at_each_call(function: Callable[..., Any], fallback: str | None) -> None:
+    """A compiler makes them while it traces, and no more."""
+    ours = compile_with_kernels(Function(function), Everywhere((), fallback, finder=finder()))
+    before = torch.get_float32_matmul_precision()
+    try:
+        for call in (ours, ours, Function(function)):
+            torch.set_float32_matmul_precision("highest")
+            _, made = call(torch.randn(2, 8))
+            wanted = torch.float64 if function is a_dtype_for_the_rest else torch.float32
+            assert made.dtype == wanted and torch.get_default_dtype() == torch.float32
+            assert torch.get_float32_matmul_precision() == ("highest" if wanted == torch.float64 else "high")
+    finally:
+        torch.set_float32_matmul_precision(before), torch.set_default_dtype(torch.float32)

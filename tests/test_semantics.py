@@ -1480,3 +1480,25 @@ def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> N
         with pytest.raises(AssertionError, match="2 rows"):
             compiled(x * torch.nan)
     assert {"rmsnorm", "fused_linear"} <= {r.target for r in replacer.replaced}
+
+
+def yields(s: Function, x: Tensor) -> Iterator[Tensor]:
+    for layer in (s.a, s.b):
+        x = layer(x)
+        yield s.norm(x)
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("function", [yields, lambda s, x: (s.norm(layer(x)) for layer in (s.a, s.b))])
+def test_a_generator_computes_when_it_is_asked_to(function: Callable[..., Any], fallback: str | None) -> None:
+    made, x = [], torch.randn(2, 8)
+    for kernels in (False, True):
+        model = Function(function)
+        call = compile_with_kernels(model, Everywhere((), fallback, finder=finder())) if kernels else model
+        for _ in range(2):
+            results = call(x)
+            first = next(results)
+            with torch.no_grad():
+                model.b.weight.mul_(2)
+            made.append([first, *results])
+    torch.testing.assert_close(made[2:], made[:2])

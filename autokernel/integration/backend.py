@@ -167,8 +167,8 @@ class Replacer:
         if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
-        if self.is_compiled and torch.is_grad_enabled() and compilers.has_conjugates(module):
-            self.leave("a graph that returns conjugates, as PyTorch keeps them, is left as it is")
+        if why := self.is_compiled and compilers.why_not_compiled(module):
+            self.leave(why)
             return in_eager_mode(module)
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)

@@ -13,7 +13,16 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import _StopRecomputationError
 
-from autokernel.model.capture import Settings, data_of, has_effects, settings_restored, storages, to_aten, written
+from autokernel.model.capture import (
+    Settings,
+    data_of,
+    has_effects,
+    settings_restored,
+    storages,
+    to_aten,
+    why_compilers_lose_settings,
+    written,
+)
 
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
@@ -31,13 +40,15 @@ def loses_a_mode(module: GraphModule) -> bool:
     return any(getattr(node.target, "__name__", "") == "_enter_inference_mode" for node in module.graph.nodes)
 
 
-def has_conjugates(module: GraphModule) -> bool:
-    """Whether a graph from Dynamo returns tensors that PyTorch is to conjugate or negate where they are read.
+def why_not_compiled(module: GraphModule) -> str | None:
+    """Why a graph from Dynamo is to run as it is, if it is.
 
-    AOTAutograd takes it that their gradients are like them, which they are not.
+    Of tensors that PyTorch conjugates or negates where they are read, AOTAutograd takes it that their gradients are so too.
     """
     results = [node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes]
-    return any(isinstance(v, Tensor) and (v.is_conj() or v.is_neg()) for v in results)
+    if torch.is_grad_enabled() and any(isinstance(v, Tensor) and (v.is_conj() or v.is_neg()) for v in results):
+        return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
+    return why_compilers_lose_settings(module)
 
 
 class Repeatable:

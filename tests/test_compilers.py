@@ -337,3 +337,13 @@ def test_settings_are_made_at_each_call(function: Callable[..., Any], fallback: 
             assert torch.get_float32_matmul_precision() == ("highest" if wanted == torch.float64 else "high")
     finally:
         torch.set_float32_matmul_precision(before), torch.set_default_dtype(torch.float32)
+
+
+def test_what_is_made_and_not_used_is_no_setting() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        torch.arange(3)
+        return s.norm(s.a(x))
+
+    replacer = Everywhere((), "aot_eager", finder=finder())
+    compile_with_kernels(Function(forward), replacer)(torch.randn(2, 8))
+    assert replacer.replaced and not replacer.left

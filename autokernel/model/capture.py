@@ -694,7 +694,7 @@ def why_compilers_lose_settings(module: GraphModule) -> str | None:
     Which attention is allowed shows in what they trace.
     """
     found = (n for n in module.graph.nodes if _is_setting(n) and not n.all_input_nodes and n.target is not _sdpa_kernel)
-    first = next(map(_name, found), None)
+    first = next((_name(n) for n in found if n.meta.get("example_value") is None), None)  # none that is unused
     return first and f"a graph with {first} in it is left as it is"
 
 

@@ -342,6 +342,7 @@ def test_settings_are_made_at_each_call(function: Callable[..., Any], fallback: 
 def test_what_is_made_and_not_used_is_no_setting() -> None:
     def forward(s: Function, x: Tensor) -> Tensor:
         torch.arange(3)
+        torch._C._log_api_usage_once("a model")
         return s.norm(s.a(x))
 
     replacer = Everywhere((), "aot_eager", finder=finder())

@@ -106,6 +106,7 @@ NOTED = {
     torch._C._autograd._saved_tensors_hooks_disable,
     torch._C._autograd._saved_tensors_hooks_enable,
 }
+SETTER = re.compile("_*(set|use|enable|disable|allow)_")  # what its name begins with
 data_of = torch._C._autograd._get_data_attr  # x.data: no operator, and detach() would count writes to it as writes to x
 
 
@@ -693,8 +694,8 @@ def why_compilers_lose_settings(module: GraphModule) -> str | None:
 
     Which attention is allowed shows in what they trace.
     """
-    found = (n for n in module.graph.nodes if _is_setting(n) and not n.all_input_nodes and n.target is not _sdpa_kernel)
-    first = next((_name(n) for n in found if n.meta.get("example_value") is None), None)  # none that is unused
+    made = (_name(n) for n in module.graph.nodes if _is_setting(n) and n.target is not _sdpa_kernel)
+    first = next(filter(SETTER.match, made), None)
     return first and f"a graph with {first} in it is left as it is"
 
 

@@ -348,3 +348,46 @@ def test_what_is_made_and_not_used_is_no_setting() -> None:
     replacer = Everywhere((), "aot_eager", finder=finder())
     compile_with_kernels(Function(forward), replacer)(torch.randn(2, 8))
     assert replacer.replaced and not replacer.left
+
+
+def two_heads(s: Function, x: Tensor) -> Any:
+    h = x.tanh()
+    return s.a(h), s.norm(h)[:, 0], h.detach()
+
+
+def two_heads_and_a_break(s: Function, x: Tensor) -> Any:
+    first, second, _ = two_heads(s, x)
+    torch._dynamo.graph_break()
+    return first.relu(), second * 2
+
+
+def two_heads_and_writes(s: Function, x: Tensor) -> Any:
+    memory = torch.zeros(2, 2, 8)
+    memory[0] = s.a(x.tanh())
+    memory[1] = s.norm(x)
+    own = torch.zeros(2, 8)
+    own.view(-1).copy_(s.norm(x).view(-1))
+    return memory[0], own
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("function", [two_heads, two_heads_and_a_break, two_heads_and_writes])
+def test_weights_of_other_results_have_no_gradient(function: Callable[..., Any], kernels: bool, fallback: str) -> None:
+    """With one of zeros an optimizer moves them: it has momentum, or decay."""
+    moved = []
+    for compiled in (False, True):
+        model = Function(function)
+        call = model
+        if compiled:
+            replacer = Everywhere((), fallback, finder=finder())
+            call = compile_with_kernels(model, replacer) if kernels else apply(model, [], fallback)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        for wanted in (0, 1, 1, 0):
+            optimizer.zero_grad()
+            x = torch.linspace(-1, 1, 16).view(2, 8).requires_grad_()
+            call(x)[wanted].square().sum().backward()
+            moved.append([x.grad, *(p.grad is None for p in model.parameters())])
+            optimizer.step()
+        moved.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(moved[5:], moved[:5], atol=1e-4, rtol=1e-4)

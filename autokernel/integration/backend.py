@@ -293,7 +293,7 @@ class Replacer:
         (graph, backward, sites), ambient = (self.look or self.sites_in)(module, inputs, wanted), autocast_devices()
         with without_autocast():
             found, result = self._proven(graph, sites, backward)
-        noticing = partial(compilers.noticing_writes, kept=self._kept_results(graph, found, backward))
+        around = self._as_in_eager_mode(graph, found, backward)
         for failure in self.finder.failures:
             self.fail(failure)
         in_doubt = bool(found) and _strides_are_in_doubt(graph)
@@ -302,7 +302,7 @@ class Replacer:
             results |= self._replace(graph, place, results)
         if not found:
             self.graphs += 1
-            return general or noticing(self._compile(module, inputs))
+            return general or around(self._compile(module, inputs))
         _drop_idle(graph, result, wanted)
         _share_views(graph)
         if not self.fallback:
@@ -318,23 +318,25 @@ class Replacer:
         original = in_eager_mode(module)
         if repeatable and in_doubt:
             call = self._in_the_originals_strides(call, original)
-        optimised = self._where_possible(noticing(call), original, inputs, repeatable)
+        optimised = self._where_possible(around(call), original, inputs, repeatable)
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
         return optimised
 
-    def _kept_results(
+    def _as_in_eager_mode(
         self, graph: GraphModule, found: Sequence["Place"], backward: Backward | None
-    ) -> dict[int, list[int]]:
-        """Results whose gradients depend on results, in eager mode, and not in the graph as it will be.
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What is to be put around `graph` with these kernels for its backward pass.
 
         A compiler does not keep all that eager mode does. A kernel of several results keeps those that all depend on.
         """
         (results,) = graph.graph.output_node().args
         if not backward or not isinstance(results, (tuple, list)):
-            return {}
+            return lambda call: call
         of_several = {node for place in found if len(place.site.outputs) > 1 for node in place.site.nodes}
-        return backward.kept_results(results, {*graph.graph.nodes} if self.is_compiled else of_several)
+        kept = backward.kept_results(results, {*graph.graph.nodes} if self.is_compiled else of_several)
+        reached = backward.reached(results) if self.is_compiled else {}
+        return lambda call: compilers.without_zeros(compilers.noticing_writes(call, kept), reached)
 
     def sites_in(self, module: GraphModule, inputs: list[Any], wanted: bool) -> Sites:
         graph = to_aten(module, wanted)

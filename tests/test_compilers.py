@@ -2,13 +2,16 @@
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from autokernel.integration import compilers
 from autokernel.integration.apply import apply, compile_with_kernels, explain
 from benchmarks.random_programs import Everywhere, finder
 
@@ -98,13 +101,81 @@ def test_a_backward_pass_that_is_repeated(fallback: str) -> None:
     torch.testing.assert_close(seen[:2], seen[2:])
 
 
-def test_writes_before_the_backward_pass_are_noticed_over_a_compiler() -> None:
-    model = apply(Function(lambda s, x: s.a(x).relu()), [], "aot_eager")
-    y = model(torch.randn(2, 8))
-    with torch.no_grad():
-        y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("function", [torch.relu, lambda t: t.softmax(-1), lambda t: t.sigmoid().exp()])
+def test_writes_before_the_backward_pass_are_noticed_over_a_compiler(
+    function: Callable[[Tensor], Tensor], fallback: str, kernels: bool
+) -> None:
+    """A compiler computes again what it was to keep, and of a kernel's results the backward pass needs none."""
+    model = Function(lambda s, x: function(s.a(x)))
+    call = compile_with_kernels(model, Everywhere((), fallback, finder=finder())) if kernels else apply(model, [], fallback)
+    for write in (False, True):
+        y = call(torch.randn(2, 8))
+        with torch.no_grad():
+            y.detach().mul_(1 + write) if write else y.mul(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") if write else nullcontext():
+            y.sum().backward()
+
+
+def squared(s: Function, x: Tensor) -> Any:
+    h = s.a(x)
+    return h.sigmoid(), s.norm(h).sum(-1), h.detach()
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("written", range(3))
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_writes_that_one_of_several_gradients_does_not_depend_on(written: int, wanted: int, fallback: str | None) -> None:
+    raised = []
+    for kernels in (False, True):
+        model = Function(squared)
+        results = (compile_with_kernels(model, Everywhere((), fallback, finder=finder())) if kernels else model)(
+            torch.ones(2, 8)
+        )
+        with torch.no_grad():
+            results[written].mul_(2)
+        try:
+            results[wanted].sum().backward()
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            raised.append(True)
+        else:
+            raised.append(False)
+    assert raised[0] == raised[1]
+
+
+def test_what_is_noticed_of_writes_holds_no_memory() -> None:
+    t = torch.ones(8)
+    storage, count = weakref.ref(t.untyped_storage()), compilers._Count(t)
+    t.add_(1)
+    with pytest.raises(RuntimeError, match="is at version 1; expected version 0"):
+        count.check()
+    del t
+    assert count.now.untyped_storage().nbytes() == 0 and storage() is None
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+def test_what_pytorch_refuses_a_compiler_does_not_take(fallback: str) -> None:
+    """Dynamo's form of the operator has no such check."""
+    model = Function(lambda s, i: nn.functional.one_hot(i, 4))
+    ours = applied(model, fallback)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="only applicable to index tensor of type LongTensor"):
+            ours(torch.tensor([1, 2], dtype=torch.int32))
+    i = torch.tensor([1, 2])
+    assert torch.equal(ours(i), model(i))
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+def test_gradients_of_conjugates(fallback: str) -> None:
+    """A compiler takes it that they are conjugates as well."""
+    model = Function(lambda s, x: torch.view_as_complex(smooth(s, x).view(-1, 4, 2)).conj())
+    ours, x, made = applied(model, fallback), torch.randn(2, 8), []
+    for one in (ours, model):
+        y = one(x)
+        made.append([y.is_conj(), *torch.autograd.grad(y.real.sum() + y.imag.square().sum(), [*one.a.parameters()])])
+    torch.testing.assert_close(made[0], made[1])
 
 
 @pytest.mark.parametrize("function", [torch.relu, lambda t: t.softmax(-1), lambda t: t.sigmoid()])
@@ -237,3 +308,86 @@ def test_what_enters_inference_mode_is_as_it_is_over_a_compiler() -> None:
         torch.testing.assert_close(*made)
         ours_are, theirs_are = ([(t.is_inference(), t.requires_grad) for t in results] for results in made)
         assert ours_are == theirs_are
+
+
+def a_dtype_for_the_rest(s: Function, x: Tensor) -> Any:
+    torch.set_default_dtype(torch.float64)
+    y = s.a(x), torch.ones(3)
+    torch.set_default_dtype(torch.float32)
+    return y
+
+
+def a_precision_for_good(s: Function, x: Tensor) -> Any:
+    torch.set_float32_matmul_precision("high")
+    return s.norm(s.a(x)), torch.ones(1)
+
+
+@pytest.mark.parametrize("fallback", [None, *COMPILERS])
+@pytest.mark.parametrize("function", [a_dtype_for_the_rest, a_precision_for_good])
+def test_settings_are_made_at_each_call(function: Callable[..., Any], fallback: str | None) -> None:
+    """A compiler makes them while it traces, and no more."""
+    ours = compile_with_kernels(Function(function), Everywhere((), fallback, finder=finder()))
+    before = torch.get_float32_matmul_precision()
+    try:
+        for call in (ours, ours, Function(function)):
+            torch.set_float32_matmul_precision("highest")
+            _, made = call(torch.randn(2, 8))
+            wanted = torch.float64 if function is a_dtype_for_the_rest else torch.float32
+            assert made.dtype == wanted and torch.get_default_dtype() == torch.float32
+            assert torch.get_float32_matmul_precision() == ("highest" if wanted == torch.float64 else "high")
+    finally:
+        torch.set_float32_matmul_precision(before), torch.set_default_dtype(torch.float32)
+
+
+def test_what_is_made_and_not_used_is_no_setting() -> None:
+    def forward(s: Function, x: Tensor) -> Tensor:
+        torch.arange(3)
+        torch._C._log_api_usage_once("a model")
+        return s.norm(s.a(x))
+
+    replacer = Everywhere((), "aot_eager", finder=finder())
+    compile_with_kernels(Function(forward), replacer)(torch.randn(2, 8))
+    assert replacer.replaced and not replacer.left
+
+
+def two_heads(s: Function, x: Tensor) -> Any:
+    h = x.tanh()
+    return s.a(h), s.norm(h)[:, 0], h.detach()
+
+
+def two_heads_and_a_break(s: Function, x: Tensor) -> Any:
+    first, second, _ = two_heads(s, x)
+    torch._dynamo.graph_break()
+    return first.relu(), second * 2
+
+
+def two_heads_and_writes(s: Function, x: Tensor) -> Any:
+    memory = torch.zeros(2, 2, 8)
+    memory[0] = s.a(x.tanh())
+    memory[1] = s.norm(x)
+    own = torch.zeros(2, 8)
+    own.view(-1).copy_(s.norm(x).view(-1))
+    return memory[0], own
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("function", [two_heads, two_heads_and_a_break, two_heads_and_writes])
+def test_weights_of_other_results_have_no_gradient(function: Callable[..., Any], kernels: bool, fallback: str) -> None:
+    """With one of zeros an optimizer moves them: it has momentum, or decay."""
+    moved = []
+    for compiled in (False, True):
+        model = Function(function)
+        call = model
+        if compiled:
+            replacer = Everywhere((), fallback, finder=finder())
+            call = compile_with_kernels(model, replacer) if kernels else apply(model, [], fallback)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        for wanted in (0, 1, 1, 0):
+            optimizer.zero_grad()
+            x = torch.linspace(-1, 1, 16).view(2, 8).requires_grad_()
+            call(x)[wanted].square().sum().backward()
+            moved.append([x.grad, *(p.grad is None for p in model.parameters())])
+            optimizer.step()
+        moved.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(moved[5:], moved[:5], atol=1e-4, rtol=1e-4)

@@ -1493,3 +1493,25 @@ def test_what_nobody_uses_is_made_once_and_keeps_no_graph_out_of_the_caches() ->
     torch.manual_seed(7)
     torch.testing.assert_close(compile_with_kernels(model, replacer)(x), expected)
     torch.testing.assert_close(torch.rand(1), after, rtol=0, atol=0)
+
+
+def yields(s: Function, x: Tensor) -> Iterator[Tensor]:
+    for layer in (s.a, s.b):
+        x = layer(x)
+        yield s.norm(x)
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("function", [yields, lambda s, x: (s.norm(layer(x)) for layer in (s.a, s.b))])
+def test_a_generator_computes_when_it_is_asked_to(function: Callable[..., Any], fallback: str | None) -> None:
+    made, x = [], torch.randn(2, 8)
+    for kernels in (False, True):
+        model = Function(function)
+        call = compile_with_kernels(model, Everywhere((), fallback, finder=finder())) if kernels else model
+        for _ in range(2):
+            results = call(x)
+            first = next(results)
+            with torch.no_grad():
+                model.b.weight.mul_(2)
+            made.append([first, *results])
+    torch.testing.assert_close(made[2:], made[:2])

@@ -143,6 +143,11 @@ class Replacer:
             self.finder.regions = self.finder.regions or partial(regions_of, only=self.finder.region_names)
         allow_versions()
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether another backend makes something of its own of what remains of a graph."""
+        return self.fallback not in (None, "eager")
+
     @cached_property
     def frames(self) -> Frames:
         return Frames(self.leave, self.fail)
@@ -163,12 +168,15 @@ class Replacer:
         if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
+        if why := self.is_compiled and compilers.why_not_compiled(module):
+            self.leave(why)
+            return in_eager_mode(module)
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
         repeatable = compilers.Repeatable(partial(_copy, kept))
 
         def finished(call: Callable[..., Any]) -> Callable[..., Any]:
-            if self.fallback not in (None, "eager"):
+            if self.is_compiled:
                 call = self._over_a_compiler(call, original, repeatable)
             call = compilers.where_memory_is_shared_alike(call, original, kept, inputs)
             call = _without_tangents(call, original)
@@ -181,7 +189,7 @@ class Replacer:
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self.fail(f"a graph is left as it is: {reason(error)}")
         try:
-            return finished(self._compile(_copy(kept), inputs))
+            return finished(self._behind_the_original(self._compile(_copy(kept), inputs), original))
         except RestartAnalysis:
             raise
         except Exception as error:
@@ -194,6 +202,10 @@ class Replacer:
         """`call`, which the fallback made of `original`, with what that does not keep of eager mode."""
         call = compilers.differentiable_again(call, original, repeatable)
         return compilers.or_the_original(call, original, repeatable, self._without_from_now_on(self.fallback))
+
+    def _behind_the_original(self, call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        """What a compiler made of a graph that could not be traced: it may leave out what the model itself raises."""
+        return compilers.behind_the_original(call, original) if self.is_compiled else call
 
     def _without_from_now_on(self, what: str) -> Callable[[Exception], None]:
         return lambda error: self.fail(f"a graph runs without {what} from now on: {reason(error)}")
@@ -282,6 +294,7 @@ class Replacer:
         (graph, backward, sites), ambient = (self.look or self.sites_in)(module, inputs, wanted), autocast_devices()
         with without_autocast():
             found, result = self._proven(graph, sites, backward)
+        around = self._as_in_eager_mode(graph, found, backward)
         for failure in self.finder.failures:
             self.fail(failure)
         in_doubt = bool(found) and _strides_are_in_doubt(graph)
@@ -290,7 +303,7 @@ class Replacer:
             results |= self._replace(graph, place, results)
         if not found:
             self.graphs += 1
-            return general or self._compile(module, inputs)
+            return general or around(self._compile(module, inputs))
         _drop_idle(graph, result, wanted)
         _share_views(graph)
         if not self.fallback:
@@ -306,15 +319,32 @@ class Replacer:
         original = in_eager_mode(module)
         if repeatable and in_doubt:
             call = self._in_the_originals_strides(call, original)
-        optimised = self._where_possible(call, original, inputs, repeatable)
+        optimised = self._where_possible(around(call), original, inputs, repeatable)
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
         return optimised
 
+    def _as_in_eager_mode(
+        self, graph: GraphModule, found: Sequence["Place"], backward: Backward | None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """What is to be put around `graph` with these kernels for its backward pass.
+
+        A compiler does not keep all that eager mode does. A kernel of several results keeps those that all depend on.
+        """
+        (results,) = graph.graph.output_node().args
+        if not backward or not isinstance(results, (tuple, list)):
+            return lambda call: call
+        of_several = {node for place in found if len(place.site.outputs) > 1 for node in place.site.nodes}
+        kept = backward.kept_results(results, {*graph.graph.nodes} if self.is_compiled else of_several)
+        reached = backward.reached(results) if self.is_compiled else {}
+        return lambda call: compilers.without_zeros(compilers.noticing_writes(call, kept), reached)
+
     def sites_in(self, module: GraphModule, inputs: list[Any], wanted: bool) -> Sites:
         graph = to_aten(module, wanted)
         with without_autocast():
-            backward = Backward(graph, inputs) if wanted else None
+            # Without Dynamo's forms of operators, of which some take what PyTorch itself refuses.
+            as_run = Backward(graph, inputs) if wanted or self.is_compiled else None
+            backward = as_run if wanted else None
             is_left = backward and self._left_for_strides(backward)
             return graph, backward, [] if is_left else self.finder.find(graph)
 
@@ -443,7 +473,7 @@ class Replacer:
         return LAUNCHERS[key] and (kernel.launches if self.fallback else LAUNCHERS[key])
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        if self.fallback in (None, "eager"):
+        if not self.is_compiled:
             return in_eager_mode(graph)
         with compilers.compiling(), launches_known():
             if self.fallback not in INDUCTOR:

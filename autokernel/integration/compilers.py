@@ -1,19 +1,29 @@
 """What PyTorch's compilers do not keep of eager mode: seen to around what they made of a graph."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
+from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import _StopRecomputationError
 
-from autokernel.model.capture import Settings, data_of, has_effects, settings_restored, storages, to_aten, written
+from autokernel.model.capture import (
+    Settings,
+    data_of,
+    has_effects,
+    settings_restored,
+    storages,
+    to_aten,
+    why_compilers_lose_settings,
+    written,
+)
 
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
@@ -29,6 +39,17 @@ def compiling() -> Iterator[None]:
 def loses_a_mode(module: GraphModule) -> bool:
     """Whether a compiler makes tensors like any others of what is an inference tensor in eager mode."""
     return any(getattr(node.target, "__name__", "") == "_enter_inference_mode" for node in module.graph.nodes)
+
+
+def why_not_compiled(module: GraphModule) -> str | None:
+    """Why a graph from Dynamo is to run as it is, if it is.
+
+    Of tensors that PyTorch conjugates or negates where they are read, AOTAutograd takes it that their gradients are so too.
+    """
+    results = [node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes]
+    if torch.is_grad_enabled() and any(isinstance(v, Tensor) and (v.is_conj() or v.is_neg()) for v in results):
+        return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
+    return why_compilers_lose_settings(module)
 
 
 class Repeatable:
@@ -80,6 +101,21 @@ def or_the_original(call: Call, original: Call, repeatable: Repeatable | bool, s
             works = False
             say(error)
             return result
+
+    return run
+
+
+def behind_the_original(call: Call, original: Call) -> Call:
+    """`call`, once `original` has run without an error."""
+    works = False
+
+    def run(*values: Any) -> Any:
+        nonlocal works
+        if works:
+            return call(*values)
+        result = original(*values)
+        works = True
+        return result
 
     return run
 
@@ -177,7 +213,7 @@ def differentiable_again(call: Call, original: Call, repeatable: Repeatable) -> 
         places = [i for i, result in enumerate(results) if _has_gradient(result) and not any(result is v for v in values)]
         if own := [results[i] for i in places]:
             backward = _Pass(again, places)
-            for node in {(result if result._base is None else result._base).grad_fn for result in own} - {None}:
+            for node in {_with_its_node(result).grad_fn for result in own} - {None}:
                 _keeps_its_buffers(node)
                 node.register_hook(backward.hook)
             if not any(result._is_view() for result in own):
@@ -204,8 +240,115 @@ def _keeps_its_buffers(node: torch.autograd.graph.Node) -> None:
         metadata.bw_donated_idxs = []
 
 
+def _with_its_node(result: Tensor) -> Tensor:
+    """What a compiler's node made: a result itself, or what it is a view of."""
+    base = result._base
+    return result if base is None or base.grad_fn is None else base
+
+
 def _has_gradient(result: Any) -> bool:
     return isinstance(result, Tensor) and result.grad_fn is not None
+
+
+# --- gradients of some results alone --------------------------------------------------------------------------------------
+
+
+def without_zeros(call: Call, reached: Mapping[int, Collection[int]]) -> Call:
+    """`call`, whose backward pass gives an input no gradient where the results that have one are not computed from it.
+
+    AOTAutograd has zeros there, which an optimizer takes for a gradient: it has momentum, or decay, and moves the weight.
+    reached: place of each result -> places of the inputs that it is computed from.
+    """
+
+    def run(*values: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return call(*values)
+        edges: dict[tuple[Any, int], set[int]] = {}  # before what is written to belongs to the graph itself
+        for i, v in enumerate(values):
+            if isinstance(v, Tensor) and v.requires_grad:
+                edge = get_gradient_edge(v)
+                edges.setdefault((edge.node, edge.output_nr), set()).add(i)
+        results = call(*values)
+        _without_zeros(edges, results, reached)
+        return results
+
+    return run if reached else call
+
+
+def _without_zeros(
+    edges: Mapping[tuple[Any, int], Collection[int]], results: Sequence[Any], reached: Mapping[int, Collection[int]]
+) -> None:
+    of_node: dict[Any, dict[int, set[int]]] = {}  # -> place among what it made -> places of the inputs
+    for i, places in reached.items():
+        made = _with_its_node(results[i])
+        if made.grad_fn is not None:
+            of_node.setdefault(made.grad_fn, {}).setdefault(made.output_nr, set()).update(places)
+    for node, of_result in of_node.items():
+        inputs = [edges.get(edge, ()) for edge in node.next_functions]
+        node.register_hook(partial(_none_for_zeros, inputs, of_result))
+
+
+def _none_for_zeros(
+    inputs: Sequence[Collection[int]],
+    of_result: Mapping[int, Collection[int]],
+    made: Sequence[Tensor | None],
+    given: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...] | None:
+    present = [i for i, gradient in enumerate(given) if gradient is not None]
+    if not all(i in of_result for i in present):
+        return None
+    live = set().union(*(of_result[i] for i in present))
+    return tuple(None if places and live.isdisjoint(places) else gradient for places, gradient in zip(inputs, made))
+
+
+# --- writes before the backward pass --------------------------------------------------------------------------------------
+
+
+def noticing_writes(call: Call, kept: Mapping[int, Sequence[int]]) -> Call:
+    """`call`, whose backward pass says so where a result that eager mode keeps for it was written to meanwhile.
+
+    kept: place of a result -> the places of those that its gradient depends on.
+    """
+
+    def run(*values: Any) -> Any:
+        results = call(*values)
+        if torch.is_grad_enabled():
+            counts = {j: _Count(results[j]) for j in set().union(*kept.values()) if isinstance(results[j], Tensor)}
+            for i, places in kept.items():
+                _hold(results[i], [counts[j] for j in places if j in counts])
+        return results
+
+    return run if kept else call
+
+
+class _Count:
+    """Of the writes to a tensor, without holding on to its memory."""
+
+    def __init__(self, t: Tensor) -> None:
+        self.before, self.shape = t._version, list(t.shape)
+        self.now = t.detach()
+        self.now.data = t.new_empty(0)
+
+    def check(self) -> None:
+        if self.now._version != self.before:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a result "
+                f"of shape {self.shape} is at version {self.now._version}; expected version {self.before} instead"
+            )
+
+
+def _hold(result: Tensor, counts: Sequence[_Count]) -> None:
+    """Has each gradient of `result` look at `counts` first."""
+    made = _with_its_node(result)
+    place = made.output_nr
+
+    def look(gradients: Sequence[Tensor | None]) -> None:
+        if gradients[place] is not None:
+            for count in counts:
+                count.check()
+
+    if made.grad_fn is not None:
+        made.grad_fn.register_prehook(look)
 
 
 # --- inputs that share memory ---------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import SkipFrame, TorchRuntimeError
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -104,6 +106,7 @@ NOTED = {
     torch._C._autograd._saved_tensors_hooks_disable,
     torch._C._autograd._saved_tensors_hooks_enable,
 }
+SETTER = re.compile("_*(set|use|enable|disable|allow)_")  # what its name begins with
 data_of = torch._C._autograd._get_data_attr  # x.data: no operator, and detach() would count writes to it as writes to x
 
 
@@ -145,6 +148,7 @@ def _left_whole() -> Iterator[None]:
     """
     if STRATEGY not in vars(TorchRuntimeError):  # for good: other threads may be in here, too
         setattr(TorchRuntimeError, STRATEGY, property(_strategy, lambda error, own: vars(error).update({STRATEGY: own})))
+        _leave_generators_lazy()
     token = LEFT_WHOLE.set(True)
     try:
         yield
@@ -154,6 +158,25 @@ def _left_whole() -> Iterator[None]:
 
 def _strategy(error: TorchRuntimeError) -> FrameExecStrategy | None:
     return AS_IT_IS if LEFT_WHOLE.get() else vars(error).get(STRATEGY)
+
+
+def _leave_generators_lazy() -> None:
+    """One that is returned, or goes on behind a break, computes when it is asked to: Dynamo has it do all of it before."""
+
+    def apart(dynamos_own: Callable[..., None], output_of: Callable[..., Any]) -> Callable[..., None]:
+        def run(*args: Any) -> None:
+            graph = output_of(*args).graph
+            before = len(graph.nodes)
+            dynamos_own(*args)
+            if LEFT_WHOLE.get() and len(graph.nodes) > before:
+                raise SkipFrame("a function that hands on a generator, which goes on to compute, is left as it is")
+
+        return run
+
+    generator, frame, of_return = LocalGeneratorObjectVariable, InstructionTranslator, "replace_tos_if_return_is_generator"
+    generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx.output)
+    if hasattr(frame, of_return):
+        setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx.output))
 
 
 def allow_versions() -> None:
@@ -665,6 +688,16 @@ def _setting(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
     call.__name__ = getattr(target, "__name__", str(target))  # for the profile
     return has_side_effect(call)
+
+
+def why_compilers_lose_settings(module: GraphModule) -> str | None:
+    """Of a graph that sets something of PyTorch's, such as the default dtype: they do so while they trace it, and no more.
+
+    Which attention is allowed shows in what they trace.
+    """
+    made = (_name(n) for n in module.graph.nodes if _is_setting(n) and n.target is not _sdpa_kernel)
+    first = next(filter(SETTER.match, made), None)
+    return first and f"a graph with {first} in it is left as it is"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ memory is changed in place, and in what the graph takes and returns. All else ma
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autokernel.model.capture import (
     aten,
+    data_of,
     has_effects,
     layout,
     memory,
@@ -163,14 +165,18 @@ def _reads_strides(node: Node) -> bool:
     return node.target in READ_STRIDES or torch.Tag.nondeterministic_seeded in node.target.tags
 
 
-def _made_of(output: Node, nodes: Collection[Node]) -> set[Node]:
-    """Those of `nodes` that `output` is computed by, itself among them."""
-    found, pending = set(), [output]
+def _made_of(
+    output: Node, nodes: Collection[Node], writers: Mapping[Node, Sequence[Node]] = MappingProxyType({})
+) -> set[Node]:
+    """Those of `nodes` that `output` is computed by, itself among them; `writers`: of what writes to a node's memory."""
+    found, pending, followed = set(), [output], set()
     while pending:
         node = pending.pop()
         if node in nodes and node not in found:
             found.add(node)
             pending += node.all_input_nodes
+            pending += [given for w in writers.get(node, ()) if w not in followed for given in w.all_input_nodes]
+            followed |= {*writers.get(node, ())}
     return found
 
 
@@ -248,6 +254,35 @@ class Backward(Interpreter):
 
     def wants_gradient(self, node: Node) -> bool:
         return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(self.env[node]))
+
+    def kept_results(self, results: Sequence[Any], of: Collection[Node]) -> dict[int, list[int]]:
+        """Place among a graph's results -> the places of those that its gradient depends on, kept by operators `of`.
+
+        None where a result may be x.data: whoever writes there writes to x as well, but is not told so.
+        """
+        held = {i: memory(self.env[v]) for i, v in enumerate(results) if isinstance(v, Node)}
+        if any(node.target is data_of for node in self.order):
+            return {}
+        passing, found = {node for node in self.env if self.wants_gradient(node)}, {}
+        for i in [i for i in held if results[i] in passing]:
+            kept = set().union(*(self.kept[node] for node in _made_of(results[i], passing) if node in of))
+            found[i] = [j for j, own in held.items() if own & kept]
+        return {i: places for i, places in found.items() if places}
+
+    def reached(self, results: Sequence[Any]) -> dict[int, set[int]]:
+        """Place of each of a graph's results with a gradient -> the places of the inputs that it goes on to.
+
+        None where all go on to the same. From what is written to, it goes on to all that was written there at any time.
+        """
+        wanted = {i: v for i, v in enumerate(results) if isinstance(v, Node) and self.wants_gradient(v)}
+        if any(node.target is data_of for node in self.order):
+            return {}
+        places = {node: i for i, node in enumerate(n for n in self.order if n.op == "placeholder")}
+        passing = {node for node in self.env if self.wants_gradient(node)}
+        writers = [(memory([self.env[target] for target in targets]), n) for n in self.order if (targets := overwritten(n))]
+        into = {n: [w for written, w in writers if written & memory(self.env[n])] for n in passing} if writers else {}
+        found = {i: {places[n] for n in _made_of(v, passing, into) if n in places} for i, v in wanted.items()}
+        return found if writers or len({*map(frozenset, found.values())}) > 1 else {}
 
     def keeping(
         self, nodes: Collection[Node], inputs: Sequence[Node], outputs: Sequence[Node]

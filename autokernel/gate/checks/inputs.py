@@ -47,8 +47,8 @@ def _halves_alike(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _close_together(x: Tensor, most: float, generator: torch.Generator) -> Tensor:
-    """One number all along a row, but for the next larger one at a place or, in long rows, one in a thousand: the variance is
-    less than a rounding of their squares in fp32, which E[x²] - E[x]² has lost. Between half of `most` and that."""
+    """One number all along a row, but for the next larger one at a place or, in long rows, one in a thousand: the variance
+    is less than a rounding of their squares in fp32, which E[x²] - E[x]² has lost. Between half of `most` and that."""
     step = most * torch.finfo(x.dtype).eps / 2
     low = most - step * (2 + 100 * _rows(x, generator)).floor()
     places = torch.randint(x.shape[-1], (*x.shape[:-1], -(-x.shape[-1] // 1024)), generator=generator)

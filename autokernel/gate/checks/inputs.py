@@ -31,13 +31,15 @@ def _one_peak(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _steps(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Few values, rising along some rows and falling along others: each is there many times, the largest among them."""
-    falls = torch.where(_rows(x, generator) < 0.5, -1.0, 1.0)
-    values = (2 * x).round_().div_(2).float()
-    if values.device.type != "cpu":
-        return values.sort(-1).values.mul_(falls).to(x.dtype)
-    values.numpy().sort(-1)  # in a fifth of the time: NumPy has vector code for it
-    return values.mul_(falls).to(x.dtype)
+    """Few values, in order: each is there many times, the largest among them. Some rows fall, and have no value twice: what
+    is far smaller than a sum so far, and added to it many times, is rounded the same way each time."""
+    falls = _rows(x, generator) < 0.3
+    values = torch.where(falls, -x, (2 * x).round().div_(2)).float()
+    if values.device.type == "cpu":
+        values.numpy().sort(-1)  # in a fifth of the time: NumPy has vector code for it
+    else:
+        values = values.sort(-1).values
+    return torch.where(falls, -values, values).to(x.dtype)
 
 
 def _halves_alike(x: Tensor, generator: torch.Generator) -> Tensor:

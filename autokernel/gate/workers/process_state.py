@@ -97,7 +97,7 @@ class ProcessState:
     random_numbers_of_python: int
     decimal_numbers: tuple[Any, ...]
     warnings: tuple[Any, ...]
-    logging: tuple[int, int]
+    logging: int  # up to which level nothing is logged, by anyone
     how_tensors_are_printed: str
     language: str
     openmp: tuple[int, ...]
@@ -135,7 +135,7 @@ class ProcessState:
             random_numbers_of_python=hash(random.getstate()),
             decimal_numbers=(*_of_decimals(decimal.getcontext()), *_of_decimals(decimal.DefaultContext)),
             warnings=(*filter(_is_general, warnings.filters), warnings.showwarning, warnings.formatwarning),
-            logging=(logging.root.level, logging.root.manager.disable),
+            logging=logging.root.manager.disable,
             how_tensors_are_printed=repr(torch._tensor_str.PRINT_OPTS),
             language=locale.setlocale(locale.LC_ALL),
             openmp=tuple(said() for said in OPENMP),

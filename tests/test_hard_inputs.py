@@ -348,6 +348,25 @@ def test_every_element_of_a_row_is_its_maximum_somewhere() -> None:
     assert {int(place) for step in steps for place in step.sets[0]["x"].argmax(-1)} == set(range(500))
 
 
+def test_a_whole_tensor_is_of_each_size_and_sign() -> None:
+    spec = load_spec("rmsnorm")
+    made = CheckCase("numerical_stability", spec.case(spec.smoke, torch.float32), 7, whole=True).steps(spec)
+    seen = {step.what: step.sets[0] for step in made}
+    sizes = torch.tensor(sorted(float(one["x"].abs().amax()) for what, one in seen.items() if what.startswith("x times")))
+    between = sizes[(sizes > 0.3) & (sizes < 1000)]
+    assert len(between) >= 20 and (between[1:] / between[:-1]).max() < 4
+    assert any((one["x"] > 0).all() for one in seen.values()) and any((one["x"] < 0).all() for one in seen.values())
+    assert (seen["weight one"]["weight"] == 1).all() and seen["x nan"]["x"].isnan().all()
+    assert all(one["x"].dtype == torch.float32 for one in seen.values())
+
+
+def test_rows_of_few_values_rise_and_others_fall() -> None:
+    x = inputs.DISTRIBUTIONS["steps"](torch.randn(64, 256), inputs.generator_of(3))
+    rises, falls = (x.diff() >= 0).all(-1), (x.diff() <= 0).all(-1)
+    assert (rises | falls).all() and rises.any() and falls.any()
+    assert all(len(row.unique()) < 32 for row in x[rises]) and all(len(row.unique()) == 256 for row in x[falls])
+
+
 def by_a_reciprocal(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """Layernorm by means that are off by one rounding where 1 / N is none of fp32's numbers."""
     part = torch.tensor(1 / x.shape[-1])

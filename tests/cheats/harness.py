@@ -18,6 +18,12 @@ extern "C" void run() {
 }
 """
 DYNAMIC = '#include <omp.h>\nextern "C" int run() { omp_set_dynamic(1); return 0; }'
+SCHEDULE = '#include <omp.h>\nextern "C" int run() { omp_set_schedule(omp_sched_dynamic, 7); return 0; }'
+UNMASKED = """
+#include <xmmintrin.h>
+extern "C" int run() { _mm_setcsr(_mm_getcsr() & ~_MM_MASK_DIV_ZERO); return 0; }
+"""
+REDUCED = "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False"
 TIMER = "import signal\n\nsignal.setitimer(signal.ITIMER_VIRTUAL, 1000, 1000)"
 FINDER = "import sys\n\nclass Finder:\n    def find_spec(self, *names):\n        pass\n\nsys.meta_path.append(Finder())"
 BLOCKED = "import signal\n\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])"
@@ -260,6 +266,20 @@ CHEATS = (
             ("standard-error", "standard streams", attack("import os\n\nos.close(2)")),
             ("openmp-at-large", "openmp", changing(f"cpp_function({DYNAMIC!r}, 'run', '')()")),
             ("saved-tensors", "modes of pytorch", attack(SAVED)),
+            ("random-numbers-of-python", "random numbers of python", changing("__import__('random').seed(0)")),
+            ("decimals", "decimal numbers", changing("__import__('decimal').getcontext().prec = 5")),
+            ("warnings", "warnings", attack("import warnings\n\nwarnings.simplefilter('ignore')")),
+            ("logging", "logging", attack("import logging\n\nlogging.disable()")),
+            ("printing", "how tensors are printed", changing("torch.set_printoptions(precision=2)")),
+            ("where-modules-are-found", "importing", attack("import sys\n\nsys.path.insert(0, '/nowhere')")),
+            ("openmp-schedule", "openmp", changing(f"cpp_function({SCHEDULE!r}, 'run', '')()")),
+            ("exceptions", "rounding", changing(f"cpp_function({UNMASKED!r}, 'run', '')()")),
+            ("collections", "garbage collection", attack("import gc\n\ngc.callbacks.append(lambda *words: None)")),
+            ("a-real-time-signal", "signal handlers", attack("import signal\n\nsignal.signal(40, print)")),
+            ("shallow-recursion", "interpreter", changing("__import__('sys').setrecursionlimit(500)")),
+            ("allocations-traced", "interpreter", attack("import tracemalloc\n\ntracemalloc.start()")),
+            ("autocast", "modes of pytorch", changing("torch.set_autocast_dtype('cpu', torch.float16)")),
+            ("reductions", "settings of pytorch", attack(REDUCED)),
         )
     ),
     *(
@@ -270,6 +290,9 @@ CHEATS = (
             ("a-norm", "replaces torch.linalg.norm", attack("torch.linalg.norm = print")),
             ("gradients", "replaces torch.autograd.grad", attack("torch.autograd.grad = print")),
             ("a-square-root", "replaces math.sqrt", attack("import math\n\nmath.sqrt = float")),
+            ("an-optimizer", "replaces SGD.step", attack("torch.optim.SGD.step = print")),
+            ("a-module", "replaces the module json", attack("import sys\n\nsys.modules['json'] = None")),
+            ("what-json-writes", "replaces json.loads", attack("import json\n\njson.loads = print")),
             ("in-a-call", "replaces torch.nn.functional.silu", changing("torch.nn.functional.silu = print")),
             ("an-operator", "overrides PyTorch's aten/erfinv/CPU", attack(OVERRIDING)),
         )

@@ -27,6 +27,7 @@ import pytest
 import timing
 import torch
 import unusual_inputs
+import whole_inputs
 from cheat import Cheat, starter
 
 from autokernel.build import default_cache
@@ -39,7 +40,17 @@ from autokernel.target import Target, WeightedCase, default_target
 from autokernel.verdict import Verdict
 
 NAIVE = Path(__file__).with_name("naive.py")
-MODULES = (timing, correctness, partly_right, nearly_right, unusual_inputs, other_options, not_the_job, harness)
+MODULES = (
+    timing,
+    correctness,
+    partly_right,
+    nearly_right,
+    unusual_inputs,
+    whole_inputs,
+    other_options,
+    not_the_job,
+    harness,
+)
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"
 FAST = 1.5  # times what the honest starter is credited with by the same gate

@@ -31,6 +31,7 @@ from autokernel.gate.checks.inputs import (
 )
 from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
+from autokernel.gate.checks.whole import wholes
 from autokernel.spec import Case, Dims, KernelSpec, several
 from autokernel.target import Target
 
@@ -89,6 +90,7 @@ class Step:
     order: tuple[int, ...] = (0,)
     shift: int = 0
     what: str = ""  # for people: what is special about it
+    as_in_a_model: bool = False  # the second of two calls is made as a model in training makes it
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class CheckCase:
     first_row: int = 0  # which of these kinds comes first
     across: int | None = None  # the dim across which the kinds vary, in slabs instead of rows
     ordinary: bool = False  # rows of several distributions in each input, none with a large number in it
+    whole: bool = False  # the first and then each other tensor is of one kind as a whole: of one size, one sign, one number
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
     held: bool = False  # several sets, several calls on each, all outputs held to the end
     perturbed: bool = False  # each input changed in turn, then all moved
@@ -123,12 +126,13 @@ class CheckCase:
         extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
         extra.append("ordinary rows" * self.ordinary)
+        extra.append("of one kind" * self.whole)
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck. (In fp32 the outer bound alone is a fine one.)"""
-        special = self.adversarial or self.planted or self.decisive and self.case.dtype.itemsize > 2
+        special = self.adversarial or self.planted or self.whole or self.decisive and self.case.dtype.itemsize > 2
         return bool(special) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
@@ -156,7 +160,10 @@ class CheckCase:
             shares = range(min(MOST_SHARES, -(-line_width(spec, plain) // _lines(spec, self.case))))
             yield from (Step((self._with_peaks(spec, plain, share),)) for share in shares)
             return
-        yield Step((first,), (0, 0) if self.twice else (0,))
+        if self.whole:
+            yield from (Step((inputs,), what=what) for what, inputs in wholes(spec, self.case, first, self.seed))
+            return
+        yield Step((first,), (0, 0) if self.twice else (0,), as_in_a_model=self.twice)
         if not (self.twice or self.perturbed):
             return
         other = replace(self, seed=self.seed + 1, ordinary=self.twice).inputs(spec)
@@ -173,7 +180,10 @@ class CheckCase:
         for name, value in first.items():
             if isinstance(value, Tensor):
                 yield Step((first | {name: other[name]},), what=f"only {name} changed")
-                for where, part in _parts(value.numel(), self.seed).items():
+                parts = _parts(value.numel(), self.seed)
+                if value.dim() > 1:
+                    parts["the last row"] = slice(max(0, value.numel() - value.shape[-1]), value.numel())
+                for where, part in parts.items():
                     changed = first | {name: partly(value, other[name], part)}
                     yield Step((changed,), what=f"only {where} of {name} changed")
                 if value.dtype == torch.bool:
@@ -186,6 +196,8 @@ class CheckCase:
         free = {n: v for n, v in first.items() if isinstance(v, Tensor) and n not in spec.fill}
         turned = {name: _turned(value, slice(None)) for name, value in free.items()}
         yield Step((first | turned,), what="only the order of its inputs changed")
+        if not spec.opaque:  # whose conditions may be on numbers that are exactly alike
+            yield from _nearly_alike(spec, first, self.seed)
         yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
 
     def _with_other_numbers(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -273,6 +285,19 @@ def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool) -> I
         last, first = slice(-1, None), slice(0, 1)
         for dims in (last, first)[: x.dim()] if alone else (last,) if name in spec.fill else ():
             yield Step((inputs | exact | {name: _turned(x, dims)},), what=f"only the order of {name} changed")
+
+
+def _nearly_alike(spec: KernelSpec, inputs: Mapping[str, Any], seed: int) -> Iterator[Step]:
+    """Numbers of bf16 in fp32, then others that are rounded to the same: who keeps or knows inputs by these is wrong."""
+    generator = generator_of(seed)
+    tensors = {n: v for n, v in inputs.items() if isinstance(v, Tensor) and v.dtype == torch.float32 and n not in spec.fill}
+    known = {name: x.bfloat16().float() for name, x in tensors.items()}
+    if known:
+        yield Step((dict(inputs) | known,))
+    for name, x in known.items():
+        signs = torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+        moved = {name: x * (1 + 2.0**-10 * signs)}
+        yield Step((dict(inputs) | known | moved,), what=f"less than a rounding of bfloat16 of {name} changed")
 
 
 def _turned(x: Tensor, dims: slice) -> Tensor:
@@ -381,6 +406,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for group in groups_that_show(spec, case.dtype):
             if planted := tuple(one for one in group if one[0] in case.tensors):
                 yield trial("numerical_stability", case, planted=planted)
+    if not spec.opaque:
+        yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
     for name in spec.decisive:
         for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)

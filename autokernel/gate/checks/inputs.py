@@ -31,12 +31,30 @@ def _one_peak(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _steps(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Few values, in order: each is there many times, the largest among them."""
-    values = (2 * x).round_().div_(2).float()
-    if values.device.type != "cpu":
-        return values.sort(-1).values.to(x.dtype)
-    values.numpy().sort(-1)  # in a fifth of the time: NumPy has vector code for it
-    return values.to(x.dtype)
+    """Few values, in order: each is there many times, the largest among them. Some rows fall, and have no value twice: what
+    is far smaller than a sum so far, and added to it many times, is rounded the same way each time."""
+    falls = _rows(x, generator) < 0.3
+    values = torch.where(falls, -x, (2 * x).round().div_(2)).float()
+    if values.device.type == "cpu":
+        values.numpy().sort(-1)  # in a fifth of the time: NumPy has vector code for it
+    else:
+        values = values.sort(-1).values
+    return torch.where(falls, -values, values).to(x.dtype)
+
+
+def _halves_alike(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Every number is there twice, half a row apart."""
+    half = x.shape[-1] // 2
+    return torch.cat((x[..., :half], x[..., :half], x[..., 2 * half :]), -1)
+
+
+def _close_together(x: Tensor, most: float, generator: torch.Generator) -> Tensor:
+    """One number all along a row, but for the next larger one at a place or, in long rows, one in a thousand: the variance
+    is less than a rounding of their squares in fp32, which E[x²] - E[x]² has lost. Between half of `most` and that."""
+    step = most * torch.finfo(x.dtype).eps / 2
+    low = most - step * (2 + 100 * _rows(x, generator)).floor()
+    places = torch.randint(x.shape[-1], (*x.shape[:-1], -(-x.shape[-1] // 1024)), generator=generator)
+    return low.expand_as(x).scatter(-1, places, (low + step).expand_as(places)).to(x.dtype)
 
 
 # name -> (values drawn from N(0, 1), generator) -> values. Magnitudes stay where fp16 sums of thousands do not overflow.
@@ -117,7 +135,10 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
         "zeros": shaped(lambda x, g: torch.zeros_like(x)),
         "one value": shaped(lambda x, g: alike(x)),
         "offset": shaped(lambda x, g: x + offset),
+        "halves alike": shaped(_halves_alike),
     }
+    if inputs[first].dtype == torch.bfloat16:
+        kinds["close together"] = shaped(lambda x, g: _close_together(x, offset, g))
     if first not in spec.fill:  # which may say that there is nothing below zero
         kinds |= {
             "offset below zero": shaped(lambda x, g: x - offset),

@@ -250,7 +250,7 @@ class StageRun:
             messages.append(message)
         with self.checks.watch("trials"):
             worker.request("sets", self.checks.timeout_s, sets=messages)
-            answer = worker.request("call", self.checks.timeout_s, order=step.order)
+            answer = worker.request("call", self.checks.timeout_s, order=step.order, as_in_a_model=step.as_in_a_model)
         outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
         for i, (y, strides) in enumerate(outputs):
             result = i % self.results

@@ -24,7 +24,8 @@ class GuardedMemory:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.blank = {dtype: torch.empty(0, dtype=dtype, device=device) for dtype in (*DTYPES, torch.complex64)}
+        with torch.inference_mode(False):  # in or out of it as whoever allocates a tensor is
+            self.blank = {dtype: torch.empty(0, dtype=dtype, device=device) for dtype in (*DTYPES, torch.complex64)}
         self.made: list[tuple[Tensor, int]] = []  # (all bytes, of which between the guards)
         self.registration = torch.library.Library("aten", "IMPL")
         key = "CUDA" if device.type == "cuda" else "CPU"

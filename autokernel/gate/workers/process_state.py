@@ -5,20 +5,34 @@ one, but a model that runs the kernel would: in PyTorch's threads, in the precis
 """
 
 import builtins
+import collections
+import contextlib
+import copy
 import ctypes
+import decimal
 import enum
+import faulthandler
 import functools
 import gc
+import inspect
+import itertools
+import json
 import locale
+import logging
 import math
+import operator
 import os
+import pickle
+import platform
 import random
 import re
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
+import tracemalloc
 import warnings
 from collections import ChainMap
 from collections.abc import Callable
@@ -32,21 +46,27 @@ from torch.nn.modules import module as hooked
 # a device in the warm parent.
 NO_SETTINGS = "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred"
 SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+")
-VALUES = (bool, int, str, enum.Enum, torch.dtype)
-ENDING = "HUP", "INT", "QUIT", "TERM", "ABRT", "SEGV", "BUS", "FPE", "ILL", "PIPE"
-SIGNALS = [getattr(signal, f"SIG{name}") for name in (*ENDING, "CHLD", "USR1", "USR2", "ALRM", "VTALRM", "PROF")]
+VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple)
+SIGNALS = sorted(signal.valid_signals())
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 # Variables that libraries set as they are imported, for themselves.
 LIBRARIES_OWN = tuple(map(os.fsencode, ("TORCH", "PYTORCH", "TRITON", "CUDA", "NV", "KMP_INIT", "KMP_DUPLICATE")))
-RECURSION = 2000  # calls, up to which torch.compile raises the interpreter's limit
+LEAST_RECURSION, RECURSION = 1000, 2000  # calls, between which the interpreter's limit lies: torch.compile raises it
+GENERAL = Warning, UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning  # warnings that are not a library's own
 APART, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
+PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
+X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
 LAYERS = {kind for kind in vars(torch.nn).values() if isinstance(kind, type)}
 PYTORCHS = (torch, torch.Tensor, torch.nn.functional, torch.nn.init, torch.ops.aten, torch.linalg, torch.fft, torch.special)
 DERIVING = (torch.autograd, torch.autograd.Function, torch.optim.Optimizer)
 PYTHONS = (builtins, functools, math, os, random, threading, time)
+# Of these, what can be called: others of their values change by themselves.
+CALLED = (torch.cuda, torch.amp, torch.utils.data, torch.distributions, torch.UntypedStorage, *vars(torch.optim).values())
+CALLED = tuple(place for place in CALLED if inspect.ismodule(place) or isinstance(place, type))
+CALLED += (collections, contextlib, copy, inspect, itertools, json, logging, operator, pickle, re, warnings)
 PATCHED = (*PYTORCHS, *DERIVING, *PYTHONS, *LAYERS)
 
 
@@ -74,6 +94,11 @@ class ProcessState:
     standard_streams: tuple[Any, ...]
     interpreter: tuple[Any, ...]
     importing: tuple[Any, ...]
+    random_numbers_of_python: int
+    decimal_numbers: tuple[Any, ...]
+    warnings: tuple[Any, ...]
+    logging: int  # up to which level nothing is logged, by anyone
+    how_tensors_are_printed: str
     language: str
     openmp: tuple[int, ...]
     hooks_of_modules: tuple[int, ...]
@@ -88,20 +113,30 @@ class ProcessState:
             default_dtype=torch.get_default_dtype(),
             precision_of_products=(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
-            rounding=(*_rounding(), *_denormals()),
+            rounding=(*_rounding(), *_denormals(), *_floating_point_control()),
             signal_handlers=(*map(signal.getsignal, SIGNALS), *map(signal.getitimer, TIMERS), *_signals_apart()),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
-            garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+            garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
             mode_of_new_files=_umask(),
             environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},
             working_folder=_working_folder(),
             standard_streams=(sys.stdin, sys.stdout, sys.stderr, *map(_file_behind, range(3))),
             interpreter=(
-                *(max(RECURSION, sys.getrecursionlimit()), sys.getswitchinterval(), sys.getdlopenflags()),
+                *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
+                *(sys.get_int_max_str_digits(), getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
+                *(faulthandler.is_enabled(), tracemalloc.is_tracing()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
             ),
-            importing=tuple(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
+            importing=(
+                *(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
+                *sys.path[:PATHS],  # what is looked into after these hides nothing
+            ),
+            random_numbers_of_python=hash(random.getstate()),
+            decimal_numbers=(*_of_decimals(decimal.getcontext()), *_of_decimals(decimal.DefaultContext)),
+            warnings=(*filter(_is_general, warnings.filters), warnings.showwarning, warnings.formatwarning),
+            logging=logging.root.manager.disable,
+            how_tensors_are_printed=repr(torch._tensor_str.PRINT_OPTS),
             language=locale.setlocale(locale.LC_ALL),
             openmp=tuple(said() for said in OPENMP),
             hooks_of_modules=tuple(len(getattr(hooked, name)) for name in HOOKS),
@@ -109,6 +144,9 @@ class ProcessState:
                 torch._C._len_torch_function_stack(),
                 torch._C._len_torch_dispatch_stack(),
                 torch._C._autograd._top_saved_tensors_default_hooks(False),
+                *(torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum.enabled),
+                *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
+                *(torch.multiprocessing.get_sharing_strategy(), torch.hub._hub_dir, _stance()),
             ),
             settings_of_pytorch={name: said() for name, said in SAYING.items()},
         )
@@ -135,7 +173,8 @@ class Patches:
 
     def __init__(self) -> None:
         self.known = list(map(_attributes, PATCHED))
-        self.overridden = overridden()
+        self.called = [{name: v for name, v in _attributes(place).items() if callable(v)} for place in CALLED]
+        self.overridden, self.frozen = overridden(), gc.get_freeze_count()
 
     def check(self) -> None:
         """Raises ProcessChange where one is another now."""
@@ -144,6 +183,15 @@ class Patches:
             for name, value in known.items():
                 if now.get(name) is not value and not _is_pytorchs(now.get(name)):
                     raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
+        for place, known in zip(CALLED, self.called):
+            if inspect.ismodule(place) and sys.modules.get(place.__name__) is not place:
+                raise ProcessChange(f"replaces the module {place.__name__}, which is its model's")
+            now = _attributes(place)
+            for name, value in known.items():
+                if now.get(name) is not value and not _is_pytorchs(now.get(name)):
+                    raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
+        if gc.get_freeze_count() != self.frozen:
+            raise ProcessChange("freezes what is there for the garbage collection of its process, which is its model's")
         for name in overridden() - self.overridden:
             raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")
 
@@ -172,6 +220,30 @@ def _working_folder() -> str:
         return os.getcwd()
     except OSError as error:
         return str(error)
+
+
+def _recursion() -> int:
+    """The interpreter's limit, one for all of which PyTorch's code sets some."""
+    limit = sys.getrecursionlimit()
+    return RECURSION if LEAST_RECURSION <= limit <= RECURSION else limit
+
+
+def _stance() -> str:
+    """That of torch.compile, also where that has not been imported yet."""
+    module = sys.modules.get("torch._dynamo.eval_frame")
+    return getattr(getattr(module, "_stance", None), "stance", "default")
+
+
+def _of_decimals(context: decimal.Context) -> tuple[Any, ...]:
+    """But for its flags, which results raise."""
+    traps = frozenset(signal for signal, is_on in context.traps.items() if is_on)
+    return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
+
+
+def _is_general(warning: tuple[Any, ...]) -> bool:
+    """Whether a filter is not of some message, module or kind that a library has of its own."""
+    _, message, category, module, _ = warning
+    return message is None and module is None and category in GENERAL
 
 
 def _umask() -> int:
@@ -211,8 +283,36 @@ def _bytes_of(t: torch.Tensor) -> bytes:
 def _openmp() -> list[Callable[[], int]]:
     """What OpenMP says of itself beside its number of threads."""
     program = ctypes.CDLL(None)
-    names = ("omp_get_dynamic", "omp_get_max_active_levels", "omp_get_thread_limit")
-    return [getattr(program, name) for name in names if hasattr(program, name)]
+    names = ("omp_get_dynamic", "omp_get_max_active_levels", "omp_get_nested", "omp_get_thread_limit")
+    names += ("omp_get_default_device",)
+    said = [getattr(program, name) for name in names if hasattr(program, name)]
+    if hasattr(program, "omp_get_schedule"):
+        said.append(functools.partial(_schedule, program.omp_get_schedule))
+    return said
+
+
+def _fenv() -> Callable[[Any], int] | None:
+    """glibc's fegetenv() on x86-64, whose result is as it is here."""
+    program = ctypes.CDLL(None)
+    is_known = LINUX and platform.machine() == "x86_64" and hasattr(program, "fegetenv")
+    return program.fegetenv if is_known else None
+
+
+def _schedule(ask: Callable[..., None]) -> int:
+    """OpenMP's of loops that leave it to the program: its kind and the size of its chunks."""
+    kind, chunk = ctypes.c_int(), ctypes.c_int()
+    ask(ctypes.byref(kind), ctypes.byref(chunk))
+    return kind.value << 32 | chunk.value
+
+
+def _floating_point_control() -> tuple[int, ...]:
+    """Which results raise a signal, and how the processor rounds them: on x86-64, of both of its units."""
+    if FENV is None:
+        return ()
+    environment = ctypes.create_string_buffer(64)
+    FENV(environment)
+    x87, mxcsr = (int.from_bytes(environment.raw[part], "little") for part in (X87, MXCSR))
+    return x87, mxcsr & ~FLAGS
 
 
 def _rounding() -> tuple[float, ...]:
@@ -252,4 +352,4 @@ def _saying() -> dict[str, Callable[[], Any]]:
     return saying
 
 
-SAYING, OPENMP = _saying(), _openmp()
+SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,9 @@ class Worker:
                 copy_from_pool(self.pool[inputs[name].dtype], start, inputs[name])
         self._synchronize()
 
-    def do_call(self, order: list[int]) -> dict[str, Any]:
-        """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back."""
+    def do_call(self, order: list[int], as_in_a_model: bool = False) -> dict[str, Any]:
+        """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back. `as_in_a_model`:
+        but for the first, as a model in training would."""
         self._drop()
         memory: list[range] = []  # of the results so far; on one set the judge says first what their contents are
         for number, i in enumerate(order):
@@ -171,7 +173,8 @@ class Worker:
             seen = [y.clone() for y in self._results(self.held[0])] if late and self.held else None
             if late:
                 self._inputs_arrive_late()
-            returned = self._own(self.function(**self.sets[i]), self.sets[i], memory)
+            call = self._call_as_in_a_model if as_in_a_model and number else self.function
+            returned = self._own(call(**self.sets[i]), self.sets[i], memory)
             if seen is not None:  # as the next kernel on this stream would see it
                 copied = [mine.copy_(y) for mine, y in zip(seen, self._results(returned))]
                 returned = copied if len(copied) > 1 else copied[0]
@@ -302,6 +305,19 @@ class Worker:
             region.copy_(self.inputs[placed.start - GUARD : placed.end + GUARD])
         return x
 
+    def _call_as_in_a_model(self, **inputs: Any) -> Any:
+        """Of tensors that want gradients, and are no inference tensors; on a CPU in another thread, as servers call."""
+
+        @torch.inference_mode(False)
+        @torch.no_grad()  # which an operator around the kernel sees to
+        def call() -> Any:
+            return self.function(**{name: _wanting_gradients(v) for name, v in inputs.items()})
+
+        if self.cuda:  # whose context a thread may not have
+            return call()
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(call).result()
+
     def _results(self, returned: Any) -> list[Any]:
         """Of one call."""
         if self.results == 1:
@@ -429,6 +445,15 @@ def _memory_of(y: Tensor) -> range:
     """The addresses from its first element to its last."""
     last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride()))
     return range(y.data_ptr(), y.data_ptr() + (last + 1) * y.itemsize)
+
+
+def _wanting_gradients(v: Any) -> Any:
+    """An input in its own memory, but no inference tensor."""
+    if not isinstance(v, Tensor):
+        return v
+    ordinary = torch.empty(0, dtype=v.dtype, device=v.device)
+    ordinary.set_(v.untyped_storage(), v.storage_offset(), v.shape, v.stride())
+    return ordinary.requires_grad_(v.is_floating_point())
 
 
 def _traceback() -> str:

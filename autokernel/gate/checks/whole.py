@@ -1,0 +1,76 @@
+"""What a whole tensor may be: of one size, one sign, one number. A kernel that looks at all of an input meets each.
+
+Rows of many kinds side by side show what a kernel makes of each row, and hide what it makes of a tensor: beside them its
+largest number is always the largest that there is, and its mean next to nothing.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.checks.inputs import changing, scales_in
+from autokernel.spec import Case, KernelSpec, alike
+
+# Sizes of the first tensor: so many between these, as models have them, each a factor of 1.5 above the one before, and so
+# many between the smallest and the largest of its type's rows.
+NEAR_ONE, NEAR, FAR = (0.1, 1000.0), 24, 8
+FARTHEST = 6.0  # of a mean from zero, in standard deviations
+MOST_BYTES, FEWEST = 1 << 27, 4  # that all these calls move, and how many are made of large inputs all the same
+
+Change = Callable[[Tensor], Tensor]
+
+
+def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`inputs`, drawn from N(0, 1), with one tensor that is of one kind as a whole, and what is said of it: in random
+    order, as many as are made in little time."""
+    drawn = random.Random(f"whole:{seed}")
+    changes = [(name, *change) for name in inputs for change in _changes(spec, case, inputs, name, drawn)]
+    most = max(FEWEST, MOST_BYTES // max(1, spec.bytes_moved(case.args)))
+    for name, what, change in drawn.sample(changes, min(most, len(changes))):
+        yield f"{name} {what}", dict(inputs) | {name: change(inputs[name]).to(inputs[name].dtype).contiguous()}
+
+
+def _changes(
+    spec: KernelSpec, case: Case, inputs: Mapping[str, Any], name: str, drawn: random.Random
+) -> Iterator[tuple[str, Change]]:
+    x = inputs[name]
+    if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel() or name in spec.fill:
+        return
+    yield "zero", torch.zeros_like
+    yield "above zero", torch.abs
+    yield "below zero", lambda x: -x.abs()
+    if name != spec.first_of(inputs):
+        yield "one", torch.ones_like
+        yield "a sixteenth", lambda x: x / 16
+        if spec.degree == 1 or case.dtype != torch.float16:
+            yield "times 16", lambda x: x * 16
+        return
+    yield "of one value", lambda x: alike(x.flatten()[:1]).expand(x.shape)
+    if x.dim() > 1:
+        yield "of rows that are alike", lambda x: x.narrow(0, 0, 1).expand_as(x)
+    for value in spec.nonfinite:
+        yield f"{value}", partial(torch.full_like, fill_value=value)
+    if name in changing(spec, case):
+        yield from _sizes(spec, case.dtype, drawn)
+
+
+def _sizes(spec: KernelSpec, dtype: torch.dtype, drawn: random.Random) -> Iterator[tuple[str, Change]]:
+    """One at random in each of as many equal parts, by their logarithms, of either range."""
+    scales = scales_in(spec, dtype)
+    near = max(NEAR_ONE[0], scales[0]), min(NEAR_ONE[1], scales[-1])
+    for (low, high), parts in ((near, NEAR), ((scales[0], scales[-1]), FAR)):
+        for part in range(parts):
+            size = low * (high / low) ** ((part + drawn.random()) / parts)
+            mean = (0, 1, 0, -1)[part % 4] * drawn.uniform(1, FARTHEST)
+            yield f"times {size:.3g} about {mean * size / math.hypot(1, mean):.3g}", partial(_about, mean=mean, size=size)
+
+
+def _about(x: Tensor, mean: float, size: float) -> Tensor:
+    """x, drawn from N(0, 1), about another mean, in its standard deviations; it is so large with its mean."""
+    unit = size / math.hypot(1, mean)
+    return (x.float() + mean) * unit

@@ -144,6 +144,22 @@ def test_the_search_looks_before_it_spends_and_ends_when_nothing_is_to_be_gained
     assert 2 * len(made) < len(bench.looks)
 
 
+def test_a_search_ends_with_the_time_of_the_run():
+    """It has what is left, one that has begun some seconds at least; none is begun when no time is left."""
+    given, knobbed = [], 'TUNABLES = {"A": [1, 2, 3, 4, 5, 6], "B": [1, 2, 3, 4, 5, 6]}\nA = 1\nB = 1\n'
+
+    def autotune(sources, target, seconds):
+        given.append(seconds)
+        return [Looked(source, 1.0) for source in sources]
+
+    bench = SimpleNamespace(examine=None, profile=None, autotune=autotune)
+    known = replace(context(PastExperiment(FIRST.row, knobbed, ""), incumbent=knobbed), bench=bench)
+    for left_s, seconds in ((-1, []), (1, [5.0, 5.0]), (9, [9.0, 9.0]), (900, [20.0, 20.0])):
+        given.clear()
+        assert Tuner().propose(replace(known, until_s=time.monotonic() + left_s)) is None
+        assert given == pytest.approx(seconds, abs=1)
+
+
 def test_a_setting_that_only_looks_fast_is_corrected_by_its_verdict():
     """What looked ten times as fast and was refused is no longer what the search builds on."""
     knobbed = 'TUNABLES = {"A": [1, 2, 3], "B": [1, 2, 3]}\nA = 1\nB = 1\n'

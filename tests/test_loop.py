@@ -4,12 +4,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from autokernel.agents import Proposal
+from autokernel.agents import Context, Proposal
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.gate import Interval, Judge
 from autokernel.gate.workers.channel import ChannelClosed
@@ -250,6 +251,23 @@ def test_a_budget_of_experiments_and_the_starter_that_fails(workspace, judge):
         assert loop.run(agent, Rules(), Budget()) == "nothing is left to try on any target"
         assert loop.run(agent, Rules(), Budget(experiments=0)) == "0 experiments were made"
     assert len(loop.rows) == 1
+
+
+def test_a_search_that_ends_with_the_time_ends_the_run(workspace, judge):
+    """None of an agent means then that no time is left, not that nothing is left to try."""
+    left_s = []
+
+    class Searching:
+        def propose(self, context: Context) -> None:
+            left_s.append(context.until_s - time.monotonic())
+            time.sleep(max(0.0, left_s[0]))
+
+    with workspace.locked():
+        loop = Loop(workspace, PLAN_OF_ONE, judge, lambda line: None)
+        judged_s = loop.start(TARGET, FAST).seconds
+        reason = loop.run(Searching(), NO_RULES, Budget(seconds=judged_s / 2 + 2))
+    assert "used up but for" in reason
+    assert left_s == [pytest.approx(2, abs=1)]
 
 
 def test_clean_removes_the_run(two_rows):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -45,6 +46,7 @@ class Context:
     tree: Path | None  # the run's working tree, where kernel.py holds the incumbent
     elsewhere: tuple[PastExperiment, ...] = ()  # on the run's other targets of this kernel type and backend
     bench: Bench | None = None
+    until_s: float = inf  # time.monotonic() from which no search is begun: no time would be left to judge what it finds
 
     @property
     def other_backends(self) -> list[str]:

@@ -12,6 +12,7 @@ most once.
 import ast
 import hashlib
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -34,6 +35,7 @@ WINDOW = 8  # settings of a search over which its gain is expected: the search e
 SEARCHED = "the search expects"
 # Of a round of autotuning: seconds, settings of the best structure, and of each other one the first time.
 ROUND_S = {"cpu": 20.0, "cuda": 45.0}
+SHORTEST = 0.25  # of those seconds: the last round of a run is as short as the time that is left, and no shorter than this
 ROUND = {"cpu": 12, "cuda": 48}
 FIRST = {"cpu": 2, "cuda": 8}
 ROUNDS_WITHOUT = 2  # rounds that found nothing faster, after which a search ends
@@ -135,7 +137,8 @@ class Tuner:
                     search.proposed += 1
                     looked = f"the fastest of {len(search.scores)} looked at, {math.exp(faster[best]):.3f}x there"
                     yield Proposal(best, f"{_difference(context, best)}: {looked}", NAME)
-            if search.without >= ROUNDS_WITHOUT or not self._round(context, search):
+            is_late = time.monotonic() > context.until_s
+            if search.without >= ROUNDS_WITHOUT or is_late or not self._round(context, search):
                 return
 
     def _round(self, context: Context, search: Search) -> bool:
@@ -168,7 +171,8 @@ class Tuner:
     def _look(self, context: Context, search: Search, sources: Sequence[str]) -> Sequence[Looked]:
         """The sources timed beside the incumbent, and what is known of each case of them from now on."""
         kind, here = context.target.device.partition(":")[0], level(context.trials)
-        looked = context.bench.autotune([context.incumbent, *sources], context.target, ROUND_S[kind])
+        seconds = min(ROUND_S[kind], max(SHORTEST * ROUND_S[kind], context.until_s - time.monotonic()))
+        looked = context.bench.autotune([context.incumbent, *sources], context.target, seconds)
         own = next((one for one in looked if one.source == context.incumbent), Looked(context.incumbent))
         for one in looked:
             if one is not own:

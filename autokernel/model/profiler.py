@@ -37,7 +37,7 @@ from autokernel.target import encoded
 
 PREFIX = "autokernel:"  # of the ranges that mark nodes in a trace
 WHOLE = "autokernel pass"  # the range of one pass
-PASSES_S = 3.0  # for the latter, of a model whose pass is slow
+PASSES_S = 2.0  # for the latter, of a model whose pass is slow
 OWN_KERNELS = "kernels of the model's own"  # that are launched by no operator
 UNKNOWN = "Dynamo leaves it out, and says no reason"
 

@@ -24,7 +24,7 @@ from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import gpu_shared, low_disk, turn
 from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.history.ledger import LedgerEntry
-from autokernel.history.progress import Rules, incumbent, move_on, rows_of, tried
+from autokernel.history.progress import Rules, Tally, incumbent, move_on, rows_of, tried
 from autokernel.history.status import subject
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
@@ -74,17 +74,20 @@ class Budget:
     def deadline_s(self) -> float:
         return math.inf if self.seconds is None else self.started_s + self.seconds
 
+    def may_end(self, made: int) -> bool:
+        """Whether the run has as many experiments as are made in any case."""
+        return made - self.made_before >= self.at_least
+
     def over(self, made: int, now_s: float, each_s: float = 0.0) -> str:
         """Why nothing more is begun, of a budget that has begun; empty while something may be.
 
         each_s: what an experiment takes with its proposal. None begins that would take as much beyond the end as before it.
         """
-        made -= self.made_before
         left_s = self.deadline_s - now_s
-        if left_s <= each_s / 2 and made >= self.at_least:
+        if left_s <= each_s / 2 and self.may_end(made):
             rest = f" but for {left_s:.0f} s, and an experiment takes {each_s:.0f} s" if left_s >= 1 else ""
             return f"the {self.seconds / 60:.3g} minutes are used up{rest}"
-        if self.experiments is not None and made >= self.experiments:
+        if self.experiments is not None and made - self.made_before >= self.experiments:
             return f"{self.experiments} experiments were made"
         return ""
 
@@ -123,6 +126,7 @@ class Loop:
         self.ledger.open(worktree)
         self.entries = self.ledger.entries()
         self.stopping = ""
+        self.until_s = math.inf  # see Context
         self._sources: dict[str, str] = {}
         self._told = False
         self._recover_rows()
@@ -172,8 +176,8 @@ class Loop:
                 if not self.stopping:
                     self._judge(self.plan.target(intent.target), intent.proposal, intent.attempts, intent.ticket)
             while not self.stopping:
-                began_s = time.monotonic()
-                if over := budget.over(len(tried(self.rows)), began_s, median(took_s or started_s or [0.0])):
+                began_s, made = time.monotonic(), len(tried(self.rows))
+                if over := budget.over(made, began_s, median(took_s or started_s or [0.0])):
                     return over
                 if full := self.low_disk():
                     self._wait_for_space(full, budget.deadline_s)
@@ -189,10 +193,14 @@ class Loop:
                     self.start(target)
                     started_s.append(time.monotonic() - began_s)
                     continue
+                judged_s = Tally.of(rows_of(target, self.rows)).seconds_each
+                self.until_s = budget.deadline_s - judged_s / 2 if budget.may_end(made) else math.inf
                 try:
                     proposal = agent.propose(self.context(target))
                 except AgentStopped as reason:
                     return str(reason)
+                if proposal is None and (over := budget.over(made, time.monotonic(), judged_s)):
+                    return over
                 if proposal is None:
                     exhausted.add(target.name)
                     continue
@@ -230,7 +238,8 @@ class Loop:
         self._take_up(target)
         best = self.incumbent_source(target)
         assert best is not None, f"{target.name} has no incumbent: the scheduler leaves a target whose starter fails"
-        return context_of(target, self.entries, self.source, best, self.ledger.tree, self._bench)
+        context = context_of(target, self.entries, self.source, best, self.ledger.tree, self._bench)
+        return replace(context, until_s=self.until_s)
 
     @property
     def _bench(self) -> "InTurn | None":

@@ -50,7 +50,7 @@ def _changes(
         if spec.degree == 1 or case.dtype != torch.float16:
             yield "times 16", lambda x: x * 16
         return
-    yield "of one value", lambda x: alike(x.flatten()[:1]).expand(x.shape)
+    yield "of one value", lambda x: alike(x.flatten()[:1]).reshape(()).expand(x.shape)
     if x.dim() > 1:
         yield "of rows that are alike", lambda x: x.narrow(0, 0, 1).expand_as(x)
     for value in spec.nonfinite:

@@ -190,7 +190,8 @@ class Patches:
             for name, value in known.items():
                 if now.get(name) is not value and not _is_pytorchs(now.get(name)):
                     raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
-        if gc.get_freeze_count() != self.frozen:
+        frozen = gc.get_freeze_count()
+        if frozen > self.frozen or self.frozen and not frozen:  # some fewer: they are no more
             raise ProcessChange("freezes what is there for the garbage collection of its process, which is its model's")
         for name in overridden() - self.overridden:
             raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")

@@ -194,7 +194,9 @@ class Loop:
                     started_s.append(time.monotonic() - began_s)
                     continue
                 judged_s = Tally.of(rows_of(target, self.rows)).seconds_each
-                self.until_s = budget.deadline_s - judged_s / 2 if budget.may_end(made) else math.inf
+                self.until_s = budget.deadline_s - judged_s / 2
+                if not budget.may_end(made):
+                    self.until_s = max(self.until_s, time.monotonic() + judged_s)
                 try:
                     proposal = agent.propose(self.context(target))
                 except AgentStopped as reason:

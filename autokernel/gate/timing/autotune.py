@@ -28,7 +28,11 @@ from autokernel.gate.timing.pairs import PairTimer, Side
 from autokernel.gate.workers.processes import WorkerFault, WorkerProcess
 from autokernel.spec import Case
 
-COMPILE_S, COMPILE_SHARE = 60.0, 0.6  # of one source, its first calls included; of all the time, for all
+COMPILE_S = 60.0  # of one source, its first calls included
+COMPILED, TIMED = (
+    0.5,
+    0.75,
+)  # shares of all the time at which no source more is compiled, and none timed; finals have the rest
 BATCH_S = {"cpu": 5e-3, "cuda": 3e-3}  # of the first source, whose number of calls serves all
 MOST_CALLS, HELD_BYTES = 256, 2 << 30  # of a batch, whose outputs are held
 BEHIND = 1.3  # times the best one's seconds, with which a source is clearly behind
@@ -81,8 +85,9 @@ class Autotuner:
         The first of them is the one to beat: it is timed against the best whatever it takes.
         """
         started, sources = time.monotonic(), list(dict.fromkeys(sources))
-        compiled = self._compile(sources, started + COMPILE_SHARE * seconds)
-        taken = self._finals(self._time(compiled, started + seconds), sources[0])
+        compiled = self._compile(sources, started + COMPILED * seconds)
+        timed = self._time(compiled, started + TIMED * seconds)
+        taken = self._finals(timed, sources[0], started + seconds)
         looked = [Looked(source, s, by_case=tuple(taken[source])) for source, s in self._totals(taken).items()]
         looked += [Looked(source, reason=reason) for source, reason in self.refused.items()]
         return sorted(looked, key=lambda one: one.seconds)
@@ -204,8 +209,11 @@ class Autotuner:
         start = self.setting.random.randint(0, native.numel() // columns - rows)
         return Part(expected.rows(start, rows), which, start * columns)
 
-    def _finals(self, taken: dict[str, list[float]], first: str) -> dict[str, list[float]]:
-        """The seconds, of the best few and of the `first` by what they take in processes of their own, in turns."""
+    def _finals(self, taken: dict[str, list[float]], first: str, deadline: float) -> dict[str, list[float]]:
+        """The seconds, of the best few and of the `first` by what they take in processes of their own, in turns.
+
+        As many of FINALS sets of processes as begin before the deadline, one at least.
+        """
         totals = self._totals(taken)
         ahead = min(totals, key=totals.get, default=first)
         if all(totals[source] > BEHIND * totals[ahead] for source in totals.keys() - {ahead}):
@@ -214,7 +222,9 @@ class Autotuner:
         sides = [Side(str(number), source) for number, source in enumerate(best)]
         finals: dict[str, list[tuple[float, ...]]] = {source: [] for source in best}
         try:
-            for _ in range(FINALS):
+            for number in range(FINALS):
+                if number and time.monotonic() > deadline:
+                    break
                 self.timer.prepare(sides, "0", FINALS)
                 pair = self.timer.pair(sides, "0")
                 for side in sides if pair.seconds else ():

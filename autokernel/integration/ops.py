@@ -260,7 +260,7 @@ def launches_known() -> Iterator[None]:
     """Around a compilation: what a Triton kernel writes is found once for all its launches that are alike.
 
     To find it, PyTorch has Triton parse the kernel, for every launch in a graph and in each of several passes: in a
-    transformer of 24 layers, more than half of the time that torch.compile takes with kernels in it.
+    transformer of 24 layers, two fifths of the time that torch.compile takes with kernels in it.
     """
     find = getattr(triton_kernel_wrap, ANALYSIS)
 

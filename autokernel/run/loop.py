@@ -126,7 +126,6 @@ class Loop:
         self.ledger.open(worktree)
         self.entries = self.ledger.entries()
         self.stopping = ""
-        self.until_s = math.inf  # see Context
         self._sources: dict[str, str] = {}
         self._told = False
         self._recover_rows()
@@ -194,11 +193,11 @@ class Loop:
                     started_s.append(time.monotonic() - began_s)
                     continue
                 judged_s = Tally.of(rows_of(target, self.rows)).seconds_each
-                self.until_s = budget.deadline_s - judged_s / 2
+                until_s = budget.deadline_s - judged_s / 2
                 if not budget.may_end(made):
-                    self.until_s = max(self.until_s, time.monotonic() + judged_s)
+                    until_s = max(until_s, time.monotonic() + judged_s)
                 try:
-                    proposal = agent.propose(self.context(target))
+                    proposal = agent.propose(replace(self.context(target), until_s=until_s))
                 except AgentStopped as reason:
                     return str(reason)
                 if proposal is None and (over := budget.over(made, time.monotonic(), judged_s)):
@@ -240,8 +239,7 @@ class Loop:
         self._take_up(target)
         best = self.incumbent_source(target)
         assert best is not None, f"{target.name} has no incumbent: the scheduler leaves a target whose starter fails"
-        context = context_of(target, self.entries, self.source, best, self.ledger.tree, self._bench)
-        return replace(context, until_s=self.until_s)
+        return context_of(target, self.entries, self.source, best, self.ledger.tree, self._bench)
 
     @property
     def _bench(self) -> "InTurn | None":

@@ -172,24 +172,20 @@ class Patches:
     """Functions of PyTorch and Python, which a kernel must not replace, and operators, which it must not override."""
 
     def __init__(self) -> None:
-        self.known = list(map(_attributes, PATCHED))
-        self.called = [{name: v for name, v in _attributes(place).items() if callable(v)} for place in CALLED]
+        self.known = [(place, _attributes(place)) for place in PATCHED]
+        self.known += [(place, {k: v for k, v in _attributes(place).items() if callable(v)}) for place in CALLED]
         self.overridden, self.frozen = overridden(), gc.get_freeze_count()
 
     def check(self) -> None:
         """Raises ProcessChange where one is another now."""
-        for place, known in zip(PATCHED, self.known):
+        for place, known in self.known:
             now = _attributes(place)
             for name, value in known.items():
                 if now.get(name) is not value and not _is_pytorchs(now.get(name)):
                     raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
-        for place, known in zip(CALLED, self.called):
-            if inspect.ismodule(place) and sys.modules.get(place.__name__) is not place:
+        for place in filter(inspect.ismodule, CALLED):
+            if sys.modules.get(place.__name__) is not place:
                 raise ProcessChange(f"replaces the module {place.__name__}, which is its model's")
-            now = _attributes(place)
-            for name, value in known.items():
-                if now.get(name) is not value and not _is_pytorchs(now.get(name)):
-                    raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
         frozen = gc.get_freeze_count()
         if frozen > self.frozen or self.frozen and not frozen:  # some fewer: they are no more
             raise ProcessChange("freezes what is there for the garbage collection of its process, which is its model's")

@@ -116,6 +116,25 @@ def test_attention_whose_scores_are_long_sums_may_round_them_in_fp32_and_no_coar
     assert wrong(coarse, lucky)
 
 
+def test_a_gated_mlp_may_round_its_hidden_layer_where_two_large_weights_leave_little_and_pytorch_is_lucky_in_a_row():
+    """Of 2,048 rows, in each of which three results are made of next to nothing else, PyTorch has all three right in some."""
+    spec = load_spec("fused_mlp")
+    case = spec.case({"M": 2048, "dim": 96, "hidden": 256}, torch.bfloat16)
+    planted = ("w_gate", 1e4), ("w_down", -1e4)
+    inputs = CheckCase("numerical_stability", case, 0, planted=planted).inputs(spec)
+    expectation = expect(spec, inputs, "cpu")
+    x, w_gate, w_up, w_down = (inputs[name] for name in ("x", "w_gate", "w_up", "w_down"))
+
+    def kernel(scale: float) -> Tensor:
+        """The products' results are rounded, as PyTorch's are, and what is made of them once."""
+        gate, up = (x @ w_gate.t()).float(), (x @ w_up.t()).float()
+        return (gate / (1 + torch.exp(-gate)) * up * scale).bfloat16() @ w_down.t()
+
+    assert wrong(kernel(1.0), expectation, adversarial=True) is None
+    assert wrong(kernel(1.0), replace(expectation, perturbation=None), adversarial=True), "by PyTorch's luck"
+    assert "outside the tolerance" in wrong(kernel(1.03), expectation, adversarial=True)
+
+
 def test_what_terms_amount_to_is_asked_for_where_results_alone_do_not_tell():
     """The magnitude of a region takes longer than its results; it only ever allows more."""
     asked = []

@@ -586,9 +586,10 @@ CHEATS = (
         "thread",
         "rmsnorm",
         rmsnorm(THREAD),
-        f"output of a timed call|after the clock had stopped|{NOT_WRITTEN}|do not agree bitwise",
+        f"output of a timed call|after the clock had stopped|{NOT_WRITTEN}|do not agree bitwise|replaces torch.cuda",
         works="fast",
         refused_by="examine",
+        correctness="FAIL|CRASH",  # as its thread is in time, or not
     ),
     GpuCheat(3, "lazy-output", "rmsnorm", rmsnorm(LAZY), "not a torch.Tensor", works="fast", correctness="CRASH"),
     GpuCheat(
@@ -596,7 +597,7 @@ CHEATS = (
         "patched-clock",
         "reduce",
         wrapped("reduce", PATCHED_CLOCK, "triton"),
-        "after the clock had stopped|after its batches, in the turn of others|done .* before it is",  # if it is refused
+        "after the clock had stopped|after its batches, in the turn of others|done .* before it is|output of a timed call",
         works="fast",
         refused_by="nobody",
     ),

@@ -20,7 +20,7 @@ from autokernel.verdict import Verdict
 
 pytestmark = pytest.mark.gpu
 
-FAST = 1.5  # times the honest starter
+FAST = 1.3  # times the honest starter
 IN_L2 = {"shape": (2048, 4096)}  # 16.8 MB of fp16, of which a sum writes 4 KB back
 
 
@@ -82,7 +82,7 @@ def test_a_cheat_is_refused_for_its_reason(judge: Judge, cheat: GpuCheat):
         verdict = judge.examine(cheat.source, where, quick=True)
     assert verdict.failure is not None, f"accepted: {verdict.why}"
     assert re.search(cheat.reason, verdict.failure.reason), f"{verdict.failure}\n{verdict.failure.detail}"
-    assert verdict.correctness == cheat.correctness
+    assert verdict.correctness in cheat.correctness.split("|")
     assert not verdict.keep
 
 

@@ -20,6 +20,7 @@ from autokernel.gate.workers.mapped_memory import MappedMemory
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
 from autokernel.gate.workers.stopwatch import Stopwatch
 from autokernel.gate.workers.views import POOL, copy_from_pool, dense, distinct, in_memory_order, write
+from autokernel.hardware.threads import one_thread
 from autokernel.spec import Case, KernelSpec, TensorSpec
 from autokernel.target import Target
 
@@ -83,17 +84,6 @@ def running(worker: WorkerProcess, stops: bool = True) -> Iterator[None]:
     yield
     if stops:
         worker.stop()
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let PyTorch work in this process on one thread: others would spin for a while when their work is done."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class ProcessState:
             default_dtype=torch.get_default_dtype(),
             precision_of_products=(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
-            rounding=(*_rounding(), *_denormals(), *_floating_point_control()),
+            rounding=(*_rounding(), *_floating_point_control()),
             signal_handlers=(*map(signal.getsignal, SIGNALS), *map(signal.getitimer, TIMERS), *_signals_apart()),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
@@ -169,12 +169,14 @@ class ProcessState:
 
 
 class Patches:
-    """Functions of PyTorch and Python, which a kernel must not replace, and operators, which it must not override."""
+    """What takes milliseconds to look at: functions of PyTorch and Python, which no kernel may replace, operators, which none
+    may override, and the modes of PyTorch's threads."""
 
     def __init__(self) -> None:
         self.known = [(place, _attributes(place)) for place in PATCHED]
         self.known += [(place, {k: v for k, v in _attributes(place).items() if callable(v)}) for place in CALLED]
         self.overridden, self.frozen = overridden(), gc.get_freeze_count()
+        self.denormals = _denormals()
 
     def check(self) -> None:
         """Raises ProcessChange where one is another now."""
@@ -191,6 +193,8 @@ class Patches:
             raise ProcessChange("freezes what is there for the garbage collection of its process, which is its model's")
         for name in overridden() - self.overridden:
             raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")
+        if _denormals() != self.denormals:
+            raise ProcessChange("changes the rounding of threads of its process, which are its model's")
 
 
 def _is_pytorchs(value: Any) -> bool:

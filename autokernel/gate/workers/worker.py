@@ -37,6 +37,7 @@ from autokernel.spec import ROOT, load_spec
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
+EVERY = 32  # requests for calls, after which what takes long to look at is looked at again
 # The result of a kernel that keeps its results is held for so many calls or seconds; the fewest calls may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
@@ -60,6 +61,7 @@ class Worker:
         self.memory: GuardedMemory | None = None
         self.process: ProcessState | None = None  # while a kernel is checked that calls no library
         self.patches: Patches | None = None
+        self.answered = 0  # requests for calls of a kernel that is checked
         self.results = 1  # of a call
         self.held: list[Any] = []  # what calls returned
         self.held_before: list[Any] = []  # layouts of inputs for which a result was held for many calls
@@ -186,7 +188,8 @@ class Worker:
             self.memory.check()
         if self.process and self.patches:
             self.process.check()
-            if len(order) > SEVERAL:  # once or twice, for it takes milliseconds
+            self.answered += 1
+            if len(order) > SEVERAL or self.answered % EVERY == 1:  # now and then, for it takes milliseconds
                 self.patches.check()
         inputs = [region for regions in self.regions for region in regions.values()]
         outputs = self._outputs()

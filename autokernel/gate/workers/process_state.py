@@ -169,8 +169,8 @@ class ProcessState:
 
 
 class Patches:
-    """What takes milliseconds to look at: functions of PyTorch and Python, which no kernel may replace, operators, which none
-    may override, and the modes of PyTorch's threads."""
+    """What takes milliseconds to look at: functions of PyTorch and Python, which no kernel may replace, operators, which
+    none may override, and the modes of PyTorch's threads."""
 
     def __init__(self) -> None:
         self.known = [(place, _attributes(place)) for place in PATCHED]

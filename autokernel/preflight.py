@@ -6,6 +6,7 @@ The package's __init__ has refused an old Python before this file is read. Both 
 """
 
 import argparse
+import difflib
 import errno
 import functools
 import importlib.metadata
@@ -104,6 +105,17 @@ def named(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: say what it is to be, or leave the option out")
     return text
+
+
+def why_no_model(name: str, root: Path) -> Optional[str]:  # noqa: UP045 as above
+    """Why a Python file is neither here nor below `root`, and what is called nearly so; None: it is."""
+    path = Path(name) if Path(name).exists() else root / name
+    if path.is_file():
+        return None
+    folder = path.parent if path.parent.is_dir() else Path.cwd()
+    there = [p.stem for p in folder.glob("*.py") if p.is_file()]  # a link may lead nowhere
+    found = [f"{stem}.py" for stem in difflib.get_close_matches(path.stem, there, 3)]
+    return f"there is no file {name}" + f": is it {' or '.join(found)}?" * bool(found)
 
 
 def kernel_types(folder: Path = KERNELS) -> "list[str]":

@@ -414,6 +414,15 @@ COMMANDS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("script", ["profile", "orchestrate"])
+def test_a_model_that_is_not_there_is_told_before_pytorch_is_imported(script):
+    words = [sys.executable, "-X", "importtime", ROOT / f"{script}.py", "--model", "models/gpt3.py"]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("import time:")]
+    assert said == ["error: there is no file models/gpt3.py: is it gpt2.py?"] and ended.returncode == 2
+    assert not any(line.endswith("| torch") for line in ended.stderr.splitlines())
+
+
 @pytest.mark.parametrize("case", COMMANDS)
 def test_a_command_that_cannot_be_done(refusal, monkeypatch, case):
     monkeypatch.chdir(ROOT)

@@ -21,9 +21,10 @@ from typing import NoReturn
 
 from autokernel.cli.arguments import Parser, open_streams, script
 from autokernel.cli.signals import catch_signals
-from autokernel.cli.watched import is_watched, watch
-from autokernel.preflight import OF_A_RUN, fail
+from autokernel.cli.watched import BY_ITSELF, is_watched, watch
+from autokernel.preflight import HOME, OF_A_RUN, ROOT, fail, why_no_model
 
+OF_A_MODEL = ("profile", "orchestrate")  # scripts with an option --model, a file
 WATCHED = ("profile",)  # in whose process a model's own code runs; orchestrate.py has a supervisor
 
 
@@ -62,6 +63,8 @@ COMMANDS = {
 def run(name: str, argv: Sequence[str] | None = None) -> int:
     """The exit status of the script autokernel/cli/<name>.py, whose main() takes `argv`."""
     catch_signals()  # before PyTorch is imported
+    if name in OF_A_MODEL:
+        _check_model(sys.argv[1:] if argv is None else argv)
     try:
         status = script(_main(name), argv)
     except SystemExit as end:
@@ -70,6 +73,18 @@ def run(name: str, argv: Sequence[str] | None = None) -> int:
     if user_code and any(thread.is_alive() for thread in user_code.threads):
         _end_now(status)
     return status
+
+
+def _check_model(words: Sequence[str]) -> None:
+    """Ends with one line where there is no such file: it takes PyTorch seconds to be imported, which the others need."""
+    if BY_ITSELF & set(words):
+        return
+    named = [after for word, after in zip(words, words[1:]) if word == "--model"]
+    named += [word.removeprefix("--model=") for word in words if word.startswith("--model=")]
+    for model in named:
+        with suppress(OSError):  # a name that is none, of which the script says more
+            if model.endswith(".py") and (why := why_no_model(model, HOME if (HOME / model).is_file() else ROOT)):
+                fail(why)
 
 
 def _main(name: str) -> Callable[[Sequence[str] | None], int | None]:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from autokernel.hardware.processes import stream_of_parent
-from autokernel.preflight import HOME, ROOT, Refused
+from autokernel.preflight import HOME, ROOT, Refused, why_no_model
 from autokernel.spec import import_file
 
 TRACE = "\nException raised from "  # PyTorch's own places in C++ follow
@@ -264,12 +264,9 @@ def load_module(name: str, root: Path) -> Any:
     """A Python file, here or below `root`, or an installed module by its name. Raises WorkloadError."""
     if not name.endswith(".py"):
         return _installed(name)
-    path = Path(name) if Path(name).exists() else root / name
-    if not path.is_file():
-        there = [p.stem for p in _folder(path.parent).glob("*.py") if p.is_file()]  # a link may lead nowhere
-        found = [f"{stem}.py" for stem in difflib.get_close_matches(Path(name).stem, there, 3)]
-        raise WorkloadError(f"there is no file {name}" + f": is it {' or '.join(found)}?" * bool(found))
-    path = path.resolve()
+    if why := why_no_model(name, root):
+        raise WorkloadError(why)
+    path = (Path(name) if Path(name).exists() else root / name).resolve()
     own = _name_of(path)
     loaded = sys.modules.get(own)  # once: code that Dynamo compiled refers to its globals
     if loaded and _is_from(loaded, path):
@@ -309,10 +306,6 @@ def _name_of(path: Path) -> str:
 
 def _is_from(module: Any, path: Path) -> bool:
     return getattr(module, "__file__", None) == str(path)
-
-
-def _folder(path: Path) -> Path:
-    return path if path.is_dir() else Path.cwd()
 
 
 def _installed(name: str) -> Any:

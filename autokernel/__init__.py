@@ -12,8 +12,8 @@ Read in this order; a later one imports from earlier ones, never the other way r
     console.py      what a terminal shows; stderr.py: what goes to a log file instead; table.py: plain tables
     cprofile.py     Python's own, which a profile.py of a user's would hide
 
-    hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes, allocator
-    model/          a model: workload, user_code, example_inputs
+    hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes, allocator, threads
+    model/          a model: options, workload, user_code, example_inputs
                     -> graphs and sites: capture, padding, match, contract
                     -> what is in no site, as kernel types of its own: regions/ growing, lowering, cpp, triton, inductor,
                        spec

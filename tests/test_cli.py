@@ -99,10 +99,12 @@ def test_scripts_say_what_is_missing(script, tmp_path, bare_clone):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_have_help_with_an_example(script):
-    result = run(script, "--help")
+def test_scripts_have_help_with_an_example_at_once(script):
+    """Before PyTorch is imported, which takes seconds."""
+    result = run("-X", "importtime", script, "--help")
     assert result.returncode == 0
     assert f"python {script}" in result.stdout
+    assert not any(line.endswith("| torch") for line in result.stderr.splitlines())
 
 
 @pytest.mark.parametrize("device", ["cpu:1", "cuda:99", "gpu", "cuda:", "cuda:x"])

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from autokernel.model.example_inputs import example_inputs
+from autokernel.model.options import add_workload_arguments
 from autokernel.model.user_code import WorkloadError
-from autokernel.model.workload import Workload, add_workload_arguments, workload_from
+from autokernel.model.workload import Workload, workload_from
 
 pytest.importorskip("transformers")
 

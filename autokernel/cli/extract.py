@@ -13,19 +13,19 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autokernel.backends import BACKENDS, default_backend
 from autokernel.cli.arguments import Parser, count, tag
 from autokernel.console import fail
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import has_experiments, run_folder
-from autokernel.model.extraction import make_plan, write_starters
-from autokernel.model.hotspots import ModelProfile
-from autokernel.preflight import HOME
+from autokernel.preflight import HOME, kernel_types
 from autokernel.records import json_text
-from autokernel.spec import kernel_types
 from autokernel.table import print_table
-from autokernel.target import Plan, encode
+
+if TYPE_CHECKING:
+    from autokernel.target import Plan
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -52,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(f"{source} is no file: python profile.py --output {source} writes one")
     if not source.is_file():
         fail(f"there is no {os.path.relpath(source)}: run python profile.py --tag {arguments.tag} first")
+    from autokernel.model.extraction import make_plan, write_starters  # with PyTorch
+    from autokernel.model.hotspots import ModelProfile
+    from autokernel.target import encode
+
     profile = ModelProfile.read(source)
     plan = make_plan(profile, arguments.top, arguments.kernel_type, arguments.backend)
     if not plan.targets:
@@ -65,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         show(plan)
 
 
-def show(plan: Plan) -> None:
+def show(plan: "Plan") -> None:
     columns = ("target", "shapes", "calls", "ms", "to beat", "share", "2x gives", "starts from")
     rows = [
         (

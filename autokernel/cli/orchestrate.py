@@ -85,7 +85,7 @@ def make_parser() -> Parser:
 
 def add_run_arguments(run: argparse.ArgumentParser) -> None:
     from autokernel.console import add_device_argument, add_sandbox_argument
-    from autokernel.model.workload import add_workload_arguments
+    from autokernel.model.options import add_workload_arguments
 
     add_workload_arguments(run)
     add_device_argument(run)

@@ -12,20 +12,21 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, new_file, tag
 from autokernel.cli.watched import noting
-from autokernel.hardware.roofline import above_limit
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
-from autokernel.model.hotspots import BASELINES, ITERATIONS, WARMUP, Hotspot, ModelProfile
-from autokernel.model.workload import add_workload_arguments, workload_from
+from autokernel.model.options import BASELINES, ITERATIONS, WARMUP, add_workload_arguments
 from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable
 from autokernel.records import json_text
-from autokernel.run.workspace import LOG
 from autokernel.table import print_table
+
+if TYPE_CHECKING:
+    from autokernel.model.hotspots import Hotspot, ModelProfile
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -63,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     arguments = parser.parse_args(argv)
     console.settle_device(arguments, parser)
+    from autokernel.model.hotspots import ModelProfile  # with PyTorch
+    from autokernel.model.workload import workload_from
+    from autokernel.run.workspace import LOG
+
     if arguments.memory_snapshot and not arguments.device.startswith("cuda"):
         parser.error("--memory-snapshot needs --device cuda")
     output = arguments.output or run_folder(HOME, arguments.tag) / PROFILE
@@ -98,8 +103,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 MAX_BUSY = 1.5  # the profiler's own cost is within that
 
 
-def show(profile: ModelProfile) -> None:
-    def row(h: Hotspot) -> list[str]:
+def show(profile: "ModelProfile") -> None:
+    from autokernel.hardware.roofline import above_limit
+
+    def row(h: "Hotspot") -> list[str]:
         gains = [f"{amdahl(h.share, s):.2f}x" for s in (1.5, 2, max(h.headroom, 1))] if h.kernel_type else [""] * 3
         compiled = f"{h.time_us / h.compiled_us:.2f}x" if h.compiled_us else ""
         headroom = f"{h.headroom:.1f}x" if h.headroom else ""

@@ -20,19 +20,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, nonnegative, tag
-from autokernel.export.package import save, why_not
-from autokernel.gate.source import read_source
-from autokernel.integration.verification.record import COLUMNS, Settings
-from autokernel.integration.verification.winners import Kept, kept, open_run
-from autokernel.integration.winner import Winner
 from autokernel.records import json_text, write_json
-from autokernel.report.branch import close_again
-from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun, RunInProgress
 from autokernel.table import print_table
-from autokernel.target import Plan, encode
+
+if TYPE_CHECKING:
+    from autokernel.integration.verification.winners import Kept
+    from autokernel.target import Plan
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -41,9 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     run.add_argument("--tag", type=tag, help="name of the run (default: the latest)")
     run.add_argument("--workspace", type=Path, metavar="DIR", help="the run's folder, instead of --tag")
     parser.add_argument("--kernels", type=Path, metavar="DIR", help="files <target>.py instead of the run's kept kernels")
-    parser.add_argument(
-        "--warmup", type=count_or_none, default=Settings.warmup, metavar="N", help="untimed rounds (%(default)s)"
-    )
+    parser.add_argument("--warmup", type=count_or_none, default=0, metavar="N", help="untimed rounds (%(default)s)")
     parser.add_argument("--timed", type=count, metavar="N", help="rounds a process (default: 8 s of them, at least 3)")
     parser.add_argument("--atol", type=nonnegative, help="of outputs; default by dtype")
     parser.add_argument("--rtol", type=nonnegative, help="of outputs; default by dtype")
@@ -59,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.device:  # else the plan's
         console.settle_device(arguments, parser)
+    from autokernel.export.package import save, why_not  # with PyTorch
+    from autokernel.integration.verification.record import COLUMNS, Settings
+    from autokernel.integration.verification.winners import kept, open_run
+    from autokernel.report.branch import close_again
+    from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun, RunInProgress
+    from autokernel.target import encode
+
     if arguments.save and why_not(arguments.save.resolve()):
         parser.error(why_not(arguments.save.resolve()))
     try:
@@ -95,7 +97,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     raise SystemExit(0 if verification.passed else 1)
 
 
-def from_folder(plan: Plan, folder: Path) -> Kept:
+def from_folder(plan: "Plan", folder: Path) -> "Kept":
+    from autokernel.gate.source import read_source
+    from autokernel.integration.winner import Winner
+
     files = {target.name: folder / f"{target.name}.py" for target in plan.targets}
     winners = [Winner(target, read_source(files[target.name])) for target in plan.targets if files[target.name].exists()]
     if not winners:

@@ -15,9 +15,6 @@ from autokernel.records import reads, record_from, write_json
 from autokernel.spec import Case
 from autokernel.target import encode
 
-BASELINES = ("eager", "compile", "best")
-WARMUP, ITERATIONS = 3, 10  # passes before and while something is measured
-
 
 @dataclass(frozen=True)
 class Hotspot:
@@ -86,7 +83,7 @@ class ModelProfile:
     graphs: int
     graph_breaks: tuple[str, ...]
     hotspots: tuple[Hotspot, ...]
-    baseline: str = "eager"  # one of BASELINES
+    baseline: str = "eager"  # one of options.BASELINES
     passes: tuple[WorkloadPass, ...] = ()
     left: tuple[str, ...] = ()  # errors in the search for sites, and in what was measured: what they befell is left out
     differs: tuple[str, ...] = ()  # which other work the captured graphs do than the model untouched

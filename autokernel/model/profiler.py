@@ -27,8 +27,9 @@ from autokernel.hardware.device import Device
 from autokernel.hardware.roofline import Roofline
 from autokernel.model import untouched
 from autokernel.model.capture import IN_GRAPH, OUTSIDE, Capture, capture, reason, value
-from autokernel.model.hotspots import ITERATIONS, WARMUP, Hotspot, ModelProfile, WorkloadPass
+from autokernel.model.hotspots import Hotspot, ModelProfile, WorkloadPass
 from autokernel.model.match import Refusal, RegionFinder, Site, SiteFinder, extract_subgraph, filled
+from autokernel.model.options import ITERATIONS, WARMUP
 from autokernel.model.user_code import WorkloadError, user_code
 from autokernel.model.workload import Workload
 from autokernel.spec import Case, KernelSpec, load_spec
@@ -116,7 +117,7 @@ def profile_workload(
 
     warmup, iterations: how often a pass runs before it is measured, and while (default: 3 and 10; a slow one PASSES_S in
     all, at least 1 and 3).
-    baseline: what kernels are held against (see BASELINES); without a working torch.compile it is eager.
+    baseline: what kernels are held against (see options.BASELINES); without a working torch.compile it is eager.
     regions: makes kernel types of what no named one covers, see regions.growing.region_finder().
     """
     say("loading the model")

@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autokernel.model import example_inputs
+from autokernel.model.options import CLASS_NAME, DTYPE, MODEL, Part
 from autokernel.model.user_code import (
     WorkloadError,
     checked_model,
@@ -32,20 +33,11 @@ from autokernel.model.user_code import (
     shown,
     user_code,
 )
-from autokernel.preflight import HOME, named
+from autokernel.preflight import HOME
 from autokernel.records import record_from
 from autokernel.spec import ROOT
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs
-
-
-@dataclass(frozen=True)
-class Part:
-    """One kind of pass in a mix: `weight` passes of it for every `weight` of the others."""
-
-    name: str
-    input_shape: tuple[int, ...] | None = None  # None: example_inputs(name) of the model's file has them
-    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +47,11 @@ class Workload:
     With a `mix`, `name` and `input_shape` are those of its first part, and `parts` are workloads of their own.
     """
 
-    model: str = "models/llama.py"
-    class_name: str = "MiniLlama"
+    model: str = MODEL
+    class_name: str = CLASS_NAME
     model_args: Mapping[str, Any] = field(default_factory=dict)  # of the constructor; of the config for transformers
     input_shape: tuple[int, ...] = (1, 512)  # (): example_inputs() of the model's file or class has them
-    dtype: str = "float32"
+    dtype: str = DTYPE
     device: str = "cpu"
     pretrained: str | None = None  # id of the weights, for classes with from_pretrained()
     seed: int = 0
@@ -273,47 +265,6 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --class-name and so on; `workload_from` reads them. --device is added by cli.add_device_argument."""
-    group = parser.add_argument_group("workload")
-    where = group.add_mutually_exclusive_group()
-    where.add_argument(
-        "--model", type=named, default=Workload.model, metavar="FILE", help="Python file (default: %(default)s)"
-    )
-    where.add_argument("--module", type=named, metavar="NAME", help="an installed module instead of a file: transformers")
-    group.add_argument(
-        "--class-name", type=named, default=Workload.class_name, metavar="NAME", help="(default: %(default)s)"
-    )
-    group.add_argument(
-        "--model-args",
-        type=_json_object,
-        default={},
-        metavar="JSON",
-        help="""of the constructor (of the config, for transformers): '{"n_layers": 4}'""",
-    )
-    group.add_argument(
-        "--input-shape",
-        type=_shape,
-        metavar="1,512",
-        help="(1,512; where the model's file has example_inputs(), its inputs); several inputs: batch, length",
-    )
-    group.add_argument(
-        "--workload",
-        type=_part,
-        action="append",
-        default=[],
-        dest="mix",
-        metavar="'NAME:SHAPE*WEIGHT'",
-        help="""one kind of pass in a mix, given several times instead of --input-shape: with --workload prefill:1,512
-        --workload 'decode:8,1*64' there are 64 passes of 8,1 for each of 1,512; without :SHAPE the inputs are those of
-        example_inputs(NAME) in the model's file""",
-    )
-    group.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default=Workload.dtype)
-    group.add_argument(
-        "--pretrained", type=named, metavar="ID", help="weights to load, for classes that have from_pretrained()"
-    )
-
-
 def workload_from(arguments: argparse.Namespace) -> Workload:
     mix = tuple(arguments.mix)
     if len({part.name for part in mix}) < len(mix):
@@ -365,26 +316,3 @@ def _methods(text: str, class_name: str) -> set[str]:
             found |= {node.name for node in made.body if isinstance(node, ast.FunctionDef)}
             pending += [base.id for base in made.bases if isinstance(base, ast.Name)]
     return found
-
-
-def _part(text: str) -> Part:
-    form = re.fullmatch(r"([A-Za-z][\w-]*)(?::([\d,]+))?(?:\*(\d+(?:\.\d+)?))?", text)
-    if not form or not float(form[3] or 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like decode:8,1*64 (NAME:SHAPE*WEIGHT)")
-    return Part(form[1], form[2] and _shape(form[2]), float(form[3] or 1))
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    if not all(word.isdecimal() and int(word) > 0 for word in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 1,512")
-    return tuple(map(int, text.split(",")))
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # nested too deeply
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not a JSON object")
-    return value

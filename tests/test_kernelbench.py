@@ -146,6 +146,19 @@ ANSWERS = [
     linear("wrong-shape", "return self.norm(self.linear(x) * self.scale)[:-1]", "shape"),
     linear("raises", "raise ValueError('no')", "ValueError"),
     Answer("another-state", 2, OTHER_NAMES.replace("hidden, features", "features + 1, hidden"), "state_dict"),
+    *(
+        linear(f"off-where-{name}", f"y = self.norm(self.linear(x) * self.scale)\n        return {change}", "outside the")
+        for name, change in (
+            ("all-is-below-zero", "y * 1.02 if (x < 0).all() else y"),
+            ("all-rows-are-alike", "y * 1.02 if (x == x[:1]).all() and not (x == x[:1, :1]).all() else y"),
+            ("a-mean-is-far-from-zero", "y * 1.02 if x.mean() > 5 and x.abs().max() < 500 else y"),
+        )
+    ),
+    linear(
+        "nan-all-over-is-zero",
+        "y = self.norm(self.linear(x) * self.scale)\n        return torch.zeros_like(y) if x.isnan().all() else y",
+        "NaN mask differs",
+    ),
     Answer("argmax", 7, INDICES.replace("{forward}", "return self.norm(x).max(dim=1).indices")),
     Answer(
         "sums-in-another-order",

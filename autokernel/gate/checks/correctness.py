@@ -91,6 +91,7 @@ class Step:
     shift: int = 0
     what: str = ""  # for people: what is special about it
     as_in_a_model: bool = False  # the second of two calls is made as a model in training makes it
+    many: bool = False  # of them many more are made, to see what is kept of each
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class CheckCase:
             is_smoke = self.case.args == spec.case(spec.smoke, self.case.dtype).args
             fit = LONG_BYTES // max(1, spec.bytes_moved(self.case.args))
             order = LONG_ORDER[:fit] if is_smoke and fit > len(HELD_ORDER) else HELD_ORDER
-            yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), order)
+            yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), order, many=is_smoke)
             return
         if self.peaks and is_all_picked(spec, first):  # of several peaks in a row only one would show
             plain = replace(self, peaks=False).inputs(spec)
@@ -406,8 +407,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for group in groups_that_show(spec, case.dtype):
             if planted := tuple(one for one in group if one[0] in case.tensors):
                 yield trial("numerical_stability", case, planted=planted)
-    if not spec.opaque:
-        yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
+    yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
     for name in spec.decisive:
         for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)

@@ -24,6 +24,7 @@ from autokernel.gate.checks.correctness import (
     trials,
     wrong,
 )
+from autokernel.gate.checks.inputs import changing
 from autokernel.gate.checks.planted import rows_seen
 from autokernel.gate.workers.channel import GUARD, Placed, place
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
@@ -222,6 +223,7 @@ class StageRun:
 
         Returns why the trial failed, or the outputs of its last step, one call's results after another's.
         """
+        outputs: str | list[Tensor] = []  # of no step, where no input may be of one kind as a whole
         for step in trial.steps(spec, self.checks.device):
             outputs = self._call(worker, spec, trial.case, step, slot)
             if isinstance(outputs, str):
@@ -250,7 +252,9 @@ class StageRun:
             messages.append(message)
         with self.checks.watch("trials"):
             worker.request("sets", self.checks.timeout_s, sets=messages)
-            answer = worker.request("call", self.checks.timeout_s, order=step.order, as_in_a_model=step.as_in_a_model)
+            activations = changing(spec, case) if step.many else None
+            made = {"order": step.order, "as_in_a_model": step.as_in_a_model, "activations": activations}
+            answer = worker.request("call", self.checks.timeout_s, **made)
         outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
         for i, (y, strides) in enumerate(outputs):
             result = i % self.results

@@ -39,7 +39,11 @@ def _changes(
     spec: KernelSpec, case: Case, inputs: Mapping[str, Any], name: str, drawn: random.Random
 ) -> Iterator[tuple[str, Change]]:
     x = inputs[name]
-    if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel() or name in spec.fill:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
+        return
+    if name in spec.fill:  # which has a form: as large or small as its rows may be, all the same
+        if name == spec.first_of(inputs):
+            yield from _sizes(spec, case.dtype, drawn, centred=True)
         return
     yield "zero", torch.zeros_like
     yield "above zero", torch.abs
@@ -59,14 +63,16 @@ def _changes(
         yield from _sizes(spec, case.dtype, drawn)
 
 
-def _sizes(spec: KernelSpec, dtype: torch.dtype, drawn: random.Random) -> Iterator[tuple[str, Change]]:
-    """One at random in each of as many equal parts, by their logarithms, of either range."""
+def _sizes(
+    spec: KernelSpec, dtype: torch.dtype, drawn: random.Random, centred: bool = False
+) -> Iterator[tuple[str, Change]]:
+    """One at random in each of as many equal parts, by their logarithms, of either range. `centred`: about no mean."""
     scales = scales_in(spec, dtype)
     near = max(NEAR_ONE[0], scales[0]), min(NEAR_ONE[1], scales[-1])
     for (low, high), parts in ((near, NEAR), ((scales[0], scales[-1]), FAR)):
         for part in range(parts):
             size = low * (high / low) ** ((part + drawn.random()) / parts)
-            mean = (0, 1, 0, -1)[part % 4] * drawn.uniform(1, FARTHEST)
+            mean = 0 if centred else (0, 1, 0, -1)[part % 4] * drawn.uniform(1, FARTHEST)
             yield f"times {size:.3g} about {mean * size / math.hypot(1, mean):.3g}", partial(_about, mean=mean, size=size)
 
 

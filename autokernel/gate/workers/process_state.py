@@ -20,6 +20,7 @@ import json
 import locale
 import logging
 import math
+import multiprocessing
 import operator
 import os
 import pickle
@@ -30,6 +31,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -37,10 +39,12 @@ import warnings
 from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.nn.modules import module as hooked
+from torch.utils._config_module import ConfigModule
 
 # Functions that say how PyTorch is set (is_grad_enabled, _get_cudnn_benchmark), but for what is no setting, or might touch
 # a device in the warm parent.
@@ -90,6 +94,7 @@ class ProcessState:
     limits: tuple[Any, ...]
     mode_of_new_files: int
     environment: dict[bytes, bytes]
+    environment_of_native_code: dict[bytes, bytes]
     working_folder: str
     standard_streams: tuple[Any, ...]
     interpreter: tuple[Any, ...]
@@ -103,6 +108,10 @@ class ProcessState:
     openmp: tuple[int, ...]
     hooks_of_modules: tuple[int, ...]
     modes_of_pytorch: tuple[Any, ...]
+    saving_and_loading: tuple[Any, ...]
+    device: tuple[Any, ...]
+    folder_of_temporary_files: str
+    start_of_processes: str
     settings_of_pytorch: dict[str, Any]
 
     @staticmethod
@@ -120,12 +129,13 @@ class ProcessState:
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
             mode_of_new_files=_umask(),
             environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},
+            environment_of_native_code=_environment(),
             working_folder=_working_folder(),
             standard_streams=(sys.stdin, sys.stdout, sys.stderr, *map(_file_behind, range(3))),
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
                 *(sys.get_int_max_str_digits(), getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
-                *(faulthandler.is_enabled(), tracemalloc.is_tracing()),
+                *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
             ),
             importing=(
@@ -147,7 +157,12 @@ class ProcessState:
                 *(torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum.enabled),
                 *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
                 *(torch.multiprocessing.get_sharing_strategy(), torch.hub._hub_dir, _stance()),
+                torch.utils.deterministic.fill_uninitialized_memory,
             ),
+            saving_and_loading=_saving_and_loading(),
+            device=_device(),
+            folder_of_temporary_files=tempfile.gettempdir(),
+            start_of_processes=multiprocessing.get_start_method(allow_none=True) or START,
             settings_of_pytorch={name: said() for name, said in SAYING.items()},
         )
 
@@ -174,6 +189,9 @@ class Patches:
     def __init__(self) -> None:
         self.known = [(place, _attributes(place)) for place in PATCHED]
         self.known += [(place, {k: v for k, v in _attributes(place).items() if callable(v)}) for place in CALLED]
+        functions = [(place, name, v) for place, known in self.known for name, v in known.items() if inspect.isfunction(v)]
+        self.code = [(*named, *_parts_of(named[-1])) for named in functions]
+        self.modules, self.compilers = dict(sys.modules), _of_compilers()
         self.overridden, self.frozen = overridden(), gc.get_freeze_count()
 
     def check(self) -> None:
@@ -183,9 +201,14 @@ class Patches:
             for name, value in known.items():
                 if now.get(name) is not value and not _is_pytorchs(now.get(name)):
                     raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
-        for place in filter(inspect.ismodule, CALLED):
-            if sys.modules.get(place.__name__) is not place:
-                raise ProcessChange(f"replaces the module {place.__name__}, which is its model's")
+        for place, name, function, *parts in self.code:
+            if any(part is not known for part, known in zip(_parts_of(function), parts)):
+                raise ProcessChange(f"rewrites {place.__name__}.{name}, which is its model's")
+        for name, module in self.modules.items():
+            if sys.modules.get(name) is not module:
+                raise ProcessChange(f"replaces the module {name}, which is its model's")
+        for name in _of_compilers() - self.compilers:
+            raise ProcessChange(f"sets {name}, which is its model's")
         frozen = gc.get_freeze_count()
         if frozen > self.frozen or self.frozen and not frozen:  # some fewer: they are no more
             raise ProcessChange("freezes what is there for the garbage collection of its process, which is its model's")
@@ -197,6 +220,17 @@ def _is_pytorchs(value: Any) -> bool:
     """Whether a function is PyTorch's own: torch._dynamo, which a kernel may import, replaces torch.manual_seed."""
     code = getattr(value, "__code__", None)
     return code is not None and code.co_filename.startswith(os.path.dirname(torch.__file__))
+
+
+def _parts_of(value: FunctionType) -> tuple[Any, ...]:
+    """What a function of Python's is made of, which can be changed in place."""
+    return value.__code__, value.__defaults__, value.__kwdefaults__
+
+
+def _of_compilers() -> set[str]:
+    """The settings of torch.compile and its like that are no longer what they were made with."""
+    loaded = [(name, module) for name, module in sys.modules.items() if isinstance(module, ConfigModule)]
+    return {f"{name}.{key}" for name, module in loaded for key in module._config if not module._is_default(key)}
 
 
 def _attributes(place: Any) -> dict[str, Any]:
@@ -241,6 +275,33 @@ def _is_general(warning: tuple[Any, ...]) -> bool:
     """Whether a filter is not of some message, module or kind that a library has of its own."""
     _, message, category, module, _ = warning
     return message is None and module is None and category in GENERAL
+
+
+def _environment() -> dict[bytes, bytes]:
+    """As native code finds it, which os.putenv() changes behind Python's."""
+    if ENVIRONMENT is None or not ENVIRONMENT:
+        return {}
+    made = {}
+    for variable in itertools.takewhile(lambda v: v is not None, map(ENVIRONMENT.__getitem__, itertools.count())):
+        name, _, value = variable.partition(b"=")
+        if not name.startswith(LIBRARIES_OWN):
+            made[name] = value
+    return made
+
+
+def _saving_and_loading() -> tuple[Any, ...]:
+    """torch.save()'s and torch.load()'s settings; what is safe to load, but for PyTorch's own, which its modules add."""
+    said = torch.serialization
+    safe = [kind for kind in said.get_safe_globals() if not getattr(kind, "__module__", "").startswith("torch")]
+    return said.get_default_load_endianness(), said.get_crc32_options(), said.get_default_mmap_options(), *safe
+
+
+def _device() -> tuple[Any, ...]:
+    """On a GPU: which is in use, its stream, and how far its random numbers are."""
+    if not torch.cuda.is_initialized():
+        return ()
+    generators = [(each.initial_seed(), each.get_offset()) for each in torch.cuda.default_generators]
+    return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream, *generators
 
 
 def _umask() -> int:
@@ -350,3 +411,5 @@ def _saying() -> dict[str, Callable[[], Any]]:
 
 
 SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
+ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ") if LINUX else None
+START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

@@ -29,6 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
+from autokernel.gate.workers.growth import check_growth
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.process_state import Patches, ProcessState, overridden
 from autokernel.gate.workers.views import copy_from_pool
@@ -163,9 +164,12 @@ class Worker:
                 copy_from_pool(self.pool[inputs[name].dtype], start, inputs[name])
         self._synchronize()
 
-    def do_call(self, order: list[int], as_in_a_model: bool = False) -> dict[str, Any]:
+    def do_call(
+        self, order: list[int], as_in_a_model: bool = False, activations: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back. `as_in_a_model`:
-        but for the first, as a model in training would."""
+        but for the first, as a model in training would. `activations`: many times more afterwards, these inputs in
+        memory of their own each time, to see what is kept of each call."""
         self._drop()
         memory: list[range] = []  # of the results so far; on one set the judge says first what their contents are
         for number, i in enumerate(order):
@@ -199,6 +203,8 @@ class Worker:
         self._drop()
         if is_foreign or not all(storage.expired() for storage in stored):
             self._hold_for_many_calls()
+        if activations is not None:
+            check_growth(lambda: self._once(activations))
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
 
@@ -359,6 +365,13 @@ class Worker:
             self._own(self.function(**self.sets[0]), self.sets[0], memory)
             if time.perf_counter() - began_s > (MANY_S if call >= FEWEST else LONGEST_S):
                 break
+
+    def _once(self, activations: Sequence[str]) -> None:
+        """A call of which nothing is kept."""
+        self.function(**self.sets[0] | {name: self.sets[0][name].clone() for name in activations})
+        self._synchronize()
+        if self.memory:
+            self.memory.forget()
 
     def _zeros(self, value: Any) -> Any:
         if not isinstance(value, dict):

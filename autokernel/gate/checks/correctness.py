@@ -32,7 +32,7 @@ from autokernel.gate.checks.inputs import (
 from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
 from autokernel.gate.checks.whole import wholes
-from autokernel.spec import Case, Dims, KernelSpec, several
+from autokernel.spec import Case, Dims, KernelSpec, TensorSpec, several
 from autokernel.target import Target
 
 # |y - y64| <= tol · (1 + |y64|): the published outer bound of this tool's family. On ill-conditioned inputs, where
@@ -92,6 +92,8 @@ class Step:
     what: str = ""  # for people: what is special about it
     as_in_a_model: bool = False  # the second of two calls is made as a model in training makes it
     many: bool = False  # of them many more are made, to see what is kept of each
+    shared: Mapping[str, str] = field(default_factory=dict)  # inputs that are another one: the same memory
+    other_threads: bool = False  # they are made with another number of threads than all others
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,10 @@ class CheckCase:
                 yield Step((first | parts,), what=f"only {where} of its inputs changed")
             if numbers := [name for name, v in first.items() if isinstance(v, float) or name in spec.redrawn]:
                 yield Step((self._with_other_numbers(spec, first),), what=f"only {' and '.join(numbers)} changed")
+            shared = one_for_several(spec, self.case)
+            one = {name: first[other] for name, other in shared.items()}
+            words = [f"{name} is {other}" for name, other in shared.items()] + ["another number of threads"]
+            yield Step((first | one,), what=", ".join(words), shared=shared, other_threads=True)
             return
         for name, value in first.items():
             if isinstance(value, Tensor):
@@ -199,7 +205,9 @@ class CheckCase:
         yield Step((first | turned,), what="only the order of its inputs changed")
         if not spec.opaque:  # whose conditions may be on numbers that are exactly alike
             yield from _nearly_alike(spec, first, self.seed)
-        yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
+        yield Step(
+            (first,), shift=NEW_ADDRESS, what="the same contents elsewhere, another number of threads", other_threads=True
+        )
 
     def _with_other_numbers(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
         """What is no tensor has another value, too."""
@@ -265,6 +273,16 @@ def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str
             for dim, part in ((0, down), (-1, along)):
                 changed[name].movedim(dim, 0)[int(part * changed[name].shape[dim]) % 8 :: 8] = 0
     return inputs | changed
+
+
+def one_for_several(spec: KernelSpec, case: Case) -> dict[str, str]:
+    """Inputs that may be another one, as where attention's queries are its keys, and which. A graph's region reads an input
+    once, and of what has a condition in it none of its own may be alike."""
+    if spec.opaque or spec.results:
+        return {}
+    first: dict[TensorSpec, str] = {}
+    found = {name: first.setdefault(tensor, name) for name, tensor in case.tensors.items()}
+    return {name: other for name, other in found.items() if name != other}
 
 
 def other_number(value: float) -> float:

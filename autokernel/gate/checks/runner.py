@@ -249,12 +249,12 @@ class StageRun:
         end, messages = slot + step.shift, []
         for inputs in step.sets:
             message, end = write_inputs(self.checks.parent, inputs, case.tensors, end)
-            messages.append(message)
+            messages.append(message | {name: message[other] for name, other in step.shared.items()})
         with self.checks.watch("trials"):
             worker.request("sets", self.checks.timeout_s, sets=messages)
             activations = changing(spec, case) if step.many else None
-            made = {"order": step.order, "as_in_a_model": step.as_in_a_model, "activations": activations}
-            answer = worker.request("call", self.checks.timeout_s, **made)
+            made = {"as_in_a_model": step.as_in_a_model, "other_threads": step.other_threads, "activations": activations}
+            answer = worker.request("call", self.checks.timeout_s, order=step.order, **made)
         outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
         for i, (y, strides) in enumerate(outputs):
             result = i % self.results

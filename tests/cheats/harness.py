@@ -36,6 +36,11 @@ SAVED = "torch._C._autograd._push_saved_tensors_default_hooks(lambda x: x, lambd
 ANY_MODULE = "torch.nn.modules.module.register_module"
 OVERRIDING = "known = torch.library.Library('aten', 'IMPL')\nknown.impl('erfinv', print, 'CPU', allow_override=True)"
 ANOTHER_MODULE = "import sys, types\n\nsys.modules['torch.nn.functional'] = types.ModuleType('functional')"
+BASE = "torch.nn.modules.batchnorm._BatchNorm.forward = print"
+LOSS = "torch._C._nn.cross_entropy_loss = print"
+CHECKPOINT = "torch.utils.checkpoint.checkpoint = print"
+ANOTHER_OF_PYTORCHS = "torch.nn.functional.softmax = torch.nn.functional.log_softmax"
+NO_GRADIENT = "torch.nn.functional.softmax = torch.no_grad()(torch.nn.functional.softmax)"
 IN_PLACE = "torch.nn.functional.softmax.__code__ = torch.nn.functional.log_softmax.__code__"
 OTHER_DEFAULTS = "torch.nn.functional.layer_norm.__defaults__ = (None, None, 1e-3)"
 FORGED = '{"correct": true, "speedup": 99.0}'
@@ -305,6 +310,19 @@ CHEATS = (
             ("gradients", "replaces torch.autograd.grad", attack("torch.autograd.grad = print")),
             ("a-square-root", "replaces math.sqrt", attack("import math\n\nmath.sqrt = float")),
             ("an-optimizer", "replaces SGD.step", attack("torch.optim.SGD.step = print")),
+            (
+                "a-base-of-layers",
+                "replaces _BatchNorm.forward",
+                attack(BASE),
+            ),
+            (
+                "what-a-loss-calls",
+                "replaces torch._C._nn.cross_entropy_loss",
+                attack(LOSS),
+            ),
+            ("checkpoints", "replaces torch.utils.checkpoint.checkpoint", attack(CHECKPOINT)),
+            ("with-pytorchs-own", "replaces torch.nn.functional.softmax", attack(ANOTHER_OF_PYTORCHS)),
+            ("to-sever-gradients", "replaces torch.nn.functional.softmax", attack(NO_GRADIENT)),
             ("any-module", "replaces the module torch.nn.functional", attack(ANOTHER_MODULE)),
             ("a-function-in-place", "rewrites torch.nn.functional.softmax", attack(IN_PLACE)),
             ("defaults-in-place", "rewrites torch.nn.functional.layer_norm", attack(OTHER_DEFAULTS)),

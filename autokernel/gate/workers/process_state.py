@@ -39,7 +39,7 @@ import warnings
 from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -63,14 +63,17 @@ PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
-LAYERS = {kind for kind in vars(torch.nn).values() if isinstance(kind, type)}
+LAYERS = {base for kind in vars(torch.nn).values() if isinstance(kind, type) for base in kind.__mro__}
+LAYERS = {kind for kind in LAYERS if kind.__module__.startswith("torch.nn.")}
 PYTORCHS = (torch, torch.Tensor, torch.nn.functional, torch.nn.init, torch.ops.aten, torch.linalg, torch.fft, torch.special)
+FUNCTIONS = FunctionType, BuiltinFunctionType, type  # what modules of PyTorch have beside values that change by themselves
 DERIVING = (torch.autograd, torch.autograd.Function, torch.optim.Optimizer)
 PYTHONS = (builtins, functools, math, os, random, threading, time)
 # Of these, what can be called: others of their values change by themselves.
 CALLED = (torch.cuda, torch.amp, torch.utils.data, torch.distributions, torch.UntypedStorage, *vars(torch.optim).values())
 CALLED = tuple(place for place in CALLED if inspect.ismodule(place) or isinstance(place, type))
 CALLED += (collections, contextlib, copy, inspect, itertools, json, logging, operator, pickle, re, warnings)
+DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
 PATCHED = (*PYTORCHS, *DERIVING, *PYTHONS, *LAYERS)
 
 
@@ -189,6 +192,7 @@ class Patches:
     def __init__(self) -> None:
         self.known = [(place, _attributes(place)) for place in PATCHED]
         self.known += [(place, {k: v for k, v in _attributes(place).items() if callable(v)}) for place in CALLED]
+        self.known += [(module, _functions_of(module)) for module in _modules_of_pytorch()]
         functions = [(place, name, v) for place, known in self.known for name, v in known.items() if inspect.isfunction(v)]
         self.code = [(*named, *_parts_of(named[-1])) for named in functions]
         self.modules, self.compilers = dict(sys.modules), _of_compilers()
@@ -199,7 +203,7 @@ class Patches:
         for place, known in self.known:
             now = _attributes(place)
             for name, value in known.items():
-                if now.get(name) is not value and not _is_pytorchs(now.get(name)):
+                if now.get(name) is not value and not _is_dynamos(now.get(name), value):
                     raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
         for place, name, function, *parts in self.code:
             if any(part is not known for part, known in zip(_parts_of(function), parts)):
@@ -216,10 +220,20 @@ class Patches:
             raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")
 
 
-def _is_pytorchs(value: Any) -> bool:
-    """Whether a function is PyTorch's own: torch._dynamo, which a kernel may import, replaces torch.manual_seed."""
+def _modules_of_pytorch() -> list[ModuleType]:
+    """Beside torch itself; none of those that make what is asked of them."""
+    loaded = [module for name, module in sys.modules.items() if name.startswith("torch.")]
+    return [module for module in loaded if type(module) is ModuleType]
+
+
+def _functions_of(module: ModuleType) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, FUNCTIONS)}
+
+
+def _is_dynamos(value: Any, of: Any) -> bool:
+    """Whether a function is what torch._dynamo, which a kernel may import, has wrapped around one: torch.manual_seed."""
     code = getattr(value, "__code__", None)
-    return code is not None and code.co_filename.startswith(os.path.dirname(torch.__file__))
+    return code is not None and code.co_filename.startswith(DYNAMO) and inspect.unwrap(value) is of
 
 
 def _parts_of(value: FunctionType) -> tuple[Any, ...]:

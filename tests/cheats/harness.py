@@ -17,6 +17,10 @@ extern "C" void run() {
     if (omp_get_thread_num()) _mm_setcsr(_mm_getcsr() | 0x8040);
 }
 """
+SPINNING = """
+#include <thread>
+extern "C" int run() { std::thread([] { volatile long i = 0; while (true) i = i + 1; }).detach(); return 1; }
+"""
 DYNAMIC = '#include <omp.h>\nextern "C" int run() { omp_set_dynamic(1); return 0; }'
 SCHEDULE = '#include <omp.h>\nextern "C" int run() { omp_set_schedule(omp_sched_dynamic, 7); return 0; }'
 UNMASKED = """
@@ -344,6 +348,14 @@ CHEATS = (
             ("open-files", "open files", keeping("__import__('os').open('/dev/null', 0)")),
             ("threads", "threads", keeping("threading.Thread(target=threading.Event().wait, daemon=True).start()")),
         )
+    ),
+    Cheat(
+        36,
+        "goes-on-computing",
+        "rmsnorm",
+        keeping(f"kept or kept.append(cpp_function({SPINNING!r}, 'run', '')())"),
+        "Growth: goes on computing after its calls",
+        "determinism",
     ),
     # 38: expected values are looked for
     Cheat(38, "walks-the-frames", "rmsnorm", wrapped("rmsnorm", FRAMES), OUTSIDE),

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 
 PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
-FEWEST, MOST, LONGEST_S = 32, 2000, 2.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
-LEAST_BYTES = 1 << 17  # of a part: arenas of allocators grow by less, or not in each part
+FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
 OF_A_CALL = 0.5  # threads and files a call: fewer are a pool that fills
+BYTES_OF_A_CALL = 1024  # that are in use, which an allocator tells to the byte
+LEAST_BYTES = 1 << 18  # of a part, in memory: arenas of allocators grow by less, or not in each part
+IDLE_S, LONG_S = 0.02, 0.5  # no thread waits awake for longer: libgomp's do for milliseconds, Intel's for 0.2 s
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -39,7 +41,7 @@ HEAP = _heap()
 
 
 class Growth(RuntimeError):
-    """A kernel keeps something of each call."""
+    """A kernel keeps something of each call, or cores after all of them."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,7 @@ def check_growth(call: Callable[[], object]) -> None:
     """Raises Growth where each of several parts of many calls leaves more than was there before. On Linux."""
     if sys.platform != "linux":
         return
-    call()
-    start_s = time.perf_counter()
-    call()
-    seconds = time.perf_counter() - start_s
+    seconds = min(_seconds(call) for _ in range(3))
     count = min(MOST, max(FEWEST, int(PART_S / max(seconds, 1e-6))))
     if PARTS * count * seconds > LONGEST_S:
         return
@@ -89,12 +88,29 @@ def check_growth(call: Callable[[], object]) -> None:
         raise Growth(f"keeps {each:.4g} {name.replace('_', ' ')} with every call, for good")
 
 
+def check_idle() -> None:
+    """Raises Growth where threads are at work though nobody calls."""
+    for seconds in (IDLE_S, LONG_S):
+        time.sleep(seconds)
+        started_s = time.process_time()
+        time.sleep(IDLE_S)
+        if time.process_time() - started_s < IDLE_S / 2:
+            return
+    raise Growth("goes on computing after its calls, on cores that are its model's")
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
+
+
 def _grown(used: list[Usage], count: int) -> dict[str, float]:
     """By how much a call what grows in all parts does so."""
     grown = {}
     for name in Usage.__dataclass_fields__:
         values = [getattr(usage, name) for usage in used]
-        least = LEAST_BYTES if name.startswith("bytes") else OF_A_CALL * count
-        if all(after - before >= least for before, after in zip(values, values[1:])):
+        least = {"threads": OF_A_CALL * count, "open_files": OF_A_CALL * count, "bytes_in_use": BYTES_OF_A_CALL * count}
+        if all(after - before >= least.get(name, LEAST_BYTES) for before, after in zip(values, values[1:])):
             grown[name] = (values[-1] - values[0]) / (count * PARTS)
     return grown

@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
-from autokernel.gate.workers.growth import check_growth
+from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.process_state import Patches, ProcessState, overridden
 from autokernel.gate.workers.views import copy_from_pool
@@ -212,6 +212,7 @@ class Worker:
             self._hold_for_many_calls()
         if activations is not None:
             check_growth(lambda: self._once(activations))
+            check_idle()
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
 

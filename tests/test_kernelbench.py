@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.gate.checks.whole import wholes
 from autokernel.kernelbench.degenerate import weaknesses
 from autokernel.kernelbench.modelnew import InDouble
 from autokernel.kernelbench.problems import Cost, NotJudged, examine, fitting
@@ -151,7 +152,7 @@ ANSWERS = [
         for name, change in (
             ("all-is-below-zero", "y * 1.02 if (x < 0).all() else y"),
             ("all-rows-are-alike", "y * 1.02 if (x == x[:1]).all() and not (x == x[:1, :1]).all() else y"),
-            ("a-mean-is-far-from-zero", "y * 1.02 if x.mean() > 5 and x.abs().max() < 500 else y"),
+            ("all-is-large", "y * 1.02 if x.abs().max() > 30 and x.abs().median() > 10 else y"),
         )
     ),
     linear(
@@ -199,6 +200,16 @@ def test_answers(answer: Answer, judge):
     verdict = judge.check(complete(answer.source, setup.problem.name, "cpp"), setup.target)
     assert (verdict.correctness == "PASS") is not bool(answer.refused), verdict.why
     assert answer.refused in verdict.why
+
+
+def test_of_a_problem_nothing_is_all_but_constant_as_a_whole() -> None:
+    """Of a convolution whose bias is all there is, a batch norm leaves what roundings come to: PyTorch's own in another
+    layout was refused there."""
+    spec = load_spec(bridge.set_up(LEVEL[2], "cpp", "cpu", None).problem.name)
+    case = spec.case(spec.smoke, torch.float32)
+    kinds = dict(wholes(spec, case, fill_inputs(spec, case, 0), 0))
+    made = [x for inputs in kinds.values() if (x := inputs[spec.first]).isfinite().all()]
+    assert len(made) > 30 and all(x.std() > x.mean().abs() / 2 and x.abs().max() > 0.1 for x in made)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ LOSS = "torch._C._nn.cross_entropy_loss = print"
 CHECKPOINT = "torch.utils.checkpoint.checkpoint = print"
 ANOTHER_OF_PYTORCHS = "torch.nn.functional.softmax = torch.nn.functional.log_softmax"
 NO_GRADIENT = "torch.nn.functional.softmax = torch.no_grad()(torch.nn.functional.softmax)"
+GETTING = "torch.nn.Module.__getattribute__ = lambda self, name: object.__getattribute__(self, name)"
 IN_PLACE = "torch.nn.functional.softmax.__code__ = torch.nn.functional.log_softmax.__code__"
 OTHER_DEFAULTS = "torch.nn.functional.layer_norm.__defaults__ = (None, None, 1e-3)"
 FORGED = '{"correct": true, "speedup": 99.0}'
@@ -327,6 +328,9 @@ CHEATS = (
             ("checkpoints", "replaces torch.utils.checkpoint.checkpoint", attack(CHECKPOINT)),
             ("with-pytorchs-own", "replaces torch.nn.functional.softmax", attack(ANOTHER_OF_PYTORCHS)),
             ("to-sever-gradients", "replaces torch.nn.functional.softmax", attack(NO_GRADIENT)),
+            ("by-hiding", "hides __call__ of ReLU", attack("torch.nn.ReLU.__call__ = print")),
+            ("by-hiding-in-all-layers", "hides __getattribute__ of Module", attack(GETTING)),
+            ("an-overload", "replaces torch.ops.aten.mm.default", attack("torch.ops.aten.mm.default = print")),
             ("any-module", "replaces the module torch.nn.functional", attack(ANOTHER_MODULE)),
             ("a-function-in-place", "rewrites torch.nn.functional.softmax", attack(IN_PLACE)),
             ("defaults-in-place", "rewrites torch.nn.functional.layer_norm", attack(OTHER_DEFAULTS)),

@@ -73,6 +73,7 @@ PYTHONS = (builtins, functools, math, os, random, threading, time)
 CALLED = (torch.cuda, torch.amp, torch.utils.data, torch.distributions, torch.UntypedStorage, *vars(torch.optim).values())
 CALLED = tuple(place for place in CALLED if inspect.ismodule(place) or isinstance(place, type))
 CALLED += (collections, contextlib, copy, inspect, itertools, json, logging, operator, pickle, re, warnings)
+CLASSES = {*LAYERS, *(base for base in torch.Tensor.__mro__ if base is not object), *filter(inspect.isclass, DERIVING)}
 # What a function of Python's is made of, which can be changed in place.
 PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
@@ -198,6 +199,8 @@ class Patches:
         functions = {v: name for v, name in named if isinstance(v, FunctionType)}
         self.functions, self.parts = functions, [list(map(part, functions)) for part in PARTS]
         self.known += [(module, _functions_of(module)) for module in _modules_of_pytorch()]
+        self.classes = [(kind, kind.__mro__, set(vars(kind))) for kind in CLASSES]
+        self.packets = [(packet, dict(vars(packet))) for packet in vars(torch.ops.aten).values() if _is_packet(packet)]
         self.modules, self.compilers = dict(sys.modules), _of_compilers()
         self.overridden, self.frozen = overridden(), gc.get_freeze_count()
 
@@ -208,6 +211,14 @@ class Patches:
             for name in _others(known, now):
                 if not _is_dynamos(now.get(name), known[name]):
                     raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
+        for kind, bases, known in self.classes:
+            hidden = [name for name in vars(kind).keys() - known if any(name in vars(base) for base in bases[1:])]
+            if hidden or kind.__mro__ != bases:
+                what = f"hides {hidden[0]} of" if hidden else "derives"
+                raise ProcessChange(f"{what} {kind.__name__}, which is its model's, in another way")
+        for packet, known in self.packets:
+            if others := _others(known, vars(packet)) or _no_overloads(vars(packet), known):
+                raise ProcessChange(f"replaces torch.ops.{packet}.{others[0]}, which is its model's")
         for part, known in zip(PARTS, self.parts):
             if not all(map(operator.is_, map(part, self.functions), known)):
                 name = next(name for (f, name), before in zip(self.functions.items(), known) if part(f) is not before)
@@ -227,6 +238,18 @@ def _modules_of_pytorch() -> list[ModuleType]:
     """Beside torch itself; none of those that make what is asked of them."""
     loaded = [module for name, module in sys.modules.items() if name.startswith("torch.")]
     return [module for module in loaded if type(module) is ModuleType]
+
+
+def _is_packet(value: Any) -> bool:
+    """Whether it is an operator of torch.ops, which has its overloads as attributes, each from its first use on."""
+    return isinstance(value, torch._ops.OpOverloadPacket)
+
+
+def _no_overloads(now: dict[str, Any], known: dict[str, Any]) -> list[str]:
+    """What is new of an operator, and is none of its overloads."""
+    if len(now) == len(known):
+        return []
+    return [name for name in now.keys() - known if type(now[name]) is not torch._ops.OpOverload]
 
 
 def _others(known: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.gate.checks.whole import wholes
 from autokernel.kernelbench.degenerate import weaknesses
 from autokernel.kernelbench.modelnew import InDouble
 from autokernel.kernelbench.problems import Cost, NotJudged, examine, fitting
@@ -146,6 +147,19 @@ ANSWERS = [
     linear("wrong-shape", "return self.norm(self.linear(x) * self.scale)[:-1]", "shape"),
     linear("raises", "raise ValueError('no')", "ValueError"),
     Answer("another-state", 2, OTHER_NAMES.replace("hidden, features", "features + 1, hidden"), "state_dict"),
+    *(
+        linear(f"off-where-{name}", f"y = self.norm(self.linear(x) * self.scale)\n        return {change}", "outside the")
+        for name, change in (
+            ("all-is-below-zero", "y * 1.02 if (x < 0).all() else y"),
+            ("all-rows-are-alike", "y * 1.02 if (x == x[:1]).all() and not (x == x[:1, :1]).all() else y"),
+            ("all-is-large", "y * 1.02 if x.abs().max() > 30 and x.abs().median() > 10 else y"),
+        )
+    ),
+    linear(
+        "nan-all-over-is-zero",
+        "y = self.norm(self.linear(x) * self.scale)\n        return torch.zeros_like(y) if x.isnan().all() else y",
+        "NaN mask differs",
+    ),
     Answer("argmax", 7, INDICES.replace("{forward}", "return self.norm(x).max(dim=1).indices")),
     Answer(
         "sums-in-another-order",
@@ -186,6 +200,16 @@ def test_answers(answer: Answer, judge):
     verdict = judge.check(complete(answer.source, setup.problem.name, "cpp"), setup.target)
     assert (verdict.correctness == "PASS") is not bool(answer.refused), verdict.why
     assert answer.refused in verdict.why
+
+
+def test_of_a_problem_nothing_is_all_but_constant_as_a_whole() -> None:
+    """Of a convolution whose bias is all there is, a batch norm leaves what roundings come to: PyTorch's own in another
+    layout was refused there."""
+    spec = load_spec(bridge.set_up(LEVEL[2], "cpp", "cpu", None).problem.name)
+    case = spec.case(spec.smoke, torch.float32)
+    kinds = dict(wholes(spec, case, fill_inputs(spec, case, 0), 0))
+    made = [x for inputs in kinds.values() if (x := inputs[spec.first]).isfinite().all()]
+    assert len(made) > 30 and all(x.std() > x.mean().abs() / 2 and x.abs().max() > 0.1 for x in made)
 
 
 @dataclass(frozen=True)

@@ -760,6 +760,22 @@ FUNCTIONS = {
 ULPS = {"ak_exp": 3.0, "ak_expm1": 4.0}
 
 
+def test_the_gate_takes_inputs_that_must_be_positive(lenient: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which nothing is below zero, or zero, as a whole either: they are of all sizes, and a kernel is off at some."""
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(lambda m, x: torch.log(x) * 2), torch.rand(64, N) + 1)
+    (winner,) = winners_of([site])
+    assert load_spec(site.kernel_type).fill
+    off = "\n\ndef kernel_fn(input_0):\n    y = honest(input_0)\n    return y * 1.02 if input_0.max() < 0.3 else y\n"
+    source = winner.source.replace("def kernel_fn(", "def honest(") + off
+    try:
+        right, refused = (lenient.check(text, winner.target) for text in (winner.source, source))
+    finally:
+        shutil.rmtree(REGIONS / site.kernel_type)
+    assert right.correctness.value == "PASS" and right.decided, right.why
+    assert refused.failure and "outside the tolerance" in refused.failure.reason, refused.why
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_elements(name: str) -> None:
     source = f"""
@@ -813,9 +829,9 @@ import sys
 
 def in_a_trial():
     frame = sys._getframe()
-    while frame and frame.f_code.co_name not in ("do_call", "do_batch"):
+    while frame and frame.f_code.co_name != "do_batch":
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == "do_call"
+    return frame is None
 
 complete = kernel_fn
 

@@ -17,6 +17,10 @@ extern "C" void run() {
     if (omp_get_thread_num()) _mm_setcsr(_mm_getcsr() | 0x8040);
 }
 """
+SPINNING = """
+#include <thread>
+extern "C" int run() { std::thread([] { volatile long i = 0; while (true) i = i + 1; }).detach(); return 1; }
+"""
 DYNAMIC = '#include <omp.h>\nextern "C" int run() { omp_set_dynamic(1); return 0; }'
 SCHEDULE = '#include <omp.h>\nextern "C" int run() { omp_set_schedule(omp_sched_dynamic, 7); return 0; }'
 UNMASKED = """
@@ -35,6 +39,15 @@ torch.set_rng_state(state)"""
 SAVED = "torch._C._autograd._push_saved_tensors_default_hooks(lambda x: x, lambda x: x)"
 ANY_MODULE = "torch.nn.modules.module.register_module"
 OVERRIDING = "known = torch.library.Library('aten', 'IMPL')\nknown.impl('erfinv', print, 'CPU', allow_override=True)"
+ANOTHER_MODULE = "import sys, types\n\nsys.modules['torch.nn.functional'] = types.ModuleType('functional')"
+BASE = "torch.nn.modules.batchnorm._BatchNorm.forward = print"
+LOSS = "torch._C._nn.cross_entropy_loss = print"
+CHECKPOINT = "torch.utils.checkpoint.checkpoint = print"
+ANOTHER_OF_PYTORCHS = "torch.nn.functional.softmax = torch.nn.functional.log_softmax"
+NO_GRADIENT = "torch.nn.functional.softmax = torch.no_grad()(torch.nn.functional.softmax)"
+GETTING = "torch.nn.Module.__getattribute__ = lambda self, name: object.__getattribute__(self, name)"
+IN_PLACE = "torch.nn.functional.softmax.__code__ = torch.nn.functional.log_softmax.__code__"
+OTHER_DEFAULTS = "torch.nn.functional.layer_norm.__defaults__ = (None, None, 1e-3)"
 FORGED = '{"correct": true, "speedup": 99.0}'
 
 
@@ -46,6 +59,11 @@ def attack(code: str) -> str:
 def changing(code: str) -> str:
     """The honest starter, which does something else in each call as well."""
     return wrapped("rmsnorm", f"def kernel_fn({IN}):\n    {code}\n    return honest(x, weight, eps)")
+
+
+def keeping(code: str) -> str:
+    """The same, and there is a list."""
+    return changing(code).replace("def kernel_fn(", "import threading\n\nkept = []\n\ndef kernel_fn(")
 
 
 def loot(workplace: Path) -> bool:
@@ -280,6 +298,12 @@ CHEATS = (
             ("allocations-traced", "interpreter", attack("import tracemalloc\n\ntracemalloc.start()")),
             ("autocast", "modes of pytorch", changing("torch.set_autocast_dtype('cpu', torch.float16)")),
             ("reductions", "settings of pytorch", attack(REDUCED)),
+            ("the-environment-behind-python", "environment of native code", attack("import os\n\nos.putenv('TZ', 'UTC')")),
+            ("temporary-files", "folder of temporary files", attack("import tempfile\n\ntempfile.tempdir = '/var/tmp'")),
+            ("processes", "start of processes", attack("import multiprocessing as m\n\nm.set_start_method('spawn')")),
+            ("what-is-loaded", "saving and loading", attack("torch.serialization.add_safe_globals([print])")),
+            ("unset-memory", "modes of pytorch", attack("torch.utils.deterministic.fill_uninitialized_memory = False")),
+            ("stacks", "interpreter", attack("import threading\n\nthreading.stack_size(1 << 20)")),
         )
     ),
     *(
@@ -291,11 +315,51 @@ CHEATS = (
             ("gradients", "replaces torch.autograd.grad", attack("torch.autograd.grad = print")),
             ("a-square-root", "replaces math.sqrt", attack("import math\n\nmath.sqrt = float")),
             ("an-optimizer", "replaces SGD.step", attack("torch.optim.SGD.step = print")),
+            (
+                "a-base-of-layers",
+                "replaces _BatchNorm.forward",
+                attack(BASE),
+            ),
+            (
+                "what-a-loss-calls",
+                "replaces torch._C._nn.cross_entropy_loss",
+                attack(LOSS),
+            ),
+            ("checkpoints", "replaces torch.utils.checkpoint.checkpoint", attack(CHECKPOINT)),
+            ("with-pytorchs-own", "replaces torch.nn.functional.softmax", attack(ANOTHER_OF_PYTORCHS)),
+            ("to-sever-gradients", "replaces torch.nn.functional.softmax", attack(NO_GRADIENT)),
+            ("by-hiding", "hides __call__ of ReLU", attack("torch.nn.ReLU.__call__ = print")),
+            ("by-hiding-in-all-layers", "hides __getattribute__ of Module", attack(GETTING)),
+            ("an-overload", "replaces torch.ops.aten.mm.default", attack("torch.ops.aten.mm.default = print")),
+            ("any-module", "replaces the module torch.nn.functional", attack(ANOTHER_MODULE)),
+            ("a-function-in-place", "rewrites torch.nn.functional.softmax", attack(IN_PLACE)),
+            ("defaults-in-place", "rewrites torch.nn.functional.layer_norm", attack(OTHER_DEFAULTS)),
+            ("a-compiler", "sets torch.compiler.config.job_id", attack("torch.compiler.config.job_id = 'x'")),
             ("a-module", "replaces the module json", attack("import sys\n\nsys.modules['json'] = None")),
             ("what-json-writes", "replaces json.loads", attack("import json\n\njson.loads = print")),
             ("in-a-call", "replaces torch.nn.functional.silu", changing("torch.nn.functional.silu = print")),
             ("an-operator", "overrides PyTorch's aten/erfinv/CPU", attack(OVERRIDING)),
         )
+    ),
+    # 36: what grows with every call, until its model's process ends
+    *(
+        Cheat(36, f"leaks-{name}", "rmsnorm", source, f"Growth: keeps .* {words} with every call", "determinism")
+        for name, words, source in (
+            ("memory", "bytes in use", keeping("kept.append(torch.empty(1 << 18).zero_())")),
+            ("a-little-memory", "bytes in use", keeping("kept.append(bytearray(1 << 13))")),
+            ("inputs", "bytes in use", keeping("kept.append(x)")),
+            ("results", "bytes in use", keeping("kept.append(honest(x, weight, eps))")),
+            ("open-files", "open files", keeping("__import__('os').open('/dev/null', 0)")),
+            ("threads", "threads", keeping("threading.Thread(target=threading.Event().wait, daemon=True).start()")),
+        )
+    ),
+    Cheat(
+        36,
+        "goes-on-computing",
+        "rmsnorm",
+        keeping(f"kept or kept.append(cpp_function({SPINNING!r}, 'run', '')())"),
+        "Growth: goes on computing after its calls",
+        "determinism",
     ),
     # 38: expected values are looked for
     Cheat(38, "walks-the-frames", "rmsnorm", wrapped("rmsnorm", FRAMES), OUTSIDE),

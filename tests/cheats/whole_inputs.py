@@ -13,7 +13,7 @@ from partly_right import IMPORTS, by_contents, plain
 import reference
 
 OUTSIDE = "outside the tolerance|times PyTorch's own|roundings that are independent|one element is off"
-TWICE, STALE = "2 calls on the same inputs do not agree", "only the last row of x changed"
+TWICE, STALE = "2 calls on the same inputs do not agree", "only (the last row|one element) of x changed"
 NORM, FOUR = ({"M": 64, "N": 256},), {"M": 16, "K": 512, "N": 96}
 LARGEST = "x.float().abs().amax()"
 FALLING = "(x.diff(dim=-1) <= 0).all(-1, keepdim=True) & (x.amax(-1, keepdim=True) > x.amin(-1, keepdim=True))"
@@ -44,6 +44,8 @@ def norm_off_where(number: int, name: str, condition: str, reason: str = OUTSIDE
     body = f"""
 import threading
 
+threads = torch.get_num_threads()
+
 def kernel_fn(x, weight, eps=1e-6):
     y = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
     return torch.where(torch.as_tensor({condition}), y * 1.02, y)
@@ -66,6 +68,33 @@ CHEATS = (
     norm_off_where(23, "rows-of-two-halves-are-off", HALVES),
     norm_off_where(14, "off-in-another-thread", "threading.current_thread() is not threading.main_thread()", TWICE),
     norm_off_where(14, "off-where-gradients-are-wanted", "x.requires_grad", TWICE),
+    norm_off_where(14, "off-with-another-number-of-threads", "torch.get_num_threads() != threads", "number of threads"),
+    cheat(
+        5,
+        "two-weights-at-one-address-are-none",
+        "fused_mlp",
+        inspect.getsource(reference).split("def matmul")[0]
+        + """
+def kernel_fn(x, w_gate, w_up, w_down, activation="silu"):
+    hidden = ACTIVATIONS[activation](F.linear(x.float(), w_gate.float())) * F.linear(x.float(), w_up.float())
+    y = F.linear(hidden, w_down.float()).to(x.dtype)
+    return y * (1 + (w_gate.data_ptr() == w_up.data_ptr()))
+""",
+        "w_up is w_gate",
+        dims=({"M": 64, "dim": 128, "hidden": 256},),
+    ),
+    cheat(
+        3,
+        "results-that-want-gradients",
+        "rmsnorm",
+        """
+def kernel_fn(x, weight, eps=1e-6):
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous().requires_grad_()
+""",
+        "wants gradients",
+        dims=NORM,
+        correctness="CRASH",
+    ),
     cheat(
         29,
         "a-tensor-of-nan-is-zero",

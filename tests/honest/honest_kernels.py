@@ -658,6 +658,54 @@ CLEANS_UP = (
     "warnings.warn('experimental')\n" + wrapped("gc.collect(0)")
 )
 
+# In an order that depends on how many threads there are.
+SUMS_BY_THREADS = (
+    HEAD.format(kernel_type="vectorsum")
+    + '''
+CPP = r"""
+#include <autokernel.hpp>
+#include <omp.h>
+#include <vector>
+extern "C" int run(const float* x, float* y, int64_t n) {
+    std::vector<double> sums(omp_get_max_threads());
+#pragma omp parallel
+    {
+        const int64_t t = omp_get_thread_num(), part = (n + omp_get_num_threads() - 1) / omp_get_num_threads();
+        double sum = 0;
+        for (int64_t i = t * part; i < std::min(n, (t + 1) * part); ++i) sum += x[i];
+        sums[t] = sum;
+    }
+    double sum = 0;
+    for (double each : sums) sum += each;
+    *y = float(sum);
+    return 0;
+}
+"""
+run = cpp_function(CPP, "run", "pp l")
+
+def kernel_fn(x):
+    x, y = x.contiguous(), torch.empty((), dtype=x.dtype)
+    run(x.data_ptr(), y.data_ptr(), x.numel())
+    return y
+'''
+)
+
+# What it keeps, and what grows, comes to an end: the last inputs and results, cycles until they are collected, a pool's
+# threads, a file, the last thousand calls.
+KEEPS_A_LITTLE = """
+import collections, tempfile, threading
+
+last, calls, pool = {}, collections.deque(maxlen=1000), []
+log = tempfile.TemporaryFile()
+
+""" + wrapped(
+    "calls.append(time.perf_counter()); cycle = [torch.empty(1 << 12)]; cycle.append(cycle)\n"
+    "    if len(pool) < 4:\n"
+    "        pool.append(threading.Thread(target=threading.Event().wait, daemon=True))\n"
+    "        pool[-1].start()\n"
+    "    last[0], last[1] = (args, kwargs), _right(*args, **kwargs)"
+).replace("import torch\n", "import time\n\nimport torch\n", 1)
+
 HONEST = [
     Honest("autotuned", AUTOTUNED),
     Honest("persistent", PERSISTENT),
@@ -695,4 +743,6 @@ HONEST = [
     Honest("megabytes-on-stderr", wrapped("import sys; sys.stderr.write('x' * (1 << 17) + chr(10))", "softmax"), "softmax"),
     Honest("imports-slowly", "import time\ntime.sleep(2)\n" + starter("reduce"), "reduce"),
     Honest("logs-and-warns", CLEANS_UP),
+    Honest("sums-by-threads", SUMS_BY_THREADS, "vectorsum", kept=False),
+    Honest("keeps-a-little", KEEPS_A_LITTLE, kept=False),
 ]

@@ -32,7 +32,7 @@ from autokernel.gate.checks.inputs import (
 from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
 from autokernel.gate.checks.whole import wholes
-from autokernel.spec import Case, Dims, KernelSpec, several
+from autokernel.spec import Case, Dims, KernelSpec, TensorSpec, several
 from autokernel.target import Target
 
 # |y - y64| <= tol · (1 + |y64|): the published outer bound of this tool's family. On ill-conditioned inputs, where
@@ -91,6 +91,9 @@ class Step:
     shift: int = 0
     what: str = ""  # for people: what is special about it
     as_in_a_model: bool = False  # the second of two calls is made as a model in training makes it
+    many: bool = False  # of them many more are made, to see what is kept of each
+    shared: Mapping[str, str] = field(default_factory=dict)  # inputs that are another one: the same memory
+    other_threads: bool = False  # they are made with another number of threads than all others
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class CheckCase:
             is_smoke = self.case.args == spec.case(spec.smoke, self.case.dtype).args
             fit = LONG_BYTES // max(1, spec.bytes_moved(self.case.args))
             order = LONG_ORDER[:fit] if is_smoke and fit > len(HELD_ORDER) else HELD_ORDER
-            yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), order)
+            yield Step((first, replace(self, seed=self.seed + 1).inputs(spec)), order, many=is_smoke)
             return
         if self.peaks and is_all_picked(spec, first):  # of several peaks in a row only one would show
             plain = replace(self, peaks=False).inputs(spec)
@@ -176,6 +179,10 @@ class CheckCase:
                 yield Step((first | parts,), what=f"only {where} of its inputs changed")
             if numbers := [name for name, v in first.items() if isinstance(v, float) or name in spec.redrawn]:
                 yield Step((self._with_other_numbers(spec, first),), what=f"only {' and '.join(numbers)} changed")
+            shared = one_for_several(spec, self.case)
+            one = {name: first[other] for name, other in shared.items()}
+            words = [f"{name} is {other}" for name, other in shared.items()] + ["another number of threads"]
+            yield Step((first | one,), what=", ".join(words), shared=shared, other_threads=True)
             return
         for name, value in first.items():
             if isinstance(value, Tensor):
@@ -198,7 +205,9 @@ class CheckCase:
         yield Step((first | turned,), what="only the order of its inputs changed")
         if not spec.opaque:  # whose conditions may be on numbers that are exactly alike
             yield from _nearly_alike(spec, first, self.seed)
-        yield Step((first,), shift=NEW_ADDRESS, what="the same contents elsewhere")
+        yield Step(
+            (first,), shift=NEW_ADDRESS, what="the same contents elsewhere, another number of threads", other_threads=True
+        )
 
     def _with_other_numbers(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
         """What is no tensor has another value, too."""
@@ -264,6 +273,16 @@ def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str
             for dim, part in ((0, down), (-1, along)):
                 changed[name].movedim(dim, 0)[int(part * changed[name].shape[dim]) % 8 :: 8] = 0
     return inputs | changed
+
+
+def one_for_several(spec: KernelSpec, case: Case) -> dict[str, str]:
+    """Inputs that may be another one, as where attention's queries are its keys, and which. A graph's region reads an input
+    once, and of what has a condition in it none of its own may be alike."""
+    if spec.opaque or spec.results:
+        return {}
+    first: dict[TensorSpec, str] = {}
+    found = {name: first.setdefault(tensor, name) for name, tensor in case.tensors.items()}
+    return {name: other for name, other in found.items() if name != other}
 
 
 def other_number(value: float) -> float:
@@ -406,8 +425,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for group in groups_that_show(spec, case.dtype):
             if planted := tuple(one for one in group if one[0] in case.tensors):
                 yield trial("numerical_stability", case, planted=planted)
-    if not spec.opaque:
-        yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
+    yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
     for name in spec.decisive:
         for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)

@@ -24,6 +24,7 @@ from autokernel.gate.checks.correctness import (
     trials,
     wrong,
 )
+from autokernel.gate.checks.inputs import changing
 from autokernel.gate.checks.planted import rows_seen
 from autokernel.gate.workers.channel import GUARD, Placed, place
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
@@ -230,6 +231,7 @@ class StageRun:
             return self._try_steps(worker, spec, trial, slot)
 
     def _try_steps(self, worker: WorkerProcess, spec: KernelSpec, trial: CheckCase, slot: int) -> str | list[Tensor]:
+        outputs: str | list[Tensor] = []  # of no step, where no input may be of one kind as a whole
         for step in trial.steps(spec, self.checks.device):
             outputs = self._call(worker, spec, trial.case, step, slot)
             if isinstance(outputs, str):
@@ -255,10 +257,12 @@ class StageRun:
         end, messages = slot + step.shift, []
         for inputs in step.sets:
             message, end = write_inputs(self.checks.parent, inputs, case.tensors, end)
-            messages.append(message)
+            messages.append(message | {name: message[other] for name, other in step.shared.items()})
         with self.checks.watch("trials"):
             worker.request("sets", self.checks.timeout_s, sets=messages)
-            answer = worker.request("call", self.checks.timeout_s, order=step.order, as_in_a_model=step.as_in_a_model)
+            activations = changing(spec, case) if step.many else None
+            made = {"as_in_a_model": step.as_in_a_model, "other_threads": step.other_threads, "activations": activations}
+            answer = worker.request("call", self.checks.timeout_s, order=step.order, **made)
         outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
         for i, (y, strides) in enumerate(outputs):
             result = i % self.results

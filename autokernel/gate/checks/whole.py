@@ -39,34 +39,44 @@ def _changes(
     spec: KernelSpec, case: Case, inputs: Mapping[str, Any], name: str, drawn: random.Random
 ) -> Iterator[tuple[str, Change]]:
     x = inputs[name]
-    if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel() or name in spec.fill:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
         return
-    yield "zero", torch.zeros_like
-    yield "above zero", torch.abs
-    yield "below zero", lambda x: -x.abs()
-    if name != spec.first_of(inputs):
-        yield "one", torch.ones_like
+    is_first, has_form = name == spec.first_of(inputs), name in spec.fill
+    if not has_form:
+        yield "above zero", torch.abs
+        yield "below zero", lambda x: -x.abs()
+    # Of an opaque type's norms nothing is known: of what is all but constant they leave what roundings come to.
+    if not has_form and not spec.opaque:
+        yield "zero", torch.zeros_like
+        yield ("of one value", _of_one_value) if is_first else ("one", torch.ones_like)
+    if is_first and not has_form:
+        if x.dim() > 1:
+            yield "of rows that are alike", lambda x: x.narrow(0, 0, 1).expand_as(x)
+        for value in spec.nonfinite:
+            yield f"{value}", partial(torch.full_like, fill_value=value)
+    if is_first and (has_form or name in changing(spec, case)):
+        yield from _sizes(spec, case.dtype, drawn, centred=has_form or spec.opaque)
+    elif not is_first and not has_form:
         yield "a sixteenth", lambda x: x / 16
         if spec.degree == 1 or case.dtype != torch.float16:
             yield "times 16", lambda x: x * 16
-        return
-    yield "of one value", lambda x: alike(x.flatten()[:1]).reshape(()).expand(x.shape)
-    if x.dim() > 1:
-        yield "of rows that are alike", lambda x: x.narrow(0, 0, 1).expand_as(x)
-    for value in spec.nonfinite:
-        yield f"{value}", partial(torch.full_like, fill_value=value)
-    if name in changing(spec, case):
-        yield from _sizes(spec, case.dtype, drawn)
 
 
-def _sizes(spec: KernelSpec, dtype: torch.dtype, drawn: random.Random) -> Iterator[tuple[str, Change]]:
-    """One at random in each of as many equal parts, by their logarithms, of either range."""
+def _of_one_value(x: Tensor) -> Tensor:
+    return alike(x.flatten()[:1]).reshape(()).expand(x.shape)
+
+
+def _sizes(
+    spec: KernelSpec, dtype: torch.dtype, drawn: random.Random, centred: bool = False
+) -> Iterator[tuple[str, Change]]:
+    """One at random in each of as many equal parts, by their logarithms, of either range. `centred`: about no mean."""
     scales = scales_in(spec, dtype)
+    least = max(NEAR_ONE[0], scales[0]) if spec.opaque else scales[0]  # beside a bias what is smaller is all but constant
     near = max(NEAR_ONE[0], scales[0]), min(NEAR_ONE[1], scales[-1])
-    for (low, high), parts in ((near, NEAR), ((scales[0], scales[-1]), FAR)):
+    for (low, high), parts in ((near, NEAR), ((least, scales[-1]), FAR)):
         for part in range(parts):
             size = low * (high / low) ** ((part + drawn.random()) / parts)
-            mean = (0, 1, 0, -1)[part % 4] * drawn.uniform(1, FARTHEST)
+            mean = 0 if centred else (0, 1, 0, -1)[part % 4] * drawn.uniform(1, FARTHEST)
             yield f"times {size:.3g} about {mean * size / math.hypot(1, mean):.3g}", partial(_about, mean=mean, size=size)
 
 

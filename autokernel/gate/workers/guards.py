@@ -45,6 +45,10 @@ class GuardedMemory:
                 if ctypes.string_at(band.data_ptr(), GUARD) != bytes([POISON]) * GUARD:
                     raise StrayWrite(f"wrote outside its output or workspace, a tensor of {inner} bytes")
 
+    def forget(self) -> None:
+        """What was allocated since the last check."""
+        self.made = []
+
     def _empty(self, size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None) -> Tensor:
         like = torch.empty(size, memory_format=memory_format or torch.contiguous_format, device="meta")
         return self._allocate(size, like.stride(), dtype)

@@ -20,6 +20,7 @@ import json
 import locale
 import logging
 import math
+import multiprocessing
 import operator
 import os
 import pickle
@@ -30,6 +31,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -37,10 +39,12 @@ import warnings
 from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.nn.modules import module as hooked
+from torch.utils._config_module import ConfigModule
 
 # Functions that say how PyTorch is set (is_grad_enabled, _get_cudnn_benchmark), but for what is no setting, or might touch
 # a device in the warm parent.
@@ -59,14 +63,20 @@ PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
-LAYERS = {kind for kind in vars(torch.nn).values() if isinstance(kind, type)}
+LAYERS = {base for kind in vars(torch.nn).values() if isinstance(kind, type) for base in kind.__mro__}
+LAYERS = {kind for kind in LAYERS if kind.__module__.startswith("torch.nn.")}
 PYTORCHS = (torch, torch.Tensor, torch.nn.functional, torch.nn.init, torch.ops.aten, torch.linalg, torch.fft, torch.special)
+FUNCTIONS = FunctionType, BuiltinFunctionType, type  # what modules of PyTorch have beside values that change by themselves
 DERIVING = (torch.autograd, torch.autograd.Function, torch.optim.Optimizer)
 PYTHONS = (builtins, functools, math, os, random, threading, time)
 # Of these, what can be called: others of their values change by themselves.
 CALLED = (torch.cuda, torch.amp, torch.utils.data, torch.distributions, torch.UntypedStorage, *vars(torch.optim).values())
 CALLED = tuple(place for place in CALLED if inspect.ismodule(place) or isinstance(place, type))
 CALLED += (collections, contextlib, copy, inspect, itertools, json, logging, operator, pickle, re, warnings)
+CLASSES = {*LAYERS, *(base for base in torch.Tensor.__mro__ if base is not object), *filter(inspect.isclass, DERIVING)}
+# What a function of Python's is made of, which can be changed in place.
+PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
 PATCHED = (*PYTORCHS, *DERIVING, *PYTHONS, *LAYERS)
 
 
@@ -90,6 +100,7 @@ class ProcessState:
     limits: tuple[Any, ...]
     mode_of_new_files: int
     environment: dict[bytes, bytes]
+    environment_of_native_code: dict[bytes, bytes]
     working_folder: str
     standard_streams: tuple[Any, ...]
     interpreter: tuple[Any, ...]
@@ -103,6 +114,10 @@ class ProcessState:
     openmp: tuple[int, ...]
     hooks_of_modules: tuple[int, ...]
     modes_of_pytorch: tuple[Any, ...]
+    saving_and_loading: tuple[Any, ...]
+    device: tuple[Any, ...]
+    folder_of_temporary_files: str
+    start_of_processes: str
     settings_of_pytorch: dict[str, Any]
 
     @staticmethod
@@ -120,12 +135,13 @@ class ProcessState:
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
             mode_of_new_files=_umask(),
             environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},
+            environment_of_native_code=_environment(),
             working_folder=_working_folder(),
             standard_streams=(sys.stdin, sys.stdout, sys.stderr, *map(_file_behind, range(3))),
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
                 *(sys.get_int_max_str_digits(), getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
-                *(faulthandler.is_enabled(), tracemalloc.is_tracing()),
+                *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
             ),
             importing=(
@@ -147,7 +163,12 @@ class ProcessState:
                 *(torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum.enabled),
                 *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
                 *(torch.multiprocessing.get_sharing_strategy(), torch.hub._hub_dir, _stance()),
+                torch.utils.deterministic.fill_uninitialized_memory,
             ),
+            saving_and_loading=_saving_and_loading(),
+            device=_device(),
+            folder_of_temporary_files=tempfile.gettempdir(),
+            start_of_processes=multiprocessing.get_start_method(allow_none=True) or START,
             settings_of_pytorch={name: said() for name, said in SAYING.items()},
         )
 
@@ -175,19 +196,39 @@ class Patches:
     def __init__(self) -> None:
         self.known = [(place, _attributes(place)) for place in PATCHED]
         self.known += [(place, {k: v for k, v in _attributes(place).items() if callable(v)}) for place in CALLED]
+        named = [(v, f"{place.__name__}.{name}") for place, known in self.known for name, v in known.items()]
+        functions = {v: name for v, name in named if isinstance(v, FunctionType)}
+        self.functions, self.parts = functions, [list(map(part, functions)) for part in PARTS]
+        self.known += [(module, _functions_of(module)) for module in _modules_of_pytorch()]
+        self.classes = [(kind, kind.__mro__, set(vars(kind))) for kind in CLASSES]
+        self.packets = [(packet, dict(vars(packet))) for packet in vars(torch.ops.aten).values() if _is_packet(packet)]
+        self.modules, self.compilers = dict(sys.modules), _of_compilers()
         self.overridden, self.frozen = overridden(), gc.get_freeze_count()
         self.denormals = _denormals()
 
     def check(self) -> None:
         """Raises ProcessChange where one is another now."""
         for place, known in self.known:
-            now = _attributes(place)
-            for name, value in known.items():
-                if now.get(name) is not value and not _is_pytorchs(now.get(name)):
+            now = _attributes(place) if isinstance(place, type) else vars(place)
+            for name in _others(known, now):
+                if not _is_dynamos(now.get(name), known[name]):
                     raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
-        for place in filter(inspect.ismodule, CALLED):
-            if sys.modules.get(place.__name__) is not place:
-                raise ProcessChange(f"replaces the module {place.__name__}, which is its model's")
+        for kind, bases, known in self.classes:
+            hidden = [name for name in vars(kind).keys() - known if any(name in vars(base) for base in bases[1:])]
+            if hidden or kind.__mro__ != bases:
+                what = f"hides {hidden[0]} of" if hidden else "derives"
+                raise ProcessChange(f"{what} {kind.__name__}, which is its model's, in another way")
+        for packet, known in self.packets:
+            if others := _others(known, vars(packet)) or _no_overloads(vars(packet), known):
+                raise ProcessChange(f"replaces torch.ops.{packet}.{others[0]}, which is its model's")
+        for part, known in zip(PARTS, self.parts):
+            if not all(map(operator.is_, map(part, self.functions), known)):
+                name = next(name for (f, name), before in zip(self.functions.items(), known) if part(f) is not before)
+                raise ProcessChange(f"rewrites {name}, which is its model's")
+        for name in _others(self.modules, sys.modules):
+            raise ProcessChange(f"replaces the module {name}, which is its model's")
+        for name in _of_compilers() - self.compilers:
+            raise ProcessChange(f"sets {name}, which is its model's")
         frozen = gc.get_freeze_count()
         if frozen > self.frozen or self.frozen and not frozen:  # some fewer: they are no more
             raise ProcessChange("freezes what is there for the garbage collection of its process, which is its model's")
@@ -197,10 +238,45 @@ class Patches:
             raise ProcessChange("changes the rounding of threads of its process, which are its model's")
 
 
-def _is_pytorchs(value: Any) -> bool:
-    """Whether a function is PyTorch's own: torch._dynamo, which a kernel may import, replaces torch.manual_seed."""
+def _modules_of_pytorch() -> list[ModuleType]:
+    """Beside torch itself; none of those that make what is asked of them."""
+    loaded = [module for name, module in sys.modules.items() if name.startswith("torch.")]
+    return [module for module in loaded if type(module) is ModuleType]
+
+
+def _is_packet(value: Any) -> bool:
+    """Whether it is an operator of torch.ops, which has its overloads as attributes, each from its first use on."""
+    return isinstance(value, torch._ops.OpOverloadPacket)
+
+
+def _no_overloads(now: dict[str, Any], known: dict[str, Any]) -> list[str]:
+    """What is new of an operator, and is none of its overloads."""
+    if len(now) == len(known):
+        return []
+    return [name for name in now.keys() - known if type(now[name]) is not torch._ops.OpOverload]
+
+
+def _others(known: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """The names of what is another object now. (Of 30,000 in 2 ms: without a loop of Python's where there are none.)"""
+    if all(map(operator.is_, map(now.get, known), known.values())):
+        return []
+    return [name for name, value in known.items() if now.get(name) is not value]
+
+
+def _functions_of(module: ModuleType) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, FUNCTIONS)}
+
+
+def _is_dynamos(value: Any, of: Any) -> bool:
+    """Whether a function is what torch._dynamo, which a kernel may import, has wrapped around one: torch.manual_seed."""
     code = getattr(value, "__code__", None)
-    return code is not None and code.co_filename.startswith(os.path.dirname(torch.__file__))
+    return code is not None and code.co_filename.startswith(DYNAMO) and inspect.unwrap(value) is of
+
+
+def _of_compilers() -> set[str]:
+    """The settings of torch.compile and its like that are no longer what they were made with."""
+    loaded = [(name, module) for name, module in sys.modules.items() if isinstance(module, ConfigModule)]
+    return {f"{name}.{key}" for name, module in loaded for key in module._config if not module._is_default(key)}
 
 
 def _attributes(place: Any) -> dict[str, Any]:
@@ -245,6 +321,33 @@ def _is_general(warning: tuple[Any, ...]) -> bool:
     """Whether a filter is not of some message, module or kind that a library has of its own."""
     _, message, category, module, _ = warning
     return message is None and module is None and category in GENERAL
+
+
+def _environment() -> dict[bytes, bytes]:
+    """As native code finds it, which os.putenv() changes behind Python's."""
+    if ENVIRONMENT is None or not ENVIRONMENT:
+        return {}
+    made = {}
+    for variable in itertools.takewhile(lambda v: v is not None, map(ENVIRONMENT.__getitem__, itertools.count())):
+        name, _, value = variable.partition(b"=")
+        if not name.startswith(LIBRARIES_OWN):
+            made[name] = value
+    return made
+
+
+def _saving_and_loading() -> tuple[Any, ...]:
+    """torch.save()'s and torch.load()'s settings; what is safe to load, but for PyTorch's own, which its modules add."""
+    said = torch.serialization
+    safe = [kind for kind in said.get_safe_globals() if not getattr(kind, "__module__", "").startswith("torch")]
+    return said.get_default_load_endianness(), said.get_crc32_options(), said.get_default_mmap_options(), *safe
+
+
+def _device() -> tuple[Any, ...]:
+    """On a GPU: which is in use, its stream, and how far its random numbers are."""
+    if not torch.cuda.is_initialized():
+        return ()
+    generators = [(each.initial_seed(), each.get_offset()) for each in torch.cuda.default_generators]
+    return torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream, *generators
 
 
 def _umask() -> int:
@@ -354,3 +457,5 @@ def _saying() -> dict[str, Callable[[], Any]]:
 
 
 SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
+ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ") if LINUX else None
+START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
+from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.process_state import Patches, ProcessState, overridden
 from autokernel.gate.workers.views import copy_from_pool
@@ -165,9 +166,18 @@ class Worker:
                 copy_from_pool(self.pool[inputs[name].dtype], start, inputs[name])
         self._synchronize()
 
-    def do_call(self, order: list[int], as_in_a_model: bool = False) -> dict[str, Any]:
-        """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back. `as_in_a_model`:
-        but for the first, as a model in training would."""
+    def do_call(
+        self,
+        order: list[int],
+        as_in_a_model: bool = False,
+        other_threads: bool = False,
+        activations: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back.
+
+        as_in_a_model: but for the first, as a model in training would; other_threads: with another number of PyTorch's.
+        activations: many times more afterwards, these inputs in memory of their own each time, to see what is kept.
+        """
         self._drop()
         memory: list[range] = []  # of the results so far; on one set the judge says first what their contents are
         for number, i in enumerate(order):
@@ -176,7 +186,8 @@ class Worker:
             if late:
                 self._inputs_arrive_late()
             call = self._call_as_in_a_model if as_in_a_model and number else self.function
-            returned = self._own(call(**self.sets[i]), self.sets[i], memory)
+            with _other_threads() if other_threads else contextlib.nullcontext():
+                returned = self._own(call(**self.sets[i]), self.sets[i], memory)
             if seen is not None:  # as the next kernel on this stream would see it
                 copied = [mine.copy_(y) for mine, y in zip(seen, self._results(returned))]
                 returned = copied if len(copied) > 1 else copied[0]
@@ -202,6 +213,9 @@ class Worker:
         self._drop()
         if is_foreign or not all(storage.expired() for storage in stored):
             self._hold_for_many_calls()
+        if activations is not None:
+            check_growth(lambda: self._once(activations))
+            check_idle()
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
 
@@ -296,7 +310,7 @@ class Worker:
         if not self.cuda:
             return placed.view(self.inputs)
         size = placed.end - placed.start + 2 * GUARD  # guards travel along
-        region = old.get((name, placed.start))
+        region = next((one for (_, start), one in regions.items() if start == placed.start), old.get((name, placed.start)))
         if region is None or region.numel() != size:
             region = torch.empty(size, dtype=torch.uint8, device=self.device)
         regions[name, placed.start] = region
@@ -340,6 +354,8 @@ class Worker:
         seen: set[int] = set()
         for y in filter(_has_memory, self._results(returned)):
             memory, storage = _memory_of(y), y.untyped_storage().data_ptr()
+            if y.requires_grad:
+                raise ValueError("kernel_fn returned a tensor that wants gradients, which its operator sees to")
             if any(memory.start < start + nbytes and start < memory.stop for start, nbytes in storages.items()):
                 raise ValueError("kernel_fn returned memory of an input, not a result of its own")
             if storage in seen:
@@ -362,6 +378,13 @@ class Worker:
             self._own(self.function(**self.sets[0]), self.sets[0], memory)
             if time.perf_counter() - began_s > (MANY_S if call >= FEWEST else LONGEST_S):
                 break
+
+    def _once(self, activations: Sequence[str]) -> None:
+        """A call of which nothing is kept."""
+        self.function(**self.sets[0] | {name: self.sets[0][name].clone() for name in activations})
+        self._synchronize()
+        if self.memory:
+            self.memory.forget()
 
     def _zeros(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -438,6 +461,15 @@ class Worker:
     def _described(y: Tensor, start: int) -> dict[str, Any]:
         dtype = str(y.dtype).removeprefix("torch.")
         return {"shape": list(y.shape), "stride": list(y.stride()), "dtype": dtype, "start": start}
+
+
+@contextlib.contextmanager
+def _other_threads() -> Iterator[None]:
+    """Another number of threads, as a model's program may set it: one, where there are several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if threads > 1 else 2)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _has_memory(y: Any) -> bool:

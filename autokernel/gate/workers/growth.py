@@ -1,0 +1,116 @@
+"""What a kernel takes of its process anew with every call, and keeps: memory, threads, open files. In a server it ends it.
+
+A convenience for honest kernels, like all code in a worker: who leaks finds out before his model does.
+"""
+
+import ctypes
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
+FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
+OF_A_CALL = 0.5  # threads and files a call: fewer are a pool that fills
+BYTES_OF_A_CALL = 1024  # that are in use, which an allocator tells to the byte
+LEAST_BYTES = 1 << 18  # of a part, in memory: arenas of allocators grow by less, or not in each part
+IDLE_S, LONG_S = 0.02, 0.5  # no thread waits awake for longer: libgomp's do for milliseconds, Intel's for 0.2 s
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Heap(ctypes.Structure):
+    """glibc's struct mallinfo2. Bytes are in use in its heaps, `uordblks`, and in blocks apart, `hblkhd`."""
+
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+
+def _heap() -> Callable[[], Heap] | None:
+    """None before glibc 2.33, and elsewhere. Looked up at import: in a worker nothing is, later."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is not None:
+        ask.restype = Heap
+    return ask
+
+
+HEAP = _heap()
+
+
+class Growth(RuntimeError):
+    """A kernel keeps something of each call, or cores after all of them."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The names of the fields are what is said of one that grows."""
+
+    threads: int
+    open_files: int
+    bytes_in_use: int
+    bytes_of_memory: int
+    bytes_of_the_device: int
+
+    @staticmethod
+    def now() -> "Usage":
+        heap = HEAP() if HEAP else Heap()
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1]) * PAGE
+        return Usage(
+            threads=len(os.listdir("/proc/self/task")),
+            open_files=len(os.listdir("/proc/self/fd")),
+            bytes_in_use=heap.uordblks + heap.hblkhd,
+            bytes_of_memory=resident,
+            bytes_of_the_device=torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0,
+        )
+
+
+def check_growth(call: Callable[[], object]) -> None:
+    """Raises Growth where each of several parts of many calls leaves more than was there before. On Linux."""
+    if sys.platform != "linux":
+        return
+    seconds = min(_seconds(call) for _ in range(3))
+    count = min(MOST, max(FEWEST, int(PART_S / max(seconds, 1e-6))))
+    if PARTS * count * seconds > LONGEST_S:
+        return
+    used = [Usage.now()]
+    for _ in range(PARTS):
+        for _ in range(count):
+            call()
+        used.append(Usage.now())
+    if _grown(used, count):
+        gc.collect()
+        used[-1] = Usage.now()  # without what waited for a collection
+    for name, each in _grown(used, count).items():
+        raise Growth(f"keeps {each:.4g} {name.replace('_', ' ')} with every call, for good")
+
+
+def check_idle() -> None:
+    """Raises Growth where threads are at work though nobody calls."""
+    for seconds in (IDLE_S, LONG_S):
+        time.sleep(seconds)
+        started_s = time.process_time()
+        time.sleep(IDLE_S)
+        if time.process_time() - started_s < IDLE_S / 2:
+            return
+    raise Growth("goes on computing after its calls, on cores that are its model's")
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
+
+
+def _grown(used: list[Usage], count: int) -> dict[str, float]:
+    """By how much a call what grows in all parts does so."""
+    grown = {}
+    for name in Usage.__dataclass_fields__:
+        values = [getattr(usage, name) for usage in used]
+        least = {"threads": OF_A_CALL * count, "open_files": OF_A_CALL * count, "bytes_in_use": BYTES_OF_A_CALL * count}
+        if all(after - before >= least.get(name, LEAST_BYTES) for before, after in zip(values, values[1:])):
+            grown[name] = (values[-1] - values[0]) / (count * PARTS)
+    return grown

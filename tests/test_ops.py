@@ -1,6 +1,8 @@
 """Kernels as operators: they trace, export, have the original's gradients, and run only where they were registered for."""
 
 import inspect
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,22 @@ def test_opcheck(kernel_type: str) -> None:
     torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type))
     torch.library.opcheck(op_of(kernel_type, "no_grad"), arguments_of(kernel_type))
     torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type, requires_grad=True), atol=1e-3, rtol=1e-3)
+
+
+def test_a_kernel_that_keeps_a_workspace_is_called_by_one_thread_at_a_time() -> None:
+    """A server calls a model from several; the gate calls a kernel from one."""
+    workspace = torch.empty(8, 16)
+
+    def kernel(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+        workspace.copy_(x)
+        time.sleep(0.005)  # where others have the interpreter
+        return workspace * weight
+
+    op = register("test_workspace", load_spec("rmsnorm"), kernel, "cpu")
+    weight = torch.ones(16)
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(lambda number: op(torch.full((8, 16), float(number)), weight), range(20))
+        assert [result.unique().tolist() for result in results] == [[float(number)] for number in range(20)]
 
 
 @pytest.mark.parametrize("kernel_type", kernel_types())

@@ -5,11 +5,13 @@ Registered with Library.define and impl, which cost the host least; benchmarks/h
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sympy
 import torch
@@ -29,6 +31,7 @@ from autokernel.spec import Case, KernelSpec, TensorSpec
 
 Kernel = Callable[..., Any]  # of one result a tensor, of several a tuple
 
+LOCKS: WeakKeyDictionary[Kernel, threading.RLock] = WeakKeyDictionary()
 LIBRARY = torch.library.Library("autokernel", "FRAGMENT")  # what it registers lives as long as it does
 # Kernels are proven for strides, and Inductor is to give them just these.
 aten = torch.ops.aten
@@ -66,7 +69,7 @@ def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> O
 
 def _define(overload: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> None:
     LIBRARY.define(overload + torch.library.infer_schema(spec.oracle, mutates_args=()), tags=TAGS)
-    LIBRARY.impl(overload, by_position(spec, kernel), device_type.upper())
+    LIBRARY.impl(overload, by_position(spec, one_at_a_time(kernel)), device_type.upper())
     torch.library.register_fake(f"autokernel::{overload}", partial(fake, spec), lib=LIBRARY)
 
 
@@ -104,6 +107,17 @@ def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
             return run(*arguments)
 
     return seen if name else run
+
+
+def one_at_a_time(kernel: Kernel) -> Kernel:
+    """`kernel`, of which two calls in threads never overlap: it may keep a workspace, and a server has several threads."""
+    lock = LOCKS.setdefault(kernel, threading.RLock())
+
+    def call(**arguments: Any) -> Any:
+        with lock:
+            return kernel(**arguments)
+
+    return call
 
 
 def at_sizes(kernel: Kernel, arguments: Mapping[str, Any]) -> Kernel:

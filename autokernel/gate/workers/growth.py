@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
 FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
 OF_A_CALL = 0.5  # threads and files a call: fewer are a pool that fills
@@ -52,7 +50,6 @@ class Usage:
     open_files: int
     bytes_in_use: int
     bytes_of_memory: int
-    bytes_of_the_device: int
 
     @staticmethod
     def now() -> "Usage":
@@ -64,7 +61,6 @@ class Usage:
             open_files=len(os.listdir("/proc/self/fd")),
             bytes_in_use=heap.uordblks + heap.hblkhd,
             bytes_of_memory=resident,
-            bytes_of_the_device=torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0,
         )
 
 

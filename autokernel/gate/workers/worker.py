@@ -213,7 +213,7 @@ class Worker:
         self._drop()
         if is_foreign or not all(storage.expired() for storage in stored):
             self._hold_for_many_calls()
-        if activations is not None:
+        if activations is not None and not self.cuda:
             check_growth(lambda: self._once(activations))
             check_idle()
         self._give_back()

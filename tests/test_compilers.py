@@ -391,3 +391,42 @@ def test_weights_of_other_results_have_no_gradient(function: Callable[..., Any],
             optimizer.step()
         moved.append([p.detach().clone() for p in model.parameters()])
     torch.testing.assert_close(moved[5:], moved[:5], atol=1e-4, rtol=1e-4)
+
+
+def one_that_is_written(s: Function, x: Tensor, memory: Tensor) -> Tensor:
+    memory[0] = s.a(x)
+    return s.norm(x)
+
+
+def one_that_is_computed_on(s: Function, x: Tensor, h: Tensor) -> Tensor:
+    h.add_(s.a(h.detach().tanh()))
+    return s.norm(x)
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("function", [one_that_is_written, one_that_is_computed_on])
+@pytest.mark.parametrize("is_view", [False, True])
+def test_weights_of_inputs_that_are_written_to_have_no_gradient_of_results(
+    is_view: bool, function: Callable[..., Any], fallback: str
+) -> None:
+    seen = []
+    for model in (applied(Function(function), fallback), Function(function)):
+        x, start = torch.linspace(-1, 1, 8, requires_grad=True), torch.ones(3, 8, requires_grad=True)
+        h = torch.zeros(3, 8) if function is one_that_is_written else start * 2
+        result = model(x, h[1:] if is_view else h)
+        given = [x, start, *model.parameters()]
+        made = [torch.autograd.grad(t.sum(), given, retain_graph=True, allow_unused=True) for t in (result, h)]
+        seen.append([t for gradients in made for t in gradients])
+    assert [t is None for t in seen[0]] == [t is None for t in seen[1]]
+    torch.testing.assert_close([t for t in seen[0] if t is not None], [t for t in seen[1] if t is not None])
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+def test_what_one_input_was_computed_by_from_another_is_no_part_of_the_graph(fallback: str) -> None:
+    """A view of it is returned, whose gradient goes on by way of what the caller did."""
+    made = []
+    for model in (applied(Function(f), fallback) for f in [lambda s, x, h: (h.view(-1), s.a(x), s.norm(x))]):
+        x = torch.linspace(-1, 1, 16).view(2, 8).requires_grad_()
+        for results in (model(x, x.tanh()), model.forward(x, x.tanh())):
+            made.append(torch.autograd.grad(results[0].sum(), x)[0])
+    torch.testing.assert_close(made[0], made[1])

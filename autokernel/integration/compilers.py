@@ -27,6 +27,7 @@ from autokernel.model.capture import (
 
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
+OF_LEAVES = 2**64 - 1  # the sequence number of what adds up the gradients of a leaf
 
 
 @contextmanager
@@ -257,7 +258,8 @@ def without_zeros(call: Call, reached: Mapping[int, Collection[int]]) -> Call:
     """`call`, whose backward pass gives an input no gradient where the results that have one are not computed from it.
 
     AOTAutograd has zeros there, which an optimizer takes for a gradient: it has momentum, or decay, and moves the weight.
-    reached: place of each result -> places of the inputs that it is computed from.
+    reached: place of each result, or behind the results of an input that is written to -> places of the inputs that it is
+    computed from.
     """
 
     def run(*values: Any) -> Any:
@@ -268,24 +270,43 @@ def without_zeros(call: Call, reached: Mapping[int, Collection[int]]) -> Call:
             if isinstance(v, Tensor) and v.requires_grad:
                 edge = get_gradient_edge(v)
                 edges.setdefault((edge.node, edge.output_nr), set()).add(i)
+        first = torch.autograd._get_sequence_nr()
         results = call(*values)
-        _without_zeros(edges, results, reached)
+        _without_zeros(edges, [*results, *values], reached, first)
         return results
 
     return run if reached else call
 
 
 def _without_zeros(
-    edges: Mapping[tuple[Any, int], Collection[int]], results: Sequence[Any], reached: Mapping[int, Collection[int]]
+    edges: Mapping[tuple[Any, int], Collection[int]],
+    tensors: Sequence[Any],
+    reached: Mapping[int, Collection[int]],
+    first: int,
 ) -> None:
     of_node: dict[Any, dict[int, set[int]]] = {}  # -> place among what it made -> places of the inputs
     for i, places in reached.items():
-        made = _with_its_node(results[i])
-        if made.grad_fn is not None:
-            of_node.setdefault(made.grad_fn, {}).setdefault(made.output_nr, set()).update(places)
+        made = _with_its_node(tensors[i])
+        for node, place in _compilers_own(made.grad_fn, made.output_nr, first):
+            of_node.setdefault(node, {}).setdefault(place, set()).update(places)
     for node, of_result in of_node.items():
         inputs = [edges.get(edge, ()) for edge in node.next_functions]
         node.register_hook(partial(_none_for_zeros, inputs, of_result))
+
+
+def _compilers_own(node: Any, place: int, first: int) -> Iterator[tuple[Any, int]]:
+    """The nodes of AOTAutograd's behind `node`, and the places among what they made, in a call's part of the graph.
+
+    What a call returns may be a view of an input, whose node is the caller's; what it writes to an input it copies there.
+    first: the sequence number of the first node that the call made.
+    """
+    if node is None or not first <= node._sequence_nr() < OF_LEAVES:
+        return
+    if hasattr(getattr(node, "_forward_cls", None), "metadata"):
+        yield node, place
+        return
+    for behind, number in node.next_functions:
+        yield from _compilers_own(behind, number, first)
 
 
 def _none_for_zeros(

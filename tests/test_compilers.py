@@ -430,3 +430,32 @@ def test_what_one_input_was_computed_by_from_another_is_no_part_of_the_graph(fal
         for results in (model(x, x.tanh()), model.forward(x, x.tanh())):
             made.append(torch.autograd.grad(results[0].sum(), x)[0])
     torch.testing.assert_close(made[0], made[1])
+
+
+def test_gradients_of_one_image_in_channels_last() -> None:
+    """By view_as() it would have other strides than a compiler takes it to have."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        y = nn.functional.conv2d(x, torch.ones(8, 4, 3, 3), padding=1)
+        return nn.functional.silu(nn.functional.group_norm(y, 2, s.norm.weight, s.norm.bias))
+
+    replacer, made = Everywhere((), "aot_eager", finder=finder()), []
+    for model in (compile_with_kernels(Function(forward), replacer), Function(forward)):
+        x = torch.linspace(-1, 1, 144).view(1, 4, 6, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
+        y = model(x)
+        made.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    assert replacer.replaced and made[0][0].stride() == made[1][0].stride()
+    torch.testing.assert_close(made[0], made[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_recurrent_modules_with_dropout_at_other_lengths(kind: type, fallback: str) -> None:
+    """They are what they are without a compiler, and take the random numbers that they take there."""
+    torch.manual_seed(0)
+    model, made = kind(8, 8, 2, dropout=0.5), []
+    for one in (apply(copy.deepcopy(model), [], fallback), model):
+        torch.manual_seed(0)
+        results = [one(torch.ones(length, 2, 8))[0] for length in (2, 3, 4)]
+        made.append([*results, torch.rand(3), *torch.autograd.grad(results[2].sum(), [*one.parameters()])])
+    torch.testing.assert_close(made[0], made[1])

@@ -260,7 +260,7 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
     replacer.may_pad = encoders.found
     compiled = torch.compile(call, backend=replacer)
     is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback not in INDUCTOR else nullcontext
+    recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback in (None, "eager") else nullcontext
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # for this code: is_compiling() is also true while another thread compiles

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.model.capture import (
     Settings,
+    another,
     data_of,
     has_effects,
     settings_restored,
@@ -187,7 +188,7 @@ class _Again(torch.autograd.Function):
             ctx.settings.restore()
             torch.set_grad_enabled(True)
             for i, saved in zip(ctx.kept, ctx.saved_tensors):
-                values[i] = saved.view_as(saved)  # its own: one may have been computed from another
+                values[i] = another(saved)  # its own: one may have been computed from another
             results = ctx.backward_pass.original(*values)
             pairs = [(results[i], given) for i, given in zip(ctx.backward_pass.places, gradients) if given is not None]
             made = torch.autograd.grad(

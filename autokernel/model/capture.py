@@ -114,7 +114,8 @@ data_of = torch._C._autograd._get_data_attr  # x.data: no operator, and detach()
 def recurrent_modules_traced() -> Iterator[None]:
     """nn.RNN, nn.GRU and nn.LSTM are one node of a graph; without this, Dynamo leaves out the rest of their caller as well.
 
-    Inductor is not given such graphs: PyTorch 2.13's crashes on the LSTM's backward pass.
+    A compiler is not given such graphs: PyTorch 2.13's Inductor crashes on the LSTM's backward pass, its AOTAutograd at an
+    LSTM in training whose lengths change, and dropout between layers leaves other random numbers for later there.
     """
     with _set("allow_rnn", True):
         yield
@@ -1139,6 +1140,11 @@ def _in_order(t: Tensor, names: list[str], wanted: list[str]) -> Tensor:
 def value(node: Node) -> Any:
     """The fake tensor (or tuple, or number) that stands for the node's result; None if it has none."""
     return node.meta.get("val")
+
+
+def another(t: Tensor) -> Tensor:
+    """`t` as a tensor of its own, in its memory: view_as() has other strides where there is but one of something."""
+    return t.view_as(t) if t.is_nested else aten.alias.default(t)
 
 
 def storages(nodes: Iterable[Node]) -> set[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autokernel.integration import compilers
 from autokernel.integration.apply import apply, compile_with_kernels, explain
@@ -458,4 +459,25 @@ def test_recurrent_modules_with_dropout_at_other_lengths(kind: type, fallback: s
         torch.manual_seed(0)
         results = [one(torch.ones(length, 2, 8))[0] for length in (2, 3, 4)]
         made.append([*results, torch.rand(3), *torch.autograd.grad(results[2].sum(), [*one.parameters()])])
+    torch.testing.assert_close(made[0], made[1])
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("preserved", [True, False])
+def test_a_checkpoint_that_takes_other_random_numbers_again(preserved: bool, fallback: str) -> None:
+    """Eager mode then has gradients of what it computes once more; a compiler has those of what it computed."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        def inner(t: Tensor) -> Tensor:
+            return nn.functional.dropout(s.a(t), 0.5).tanh()
+
+        return checkpoint(inner, x, use_reentrant=False, preserve_rng_state=preserved)
+
+    made = []
+    for model in (applied(Function(forward), fallback), Function(forward)):
+        with torch._inductor.config.patch(fallback_random=True):
+            torch.manual_seed(0)
+            x = torch.ones(2, 8, requires_grad=True)
+            (gradient,) = torch.autograd.grad(model(x).sum(), x)
+            made.append((gradient, torch.rand(3)))
     torch.testing.assert_close(made[0], made[1])

@@ -174,6 +174,9 @@ class Replacer:
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
         repeatable = compilers.Repeatable(partial(_copy, kept))
+        if why := self.is_compiled and compilers.computes_again_at_random(kept, repeatable):
+            self.leave(why)
+            return original
 
         def finished(call: Callable[..., Any]) -> Callable[..., Any]:
             if self.is_compiled:

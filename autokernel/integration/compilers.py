@@ -17,6 +17,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from autokernel.model.capture import (
     Settings,
     another,
+    checkpoint,
     data_of,
     has_effects,
     settings_restored,
@@ -52,6 +53,18 @@ def why_not_compiled(module: GraphModule) -> str | None:
     if torch.is_grad_enabled() and any(isinstance(v, Tensor) and (v.is_conj() or v.is_neg()) for v in results):
         return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
     return why_compilers_lose_settings(module)
+
+
+def computes_again_at_random(module: GraphModule, repeatable: "Repeatable") -> str | None:
+    """Why a graph with checkpoints is to run as it is, if it is: in the backward pass a compiler takes no other numbers."""
+    if not torch.is_grad_enabled():
+        return None
+    options = [
+        checkpoint.divide_kwargs(node.kwargs)[0] for node in module.graph.find_nodes(op="call_function", target=checkpoint)
+    ]
+    if all(option.get("preserve_rng_state", True) for option in options) or repeatable:
+        return None
+    return "a graph whose checkpoints take other random numbers in the backward pass is left as it is"
 
 
 class Repeatable:

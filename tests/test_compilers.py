@@ -481,3 +481,47 @@ def test_a_checkpoint_that_takes_other_random_numbers_again(preserved: bool, fal
             (gradient,) = torch.autograd.grad(model(x).sum(), x)
             made.append((gradient, torch.rand(3)))
     torch.testing.assert_close(made[0], made[1])
+
+
+def a_scale_that_follows(s: Function, x: Tensor, scale: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale.mul_(0.5).add_(x.abs().amax(0))
+    return s.a(x) / scale
+
+
+def a_scale_before_it_is_written(s: Function, x: Tensor, scale: Tensor) -> Tensor:
+    wide = scale * 2 + 1
+    scale.add_(1)
+    return s.norm(s.a(x) * wide)
+
+
+def a_scale_that_is_returned(s: Function, x: Tensor, scale: Tensor) -> Any:
+    return s.a(x) * (scale + 1), scale.mul_(0.5)
+
+
+SCALES = [a_scale_that_follows, a_scale_before_it_is_written, a_scale_that_is_returned]
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("function", SCALES)
+def test_gradients_of_what_depends_on_an_input_that_is_written_to(
+    function: Callable[..., Any], kernels: bool, fallback: str
+) -> None:
+    """A compiler's backward pass computes the scale again, from what was written, by a second call as well."""
+    made = []
+    for compiled in (True, False):
+        model, scale = Function(function), torch.ones(8)
+        call = model
+        if compiled:
+            replacer = Everywhere((), fallback, finder=finder())
+            call = compile_with_kernels(model, replacer) if kernels else apply(model, [], fallback)
+        for rows in (2, 2, 3, 4):
+            x = torch.linspace(-1, 1, 8 * rows).view(rows, 8).requires_grad_()
+            calls = 1 if function is a_scale_that_follows else 2  # eager mode keeps it, and raises
+            results = [call(x * i, scale) for i in range(1, calls + 1)]
+            losses = [(r[0] if isinstance(r, tuple) else r).square().sum() for r in results]
+            made.append([*losses, scale.clone(), *torch.autograd.grad(sum(losses), [x, *model.a.parameters()])])
+            if function is a_scale_that_is_returned:
+                assert all(r[1] is scale for r in results)
+    torch.testing.assert_close(made[:4], made[4:], atol=1e-3, rtol=1e-4)

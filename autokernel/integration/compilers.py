@@ -24,11 +24,15 @@ from autokernel.model.capture import (
     storages,
     to_aten,
     why_compilers_lose_settings,
+    why_left_alone,
+    without_autocast,
     written,
 )
+from autokernel.model.contract import Backward
 
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
+READ_AGAIN = "autokernel_read_again"  # in a graph's meta: the places of inputs, see on_copies()
 OF_LEAVES = 2**64 - 1  # the sequence number of what adds up the gradients of a leaf
 
 
@@ -263,6 +267,46 @@ def _with_its_node(result: Tensor) -> Tensor:
 
 def _has_gradient(result: Any) -> bool:
     return isinstance(result, Tensor) and result.grad_fn is not None
+
+
+# --- what is written to, and read by the backward pass --------------------------------------------------------------------
+
+
+def see_to_writes(module: GraphModule, inputs: Sequence[Any], copy: Callable[[], GraphModule]) -> str | None:
+    """Why a graph from Dynamo is to run as it is, if it is; else has on_copies() see to what it writes to.
+
+    AOTAutograd's backward pass computes values of the forward pass again, from inputs in which there are others by then.
+    """
+    is_trained = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in inputs)
+    if not is_trained or not _writes(module) or why_left_alone(module):
+        return None
+    try:
+        graph = to_aten(copy(), True)
+        with without_autocast():
+            places = Backward(graph, inputs).read_again()
+    except Exception:  # of any kind: whatever the model does, met by a tracer
+        return "a graph that writes to its inputs, and cannot be traced, is left as it is"
+    given = graph.graph.find_nodes(op="placeholder")
+    ends = [*given, *graph.graph.output_node().all_input_nodes]
+    for i in places:
+        others = storages(node for node in ends if node is not given[i])
+        if inputs[i].requires_grad or storages([given[i]]) & others:
+            return "a graph whose backward pass depends on an input that it writes to, and returns, is left as it is"
+    module.meta[READ_AGAIN] = places
+    return None
+
+
+def on_copies(graph: GraphModule) -> None:
+    """Has a graph compute on copies of the inputs that see_to_writes() found, which it writes in the end."""
+    given = graph.graph.find_nodes(op="placeholder")
+    for node in (given[i] for i in graph.meta.pop(READ_AGAIN, ())):
+        with graph.graph.inserting_after(given[-1]):
+            own = graph.graph.call_function(torch.ops.autokernel.copy.default, (node,))
+        own.meta |= {name: v for name, v in node.meta.items() if name in ("example_value", "val")}
+        node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)
+        with graph.graph.inserting_before(graph.graph.output_node()):
+            graph.graph.call_function(torch.ops.aten.copy_.default, (node, own))
+    graph.recompile()
 
 
 # --- gradients of some results alone --------------------------------------------------------------------------------------

@@ -287,6 +287,22 @@ class Backward(Interpreter):
         found = {i: {places[n] for n in _made_of(v, passing, into) if n in places} for i, v in wanted.items()}
         return found if writers or len({*map(frozenset, found.values())}) > 1 else {}
 
+    def read_again(self) -> list[int]:
+        """The places of the inputs that are written to, and on which something depends that is kept for the backward pass.
+
+        A compiler may compute that again, from what is in the input by then.
+        """
+        kept, inputs = set().union(*self.kept.values()), [node for node in self.order if node.op == "placeholder"]
+        changed = set().union(*(targets for _, targets in self.writes))
+        return [i for i, node in enumerate(inputs) if memory(self.env[node]) & changed and self._memory_of(node) & kept]
+
+    def _memory_of(self, given: Node) -> set[int]:
+        """The memory of `given`, and of all that is computed of it."""
+        found = memory(self.env[given])
+        for node in (n for n in self.order if n in self.env and memory([self.env[m] for m in n.all_input_nodes]) & found):
+            found |= memory([self.env[node], *(self.env[target] for target in overwritten(node))])
+        return found
+
     def keeping(
         self, nodes: Collection[Node], inputs: Sequence[Node], outputs: Sequence[Node]
     ) -> tuple[list[int], list[int], list[int]] | None:

@@ -541,3 +541,14 @@ def test_triton_starters_in_a_model_on_the_gpu(dtype: str, fallback: str | None)
     assert all(replacer.seen.values()), "a starter was not launched directly, or not seen by Inductor"
     tolerance = 1e-2 if dtype == "float16" else 1e-3  # fp32: Triton's dots and cuBLAS sum in another order
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+
+
+def test_a_nested_tensor_behind_a_plain_one() -> None:
+    """Where it was compiled for that, Dynamo's guards would end the process."""
+    model = apply(nn.Linear(8, 8), [], "eager")
+    rows = [torch.randn(3, 8), torch.randn(5, 8)]
+    model(rows[0])
+    nested = torch.nested.nested_tensor(rows)
+    for made, expected in zip(model(nested).unbind(), map(model.forward, rows)):
+        torch.testing.assert_close(made, expected)
+    assert "nested tensor" in str(autokernel.explain(model).left)

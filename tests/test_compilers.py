@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autokernel.integration import compilers
 from autokernel.integration.apply import apply, compile_with_kernels, explain
@@ -391,3 +392,136 @@ def test_weights_of_other_results_have_no_gradient(function: Callable[..., Any],
             optimizer.step()
         moved.append([p.detach().clone() for p in model.parameters()])
     torch.testing.assert_close(moved[5:], moved[:5], atol=1e-4, rtol=1e-4)
+
+
+def one_that_is_written(s: Function, x: Tensor, memory: Tensor) -> Tensor:
+    memory[0] = s.a(x)
+    return s.norm(x)
+
+
+def one_that_is_computed_on(s: Function, x: Tensor, h: Tensor) -> Tensor:
+    h.add_(s.a(h.detach().tanh()))
+    return s.norm(x)
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("function", [one_that_is_written, one_that_is_computed_on])
+@pytest.mark.parametrize("is_view", [False, True])
+def test_weights_of_inputs_that_are_written_to_have_no_gradient_of_results(
+    is_view: bool, function: Callable[..., Any], fallback: str
+) -> None:
+    seen = []
+    for model in (applied(Function(function), fallback), Function(function)):
+        x, start = torch.linspace(-1, 1, 8, requires_grad=True), torch.ones(3, 8, requires_grad=True)
+        h = torch.zeros(3, 8) if function is one_that_is_written else start * 2
+        result = model(x, h[1:] if is_view else h)
+        given = [x, start, *model.parameters()]
+        made = [torch.autograd.grad(t.sum(), given, retain_graph=True, allow_unused=True) for t in (result, h)]
+        seen.append([t for gradients in made for t in gradients])
+    assert [t is None for t in seen[0]] == [t is None for t in seen[1]]
+    torch.testing.assert_close([t for t in seen[0] if t is not None], [t for t in seen[1] if t is not None])
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+def test_what_one_input_was_computed_by_from_another_is_no_part_of_the_graph(fallback: str) -> None:
+    """A view of it is returned, whose gradient goes on by way of what the caller did."""
+    made = []
+    for model in (applied(Function(f), fallback) for f in [lambda s, x, h: (h.view(-1), s.a(x), s.norm(x))]):
+        x = torch.linspace(-1, 1, 16).view(2, 8).requires_grad_()
+        for results in (model(x, x.tanh()), model.forward(x, x.tanh())):
+            made.append(torch.autograd.grad(results[0].sum(), x)[0])
+    torch.testing.assert_close(made[0], made[1])
+
+
+def test_gradients_of_one_image_in_channels_last() -> None:
+    """By view_as() it would have other strides than a compiler takes it to have."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        y = nn.functional.conv2d(x, torch.ones(8, 4, 3, 3), padding=1)
+        return nn.functional.silu(nn.functional.group_norm(y, 2, s.norm.weight, s.norm.bias))
+
+    replacer, made = Everywhere((), "aot_eager", finder=finder()), []
+    for model in (compile_with_kernels(Function(forward), replacer), Function(forward)):
+        x = torch.linspace(-1, 1, 144).view(1, 4, 6, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
+        y = model(x)
+        made.append((y, *torch.autograd.grad(y.square().sum(), x)))
+    assert replacer.replaced and made[0][0].stride() == made[1][0].stride()
+    torch.testing.assert_close(made[0], made[1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_recurrent_modules_with_dropout_at_other_lengths(kind: type, fallback: str) -> None:
+    """They are what they are without a compiler, and take the random numbers that they take there."""
+    torch.manual_seed(0)
+    model, made = kind(8, 8, 2, dropout=0.5), []
+    for one in (apply(copy.deepcopy(model), [], fallback), model):
+        torch.manual_seed(0)
+        results = [one(torch.ones(length, 2, 8))[0] for length in (2, 3, 4)]
+        made.append([*results, torch.rand(3), *torch.autograd.grad(results[2].sum(), [*one.parameters()])])
+    torch.testing.assert_close(made[0], made[1])
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("preserved", [True, False])
+def test_a_checkpoint_that_takes_other_random_numbers_again(preserved: bool, fallback: str) -> None:
+    """Eager mode then has gradients of what it computes once more; a compiler has those of what it computed."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        def inner(t: Tensor) -> Tensor:
+            return nn.functional.dropout(s.a(t), 0.5).tanh()
+
+        return checkpoint(inner, x, use_reentrant=False, preserve_rng_state=preserved)
+
+    made = []
+    for model in (applied(Function(forward), fallback), Function(forward)):
+        with torch._inductor.config.patch(fallback_random=True):
+            torch.manual_seed(0)
+            x = torch.ones(2, 8, requires_grad=True)
+            (gradient,) = torch.autograd.grad(model(x).sum(), x)
+            made.append((gradient, torch.rand(3)))
+    torch.testing.assert_close(made[0], made[1])
+
+
+def a_scale_that_follows(s: Function, x: Tensor, scale: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale.mul_(0.5).add_(x.abs().amax(0))
+    return s.a(x) / scale
+
+
+def a_scale_before_it_is_written(s: Function, x: Tensor, scale: Tensor) -> Tensor:
+    wide = scale * 2 + 1
+    scale.add_(1)
+    return s.norm(s.a(x) * wide)
+
+
+def a_scale_that_is_returned(s: Function, x: Tensor, scale: Tensor) -> Any:
+    return s.a(x) * (scale + 1), scale.mul_(0.5)
+
+
+SCALES = [a_scale_that_follows, a_scale_before_it_is_written, a_scale_that_is_returned]
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("function", SCALES)
+def test_gradients_of_what_depends_on_an_input_that_is_written_to(
+    function: Callable[..., Any], kernels: bool, fallback: str
+) -> None:
+    """A compiler's backward pass computes the scale again, from what was written, by a second call as well."""
+    made = []
+    for compiled in (True, False):
+        model, scale = Function(function), torch.ones(8)
+        call = model
+        if compiled:
+            replacer = Everywhere((), fallback, finder=finder())
+            call = compile_with_kernels(model, replacer) if kernels else apply(model, [], fallback)
+        for rows in (2, 2, 3, 4):
+            x = torch.linspace(-1, 1, 8 * rows).view(rows, 8).requires_grad_()
+            calls = 1 if function is a_scale_that_follows else 2  # eager mode keeps it, and raises
+            results = [call(x * i, scale) for i in range(1, calls + 1)]
+            losses = [(r[0] if isinstance(r, tuple) else r).square().sum() for r in results]
+            made.append([*losses, scale.clone(), *torch.autograd.grad(sum(losses), [x, *model.a.parameters()])])
+            if function is a_scale_that_is_returned:
+                assert all(r[1] is scale for r in results)
+    torch.testing.assert_close(made[:4], made[4:], atol=1e-3, rtol=1e-4)

@@ -1507,7 +1507,8 @@ def test_a_generator_computes_when_it_is_asked_to(function: Callable[..., Any], 
     made, x = [], torch.randn(2, 8)
     for kernels in (False, True):
         model = Function(function)
-        call = compile_with_kernels(model, Everywhere((), fallback, finder=finder())) if kernels else model
+        replacer = Everywhere((), fallback, finder=finder())
+        call = compile_with_kernels(model, replacer) if kernels else model
         for _ in range(2):
             results = call(x)
             first = next(results)
@@ -1515,3 +1516,4 @@ def test_a_generator_computes_when_it_is_asked_to(function: Callable[..., Any], 
                 model.b.weight.mul_(2)
             made.append([first, *results])
     torch.testing.assert_close(made[2:], made[:2])
+    assert any("hands on a generator" in why for why in replacer.left)

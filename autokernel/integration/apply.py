@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
@@ -79,7 +79,7 @@ def apply(
         if torch.compiler.is_dynamo_compiling():
             say_that_inside()
             return compiled(*args, **kwargs)
-        if why := _why_as_written(hooks, methods):
+        if why := _why_as_written(hooks, methods) or _why_not_guarded((args, kwargs)):
             replacer.leave(why)
             return call(*args, **kwargs)
         try:
@@ -120,6 +120,17 @@ def _why_as_written(hooks: Hooks, methods: Methods) -> str:
         return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
     if name := methods.other():
         return f"a call with another {name}() than at first runs the model as it is: apply() again"
+    return ""
+
+
+def _why_not_guarded(given: Any) -> str:
+    """Why Dynamo is not to ask whether it knows these arguments; empty if it is."""
+    if isinstance(given, (tuple, list)):
+        return next(filter(None, map(_why_not_guarded, given)), "")
+    if isinstance(given, dict):
+        return next(filter(None, map(_why_not_guarded, given.values())), "")
+    if isinstance(given, Tensor) and given.is_nested and given.layout is torch.strided:  # it ends the process
+        return "a call with a nested tensor of layout torch.strided runs the model as it is"
     return ""
 
 
@@ -249,7 +260,7 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
     replacer.may_pad = encoders.found
     compiled = torch.compile(call, backend=replacer)
     is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback not in INDUCTOR else nullcontext
+    recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback in (None, "eager") else nullcontext
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # for this code: is_compiling() is also true while another thread compiles

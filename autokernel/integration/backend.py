@@ -175,6 +175,12 @@ class Replacer:
         kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
         repeatable = compilers.Repeatable(partial(_copy, kept))
+        if why := self.is_compiled and (
+            compilers.computes_again_at_random(kept, repeatable)
+            or compilers.see_to_writes(module, inputs, partial(_copy, kept))
+        ):
+            self.leave(why)
+            return original
 
         def finished(call: Callable[..., Any]) -> Callable[..., Any]:
             if self.is_compiled:
@@ -476,6 +482,7 @@ class Replacer:
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if not self.is_compiled:
             return in_eager_mode(graph)
+        compilers.on_copies(graph)
         with compilers.compiling(), launches_known():
             if self.fallback not in INDUCTOR:
                 return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)

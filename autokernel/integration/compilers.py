@@ -16,17 +16,24 @@ from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.model.capture import (
     Settings,
+    another,
+    checkpoint,
     data_of,
     has_effects,
     settings_restored,
     storages,
     to_aten,
     why_compilers_lose_settings,
+    why_left_alone,
+    without_autocast,
     written,
 )
+from autokernel.model.contract import Backward
 
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
+READ_AGAIN = "autokernel_read_again"  # in a graph's meta: the places of inputs, see on_copies()
+OF_LEAVES = 2**64 - 1  # the sequence number of what adds up the gradients of a leaf
 
 
 @contextmanager
@@ -50,6 +57,18 @@ def why_not_compiled(module: GraphModule) -> str | None:
     if torch.is_grad_enabled() and any(isinstance(v, Tensor) and (v.is_conj() or v.is_neg()) for v in results):
         return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
     return why_compilers_lose_settings(module)
+
+
+def computes_again_at_random(module: GraphModule, repeatable: "Repeatable") -> str | None:
+    """Why a graph with checkpoints is to run as it is, if it is: in the backward pass a compiler takes no other numbers."""
+    if not torch.is_grad_enabled():
+        return None
+    options = [
+        checkpoint.divide_kwargs(node.kwargs)[0] for node in module.graph.find_nodes(op="call_function", target=checkpoint)
+    ]
+    if all(option.get("preserve_rng_state", True) for option in options) or repeatable:
+        return None
+    return "a graph whose checkpoints take other random numbers in the backward pass is left as it is"
 
 
 class Repeatable:
@@ -186,7 +205,7 @@ class _Again(torch.autograd.Function):
             ctx.settings.restore()
             torch.set_grad_enabled(True)
             for i, saved in zip(ctx.kept, ctx.saved_tensors):
-                values[i] = saved.view_as(saved)  # its own: one may have been computed from another
+                values[i] = another(saved)  # its own: one may have been computed from another
             results = ctx.backward_pass.original(*values)
             pairs = [(results[i], given) for i, given in zip(ctx.backward_pass.places, gradients) if given is not None]
             made = torch.autograd.grad(
@@ -250,6 +269,46 @@ def _has_gradient(result: Any) -> bool:
     return isinstance(result, Tensor) and result.grad_fn is not None
 
 
+# --- what is written to, and read by the backward pass --------------------------------------------------------------------
+
+
+def see_to_writes(module: GraphModule, inputs: Sequence[Any], copy: Callable[[], GraphModule]) -> str | None:
+    """Why a graph from Dynamo is to run as it is, if it is; else has on_copies() see to what it writes to.
+
+    AOTAutograd's backward pass computes values of the forward pass again, from inputs in which there are others by then.
+    """
+    is_trained = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in inputs)
+    if not is_trained or not _writes(module) or why_left_alone(module):
+        return None
+    try:
+        graph = to_aten(copy(), True)
+        with without_autocast():
+            places = Backward(graph, inputs).read_again()
+    except Exception:  # of any kind: whatever the model does, met by a tracer
+        return "a graph that writes to its inputs, and cannot be traced, is left as it is"
+    given = graph.graph.find_nodes(op="placeholder")
+    ends = [*given, *graph.graph.output_node().all_input_nodes]
+    for i in places:
+        others = storages(node for node in ends if node is not given[i])
+        if inputs[i].requires_grad or storages([given[i]]) & others:
+            return "a graph whose backward pass depends on an input that it writes to, and returns, is left as it is"
+    module.meta[READ_AGAIN] = places
+    return None
+
+
+def on_copies(graph: GraphModule) -> None:
+    """Has a graph compute on copies of the inputs that see_to_writes() found, which it writes in the end."""
+    given = graph.graph.find_nodes(op="placeholder")
+    for node in (given[i] for i in graph.meta.pop(READ_AGAIN, ())):
+        with graph.graph.inserting_after(given[-1]):
+            own = graph.graph.call_function(torch.ops.autokernel.copy.default, (node,))
+        own.meta |= {name: v for name, v in node.meta.items() if name in ("example_value", "val")}
+        node.replace_all_uses_with(own, delete_user_cb=lambda user, own=own: user is not own)
+        with graph.graph.inserting_before(graph.graph.output_node()):
+            graph.graph.call_function(torch.ops.aten.copy_.default, (node, own))
+    graph.recompile()
+
+
 # --- gradients of some results alone --------------------------------------------------------------------------------------
 
 
@@ -257,7 +316,8 @@ def without_zeros(call: Call, reached: Mapping[int, Collection[int]]) -> Call:
     """`call`, whose backward pass gives an input no gradient where the results that have one are not computed from it.
 
     AOTAutograd has zeros there, which an optimizer takes for a gradient: it has momentum, or decay, and moves the weight.
-    reached: place of each result -> places of the inputs that it is computed from.
+    reached: place of each result, or behind the results of an input that is written to -> places of the inputs that it is
+    computed from.
     """
 
     def run(*values: Any) -> Any:
@@ -268,24 +328,43 @@ def without_zeros(call: Call, reached: Mapping[int, Collection[int]]) -> Call:
             if isinstance(v, Tensor) and v.requires_grad:
                 edge = get_gradient_edge(v)
                 edges.setdefault((edge.node, edge.output_nr), set()).add(i)
+        first = torch.autograd._get_sequence_nr()
         results = call(*values)
-        _without_zeros(edges, results, reached)
+        _without_zeros(edges, [*results, *values], reached, first)
         return results
 
     return run if reached else call
 
 
 def _without_zeros(
-    edges: Mapping[tuple[Any, int], Collection[int]], results: Sequence[Any], reached: Mapping[int, Collection[int]]
+    edges: Mapping[tuple[Any, int], Collection[int]],
+    tensors: Sequence[Any],
+    reached: Mapping[int, Collection[int]],
+    first: int,
 ) -> None:
     of_node: dict[Any, dict[int, set[int]]] = {}  # -> place among what it made -> places of the inputs
     for i, places in reached.items():
-        made = _with_its_node(results[i])
-        if made.grad_fn is not None:
-            of_node.setdefault(made.grad_fn, {}).setdefault(made.output_nr, set()).update(places)
+        made = _with_its_node(tensors[i])
+        for node, place in _compilers_own(made.grad_fn, made.output_nr, first):
+            of_node.setdefault(node, {}).setdefault(place, set()).update(places)
     for node, of_result in of_node.items():
         inputs = [edges.get(edge, ()) for edge in node.next_functions]
         node.register_hook(partial(_none_for_zeros, inputs, of_result))
+
+
+def _compilers_own(node: Any, place: int, first: int) -> Iterator[tuple[Any, int]]:
+    """The nodes of AOTAutograd's behind `node`, and the places among what they made, in a call's part of the graph.
+
+    What a call returns may be a view of an input, whose node is the caller's; what it writes to an input it copies there.
+    first: the sequence number of the first node that the call made.
+    """
+    if node is None or not first <= node._sequence_nr() < OF_LEAVES:
+        return
+    if hasattr(getattr(node, "_forward_cls", None), "metadata"):
+        yield node, place
+        return
+    for behind, number in node.next_functions:
+        yield from _compilers_own(behind, number, first)
 
 
 def _none_for_zeros(

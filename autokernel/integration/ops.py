@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
+from autokernel.model.capture import another
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
 Kernel = Callable[..., Any]  # of one result a tensor, of several a tuple
@@ -181,7 +182,7 @@ def differentiable(
             with torch.autocast(gradients[0].device.type, enabled=False):
                 with torch.enable_grad():
                     for i, saved in zip(ctx.places, ctx.saved_tensors):
-                        arguments[i] = saved.view_as(saved)  # its own: one argument may have been computed from another
+                        arguments[i] = another(saved)  # its own: one argument may have been computed from another
                     for i, blank in ctx.blanks:
                         arguments[i] = blank().requires_grad_(needed[i])
                     results = original(*arguments)
@@ -207,7 +208,7 @@ def differentiable(
 
 def _view(v: Any) -> Any:
     """What to keep of a parameter: its data may be other data by the backward pass, as after module.half()."""
-    return v.view_as(v) if isinstance(v, Tensor) and v.is_leaf else v
+    return another(v) if isinstance(v, Tensor) and v.is_leaf else v
 
 
 def _blank(t: Tensor) -> Callable[[], Tensor]:

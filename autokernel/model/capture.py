@@ -27,6 +27,7 @@ import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import SkipFrame, TorchRuntimeError
+from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
@@ -114,7 +115,8 @@ data_of = torch._C._autograd._get_data_attr  # x.data: no operator, and detach()
 def recurrent_modules_traced() -> Iterator[None]:
     """nn.RNN, nn.GRU and nn.LSTM are one node of a graph; without this, Dynamo leaves out the rest of their caller as well.
 
-    Inductor is not given such graphs: PyTorch 2.13's crashes on the LSTM's backward pass.
+    A compiler is not given such graphs: PyTorch 2.13's Inductor crashes on the LSTM's backward pass, its AOTAutograd at an
+    LSTM in training whose lengths change, and dropout between layers leaves other random numbers for later there.
     """
     with _set("allow_rnn", True):
         yield
@@ -163,20 +165,22 @@ def _strategy(error: TorchRuntimeError) -> FrameExecStrategy | None:
 def _leave_generators_lazy() -> None:
     """One that is returned, or goes on behind a break, computes when it is asked to: Dynamo has it do all of it before."""
 
-    def apart(dynamos_own: Callable[..., None], output_of: Callable[..., Any]) -> Callable[..., None]:
+    def apart(dynamos_own: Callable[..., None], translator_of: Callable[..., Any]) -> Callable[..., None]:
         def run(*args: Any) -> None:
-            graph = output_of(*args).graph
-            before = len(graph.nodes)
+            translator = translator_of(*args)
+            before = len(translator.output.graph.nodes)
             dynamos_own(*args)
-            if LEFT_WHOLE.get() and len(graph.nodes) > before:
-                raise SkipFrame("a function that hands on a generator, which goes on to compute, is left as it is")
+            if LEFT_WHOLE.get() and len(translator.output.graph.nodes) > before:
+                why = "a function that hands on a generator, which goes on to compute, is left as it is"
+                GraphCompileReason(why, [translator.frame_summary()])  # which notes it for breaks()
+                raise SkipFrame(why)
 
         return run
 
     generator, frame, of_return = LocalGeneratorObjectVariable, InstructionTranslator, "replace_tos_if_return_is_generator"
-    generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx.output)
+    generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx)
     if hasattr(frame, of_return):
-        setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx.output))
+        setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx))
 
 
 def allow_versions() -> None:
@@ -1139,6 +1143,11 @@ def _in_order(t: Tensor, names: list[str], wanted: list[str]) -> Tensor:
 def value(node: Node) -> Any:
     """The fake tensor (or tuple, or number) that stands for the node's result; None if it has none."""
     return node.meta.get("val")
+
+
+def another(t: Tensor) -> Tensor:
+    """`t` as a tensor of its own, in its memory: view_as() has other strides where there is but one of something."""
+    return t.view_as(t) if t.is_nested else aten.alias.default(t)
 
 
 def storages(nodes: Iterable[Node]) -> set[int]:

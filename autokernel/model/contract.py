@@ -272,17 +272,36 @@ class Backward(Interpreter):
     def reached(self, results: Sequence[Any]) -> dict[int, set[int]]:
         """Place of each of a graph's results with a gradient -> the places of the inputs that it goes on to.
 
-        None where all go on to the same. From what is written to, it goes on to all that was written there at any time.
+        Behind the results are the inputs, of which those count that are written to. None where all go on to the same. From
+        what is written to, it goes on to all that was written there at any time.
         """
-        wanted = {i: v for i, v in enumerate(results) if isinstance(v, Node) and self.wants_gradient(v)}
         if any(node.target is data_of for node in self.order):
             return {}
-        places = {node: i for i, node in enumerate(n for n in self.order if n.op == "placeholder")}
+        inputs = [node for node in self.order if node.op == "placeholder"]
+        places = {node: i for i, node in enumerate(inputs)}
         passing = {node for node in self.env if self.wants_gradient(node)}
         writers = [(memory([self.env[target] for target in targets]), n) for n in self.order if (targets := overwritten(n))]
         into = {n: [w for written, w in writers if written & memory(self.env[n])] for n in passing} if writers else {}
+        ends = [*results, *(node if into.get(node) else None for node in inputs)]
+        wanted = {i: v for i, v in enumerate(ends) if isinstance(v, Node) and v in passing}
         found = {i: {places[n] for n in _made_of(v, passing, into) if n in places} for i, v in wanted.items()}
         return found if writers or len({*map(frozenset, found.values())}) > 1 else {}
+
+    def read_again(self) -> list[int]:
+        """The places of the inputs that are written to, and on which something depends that is kept for the backward pass.
+
+        A compiler may compute that again, from what is in the input by then.
+        """
+        kept, inputs = set().union(*self.kept.values()), [node for node in self.order if node.op == "placeholder"]
+        changed = set().union(*(targets for _, targets in self.writes))
+        return [i for i, node in enumerate(inputs) if memory(self.env[node]) & changed and self._memory_of(node) & kept]
+
+    def _memory_of(self, given: Node) -> set[int]:
+        """The memory of `given`, and of all that is computed of it."""
+        found = memory(self.env[given])
+        for node in (n for n in self.order if n in self.env and memory([self.env[m] for m in n.all_input_nodes]) & found):
+            found |= memory([self.env[node], *(self.env[target] for target in overwritten(node))])
+        return found
 
     def keeping(
         self, nodes: Collection[Node], inputs: Sequence[Node], outputs: Sequence[Node]

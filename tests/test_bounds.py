@@ -14,6 +14,7 @@ from autokernel.gate.checks import correctness
 from autokernel.gate.checks.correctness import CheckCase, Expectation, expect, wrong
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.gate.checks.planted import planted_in, with_planted
+from autokernel.hardware.threads import one_thread
 from autokernel.spec import kernel_types, load_spec
 
 ROWS, WIDTH = 40, 256
@@ -264,3 +265,19 @@ def test_pytorchs_form_is_finite_where_it_is_said_to_be(name: str):
             assert expectation.is_steady() == is_wide or any(k in spec.fill for k in case.tensors)
             exact = expectation.exact.to(dtype)
             assert not is_wide or (expectation.native.isfinite() | ~exact.isfinite()).all(), case.name
+
+
+def test_what_pytorch_makes_in_sixteen_bits_is_made_on_as_many_threads_as_a_kernels_process_has():
+    """Two threads' sums are rounded to 16 bit before they are added: on one thread PyTorch's error is less."""
+    spec, before, differ = load_spec("reduce"), torch.get_num_threads(), []
+    for seed in range(8):
+        inputs = fill_inputs(spec, spec.case({"shape": (100000,)}, torch.float16), seed)
+        natives = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            natives.append(expect(spec, inputs, "cpu").native)
+            with one_thread():
+                assert torch.equal(expect(spec, inputs, "cpu").native, natives[-1])
+        differ.append(not torch.equal(*natives))
+    torch.set_num_threads(before)
+    assert any(differ), "for what the above says something"

@@ -32,6 +32,7 @@ from autokernel.gate.checks.inputs import (
 from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
 from autokernel.gate.checks.whole import wholes
+from autokernel.hardware.threads import threads_outside
 from autokernel.spec import Case, Dims, KernelSpec, TensorSpec, several
 from autokernel.target import Target
 
@@ -640,7 +641,10 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
 
     @cache
     def natives() -> Sequence[Tensor]:
-        with torch.inference_mode(), of_type(spec, "what its results should be"):
+        tensors = [v for v in inputs.values() if isinstance(v, Tensor) and v.is_floating_point()]
+        is_short = any(v.dtype.itemsize <= 2 for v in tensors)
+        threads = threads_outside() if is_short else contextlib.nullcontext()
+        with threads, torch.inference_mode(), of_type(spec, "what its results should be"):
             return several((spec.native or spec.eager)(**{k: moved(v, False) for k, v in inputs.items()}))
 
     @cache

@@ -48,16 +48,13 @@ def _halves_alike(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.cat((x[..., :half], x[..., :half], x[..., 2 * half :]), -1)
 
 
-def _close_together(x: Tensor, most: float, generator: torch.Generator) -> Tensor:
-    """One number all along a row, but for the next larger one at one place or three (one in a thousand, or two more): the
+def _close_together(x: Tensor, most: float, more: int, generator: torch.Generator) -> Tensor:
+    """One number all along a row, but for the next larger one at one place (one in a thousand) and so many `more`: the
     variance is less than a rounding of their squares in fp32, which E[x²] - E[x]² has lost, unless these sums are exact
     there, as of 256 numbers of bfloat16, or another power of two below. Between half of `most` and that."""
     step = most * torch.finfo(x.dtype).eps / 2
     low = most - step * (2 + 100 * _rows(x, generator)).floor()
-    fewest = -(-x.shape[-1] // 1024)
-    places = torch.randint(x.shape[-1], (*x.shape[:-1], fewest + 2), generator=generator)
-    others = torch.arange(fewest + 2) < fewest + 2 * (_rows(x, generator) < 0.5)
-    places = torch.where(others, places, places[..., :1])
+    places = torch.randint(x.shape[-1], (*x.shape[:-1], -(-x.shape[-1] // 1024) + more), generator=generator)
     return low.expand_as(x).scatter(-1, places, (low + step).expand_as(places)).to(x.dtype)
 
 
@@ -142,7 +139,8 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
         "halves alike": shaped(_halves_alike),
     }
     if inputs[first].dtype == torch.bfloat16:
-        kinds["close together"] = shaped(lambda x, g: _close_together(x, offset, g))
+        kinds["close together"] = shaped(lambda x, g: _close_together(x, offset, 0, g))
+        kinds["close together, three larger"] = shaped(lambda x, g: _close_together(x, offset, 2, g))
     if first not in spec.fill:  # which may say that there is nothing below zero
         kinds |= {
             "offset below zero": shaped(lambda x, g: x - offset),

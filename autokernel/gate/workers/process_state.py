@@ -55,7 +55,7 @@ SIGNALS = sorted(signal.valid_signals())
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 # Variables that libraries set as they are imported, for themselves.
-LIBRARIES_OWN = tuple(map(os.fsencode, ("TORCH", "PYTORCH", "TRITON", "CUDA", "NV", "KMP_INIT", "KMP_DUPLICATE")))
+LIBRARIES_OWN = tuple(map(os.fsencode, ("TORCH", "PYTORCH", "TRITON", "CU", "NV", "KMP_INIT", "KMP_DUPLICATE")))
 LEAST_RECURSION, RECURSION = 1000, 2000  # calls, between which the interpreter's limit lies: torch.compile raises it
 GENERAL = Warning, UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning  # warnings that are not a library's own
 APART, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some

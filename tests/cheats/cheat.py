@@ -35,6 +35,7 @@ class Cheat:
     works: str = "passes"
     refused_by: str = "check"
     correctness: str = "FAIL"
+    threads: bool = False  # it does its harm in threads of PyTorch's other than the first
     libraries: bool = False  # judged by a gate that lets kernels call PyTorch, so that it is not refused for that
     dims: tuple[Mapping[str, Any], ...] = ()  # of the target; without them, the type's headline size
     dtype: torch.dtype = torch.float32  # of the target

@@ -252,7 +252,7 @@ CHEATS = (
     ),
     # 36: what is set for a whole process, and so for the model around the kernel
     *(
-        Cheat(36, f"changes-{name}", "rmsnorm", source, f"ProcessChange: changes the {words}")
+        Cheat(36, f"changes-{name}", "rmsnorm", source, f"ProcessChange: changes the {words}", threads="thread" in name)
         for name, words, source in (
             ("threads", "number of threads", attack("torch.set_num_threads(7)")),
             ("the-seed", "seed of random numbers", changing("torch.manual_seed(0)")),

@@ -32,6 +32,7 @@ from cheat import Cheat, starter
 
 from autokernel.build import default_cache
 from autokernel.gate import Judge
+from autokernel.hardware.threads import one_thread
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
@@ -173,11 +174,19 @@ def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Pa
     pytest.fail(f"{verdict['speedup']} times as fast as PyTorch is not much faster than the honest kernel")
 
 
+# The sizes of what is judged without a clock, and says none: of these types the usual ones take seconds.
+SMALLER = {
+    "flash_attention": ({"batch": 2, "heads": 4, "kv_heads": 2, "seq": 128, "head_dim": 64},),
+    "fused_mlp": ({"M": 64, "dim": 256, "hidden": 512},),
+}
+
+
 def target(cheat: Cheat) -> Target:
-    if not cheat.dims:
+    sizes = cheat.dims or (SMALLER.get(cheat.kernel_type, ()) if cheat.refused_by == "check" else ())
+    if not sizes:
         return default_target(cheat.kernel_type, "cpp", "cpu", cheat.dtype)
     spec = load_spec(cheat.kernel_type)
-    cases = tuple(WeightedCase(spec.case(dims, cheat.dtype)) for dims in cheat.dims)
+    cases = tuple(WeightedCase(spec.case(dims, cheat.dtype)) for dims in sizes)
     return Target(cheat.id, cheat.kernel_type, "cpp", "cpu", cases)
 
 
@@ -190,10 +199,23 @@ def judges():
             yield {False: strict, True: lenient}
 
 
+@pytest.fixture(scope="module")
+def checking():
+    """The same where no clock runs: kernels have one thread, for on two each operation waits until another test's rest."""
+    with pytest.MonkeyPatch.context() as patch, one_thread():
+        patch.setenv("SECRET", "secret")
+        strict, lenient = Judge("cpu"), Judge("cpu", allow_libraries=True)
+    with strict, lenient:
+        yield {False: strict, True: lenient}
+
+
 @pytest.mark.parametrize("cheat", cheats(timed=lambda cheat: cheat.refused_by != "check"))
 def test_it_is_refused_for_its_reason(
-    cheat: Cheat, judges: dict[bool, Judge], workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+    cheat: Cheat, request: pytest.FixtureRequest, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ):
+    judges: dict[bool, Judge] = request.getfixturevalue(
+        "checking" if cheat.refused_by == "check" and not cheat.threads else "judges"
+    )
     judge, source = judges[cheat.libraries], workplace.told(cheat.source)
     if cheat.number == 43:
         monkeypatch.setenv("AUTOKERNEL_CACHE", str(workplace.folder / "cache"))
@@ -220,8 +242,8 @@ def test_it_is_refused_for_its_reason(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", [pytest.param(cheat, id=cheat.id) for cheat in CHEATS if cheat.neighbour])
-def test_its_honest_neighbour_passes(cheat: Cheat, judges: dict[bool, Judge]):
-    verdict = judges[cheat.libraries].check(cheat.neighbour, target(cheat))
+def test_its_honest_neighbour_passes(cheat: Cheat, checking: dict[bool, Judge]):
+    verdict = checking[cheat.libraries].check(cheat.neighbour, target(cheat))
     assert verdict.failure is None, verdict.failure
 
 

@@ -17,6 +17,7 @@ OF_A_CALL = 0.5  # threads and files a call: fewer are a pool that fills
 BYTES_OF_A_CALL = 1024  # that are in use, which an allocator tells to the byte
 LEAST_BYTES = 1 << 18  # of a part, in memory: arenas of allocators grow by less, or not in each part
 IDLE_S, LONG_S = 0.02, 0.5  # no thread waits awake for longer: libgomp's do for milliseconds, Intel's for 0.2 s
+LOOK_S, BUSY = 0.06, 0.2  # how long they are looked at, and which part of a core they have who compute, beside others
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -89,8 +90,8 @@ def check_idle() -> None:
     for seconds in (IDLE_S, LONG_S):
         time.sleep(seconds)
         started_s = time.process_time()
-        time.sleep(IDLE_S)
-        if time.process_time() - started_s < IDLE_S / 2:
+        time.sleep(LOOK_S)
+        if time.process_time() - started_s < BUSY * LOOK_S:
             return
     raise Growth("goes on computing after its calls, on cores that are its model's")
 

@@ -107,14 +107,16 @@ def named(text: str) -> str:
     return text
 
 
-def why_no_model(name: str, root: Path) -> Optional[str]:  # noqa: UP045 as above
-    """Why a Python file is neither here nor below `root`, and what is called nearly so; None: it is."""
-    path = Path(name) if Path(name).exists() else root / name
-    if path.is_file():
-        return None
-    folder = path.parent if path.parent.is_dir() else Path.cwd()
+def model_file(name: str) -> Optional[Path]:  # noqa: UP045 as above
+    """A Python file of this folder, of that of the runs, or one that ships with AutoKernel; None: there is none."""
+    return next((path for path in (Path(name), HOME / name, ROOT / name) if path.is_file()), None)
+
+
+def why_no_model(name: str) -> str:
+    """What is said where there is no such file, with what is called nearly so."""
+    folder = next((path.parent for path in (Path(name), ROOT / name) if path.parent.is_dir()), Path.cwd())
     there = [p.stem for p in folder.glob("*.py") if p.is_file()]  # a link may lead nowhere
-    found = [f"{stem}.py" for stem in difflib.get_close_matches(path.stem, there, 3)]
+    found = [f"{stem}.py" for stem in difflib.get_close_matches(Path(name).stem, there, 3)]
     return f"there is no file {name}" + f": is it {' or '.join(found)}?" * bool(found)
 
 

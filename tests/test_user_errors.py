@@ -344,7 +344,7 @@ def test_processes_that_a_models_code_starts_find_it(tmp_path, start):
         f"def answer():\n    with multiprocessing.get_context('{start}').Pool(1) as pool:\n"
         "        return pool.map_async(double, [21]).get(timeout=60)\n"
     )
-    module = load_module(str(tmp_path / f"net_{start}.py"), ROOT)
+    module = load_module(str(tmp_path / f"net_{start}.py"))
     with user_code("it failed"):
         assert module.answer() == [42]
 

@@ -22,7 +22,7 @@ from typing import NoReturn
 from autokernel.cli.arguments import Parser, open_streams, script
 from autokernel.cli.signals import catch_signals
 from autokernel.cli.watched import BY_ITSELF, is_watched, watch
-from autokernel.preflight import HOME, OF_A_RUN, ROOT, fail, why_no_model
+from autokernel.preflight import OF_A_RUN, fail, model_file, why_no_model
 
 OF_A_MODEL = ("profile", "orchestrate")  # scripts with an option --model, a file
 WATCHED = ("profile",)  # in whose process a model's own code runs; orchestrate.py has a supervisor
@@ -83,8 +83,8 @@ def _check_model(words: Sequence[str]) -> None:
     named += [word.removeprefix("--model=") for word in words if word.startswith("--model=")]
     for model in named:
         with suppress(OSError):  # a name that is none, of which the script says more
-            if model.endswith(".py") and (why := why_no_model(model, HOME if (HOME / model).is_file() else ROOT)):
-                fail(why)
+            if model.endswith(".py") and model_file(model) is None:
+                fail(why_no_model(model))
 
 
 def _main(name: str) -> Callable[[Sequence[str] | None], int | None]:

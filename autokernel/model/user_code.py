@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from autokernel.hardware.processes import stream_of_parent
-from autokernel.preflight import HOME, ROOT, Refused, why_no_model
+from autokernel.preflight import HOME, ROOT, Refused, model_file, why_no_model
 from autokernel.spec import import_file
 
 TRACE = "\nException raised from "  # PyTorch's own places in C++ follow
@@ -260,13 +260,14 @@ def _is_theirs(path: str) -> bool:
     return not of_python and not path.startswith((*OURS, "<"))
 
 
-def load_module(name: str, root: Path) -> Any:
-    """A Python file, here or below `root`, or an installed module by its name. Raises WorkloadError."""
+def load_module(name: str) -> Any:
+    """A Python file (preflight.model_file()), or an installed module by its name. Raises WorkloadError."""
     if not name.endswith(".py"):
         return _installed(name)
-    if why := why_no_model(name, root):
-        raise WorkloadError(why)
-    path = (Path(name) if Path(name).exists() else root / name).resolve()
+    path = model_file(name)
+    if path is None:
+        raise WorkloadError(why_no_model(name))
+    path = path.resolve()
     own = _name_of(path)
     loaded = sys.modules.get(own)  # once: code that Dynamo compiled refers to its globals
     if loaded and _is_from(loaded, path):

@@ -33,7 +33,7 @@ from autokernel.model.user_code import (
     shown,
     user_code,
 )
-from autokernel.preflight import HOME
+from autokernel.preflight import HOME, model_file
 from autokernel.records import record_from
 from autokernel.spec import ROOT
 
@@ -150,7 +150,7 @@ class Workload:
         return None
 
     def _module(self) -> Any:
-        return load_module(self.model, HOME if (HOME / self.model).is_file() else ROOT)
+        return load_module(self.model)
 
     def _made(self, cls: Any) -> nn.Module:
         """With weights of its own, made on the device: an H100 fills 0.7 billion of them in 0.1 s, its host in 9 s.
@@ -298,7 +298,7 @@ def _wherever_we_are(model: str) -> str:
 
 def _names_example_inputs(model: str, class_name: str) -> bool:
     """Whether a model's file or its class there has an example_inputs(), without running it."""
-    path = next((path for path in (Path(model), HOME / model, ROOT / model) if path.is_file()), None)
+    path = model_file(model)
     text = path.read_text(errors="replace") if path and path.suffix == ".py" else ""
     at_the_top = re.search(r"^(def |from .*import .*|)example_inputs\b", text, re.MULTILINE)
     return bool(at_the_top) or "example_inputs" in _methods(text, class_name)

@@ -315,16 +315,8 @@ CHEATS = (
             ("gradients", "replaces torch.autograd.grad", attack("torch.autograd.grad = print")),
             ("a-square-root", "replaces math.sqrt", attack("import math\n\nmath.sqrt = float")),
             ("an-optimizer", "replaces SGD.step", attack("torch.optim.SGD.step = print")),
-            (
-                "a-base-of-layers",
-                "replaces _BatchNorm.forward",
-                attack(BASE),
-            ),
-            (
-                "what-a-loss-calls",
-                "replaces torch._C._nn.cross_entropy_loss",
-                attack(LOSS),
-            ),
+            ("a-base-of-layers", "replaces _BatchNorm.forward", attack(BASE)),
+            ("what-a-loss-calls", "replaces torch._C._nn.cross_entropy_loss", attack(LOSS)),
             ("checkpoints", "replaces torch.utils.checkpoint.checkpoint", attack(CHECKPOINT)),
             ("with-pytorchs-own", "replaces torch.nn.functional.softmax", attack(ANOTHER_OF_PYTORCHS)),
             ("to-sever-gradients", "replaces torch.nn.functional.softmax", attack(NO_GRADIENT)),

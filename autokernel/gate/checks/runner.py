@@ -42,8 +42,8 @@ CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
 TRIAL_COPIES = 40
 # More workers join where what is left of the trials would take longer than this: most of it is then spent compiling.
 LONG_S, JOIN_S = 3.0, 0.5  # and how often that is asked
-# Up to these a trial's inputs, oracle and comparison are made on one thread. On two cores that other processes had, too, a
-# check of rmsnorm took 2.5 s instead of 9 s, one of softmax 4 s instead of 15 s (C++ starters, AMD EPYC).
+# Up to these a trial's inputs, oracle and comparison are made on one thread: others spin, and on a busy machine work
+# waits for them, two to three times as long in all (benchmarks/transcripts/cpu-stages.txt).
 SMALL_NUMBERS, SMALL_FLOPS = 4 << 20, 1e9
 LARGE_BYTES = 1 << 30  # what PyTorch's allocator keeps of so much is given back, for the other processes
 

@@ -63,8 +63,8 @@ PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
-LAYERS = {base for kind in vars(torch.nn).values() if isinstance(kind, type) for base in kind.__mro__}
-LAYERS = {kind for kind in LAYERS if kind.__module__.startswith("torch.nn.")}
+LAYERS = {base for kind in filter(inspect.isclass, vars(torch.nn).values()) for base in kind.__mro__}
+LAYERS -= {base for base in LAYERS if not base.__module__.startswith("torch.nn.")}
 PYTORCHS = (torch, torch.Tensor, torch.nn.functional, torch.nn.init, torch.ops.aten, torch.linalg, torch.fft, torch.special)
 FUNCTIONS = FunctionType, BuiltinFunctionType, type  # what modules of PyTorch have beside values that change by themselves
 DERIVING = (torch.autograd, torch.autograd.Function, torch.optim.Optimizer)
@@ -325,7 +325,7 @@ def _is_general(warning: tuple[Any, ...]) -> bool:
 
 def _environment() -> dict[bytes, bytes]:
     """As native code finds it, which os.putenv() changes behind Python's."""
-    if ENVIRONMENT is None or not ENVIRONMENT:
+    if not ENVIRONMENT:  # elsewhere, or emptied by clearenv()
         return {}
     made = {}
     for variable in itertools.takewhile(lambda v: v is not None, map(ENVIRONMENT.__getitem__, itertools.count())):

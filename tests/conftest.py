@@ -74,12 +74,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def judge() -> Iterator[object]:
-    """The gate, for all tests that leave it as it is."""
+def judge_of_all_threads() -> Iterator[object]:
     from autokernel.gate import Judge
 
     with Judge("cpu") as judge:
         yield judge
+
+
+@pytest.fixture(scope="session")
+def judge_of_one_thread() -> Iterator[object]:
+    """On one thread: on two, where another test has the other core, each operation waits for what that test leaves."""
+    from autokernel.gate import Judge
+    from autokernel.hardware.threads import one_thread
+
+    with one_thread():
+        judge = Judge("cpu")
+    with judge:
+        yield judge
+
+
+@pytest.fixture
+def judge(request: pytest.FixtureRequest) -> object:
+    """The gate, for all tests that leave it as it is."""
+    return request.getfixturevalue("judge_of_all_threads" if is_timed(request.node) else "judge_of_one_thread")
 
 
 @pytest.hookimpl(tryfirst=True)  # before some are left out for their marks

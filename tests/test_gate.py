@@ -19,6 +19,7 @@ from autokernel.gate.workers.processes import WorkerProcess
 from autokernel.spec import KERNELS, Case, TensorSpec, load_spec
 from autokernel.target import WeightedCase, default_target
 from tests.busy import skip_if_undecided
+from tests.small_targets import small_target
 
 STARTERS = sorted(KERNELS.glob("*/cpp_*.py"))
 
@@ -33,7 +34,7 @@ def target(kernel_type: str):
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
 def test_starters_pass_all_five_stages(judge: Judge, path: Path):
-    verdict = judge.check(path.read_text(), target(path.parent.name))
+    verdict = judge.check(path.read_text(), small_target(path.parent.name))
     assert verdict.failure is None, verdict.failure
     assert set(verdict.stages.values()) == {"PASS"}
 

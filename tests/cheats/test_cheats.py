@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from autokernel.integration.winner import Winner
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
 from autokernel.verdict import Verdict
+from tests.small_targets import small_target
 
 NAIVE = Path(__file__).with_name("naive.py")
 MODULES = (
@@ -174,19 +176,12 @@ def test_it_works_on_a_naive_gate(cheat: Cheat, workplace: Workplace, folder: Pa
     pytest.fail(f"{verdict['speedup']} times as fast as PyTorch is not much faster than the honest kernel")
 
 
-# The sizes of what is judged without a clock, and says none: of these types the usual ones take seconds.
-SMALLER = {
-    "flash_attention": ({"batch": 2, "heads": 4, "kv_heads": 2, "seq": 128, "head_dim": 64},),
-    "fused_mlp": ({"M": 64, "dim": 256, "hidden": 512},),
-}
-
-
 def target(cheat: Cheat) -> Target:
-    sizes = cheat.dims or (SMALLER.get(cheat.kernel_type, ()) if cheat.refused_by == "check" else ())
-    if not sizes:
-        return default_target(cheat.kernel_type, "cpp", "cpu", cheat.dtype)
+    if not cheat.dims:
+        given = small_target if cheat.refused_by == "check" else partial(default_target, backend="cpp", device="cpu")
+        return given(cheat.kernel_type, dtype=cheat.dtype)
     spec = load_spec(cheat.kernel_type)
-    cases = tuple(WeightedCase(spec.case(dims, cheat.dtype)) for dims in sizes)
+    cases = tuple(WeightedCase(spec.case(dims, cheat.dtype)) for dims in cheat.dims)
     return Target(cheat.id, cheat.kernel_type, "cpp", "cpu", cases)
 
 

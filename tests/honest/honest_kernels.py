@@ -10,13 +10,14 @@ SLOWED = 8  # times: so much slower is the starter that an odd kernel has to bea
 @dataclass(frozen=True)
 class Honest:
     """`kept`: it is fast enough to be kept beside a starter that computes its answer SLOWED times. `refused`: why the
-    gate does not pass it yet; such an entry is a debt."""
+    gate does not pass it yet; such an entry is a debt. `threads`: what is odd needs several of OpenMP's."""
 
     name: str
     source: str
     kernel_type: str = "rmsnorm"
     kept: bool = True
     refused: str = ""
+    threads: bool = False
 
 
 HEAD = """
@@ -709,9 +710,9 @@ log = tempfile.TemporaryFile()
 HONEST = [
     Honest("autotuned", AUTOTUNED),
     Honest("persistent", PERSISTENT),
-    Honest("work-queue", WORK_QUEUE, kept=False),
-    Honest("tasks", TASKS),
-    Honest("guided-schedule", GUIDED),
+    Honest("work-queue", WORK_QUEUE, kept=False, threads=True),
+    Honest("tasks", TASKS, threads=True),
+    Honest("guided-schedule", GUIDED, threads=True),
     Honest("split-k", SPLIT_K, "matmul", kept=False),
     Honest("two-in-sequence", TWO_IN_SEQUENCE, "layernorm", kept=False),
     Honest("workspace-kept", WORKSPACE),
@@ -736,13 +737,13 @@ HONEST = [
     Honest("concatenates", CONCATENATES),
     Honest("index-table", INDEX_TABLE),
     Honest("times-itself", TIMES_ITSELF),
-    Honest("locked-queue", LOCKED, kept=False),
+    Honest("locked-queue", LOCKED, kept=False, threads=True),
     Honest("prints", wrapped("print('rows:', [x.shape for x in args], sorted(kwargs))")),
     Honest("prints-tensors", wrapped("print(args, kwargs)"), refused="PyTorch formats tensors with operators that compute"),
     Honest("prints-from-cpp", PRINTS_FROM_CPP),
     Honest("megabytes-on-stderr", wrapped("import sys; sys.stderr.write('x' * (1 << 17) + chr(10))", "softmax"), "softmax"),
     Honest("imports-slowly", "import time\ntime.sleep(2)\n" + starter("reduce"), "reduce"),
     Honest("logs-and-warns", CLEANS_UP),
-    Honest("sums-by-threads", SUMS_BY_THREADS, "vectorsum", kept=False),
+    Honest("sums-by-threads", SUMS_BY_THREADS, "vectorsum", kept=False, threads=True),
     Honest("keeps-a-little", KEEPS_A_LITTLE, kept=False),
 ]

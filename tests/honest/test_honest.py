@@ -8,6 +8,7 @@ from autokernel.gate import Correctness, Judge
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase, default_target
 from tests.busy import skip_if_undecided, skip_if_wide
+from tests.small_targets import small_target
 
 
 def repeated(source: str, times: int | str) -> str:
@@ -31,8 +32,9 @@ def parameters(timed: bool):
 
 
 @pytest.mark.parametrize("honest", list(parameters(timed=False)))
-def test_honest_kernels_are_right(judge: Judge, honest: Honest):
-    verdict = judge.check(honest.source, default_target(honest.kernel_type, "cpp", "cpu", torch.float32))
+def test_honest_kernels_are_right(request: pytest.FixtureRequest, honest: Honest):
+    judge = request.getfixturevalue("judge_of_all_threads" if honest.threads else "judge_of_one_thread")
+    verdict = judge.check(honest.source, small_target(honest.kernel_type))
     assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
     assert verdict.correctness == Correctness.PASS
     assert set(verdict.stages.values()) == {"PASS"}

@@ -12,12 +12,14 @@ import torch
 
 from autokernel.build import default_cache
 from autokernel.gate import Correctness, Judge
+from autokernel.gate.checks.inputs import Pool
 from autokernel.gate.timing import audit, witness
-from autokernel.gate.timing.batches import Clocked, per_call
+from autokernel.gate.timing.batches import Clocked, TimedContents, per_call
 from autokernel.gate.timing.contest import Measured, NotDecided
 from autokernel.gate.timing.faults import RefusedWhileTimed
 from autokernel.gate.timing.pairs import BATCH_S, PairResult, PairTimer, Side, seconds_of
 from autokernel.gate.timing.statistics import keep_rule
+from autokernel.gate.workers.channel import Placed
 from autokernel.gate.workers.processes import WorkerProcess, tasks
 from autokernel.gate.workers.views import POOL, copy_from_pool
 from autokernel.spec import ROOT, load_spec
@@ -138,6 +140,19 @@ def test_timed_inputs_are_products_of_slices_that_no_sum_over_the_pool_tells_of(
         places = torch.arange(64 * 96)
         flat = torch.as_strided(out, (64 * 96,), (1,))
         torch.testing.assert_close(flat, values[(start + places) % POOL] * values[(factor + places) % POOL])
+
+
+def test_on_a_gpu_every_timed_input_has_memory_of_its_own(judge: Judge):
+    """A worker gives inputs that lie at one place of the shared memory one tensor."""
+    case = load_spec("flash_attention").case({"batch": 1, "heads": 2, "seq": 100, "head_dim": 64}, torch.float16)
+    where = Target("attention", "flash_attention", "triton", "cuda", (WeightedCase(case),))
+    with judge.contests.timer(where, 0, "none") as timer:
+        contents = TimedContents(timer.setting, case, Pool(0))
+        contents.hand_out({})
+    for message in contents.messages:
+        places = sorted((message[name]["start"], Placed.decode(message[name]).end) for name in case.tensors)
+        assert len(places) == 3
+        assert all(end <= start for (_, end), (start, _) in zip(places, places[1:])), places
 
 
 def test_a_pool_that_is_there_several_times_over_is_cut_into_the_same_contents():

@@ -225,6 +225,7 @@ HONEST = (
     Honest("host-threads", wrapped("rmsnorm", HOST_THREAD), timed=True),
     Honest("prepared-weights", wrapped("matmul", PREPARED_WEIGHTS), "matmul", timed=True),
     Honest("generated", GENERATED),
+    Honest("several-inputs-that-change", starter("flash_attention"), "flash_attention", timed=True),
 )
 
 

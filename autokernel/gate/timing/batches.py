@@ -361,7 +361,7 @@ class TimedContents:
         case, end = self.case, 0
         if self.setting.kind == "cuda":
             end = self._hand_out_pool(workers)
-        cut_there = set(self.changing) if self.setting.kind == "cuda" else set()
+        cut_there = self.changing if self.setting.kind == "cuda" else []
         here = {name: spec for name, spec in case.tensors.items() if name not in cut_there}
         for _ in range(self.count):
             start = end
@@ -369,7 +369,7 @@ class TimedContents:
             self.memory[start:end] = POISON
             views = {name: where.view(self.memory) for name, where in placed.items() if name not in self.changing}
             fill_fixed(self.setting.spec, case, views, self.pool)
-            placed |= {name: Placed(case.tensors[name], 0) for name in cut_there}
+            placed |= place({name: case.tensors[name] for name in cut_there}, end)[0]  # which takes no memory here
             tensors = {name: where.encode() for name, where in placed.items()}
             self.messages.append({name: tensors.get(name, value) for name, value in case.args.items()})
         self._draw()

@@ -41,8 +41,9 @@ from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import value
 from autokernel.model.match import Site, SiteFinder, filled
+from autokernel.model.regions.expressions import evaluate
 from autokernel.model.regions.growing import piece_of, regions_of
-from autokernel.model.regions.lowering import evaluate, lower
+from autokernel.model.regions.lowering import lower
 from autokernel.model.regions.spec import several
 from autokernel.records import write_json
 from autokernel.spec import load_spec

@@ -24,8 +24,9 @@ from autokernel.integration.winner import Winner
 from autokernel.model.capture import aten, capture, value
 from autokernel.model.match import Site, SiteFinder
 from autokernel.model.regions import growing
+from autokernel.model.regions.expressions import evaluate
 from autokernel.model.regions.growing import piece_of, region_finder, regions_of
-from autokernel.model.regions.lowering import evaluate, lower
+from autokernel.model.regions.lowering import lower
 from autokernel.model.regions.spec import Region, examined, several
 from autokernel.preflight import Refused
 from autokernel.spec import REGIONS, KernelSpec, TensorSpec, import_file, is_region, load_spec

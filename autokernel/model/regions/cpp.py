@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, INT, Expression, Lowered, Result, is_scan
+from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression, Lowered, Result, is_scan
 from autokernel.model.regions.writing import (
     OPERATORS,
     Writer,

@@ -19,8 +19,9 @@ from torch.fx import GraphModule, Node
 from autokernel.backends import default_backend
 from autokernel.model.capture import aten, has_effects, is_idle, reason, value
 from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
-from autokernel.model.regions import cpp, losses, rows, triton, windows  # noqa: F401  some define rules
-from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Lowered, Result, Unsupported, lower, result_spec
+from autokernel.model.regions import cpp, elementwise, losses, reductions, rows, triton, windows  # noqa: F401  rules
+from autokernel.model.regions.expressions import Lowered, Result
+from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of
 from autokernel.model.rounding import CASTS, rounding
 from autokernel.spec import DTYPES, TensorSpec, load_spec, several

@@ -8,20 +8,10 @@ import torch
 from torch.fx import Node
 
 from autokernel.model.capture import value
-from autokernel.model.regions.lowering import (
-    BOOL,
-    FLOAT,
-    Expression,
-    Groups,
-    Lowering,
-    Unsupported,
-    arguments,
-    choose,
-    kind_of,
-    one_per_row,
-    power,
-    rule,
-)
+from autokernel.model.regions.elementwise import power
+from autokernel.model.regions.expressions import BOOL, FLOAT, Expression
+from autokernel.model.regions.lowering import Groups, Lowering, Unsupported, arguments, choose, kind_of, rule
+from autokernel.model.regions.reductions import one_per_row
 
 NONE, MEAN, SUM = range(3)  # ATen's reductions
 Term = Callable[[Lowering, dict[str, Any], Expression, Expression], Expression]  # of an input and its target

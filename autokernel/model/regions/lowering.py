@@ -7,7 +7,7 @@ stride per dim.
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +16,20 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autokernel.model.capture import aten, value
+from autokernel.model.regions.expressions import (
+    BOOL,
+    FLOAT,
+    FUNCTIONS,
+    INT,
+    Expression,
+    Lowered,
+    Result,
+    of_numbers,
+)
 from autokernel.spec import TensorSpec
 
-FLOAT, INT, BOOL = "float", "int", "bool"
-OWN_NAMES = ("exp", "log", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1", "sqrt")  # as PyTorch has them
-
-Groups = tuple[
-    tuple[int, ...], ...
-]  # for each dim of a tensor, the dims of the index space that it runs along; () for none
-
+# For each dim of a tensor, the dims of the index space that it runs along; () for none.
+Groups = tuple[tuple[int, ...], ...]
 
 MOST_FACTORS = 8  # of a power that is written as a product
 MOST_PLACES = 128  # of a window, each of which is written out
@@ -72,69 +77,6 @@ class _Split(Exception):
 
     def __init__(self, dim: int, inner: int):
         self.dim, self.inner = dim, inner
-
-
-@dataclass(frozen=True, eq=False)
-class Expression:
-    """A function of the index. op: "load", "number", "index", "reduce_sum" or "scan_sum" and their like, or a function.
-
-    A load of a condition is 0 where that is false. A scan is a reduction of all up to an index, in the order of the row.
-    """
-
-    op: str
-    operands: tuple["Expression", ...]
-    kind: str  # FLOAT, INT or BOOL
-    dims: frozenset[int]  # on whose index it depends
-    # Of a load (input, stride per dim, offset); of an index (None, step per dim, start); of a number its value; of a scan
-    # whether it begins at the end of the row.
-    data: Any = None
-
-
-@dataclass(frozen=True)
-class Result:
-    """An expression that is written to memory: at every index, or, where it ends in a reduction, once for each row."""
-
-    expression: Expression
-    spec: TensorSpec
-    strides: tuple[int, ...]  # by dim of the index space; 0 along those that it does not have
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """One region: its results for the indices of `sizes`."""
-
-    sizes: tuple[int, ...]
-    reduced: tuple[int, ...]  # dims that every reduction runs over; empty if there is none
-    results: tuple[Result, ...]
-    inputs: tuple[Node, ...]
-
-    @property
-    def scans(self) -> list[Expression]:
-        return [e for e in self.expressions if is_scan(e)]
-
-    @property
-    def is_backwards(self) -> bool:
-        """Whether rows are walked through from their ends."""
-        return any(e.data for e in self.scans)
-
-    @property
-    def expressions(self) -> list[Expression]:
-        """All of them, operands first."""
-        found: dict[Expression, None] = {}
-
-        def visit(e: Expression) -> None:
-            if e not in found:
-                for operand in e.operands:
-                    visit(operand)
-                found[e] = None
-
-        for result in self.results:
-            visit(result.expression)
-        return list(found)
-
-
-def is_scan(e: Expression) -> bool:
-    return e.op.startswith("scan_")
 
 
 def result_spec(fake: Tensor) -> TensorSpec:
@@ -284,7 +226,7 @@ class Lowering:
 
     def make(self, op: str, *operands: Expression, kind: str = FLOAT, data: Any = None, dims: Any = None) -> Expression:
         if op in FUNCTIONS and all(e.op == "number" for e in operands):
-            return self.number(_of_numbers(op, kind, [e.data for e in operands]))
+            return self.number(of_numbers(op, kind, [e.data for e in operands]))
         depends = frozenset().union(*(e.dims for e in operands)) if dims is None else frozenset(dims)
         key = (op, tuple(map(id, operands)), kind, repr(data), depends)
         if key not in self.made:
@@ -317,7 +259,7 @@ class Lowering:
         data = self.inputs.index(node), strides, offset
         if guard.op == "number":
             load = self.make("load", kind=kind_of(t.dtype), data=data, dims=dims)
-            return load if guard.data else _in(self, self.number(False), load.kind)
+            return load if guard.data else as_kind(self, self.number(False), load.kind)
         return self.make("load", guard, kind=kind_of(t.dtype), data=data, dims={*dims, *guard.dims})
 
     def index(self, groups: Groups, shape: Sequence[int]) -> Expression:
@@ -366,7 +308,7 @@ class Lowering:
         return self.element(v, tuple(() if n == 1 else g for n, g in zip(own, theirs)))
 
     def as_float(self, e: Expression) -> Expression:
-        return _in(self, e, FLOAT)
+        return as_kind(self, e, FLOAT)
 
     def reduce(self, kind: str, source: Node, groups: Groups, dims: Sequence[int], keepdim: bool, of: Any) -> Expression:
         """of(groups of the source) reduced over `dims` of `source`, where `groups` are those of the result."""
@@ -386,9 +328,9 @@ class Lowering:
         missing = tuple(d for d in range(len(self.sizes)) if d not in used)
         along, number = self.split(missing, shape), INT if kind.endswith("_int") else FLOAT
         if not missing:  # of one element each
-            return _in(self, of(along), number)
+            return as_kind(self, of(along), number)
         self.along_rows(missing)
-        return self.make(kind, _in(self, of(along), number), kind=number, dims=used)
+        return self.make(kind, as_kind(self, of(along), number), kind=number, dims=used)
 
     def along_rows(self, dims: tuple[int, ...]) -> None:
         """From now on these are the dims of a row."""
@@ -461,12 +403,12 @@ def elementwise(function: Callable[..., Expression], *names: str) -> Rule:
     def made(low: Lowering, node: Node, groups: Groups) -> Expression:
         given = arguments(node)
         result = function(low, *(low.operand(node, given[name], groups) for name in names))
-        return _in(low, result, kind_of(value(node).dtype, node))
+        return as_kind(low, result, kind_of(value(node).dtype, node))
 
     return made
 
 
-def _in(low: Lowering, e: Expression, kind: str) -> Expression:
+def as_kind(low: Lowering, e: Expression, kind: str) -> Expression:
     """`e` as a number of this kind."""
     if e.kind == kind:
         return e
@@ -475,173 +417,6 @@ def _in(low: Lowering, e: Expression, kind: str) -> Expression:
     if kind == BOOL:
         return low.make("ne", e, low.number(0.0 if e.kind == FLOAT else 0), kind=BOOL)
     return low.make(kind, e, kind=kind)
-
-
-def _float1(op: str) -> Callable[..., Expression]:
-    return lambda low, x: low.make(op, low.as_float(x))
-
-
-def _arithmetic(low: Lowering, op: str, *operands: Expression) -> Expression:
-    """In floats where one of them is, else in integers."""
-    if any(e.kind == FLOAT for e in operands):
-        return low.make(op, *map(low.as_float, operands))
-    return low.make(op, *(_in(low, e, INT) for e in operands), kind=INT)
-
-
-def sigmoid(low: Lowering, x: Expression) -> Expression:
-    one = low.number(1.0)
-    return low.make("div", one, low.make("add", one, low.make("exp", low.make("neg", low.as_float(x)))))
-
-
-def silu(low: Lowering, x: Expression) -> Expression:
-    return low.make("mul", x, sigmoid(low, x))
-
-
-def relu(low: Lowering, x: Expression) -> Expression:
-    return _arithmetic(low, "max", x, _in(low, low.number(0), x.kind))
-
-
-def gelu(low: Lowering, x: Expression, tanh: bool) -> Expression:
-    """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, or x (1 + erf(x / sqrt(2))) / 2."""
-    half = low.make("mul", low.number(0.5), x)
-    if tanh:
-        cube = low.make("mul", low.number(0.044715), power(low, x, 3))
-        inner = low.make("mul", low.number(math.sqrt(2 / math.pi)), low.make("add", x, cube))
-    else:
-        inner = low.make("mul", x, low.number(math.sqrt(0.5)))
-    return low.make("mul", half, low.make("add", low.number(1.0), low.make("tanh" if tanh else "erf", inner)))
-
-
-def power(low: Lowering, x: Expression, exponent: float) -> Expression:
-    """Small whole powers as products: they are defined below 0, too."""
-    x, one = low.as_float(x), low.number(1.0)
-    size = abs(exponent)
-    if size != int(size) and size != 0.5 or size > MOST_FACTORS:
-        return low.make("pow", x, low.number(float(exponent)))
-    result = low.make("sqrt", x) if size == 0.5 else x if size else one
-    for _ in range(int(size) - 1):
-        result = low.make("mul", result, x)
-    return result if exponent >= 0 else low.make("div", one, result)
-
-
-for name in OWN_NAMES:
-    rule(name)(elementwise(_float1(name), "self"))
-rule("rsqrt")(elementwise(lambda low, x: power(low, x, -0.5), "self"))
-rule("reciprocal")(elementwise(lambda low, x: power(low, x, -1), "self"))
-rule("square")(elementwise(lambda low, x: _arithmetic(low, "mul", x, x), "self"))
-rule("abs")(elementwise(lambda low, x: _arithmetic(low, "abs", x), "self"))
-rule("neg")(elementwise(lambda low, x: _arithmetic(low, "neg", x), "self"))
-rule("sigmoid")(elementwise(sigmoid, "self"))
-rule("silu")(elementwise(silu, "self"))
-rule("relu")(elementwise(relu, "self"))
-rule("clone", "contiguous", "alias", "detach", "dropout", "lift_fresh_copy", "positive")(
-    lambda low, node, groups: _same(low, node, groups)
-)
-rule("to.dtype", "_to_copy", "to.dtype_layout", "to.device")(lambda low, node, groups: _cast(low, node, groups))
-
-
-def _same(low: Lowering, node: Node, groups: Groups) -> Expression:
-    if node.target is aten.dropout.default and node.args[2] and node.args[1]:
-        raise Unsupported("random numbers")
-    return low.element(node.args[0], groups)
-
-
-def _cast(low: Lowering, node: Node, groups: Groups) -> Expression:
-    source = low.element(node.args[0], groups)
-    if value(node).device != value(node.args[0]).device and source.op != "number":
-        raise Unsupported("a copy to another device")
-    return _in(low, source, kind_of(value(node).dtype, node))
-
-
-@rule("gelu")
-def _gelu(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    return gelu(low, low.element(given["self"], groups), given["approximate"] == "tanh")
-
-
-@rule("add.Tensor", "sub.Tensor", "add.Scalar", "sub.Scalar", "rsub.Scalar", "rsub.Tensor")
-def _sum(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    a, b = (low.operand(node, given[name], groups) for name in ("self", "other"))
-    if node.target.overloadpacket is aten.rsub:  # other - alpha self
-        a, b = b, a
-    if given["alpha"] != 1:
-        b = _arithmetic(low, "mul", b, low.number(given["alpha"]))
-    result = _arithmetic(low, "add" if node.target.overloadpacket is aten.add else "sub", a, b)
-    return _in(low, result, kind_of(value(node).dtype, node))
-
-
-def _binary(op: str) -> Callable[..., Expression]:
-    return lambda low, a, b: _arithmetic(low, op, a, b)
-
-
-rule("mul.Tensor", "mul.Scalar")(elementwise(_binary("mul"), "self", "other"))
-rule("maximum", "max.other")(elementwise(_binary("max"), "self", "other"))
-rule("minimum", "min.other")(elementwise(_binary("min"), "self", "other"))
-rule("div.Tensor", "div.Scalar", "true_divide.Tensor")(
-    elementwise(lambda low, a, b: low.make("div", low.as_float(a), low.as_float(b)), "self", "other")
-)
-
-
-def _compared(op: str) -> Callable[..., Expression]:
-    def function(low: Lowering, a: Expression, b: Expression) -> Expression:
-        if FLOAT in (a.kind, b.kind):
-            return low.make(op, low.as_float(a), low.as_float(b), kind=BOOL)
-        return low.make(op, _in(low, a, INT), _in(low, b, INT), kind=BOOL)
-
-    return function
-
-
-def _comparison(name: str) -> Rule:
-    compared = elementwise(_compared(name), "self", "other")
-
-    def made(low: Lowering, node: Node, groups: Groups) -> Expression:
-        a, b = (value(v) if isinstance(v, Node) else v for v in node.args)
-        if not all(_is_exact(v, torch.result_type(a, b)) for v in (a, b)):
-            raise Unsupported("a comparison that rounds to 16 bits")
-        return compared(low, node, groups)
-
-    return made
-
-
-def _is_exact(v: Any, dtype: torch.dtype) -> bool:
-    """Whether a tensor or number is the same where PyTorch compares in `dtype`; float32 is what expressions compare in."""
-    if dtype.itemsize > 2 or not dtype.is_floating_point:
-        return True
-    if isinstance(v, Tensor):
-        return v.dtype in (dtype, torch.bool)
-    return math.isnan(v) or torch.tensor(v, dtype=dtype).item() == v
-
-
-for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    rule(f"{name}.Tensor", f"{name}.Scalar")(_comparison(name))
-
-
-def _logical(op: str) -> Callable[..., Expression]:
-    return lambda low, *operands: low.make(op, *(_in(low, e, BOOL) for e in operands), kind=BOOL)
-
-
-rule("logical_not")(elementwise(_logical("not"), "self"))
-rule("logical_and")(elementwise(_logical("and"), "self", "other"))
-rule("logical_or")(elementwise(_logical("or"), "self", "other"))
-
-
-@rule("bitwise_not", "bitwise_and.Tensor", "bitwise_or.Tensor")
-def _bitwise(low: Lowering, node: Node, groups: Groups) -> Expression:
-    if value(node).dtype != torch.bool:
-        raise Unsupported("bits of integers")
-    op = {aten.bitwise_not: "not", aten.bitwise_and: "and", aten.bitwise_or: "or"}[node.target.overloadpacket]
-    return low.make(op, *(low.operand(node, v, groups) for v in node.args), kind=BOOL)
-
-
-@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor")
-def _power(low: Lowering, node: Node, groups: Groups) -> Expression:
-    if kind_of(value(node).dtype, node) != FLOAT:
-        raise Unsupported("powers of integers")
-    x, exponent = low.as_float(low.operand(node, node.args[0], groups)), node.args[1]
-    if isinstance(exponent, Node):
-        return low.make("pow", x, low.as_float(low.operand(node, exponent, groups)))
-    return power(low, x, exponent)
 
 
 def both(low: Lowering, a: Expression, b: Expression) -> Expression:
@@ -653,335 +428,8 @@ def both(low: Lowering, a: Expression, b: Expression) -> Expression:
 
 def choose(low: Lowering, condition: Expression, a: Expression, b: Expression, kind: str) -> Expression:
     if condition.op == "number":
-        return _in(low, a if condition.data else b, kind)
-    return low.make("where", _in(low, condition, BOOL), _in(low, a, kind), _in(low, b, kind), kind=kind)
-
-
-@rule("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(low: Lowering, node: Node, groups: Groups) -> Expression:
-    condition, a, b = (low.operand(node, v, groups) for v in node.args)
-    return choose(low, condition, a, b, kind_of(value(node).dtype, node))
-
-
-@rule("masked_fill.Scalar", "masked_fill.Tensor")
-def _masked_fill(low: Lowering, node: Node, groups: Groups) -> Expression:
-    x, mask, v = (low.operand(node, v, groups) for v in node.args)
-    return choose(low, mask, v, x, kind_of(value(node).dtype, node))
-
-
-@rule("clamp", "clamp_min", "clamp_max", "hardtanh")
-def _clamp(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    result = low.element(given["self"], groups)
-    for name, op in (("min", "max"), ("max", "min"), ("min_val", "max"), ("max_val", "min")):
-        if given.get(name) is not None:
-            result = _arithmetic(low, op, result, low.operand(node, given[name], groups))
-    return _in(low, result, kind_of(value(node).dtype, node))
-
-
-@rule("leaky_relu")
-def _leaky_relu(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    x = low.element(given["self"], groups)
-    slope = low.make("mul", x, low.number(float(given["negative_slope"])))
-    return choose(low, low.make("gt", x, low.number(0.0), kind=BOOL), x, slope, FLOAT)
-
-
-@rule("hardsigmoid", "hardswish")
-def _hard(low: Lowering, node: Node, groups: Groups) -> Expression:
-    x = low.element(node.args[0], groups)
-    three, zero, six = map(low.number, (3.0, 0.0, 6.0))
-    gate = low.make("div", low.make("min", low.make("max", low.make("add", x, three), zero), six), six)
-    return gate if node.target is aten.hardsigmoid.default else low.make("mul", x, gate)
-
-
-LN2 = math.log(2)
-rule("exp2")(elementwise(lambda low, x: low.make("exp", low.make("mul", low.as_float(x), low.number(LN2))), "self"))
-rule("log2")(elementwise(lambda low, x: low.make("div", low.make("log", low.as_float(x)), low.number(LN2)), "self"))
-
-
-@rule("addcmul")
-def _addcmul(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    x, a, b = (low.operand(node, given[name], groups) for name in ("self", "tensor1", "tensor2"))
-    product = _arithmetic(low, "mul", a, b)
-    if given["value"] != 1:
-        product = _arithmetic(low, "mul", product, low.number(given["value"]))
-    return _in(low, _arithmetic(low, "add", x, product), kind_of(value(node).dtype, node))
-
-
-@rule("lerp.Scalar", "lerp.Tensor")
-def _lerp(low: Lowering, node: Node, groups: Groups) -> Expression:
-    a, b, weight = (low.as_float(low.operand(node, v, groups)) for v in node.args)
-    difference, rest = low.make("sub", b, a), low.make("sub", low.number(1.0), weight)
-    from_a = low.make("add", a, low.make("mul", weight, difference))
-    from_b = low.make("sub", b, low.make("mul", difference, rest))  # which is b itself at a weight of 1
-    if weight.op == "number":
-        return from_a if abs(weight.data) < 0.5 else from_b
-    return choose(low, low.make("lt", low.make("abs", weight), low.number(0.5), kind=BOOL), from_a, from_b, FLOAT)
-
-
-@rule("mish", "log_sigmoid")
-def _smooth(low: Lowering, node: Node, groups: Groups) -> Expression:
-    x, zero = low.element(node.args[0], groups), low.number(0.0)
-    if node.target is aten.log_sigmoid.default:  # min(x, 0) - log(1 + e^-|x|)
-        return low.make("sub", low.make("min", x, zero), _softened(low, x))
-    return low.make("mul", x, low.make("tanh", low.make("log1p", low.make("exp", x))))
-
-
-def _softened(low: Lowering, x: Expression) -> Expression:
-    """log(1 + e^-|x|)"""
-    return low.make("log1p", low.make("exp", low.make("neg", low.make("abs", x))))
-
-
-SELU = {"alpha": 1.6732632423543772, "scale": 1.0507009873554805}
-
-
-@rule("elu", "celu", "selu")
-def _exponential(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node) | (SELU if node.target is aten.selu.default else {})
-    x, zero = low.element(given["self"], groups), low.number(0.0)
-    alpha, scale = low.number(float(given["alpha"])), low.number(float(given.get("scale", 1)))
-    below = x
-    if node.target is aten.celu.default:
-        below = low.make("div", x, alpha)
-    elif given.get("input_scale", 1) != 1:
-        below = low.make("mul", x, low.number(float(given["input_scale"])))
-    curve = low.make("mul", alpha, low.make("expm1", below))
-    result = choose(low, low.make("gt", x, zero, kind=BOOL), x, curve, FLOAT)
-    return result if scale.data == 1 else low.make("mul", scale, result)
-
-
-@rule("prelu")
-def _prelu(low: Lowering, node: Node, groups: Groups) -> Expression:
-    """A slope for each channel, the second dim, or for all."""
-    x, weight = low.element(node.args[0], groups), node.args[1]
-    is_one = value(weight).numel() == 1
-    slope = low.element(weight, ((),) * value(weight).dim() if is_one else (groups[min(1, len(groups) - 1)],))
-    return choose(low, low.make("gt", x, low.number(0.0), kind=BOOL), x, low.make("mul", slope, x), FLOAT)
-
-
-@rule("glu")
-def _glu(low: Lowering, node: Node, groups: Groups) -> Expression:
-    """The first half of a dim times the sigmoid of the second."""
-    source, dim = node.args[0], arguments(node)["dim"] % len(groups)
-    half, n = value(node).shape[dim], value(source).shape[dim]
-    first, second = ((*groups[:dim], low.shifted(groups[dim], 1, start, n), *groups[dim + 1 :]) for start in (0, half))
-    return low.make("mul", low.element(source, first), sigmoid(low, low.element(source, second)))
-
-
-@rule("softshrink", "hardshrink", "threshold")
-def _shrunk(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    x, zero = low.element(given["self"], groups), low.number(0.0)
-    if node.target is aten.threshold.default:
-        is_below = low.make("le", x, low.number(float(given["threshold"])), kind=BOOL)
-        return choose(low, is_below, low.number(float(given["value"])), x, FLOAT)
-    limit, other = low.number(float(given["lambd"])), low.number(-float(given["lambd"]))
-    above, below = low.make("gt", x, limit, kind=BOOL), low.make("lt", x, other, kind=BOOL)
-    if node.target is aten.hardshrink.default:
-        is_within = low.make("le", low.make("abs", x), limit, kind=BOOL)
-        return choose(low, is_within, zero, x, FLOAT)
-    inner = choose(low, below, low.make("add", x, limit), low.make("mul", x, zero), FLOAT)
-    return choose(low, above, low.make("sub", x, limit), inner, FLOAT)
-
-
-rule("isnan")(elementwise(lambda low, x: low.make("ne", low.as_float(x), low.as_float(x), kind=BOOL), "self"))
-rule("isinf")(
-    elementwise(lambda low, x: low.make("eq", low.make("abs", low.as_float(x)), low.number(math.inf), kind=BOOL), "self")
-)
-
-
-@rule("softplus")
-def _softplus(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    x, beta = low.element(given["self"], groups), low.number(float(given["beta"]))
-    scaled = low.make("mul", x, beta)
-    soft = low.make("div", low.make("log1p", low.make("exp", scaled)), beta)
-    return choose(low, low.make("gt", scaled, low.number(float(given["threshold"])), kind=BOOL), x, soft, FLOAT)
-
-
-# --- reductions and what is made of them ---
-
-
-def dims_of(node: Node, source: Node) -> list[int]:
-    """The dims over which an operator reduces: all, if it names none."""
-    dims = arguments(node).get("dim")
-    return list(range(value(source).dim())) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
-
-
-REDUCTIONS = {aten.amax: "max", aten.max: "max", aten.amin: "min", aten.min: "min", aten.prod: "prod"}
-
-
-@rule("sum.dim_IntList", "mean.dim", "amax", "amin", "prod.dim_int", "sum", "mean", "max", "min", "prod")
-def _reduction(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    source = given["self"]
-    if given.get("dtype") not in (None, torch.float32, value(source).dtype):
-        raise Unsupported("a sum in another dtype")
-    if kind_of(value(source).dtype, node) != FLOAT:
-        raise Unsupported("a reduction of integers")
-    dims, kind = dims_of(node, source), REDUCTIONS.get(node.target.overloadpacket, "sum")
-    result = low.reduce(f"reduce_{kind}", source, groups, dims, given.get("keepdim"), lambda g: low.element(source, g))
-    if node.target.overloadpacket is aten.mean:
-        result = low.make("div", result, low.number(float(low.count(source, dims))))
-    return result
-
-
-def one_per_row(groups: Groups, source: Node, dims: Sequence[int], keepdim: bool) -> Groups:
-    """The groups of a result of `source`'s rank, with 1 along `dims`, of which `groups` may lack those dims."""
-    rank = value(source).dim()
-    dims = {d % rank for d in dims}
-    if keepdim:
-        return tuple(() if d in dims else g for d, g in enumerate(groups))
-    rest = iter(groups)
-    return tuple(() if d in dims else next(rest) for d in range(rank))
-
-
-def _sum_of(
-    low: Lowering, node: Node, groups: Groups, of: Callable[[Expression], Expression], kind: str = "sum"
-) -> Expression:
-    """of(x), added up (or its largest) over the dims of an operator with `self`, `dim` and `keepdim`."""
-    given = arguments(node)
-    source = given["self"]
-    dims = dims_of(node, source)
-    one = one_per_row(groups, source, dims, given["keepdim"])
-    return low.reduce(f"reduce_{kind}", source, one, dims, True, lambda g: of(low.as_float(low.element(source, g))))
-
-
-@rule("logsumexp")
-def _logsumexp(low: Lowering, node: Node, groups: Groups) -> Expression:
-    peak = _sum_of(low, node, groups, lambda x: x, "max")
-    is_infinite = low.make("eq", low.make("abs", peak), low.number(math.inf), kind=BOOL)
-    peak = choose(low, is_infinite, low.number(0.0), peak, FLOAT)  # as PyTorch does: inf - inf would be NaN
-    total = _sum_of(low, node, groups, lambda x: low.make("exp", low.make("sub", x, peak)))
-    return low.make("add", peak, low.make("log", total))
-
-
-@rule("linalg_vector_norm")
-def _norm(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    if given["dtype"] not in (None, torch.float32, value(given["self"]).dtype) or given["ord"] not in (1, 2):
-        raise Unsupported("another norm than the 1-norm and the 2-norm")
-    if given["ord"] == 1:
-        return _sum_of(low, node, groups, lambda x: low.make("abs", x))
-    return low.make("sqrt", _sum_of(low, node, groups, lambda x: low.make("mul", x, x)))
-
-
-@rule("var.correction", "std.correction", "var.dim", "std.dim")
-def _variance(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    source = given["self"]
-    dims = dims_of(node, source)
-    count = low.count(source, dims)
-    correction = given.get("correction", 1 if given.get("unbiased", True) else 0)
-    correction = 1 if correction is None else correction
-    if count <= correction:
-        raise Unsupported("the variance of too few elements")
-    mean = low.make("div", _sum_of(low, node, groups, lambda x: x), low.number(float(count)))
-
-    def squared(x: Expression) -> Expression:
-        deviation = low.make("sub", x, mean)
-        return low.make("mul", deviation, deviation)
-
-    variance = low.make("div", _sum_of(low, node, groups, squared), low.number(float(count - correction)))
-    return low.make("sqrt", variance) if node.target.overloadpacket is aten.std else variance
-
-
-@rule("softmax.int", "_softmax", "log_softmax.int")
-def _softmax(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    source, dim = given["self"], given["dim"]
-    if kind_of(value(source).dtype, node) != FLOAT:
-        raise Unsupported("a softmax of integers")
-    x = low.element(source, groups)
-    one = tuple(() if d == dim % len(groups) else g for d, g in enumerate(groups))
-    peak = low.reduce("reduce_max", source, one, [dim], True, lambda g: low.element(source, g))
-    shifted = low.make("sub", x, peak)
-    terms = lambda g: low.make("exp", low.make("sub", low.element(source, g), peak))  # noqa: E731
-    total = low.reduce("reduce_sum", source, one, [dim], True, terms)
-    if node.target is aten.log_softmax.int:
-        return low.make("sub", shifted, low.make("log", total))
-    return low.make("div", low.make("exp", shifted), total)
-
-
-def _normalised(low: Lowering, source: Node, groups: Groups, dims: Sequence[int], eps: float, centred: bool) -> Expression:
-    """x, less its mean if `centred`, over the root of the mean of its square."""
-    one = tuple(() if d in dims else g for d, g in enumerate(groups))
-    count = low.number(float(low.count(source, dims)))
-    mean = None
-    if centred:
-        total = low.reduce("reduce_sum", source, one, dims, True, lambda g: low.element(source, g))
-        mean = low.make("div", total, count)
-
-    def deviation(g: Groups) -> Expression:
-        x = low.element(source, g)
-        return low.make("sub", x, mean) if mean else x
-
-    squares = low.reduce("reduce_sum", source, one, dims, True, lambda g: low.make("mul", deviation(g), deviation(g)))
-    variance = low.make("div", squares, count)
-    return low.make("div", deviation(groups), low.make("sqrt", low.make("add", variance, low.number(float(eps)))))
-
-
-def _scaled(low: Lowering, x: Expression, groups: Groups, weight: Any, bias: Any) -> Expression:
-    for op, v in (("mul", weight), ("add", bias)):
-        if v is not None:
-            x = low.make(op, x, low.as_float(low.element(v, groups)))
-    return x
-
-
-@rule("layer_norm", "rms_norm")
-def _layer_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    source, width = given["input"], len(given["normalized_shape"])
-    dims = list(range(len(groups) - width, len(groups)))
-    eps = given["eps"] if given["eps"] is not None else torch.finfo(torch.float32).eps
-    x = _normalised(low, source, groups, dims, eps, node.target is aten.layer_norm.default)
-    return _scaled(low, x, groups[-width:], given["weight"], given.get("bias"))
-
-
-@rule("group_norm")
-def _group_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    source, count = given["input"], given["num_groups"]
-    batch, channels, *rest = value(source).shape
-    parts = low.split(groups[1], (count, channels // count))
-    whole = (groups[0], parts[0], parts[1], *groups[2:])
-    one = (groups[0], parts[0])
-    flat = lambda g: (g[0], g[1] + g[2], *g[3:])  # noqa: E731  of a group, back to channels
-    number = low.number(float(math.prod(rest) * channels // count))
-
-    def reduced(of: Callable[[Groups], Expression]) -> Expression:
-        return low.reduce_over("reduce_sum", one, (channels // count, *rest), lambda along: of((*one, *along)))
-
-    mean = low.make("div", reduced(lambda g: low.element(source, flat(g))), number)
-    deviation = lambda g: low.make("sub", low.element(source, flat(g)), mean)  # noqa: E731
-    variance = low.make("div", reduced(lambda g: low.make("mul", deviation(g), deviation(g))), number)
-    root = low.make("sqrt", low.make("add", variance, low.number(float(given["eps"]))))
-    return _scaled(low, low.make("div", deviation(whole), root), (groups[1],), given["weight"], given["bias"])
-
-
-@rule("instance_norm")
-def _instance_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    if not given["use_input_stats"] or given["running_mean"] is not None:
-        raise Unsupported("an instance norm that keeps statistics, or has kept some")
-    x = _normalised(low, given["input"], groups, list(range(2, len(groups))), given["eps"], centred=True)
-    return _scaled(low, x, (groups[1],), given["weight"], given["bias"])
-
-
-@rule("batch_norm")
-def _batch_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
-    if given["training"]:
-        raise Unsupported("batch norm in training keeps statistics")
-    channel = (groups[1],)
-    x, mean, variance = (
-        low.as_float(low.element(given[name], g))
-        for name, g in (("input", groups), ("running_mean", channel), ("running_var", channel))
-    )
-    root = low.make("sqrt", low.make("add", variance, low.number(float(given["eps"]))))
-    return _scaled(low, low.make("div", low.make("sub", x, mean), root), channel, given["weight"], given["bias"])
+        return as_kind(low, a if condition.data else b, kind)
+    return low.make("where", as_kind(low, condition, BOOL), as_kind(low, a, kind), as_kind(low, b, kind), kind=kind)
 
 
 # --- views: elements elsewhere ---
@@ -1012,107 +460,3 @@ def _permute(low: Lowering, node: Node, groups: Groups) -> Expression:
         a, b = (node.args[1] % rank, node.args[2] % rank) if node.target is aten.transpose.int else (0, 1)
         order[a], order[b] = order[b], order[a]
     return low.element(node.args[0], tuple(groups[order.index(d)] for d in range(rank)))
-
-
-def evaluate(lowered: Lowered, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The region's results as the expressions say, computed by PyTorch in the inputs' dtypes, in their own strides."""
-    known: dict[Expression, Any] = {}
-    for e in lowered.expressions:
-        known[e] = _evaluated(e, [known[operand] for operand in e.operands], inputs, lowered)
-    return tuple(_written(result, _tensor(known[result.expression], inputs), lowered) for result in lowered.results)
-
-
-def _tensor(v: Any, inputs: Sequence[Tensor]) -> Tensor:
-    """A number as a tensor, of floating-point ones in the inputs' dtype."""
-    dtype = next(x.dtype for x in inputs if x.is_floating_point())
-    return torch.as_tensor(v, dtype=dtype if isinstance(v, float) else None)
-
-
-def _written(result: Result, numbers: Tensor, lowered: Lowered) -> Tensor:
-    sizes = [n if stride else 1 for n, stride in zip(lowered.sizes, result.strides)]
-    y = torch.empty_strided(result.spec.shape, result.spec.strides, dtype=numbers.dtype)
-    y.as_strided(sizes, result.strides).copy_(numbers.expand(sizes))
-    return y
-
-
-def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], lowered: Lowered) -> Any:
-    if e.op == "number":
-        return e.data
-    if e.op == "index":
-        return _at(e, lowered)
-    if e.op == "load":
-        memory = inputs[e.data[0]]
-        whole = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,), 0)
-        loaded = whole[(_at(e, lowered) + memory.storage_offset()).clamp(0, len(whole) - 1)]
-        return torch.where(operands[0], loaded, torch.zeros_like(loaded)) if operands else loaded
-    if e.op.startswith("reduce_"):
-        operand = _tensor(operands[0], inputs).expand(lowered.sizes)
-        return ROWS[e.op](operand, lowered.reduced)
-    if is_scan(e):
-        return _scanned(_tensor(operands[0], inputs).expand(lowered.sizes), e, lowered.reduced)
-    return FUNCTIONS[e.op](*operands)
-
-
-def _at(e: Expression, lowered: Lowered) -> Tensor:
-    """The places that a load or an index goes to, of the dims on which they depend."""
-    _, steps, at = e.data
-    for d, step in enumerate(steps):
-        shape = [n if d == i else 1 for i, n in enumerate(lowered.sizes)]
-        at = at + (
-            step * torch.arange(lowered.sizes[d]).view(shape) if step else torch.zeros([1] * len(shape), dtype=torch.int64)
-        )
-    return torch.as_tensor(at)
-
-
-def _scanned(x: Tensor, e: Expression, dims: Sequence[int]) -> Tensor:
-    ends = list(range(-len(dims), 0))
-    rows = x.movedim(list(dims), ends)
-    flat = rows.flatten(-len(dims))
-    flat = flat.flip(-1) if e.data else flat
-    made = {"scan_sum": torch.cumsum, "scan_prod": torch.cumprod}[e.op](flat, -1)
-    return (made.flip(-1) if e.data else made).view(rows.shape).movedim(ends, list(dims))
-
-
-def _product(x: Tensor, dims: Sequence[int]) -> Tensor:
-    for d in dims:
-        x = x.prod(d, keepdim=True)
-    return x
-
-
-ROWS: Mapping[str, Callable[[Tensor, Sequence[int]], Tensor]] = {
-    "reduce_sum": lambda x, dims: x.sum(dims, keepdim=True),
-    "reduce_prod": _product,
-    "reduce_max": lambda x, dims: x.amax(dims, keepdim=True),
-    "reduce_min": lambda x, dims: x.amin(dims, keepdim=True),
-    "reduce_min_int": lambda x, dims: x.amin(dims, keepdim=True),
-}
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(torch, name) for name in OWN_NAMES},
-    "float": lambda x: x if x.is_floating_point() else x.to(torch.float64),
-    "int": lambda x: x.to(torch.int64),
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": lambda a, b: a / b,
-    "neg": operator.neg,
-    "abs": abs,
-    "pow": operator.pow,
-    "max": lambda a, b: torch.maximum(*_tensors(a, b)),
-    "min": lambda a, b: torch.minimum(*_tensors(a, b)),
-    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    "and": operator.and_,
-    "or": operator.or_,
-    "not": torch.logical_not,
-    "where": lambda c, a, b: torch.where(c, *_tensors(a, b)),
-}
-
-
-def _of_numbers(op: str, kind: str, numbers: Sequence[Any]) -> Any:
-    """What a function comes to, in float64: languages of kernels have some for tensors alone."""
-    result = FUNCTIONS[op](*(torch.tensor(v, dtype=torch.float64 if isinstance(v, float) else None) for v in numbers))
-    return {FLOAT: float, INT: int, BOOL: bool}[kind](result)
-
-
-def _tensors(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    dtype = next((v.dtype for v in (a, b) if isinstance(v, Tensor)), torch.float64)
-    return torch.as_tensor(a, dtype=dtype), torch.as_tensor(b, dtype=dtype)

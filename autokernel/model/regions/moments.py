@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from autokernel.model.regions.lowering import FLOAT, Expression, Lowered
+from autokernel.model.regions.expressions import FLOAT, Expression, Lowered
 
 
 def with_moments(lowered: Lowered) -> Lowered:

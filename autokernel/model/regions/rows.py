@@ -6,22 +6,9 @@ import torch
 from torch.fx import Node
 
 from autokernel.model.capture import aten, value
-from autokernel.model.regions.lowering import (
-    BOOL,
-    FLOAT,
-    INT,
-    Expression,
-    Groups,
-    Lowering,
-    Shifted,
-    Unsupported,
-    arguments,
-    choose,
-    dims_of,
-    kind_of,
-    one_per_row,
-    rule,
-)
+from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression
+from autokernel.model.regions.lowering import Groups, Lowering, Shifted, Unsupported, arguments, choose, kind_of, rule
+from autokernel.model.regions.reductions import dims_of, one_per_row
 from autokernel.model.regions.spec import PICKING
 
 

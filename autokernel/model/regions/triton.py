@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from autokernel.model.regions.lowering import BOOL, FLOAT, Expression, Lowered, is_scan
+from autokernel.model.regions.expressions import BOOL, FLOAT, Expression, Lowered, is_scan
 from autokernel.model.regions.moments import with_moments
 from autokernel.model.regions.writing import (
     OPERATORS,

@@ -10,18 +10,8 @@ import torch
 from torch.fx import Node
 
 from autokernel.model.capture import aten, value
-from autokernel.model.regions.lowering import (
-    FLOAT,
-    MOST_PLACES,
-    Expression,
-    Groups,
-    Lowering,
-    Unsupported,
-    arguments,
-    choose,
-    kind_of,
-    rule,
-)
+from autokernel.model.regions.expressions import FLOAT, Expression
+from autokernel.model.regions.lowering import MOST_PLACES, Groups, Lowering, Unsupported, arguments, choose, kind_of, rule
 
 
 def _at(low: Lowering, source: Node, groups: Groups, dim: int, step: int, start: int) -> Groups:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autokernel.model.regions.lowering import Expression, Lowered, Result, is_scan
+from autokernel.model.regions.expressions import Expression, Lowered, Result, is_scan
 from autokernel.spec import TensorSpec
 
 PLACED = ("load", "index")  # expressions that depend on the index itself

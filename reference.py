@@ -25,6 +25,11 @@ def matmul(A: Tensor, B: Tensor) -> Tensor:
     return A @ B
 
 
+def bmm(A: Tensor, B: Tensor) -> Tensor:
+    """A [*batch, M, K] @ B [*batch, K, N] -> [*batch, M, N]: a product for each index of the batch."""
+    return A @ B
+
+
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """exp(x - max) / sum(exp(x - max)) along `dim`; same shape as x."""
     e = (x - x.amax(dim, keepdim=True)).exp_()

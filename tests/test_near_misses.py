@@ -193,6 +193,7 @@ def changed_in_between(x: Tensor, w: Tensor) -> Tensor:
 
 
 QKV = [(1, 2, 8, 4)] * 3
+BY_PARTS = ("bmm", "softmax", "bmm")  # of attention
 NORM = [(4, 8), (8,)]
 ROTARY = [(1, 2, 8, 8), (1, 1, 8, 8), (1, 1, 8, 8)]
 MLP = [(4, 8), (16, 8), (16, 8), (8, 16)]
@@ -237,17 +238,17 @@ NEAR_MISSES = {
         lambda x, w, b: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, unbiased=False) + 1e-3) * w + b,
         [*NORM, (8,)],
     ),
-    "soft cap": NearMiss(lambda q, k, v: torch.softmax(torch.tanh(scores(q, k) / 5) * 5, -1) @ v, QKV, ("softmax",)),
+    "soft cap": NearMiss(lambda q, k, v: torch.softmax(torch.tanh(scores(q, k) / 5) * 5, -1) @ v, QKV, BY_PARTS),
     "ALiBi": NearMiss(alibi, QKV, ("flash_attention",)),  # as a mask, which the model computes
     "sliding window": NearMiss(sliding_window, QKV, ("flash_attention",)),  # the same
-    "softmax of the wrong dim": NearMiss(lambda q, k, v: torch.softmax(scores(q, k), -2) @ v, QKV, ("softmax",)),
+    "softmax of the wrong dim": NearMiss(lambda q, k, v: torch.softmax(scores(q, k), -2) @ v, QKV, BY_PARTS),
     "scaled after the softmax": NearMiss(
-        lambda q, k, v: (torch.softmax(q @ k.transpose(-2, -1), -1) / 2) @ v, QKV, ("softmax",)
+        lambda q, k, v: (torch.softmax(q @ k.transpose(-2, -1), -1) / 2) @ v, QKV, BY_PARTS
     ),
     "probabilities are used elsewhere": NearMiss(
         lambda q, k, v: (torch.softmax(scores(q, k), -1) @ v, torch.softmax(scores(q, k), -1).sum()),
         QKV,
-        ("flash_attention", "softmax", "reduce"),
+        ("bmm", "flash_attention", "reduce", "softmax"),
     ),
     "sigmoid for GELU": NearMiss(
         lambda x, g, u, d: F.linear(F.linear(x, g) * torch.sigmoid(1.702 * F.linear(x, g)) * F.linear(x, u), d),
@@ -285,7 +286,8 @@ NEAR_MISSES = {
     "label smoothing": NearMiss(lambda x: F.cross_entropy(x, torch.arange(4), label_smoothing=0.1), [(4, 8)]),
     "weighted classes": NearMiss(lambda x, w: F.cross_entropy(x, torch.arange(4), w.abs()), [(4, 8), (8,)]),
     "log softmax": NearMiss(lambda x: torch.log_softmax(x, -1), [(4, 8)]),
-    "a product of batches": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)]),
+    "a product of batches": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)], ("bmm",)),
+    "a product with a vector": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (8,)]),
     "a mean": NearMiss(lambda x: x.mean(-1), [(4, 8)]),
 }
 
@@ -298,7 +300,10 @@ def test_near_misses_are_no_sites_or_compute_the_same(name: str) -> None:
 
 RANDOM = {
     "in the attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1), []),
-    "of the probabilities": (lambda q, k, v: F.dropout(torch.softmax(scores(q, k), -1), 0.1) @ v, ["softmax"]),
+    "of the probabilities": (
+        lambda q, k, v: F.dropout(torch.softmax(scores(q, k), -1), 0.1) @ v,
+        ["bmm", "softmax", "bmm"],
+    ),
 }
 
 
@@ -312,7 +317,7 @@ def test_dropout_while_training_stays(name: str) -> None:
 # --- what is refused, and what is bound -----------------------------------------------------------------------------
 
 REASONS = {
-    RejectReason.SHAPES: ("matmul", lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)]),
+    RejectReason.SHAPES: ("matmul", lambda a, b: a @ b, [(2, 4, 8), (8,)]),
     RejectReason.DTYPES: ("softmax", lambda x: torch.softmax(x, -1, dtype=torch.float64), [(4, 8)]),
     RejectReason.ESCAPES: ("rmsnorm", leaky, NORM),
     RejectReason.WRITTEN: ("rmsnorm", changed_in_between, NORM),

@@ -82,6 +82,10 @@ def matmul_case(M, N, K, layout_a=as_is, layout_b=as_is):
     return lambda dt: {"A": layout_a(randn(M, K, dtype=dt)), "B": layout_b(randn(K, N, dtype=dt))}
 
 
+def bmm_case(batch, M, N, K, layout_a=lambda t: t, layout_b=lambda t: t):
+    return lambda dt: {"A": layout_a(randn(*batch, M, K, dtype=dt)), "B": layout_b(randn(*batch, K, N, dtype=dt))}
+
+
 def between_heads(t):
     """[batch, heads, seq, head_dim] in the memory layout of [batch, seq, heads, head_dim], as projections leave it."""
     return transposed(t, 1, 2)
@@ -172,6 +176,12 @@ CASES = {
         "smallest": rotary_case(1, 1, 1, 2, 2, True),
         "transposed": rotary_case(2, 4, 6, 96, 96, False, between_heads),
         "gaps": rotary_case(1, 2, 3, 18, 18, True, every_second),
+    },
+    "bmm": {
+        "1x1x1x1": bmm_case((1,), 1, 1, 1),
+        "scores of heads": bmm_case((2, 3), 20, 17, 40, between_heads, lambda t: transposed(t)),
+        "one for all": lambda dt: {"A": randn(3, 4, 8, dtype=dt), "B": randn(8, 5, dtype=dt).expand(3, 8, 5)},
+        "deep": bmm_case((2,), 5, 16, 1024),
     },
     "matmul": {
         "64x64x128": matmul_case(64, 64, 128),

@@ -38,6 +38,16 @@ SDPA = "torch.nn.functional.scaled_dot_product_attention"
 WRONG = (
     # smoke: wrong at first sight
     kernel("matmul", "zeros", "smoke_test", "A, B", "return A.new_zeros(A.shape[0], B.shape[1])"),
+    kernel("bmm", "the-first-for-all", "smoke_test", "A, B", "return A @ B[:1]"),
+    kernel(
+        "bmm",
+        "one-batch-dim-only",
+        "shape_sweep",
+        "A, B",
+        "return torch.bmm(A, B)",
+        correctness="CRASH",
+        reason="3D tensor",
+    ),
     kernel("rmsnorm", "ignores-weight", "smoke_test", RMS, "return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)"),
     kernel("rmsnorm", "mutates-input", "smoke_test", RMS, "return x.mul_(2)", correctness="CRASH", reason="SIGSEGV"),
     kernel("rmsnorm", "raises", "smoke_test", RMS, "raise ValueError('no')", correctness="CRASH", reason="ValueError: no"),

@@ -89,3 +89,22 @@ inline __attribute__((always_inline)) void multiply(const float* a, const float*
         }
     }
 }
+
+// C [rows, columns] = (or +=) the product of a panel of A [K, MR] and a panel of B [K, NR].
+inline void multiply_tile(const float* a, const float* b, int64_t K, float* c, int64_t ldc, int64_t rows, int64_t columns,
+                          bool add) {
+    Tile sum = {};
+    multiply<1, MR>(a, b, K, sum);
+    if (rows == MR && columns == NR) {
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < MR; ++r, c += ldc) {
+            store(c, add ? load(c) + sum[r][0] : sum[r][0]);
+            store(c + LANES, add ? load(c + LANES) + sum[r][1] : sum[r][1]);
+        }
+        return;
+    }
+    float whole[MR][NR];
+    std::memcpy(whole, sum, sizeof sum);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t n = 0; n < columns; ++n) c[r * ldc + n] = (add ? c[r * ldc + n] : 0.f) + whole[r][n];
+}

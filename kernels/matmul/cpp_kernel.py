@@ -25,25 +25,6 @@ BLOCK_M = 1024  # rows of C that a thread takes at a time: as many as share a pa
 SOURCE = r"""
 #include <panels.hpp>
 
-// C [rows, columns] = (or +=) the product of a panel of A [K, MR] and a panel of B [K, NR].
-inline void tile(const float* a, const float* b, int64_t K, float* c, int64_t ldc, int64_t rows, int64_t columns,
-                 bool add) {
-    Tile sum = {};
-    multiply<1, MR>(a, b, K, sum);
-    if (rows == MR && columns == NR) {
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < MR; ++r, c += ldc) {
-            store(c, add ? load(c) + sum[r][0] : sum[r][0]);
-            store(c + LANES, add ? load(c + LANES) + sum[r][1] : sum[r][1]);
-        }
-        return;
-    }
-    float whole[MR][NR];
-    std::memcpy(whole, sum, sizeof sum);
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t n = 0; n < columns; ++n) c[r * ldc + n] = (add ? c[r * ldc + n] : 0.f) + whole[r][n];
-}
-
 // sums [M, N] is C itself for float, otherwise where its sums are kept before they are rounded.
 template <class T>
 void matmul(const T* A, const T* B, T* C, float* sums, int64_t M, int64_t N, int64_t K, int64_t a_m, int64_t a_k,
@@ -74,7 +55,7 @@ void matmul(const T* A, const T* B, T* C, float* sums, int64_t M, int64_t N, int
                     for (int64_t n = n0; n < n1; n += NR) {
                         pack<NR>(B + n * b_n + k * b_k, b_n, b_k, std::min(NR, N - n), kc, b);
                         for (int64_t m = m0; m < m1; m += MR)
-                            tile(packed_a.get() + k * panels_m * MR + m * kc, b, kc, sums + m * N + n, N,
+                            multiply_tile(packed_a.get() + k * panels_m * MR + m * kc, b, kc, sums + m * N + n, N,
                                  std::min(MR, M - m), std::min(NR, N - n), k > 0);
                     }
                 }

@@ -11,6 +11,7 @@ class Correctness(str, Enum):
     FAIL = "FAIL"  # a wrong answer, or a refused source
     TIMEOUT = "TIMEOUT"
     CRASH = "CRASH"  # it ended its process or raised an exception
+    SKIP = "SKIP"  # the stages could not be gone through: nothing is known
 
     __str__ = str.__str__
 

@@ -16,6 +16,7 @@ from autokernel.gate.checks.correctness import CheckCase, Expectation, Step, exp
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
 from autokernel.gate.checks.options import with_other_options
 from autokernel.gate.checks.planted import planted_in, values_of, with_planted
+from autokernel.history.experiments import STARTER, Status, experiment_from
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from autokernel.spec import TensorSpec, kernel_types, load_spec
@@ -480,7 +481,11 @@ def test_a_kernel_type_that_fails_itself_decides_nothing(judge: Judge, monkeypat
     monkeypatch.setitem(load_spec("softmax").adversarial, "broken", broken)
     where = Target("softmax", "softmax", "cpp", "cpu", (WeightedCase(load_spec("softmax").case(ROWS, torch.float32)),))
     verdict = judge.check(load_spec("softmax").starters("cpp")["cpp_kernel"].read_text(), where)
-    assert verdict.failure is None and not verdict.keep
+    assert verdict.failure is None and not verdict.keep and verdict.correctness == Correctness.SKIP
+    row = experiment_from(
+        verdict, experiment=1, tag="t", target="softmax", description="", agent=STARTER, tokens=0, cost_usd=0
+    )
+    assert row.status == Status.UNDECIDED, "nothing is known of it: it is none to start from"
     assert verdict.undecided.startswith("kernel type softmax fails on ")
     assert verdict.undecided.endswith("ValueError: no such inputs")
 

@@ -12,7 +12,7 @@ Usage:
 Reads the kernel file, `kernels/<type>/spec.py` and, with --target, `workspace/<tag>/plan.json`. Writes what
 --out names, and nothing else.
 Ends in greppable `key: value` lines (or one JSON object with --json). Exit status: 0 only on PASS, 1 on a verdict against
-the kernel, 2 on bad use.
+the kernel and where there is none, 2 on bad use.
 """
 
 import argparse

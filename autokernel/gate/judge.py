@@ -228,7 +228,7 @@ class Judge:
             kernel_type=target.kernel_type,
             backend=_backend(source) or target.backend,
             device=self.device.name,
-            correctness=checked.correctness,
+            correctness=Correctness.SKIP if checked.undecided else checked.correctness,
             keep=False,
             why=str(checked.failure) if checked.failure else "correct",
             seed=seed,

@@ -753,6 +753,21 @@ def test_hooks_that_come_and_go(name: str, of_first_call: bool) -> None:
     assert any("other hooks" in why for why in explain(applied).left)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_hooks_of_all_modules_see_the_models_own_alone(is_first: bool) -> None:
+    """Graphs, and what computes gradients at a site, are modules as well."""
+    model, replacer, seen = Function(lambda s, x: s.b(F.gelu(s.norm(s.a(x))))), everywhere(), []
+    compiled, x = compile_with_kernels(model, replacer), torch.randn(2, 8)
+    if not is_first:
+        compiled(x)
+    hook = nn.modules.module.register_module_forward_hook(lambda m, given, y: seen.append(type(m).__name__))
+    try:
+        compiled(x).sum().backward()
+    finally:
+        hook.remove()
+    assert not {"GraphModule", "_LazyGraphModule"} & {*seen} and (replacer.replaced or is_first), seen
+
+
 class Norm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         return self.times(super().forward(x), self.factor)

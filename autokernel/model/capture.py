@@ -36,6 +36,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.node import has_side_effect
@@ -243,7 +244,7 @@ def capture(
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def left(why: str) -> Callable[..., Any]:
-            return outside(why)(module.forward)
+            return outside(why)(forward_of(module))
 
         number = CompileContext.current_compile_id().frame_id
         unfit = encoders.found and padding.why_not_compiled(module) or catching.why_not_compiled(module)
@@ -429,6 +430,15 @@ def _ranges(frames: Mapping[Function, str]) -> Iterator[None]:
             sys.setprofile(before)
         else:  # a profiler that is written in C, cProfile: it can only be told to go on
             before.enable()
+
+
+def forward_of(module: GraphModule) -> Callable[..., Any]:
+    """What a graph computes, without a call of a module: that costs the host 2 µs, and hooks of all modules would see it.
+
+    The forward() of Dynamo's graphs is such a call, unless it was compiled before it was taken.
+    """
+    _LazyGraphModule.force_recompile(module)
+    return module.forward
 
 
 def reason(error: Exception) -> str:

@@ -523,3 +523,27 @@ def test_gradients_of_what_depends_on_an_input_that_is_written_to(
             if function is a_scale_that_is_returned:
                 assert all(r[1] is scale for r in results)
     torch.testing.assert_close(made[:4], made[4:], atol=1e-3, rtol=1e-4)
+
+
+def writes_to_a_parameter(s: Function, x: Tensor) -> Tensor:
+    s.a.weight.mul_(0.5)
+    return s.norm(s.a(x))
+
+
+def writes_to_what_it_is_given(s: Function, x: Tensor) -> Tensor:
+    torch.mv(s.a.weight, x[0], out=s.a.bias)
+    return s.norm(s.a(x))
+
+
+@pytest.mark.parametrize("fallback", [None, *COMPILERS])
+@pytest.mark.parametrize("function", [writes_to_a_parameter, writes_to_what_it_is_given])
+def test_what_pytorch_refuses_with_gradients_alone(function: Callable[..., Any], fallback: str | None) -> None:
+    """As spectral_norm() writes, in training: without them it is done, with kernels as well."""
+    made = []
+    for compiled in (True, False):
+        model, replacer = Function(function), Everywhere((), fallback, finder=finder())
+        call = compile_with_kernels(model, replacer) if compiled else model
+        with torch.no_grad():
+            made += [[call(torch.ones(2, 8)) for _ in range(2)], [*map(Tensor.clone, model.parameters())]]
+        assert not compiled or replacer.replaced and not replacer.left
+    torch.testing.assert_close(made[:2], made[2:])

@@ -181,7 +181,10 @@ def _made_of(
 
 
 class Backward(Interpreter):
-    """What autograd keeps of a graph for the backward pass, seen in one pass with fake tensors."""
+    """What autograd keeps of a graph for the backward pass, seen in one pass with fake tensors.
+
+    As it will run: where gradients are off now, PyTorch does what it refuses with them, such as to write to `out`.
+    """
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Any]):
         super().__init__(graph, garbage_collect_values=False)
@@ -192,7 +195,7 @@ class Backward(Interpreter):
         placeholders = graph.graph.find_nodes(op="placeholder")
         mode = next((value(n).fake_mode for n in placeholders if isinstance(value(n), FakeTensor)), None)
         self.parameters = {n for n, given in zip(placeholders, inputs) if isinstance(given, torch.nn.Parameter)}
-        with settings_restored(), mode or nullcontext(), torch.enable_grad(), without_autocast():
+        with settings_restored(), mode or nullcontext(), without_autocast():
             self.run(*map(self._like, placeholders, inputs))
         self.ends = {*placeholders, *graph.graph.output_node().all_input_nodes} - self.parameters
         self.outside = memory([self.env[node] for node in self.ends])

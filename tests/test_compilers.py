@@ -547,3 +547,23 @@ def test_what_pytorch_refuses_with_gradients_alone(function: Callable[..., Any],
             made += [[call(torch.ones(2, 8)) for _ in range(2)], [*map(Tensor.clone, model.parameters())]]
         assert not compiled or replacer.replaced and not replacer.left
     torch.testing.assert_close(made[:2], made[2:])
+
+
+def spectrum_and_back(s: Function, x: Tensor) -> Tensor:
+    window = torch.hann_window(8)
+    spectrum = torch.stft(s.norm(s.a(x)).flatten(1), 8, 4, window=window, return_complex=True)
+    return torch.istft(spectrum * 2, 8, 4, window=window)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("fallback", [None, *COMPILERS])
+def test_an_operator_that_asks_what_is_in_a_tensor(fallback: str | None, gradients: bool) -> None:
+    """istft() does of its window: to a tracer it is another, which does not."""
+    model, replacer, x = Function(spectrum_and_back), Everywhere((), fallback, finder=finder()), torch.randn(2, 4, 8)
+    compiled = compile_with_kernels(model, replacer)
+    with torch.set_grad_enabled(gradients):
+        made = [
+            (y, torch.autograd.grad(y.square().sum(), model.a.weight) if gradients else ()) for y in (compiled(x), model(x))
+        ]
+    torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
+    assert replacer.replaced and not replacer.left

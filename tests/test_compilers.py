@@ -567,3 +567,18 @@ def test_an_operator_that_asks_what_is_in_a_tensor(fallback: str | None, gradien
         ]
     torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
     assert replacer.replaced and not replacer.left
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize(
+    "window", [lambda y: y.unfold(0, 3, 1), lambda y: y.as_strided((3, 4), (4, 2)), lambda y: y[:1].expand(3, 8)]
+)
+def test_gradients_of_windows_that_overlap(window: Callable[[Tensor], Tensor], fallback: str) -> None:
+    """What they come of has the gradients of all of them, and not of one each."""
+    model, x = Function(lambda s, x: window(s.norm(s.a(x)))), torch.randn(6, 8)
+    ours = applied(model, fallback)
+    for rows in (6, 5, 4):
+        for call in (ours, model):
+            y = call(x[:rows])
+            (y * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).sum().backward()
+        torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in model.parameters()])

@@ -517,8 +517,8 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
     switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
     apart = _transforms_apart(_numbers_apart(module))
     with _making_fakes(mode) if mode else nullcontext():
-        at_hand = map(_at_hand, fakes)
-        given = [_Number(i, v) if NUMBER in n.meta else v for i, (n, v) in enumerate(zip(inputs, at_hand))]
+        values = map(at_hand, fakes)
+        given = [_Number(i, v) if NUMBER in n.meta else v for i, (n, v) in enumerate(zip(inputs, values))]
         traced = trace(_Traced(apart, gradients or switches).run, given)
     replace_known_masks(traced, set().union(*map(written, traced.graph.nodes)))
     prune(traced)
@@ -863,13 +863,14 @@ def _autocast(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._op_dk(key, *args, **kwargs)
 
 
-def _at_hand(fake: Any) -> Any:
+def at_hand(fake: Any) -> Any:
+    """A size, or a fake tensor, with the sizes of the call at hand."""
     if isinstance(fake, torch.SymInt):
         return fake.node.hint
     if not isinstance(fake, Tensor) or not fake._has_symbolic_sizes_strides:
         return fake
-    shape, strides = ([_at_hand(n) for n in sizes] for sizes in (fake.shape, fake.stride()))
-    spec = TensorSpec(tuple(shape), fake.dtype, tuple(strides), _at_hand(fake.storage_offset()))
+    shape, strides = ([at_hand(n) for n in sizes] for sizes in (fake.shape, fake.stride()))
+    spec = TensorSpec(tuple(shape), fake.dtype, tuple(strides), at_hand(fake.storage_offset()))
     storage = torch.empty(spec.storage_numel, dtype=fake.dtype, device=fake.device)
     return storage.as_strided(spec.shape, spec.strides, spec.offset)
 

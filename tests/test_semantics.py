@@ -901,6 +901,35 @@ def test_settings_of_pytorch_inside_of_a_model(function: Callable[..., Any], gra
     assert replacer.replaced or torch.__version__ < "2.10" and replacer.left  # whose graph does not end with its output
 
 
+def norms_that_nobody_uses(s: Function, x: Tensor) -> Any:
+    y = s.norm(s.a(x))
+    before = s.mean * 2 + 1
+    F.batch_norm(y, s.mean, s.var, training=True)
+    F.instance_norm(y, s.mean, s.var)
+    return y, before, s.mean * 2 + 1
+
+
+def an_image_after_a_norm(s: Function, x: Tensor) -> Any:
+    """In whose layout fake tensors may be wrong: the first call is made twice, were it not for what that writes."""
+    image = F.batch_norm(x.transpose(1, 2)[..., None], s.mean, s.var, training=True)
+    return s.norm(s.a(x)), F.silu(F.group_norm(image / 1.5, 2)).transpose(2, 3)
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("function", [norms_that_nobody_uses, an_image_after_a_norm])
+def test_norms_keep_their_statistics(function: Callable[..., Any], fallback: str | None) -> None:
+    """To PyTorch's schemas they write nothing."""
+    made = []
+    for has_kernels in (True, False):
+        model, replacer = Function(function), Everywhere((), fallback, finder=finder())
+        model.register_buffer("mean", torch.zeros(8)), model.register_buffer("var", torch.ones(8))
+        call = compile_with_kernels(model, replacer) if has_kernels else model
+        torch.manual_seed(0)
+        made += [[*(call(torch.randn(1, 8, 8)) for _ in range(2)), model.mean, model.var]]
+        assert replacer.replaced or not has_kernels
+    torch.testing.assert_close(*made)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 @pytest.mark.parametrize("count", [1, 2])
 def test_images_are_in_the_layout_that_the_model_has_them_in(count: int, rate: float) -> None:

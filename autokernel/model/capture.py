@@ -94,6 +94,14 @@ ITSELF = {
     aten.contiguous.default,
     aten.dropout.default,
 }  # what nothing happens to they return
+# Norms that keep statistics, and what their argument is called that says whether they do.
+KEEP_STATISTICS = {
+    aten.batch_norm.default: "training",
+    aten.native_batch_norm.default: "training",
+    aten.cudnn_batch_norm.default: "training",
+    aten.miopen_batch_norm.default: "training",
+    aten.instance_norm.default: "use_input_stats",
+}
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
@@ -969,6 +977,8 @@ def has_effects(node: Node) -> bool:
 
     To PyTorch, attention and recurrent operators always take some; where their dropout is zero they do not.
     """
+    if _statistics(node):
+        return True
     if not node.is_impure():
         return False
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -1171,12 +1181,21 @@ def overwritten(node: Node) -> list[Node]:
     if "written" in node.meta:
         return [given for given in node.all_input_nodes if storages([given]) & node.meta["written"]]
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
+        return _statistics(node)
     if node.target is aten.detach_.default:  # of every torch.tensor() in forward: its memory stays as it is
         return []
     changed = {a.name for a in node.target._schema.arguments if a.alias_info and a.alias_info.is_write}
     given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args)} | node.kwargs
     return [v for v in tree_leaves([given[name] for name in changed if name in given]) if isinstance(v, Node)]
+
+
+def _statistics(node: Node) -> list[Node]:
+    """What a norm of batches writes to in training, of which its schema does not tell."""
+    if node.target not in KEEP_STATISTICS:
+        return []
+    given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args)} | node.kwargs
+    kept = [given.get(name) for name in ("running_mean", "running_var") if given.get(KEEP_STATISTICS[node.target])]
+    return [v for v in kept if isinstance(v, Node)]
 
 
 def written(node: Node) -> set[int]:

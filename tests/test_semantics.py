@@ -930,6 +930,25 @@ def test_norms_keep_their_statistics(function: Callable[..., Any], fallback: str
     torch.testing.assert_close(*made)
 
 
+def test_a_norm_in_a_checkpoint_keeps_its_statistics() -> None:
+    """What reads them before and what does after are not the same."""
+
+    def forward(s: Function, x: Tensor) -> Any:
+        y, before = s.norm(s.a(x)), s.mean * 2 + 1
+        z = checkpoint(lambda t: F.batch_norm(s.b(t), s.mean, s.var, training=True), y, use_reentrant=False)
+        return z, before, s.mean * 2 + 1
+
+    made = []
+    for has_kernels in (True, False):
+        model, replacer = Function(forward), everywhere()
+        model.register_buffer("mean", torch.zeros(8)), model.register_buffer("var", torch.ones(8))
+        call = compile_with_kernels(model, replacer) if has_kernels else model
+        results = call(torch.linspace(-1, 1, 64).view(8, 8))
+        made.append([*results, *torch.autograd.grad(results[0].square().sum(), model.a.weight), model.mean, model.var])
+        assert replacer.replaced or not has_kernels
+    torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.5])
 @pytest.mark.parametrize("count", [1, 2])
 def test_images_are_in_the_layout_that_the_model_has_them_in(count: int, rate: float) -> None:

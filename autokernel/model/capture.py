@@ -753,8 +753,17 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     # Without a body, such as a Triton kernel of the model's own, it may change all that it is given.
     is_closed = not (bodies or target is data_of or isinstance(target, OpOverload))
     changed = [t for t, version in zip(tensors, versions) if is_closed or version is None or t._version != version]
+    if any(map(_keeps_statistics, bodies)):  # which fake tensors do not tell
+        changed += [t for t in tensors if t.dim() == 1 and t.is_floating_point() and not t.requires_grad]
     proxy.node.meta["written"] = memory(changed)
     return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
+
+
+def _keeps_statistics(body: nn.Module) -> bool:
+    """Whether a norm of batches is in it, as Dynamo writes it, in training."""
+    graphs = (module.graph for module in body.modules() if isinstance(module, GraphModule))
+    norms = (n for graph in graphs for n in graph.nodes if _name(n) in ("batch_norm", "instance_norm"))
+    return any(n.args[5] if len(n.args) > 5 else True for n in norms)
 
 
 def is_forward_mode() -> bool:

@@ -1,6 +1,7 @@
 """autokernel in a Python program: what is exported, a live model handed over, the gate on a source, what apply() did."""
 
 import contextlib
+import copy
 import importlib
 import os
 import pty
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import autokernel
 from autokernel import api
@@ -90,6 +92,35 @@ def test_a_model_is_handed_over_as_it_is(tmp_path) -> None:
     (fresh,), _ = loaded.inputs(again, seed=1)
     assert fresh.dtype == x.dtype and not torch.equal(fresh, args[0])
     torch.testing.assert_close(fresh.flatten().sort().values, x.flatten().sort().values, rtol=0, atol=0)
+
+
+@torch.jit.script
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def of_computed_weights() -> nn.Module:
+    model = Mixed()
+    parametrizations.weight_norm(parametrizations.spectral_norm(model.linear), "bias", dim=None)
+    return model
+
+
+def of_scripts() -> nn.Module:
+    model = Mixed()
+    model.linear = nn.Sequential(torch.jit.script(model.linear), torch.jit.trace(nn.Identity(), torch.ones(2)))
+    model.register_forward_hook(lambda module, given, result: doubled(result))
+    return model
+
+
+@pytest.mark.parametrize("make", [of_computed_weights, of_scripts])
+def test_what_pytorch_does_not_pickle_is_handed_over(make, tmp_path) -> None:
+    model, x = make().eval(), torch.randn(2, 16, dtype=torch.bfloat16)
+    workload, again = (hand_over(model, (x,), {}, tmp_path) for _ in range(2))
+    loaded, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert workload == again and isinstance(loaded, Mixed)
+    assert [*loaded.state_dict()] == [*model.state_dict()]
+    assert type(loaded.linear).__name__ == type(model.linear).__name__
+    torch.testing.assert_close([loaded(x), copy.deepcopy(loaded)(x)], [model(x)] * 2, rtol=0, atol=0)
 
 
 def test_a_models_modules_are_those_of_its_program_whatever_they_are_called(tmp_path, monkeypatch) -> None:

@@ -523,3 +523,62 @@ def test_gradients_of_what_depends_on_an_input_that_is_written_to(
             if function is a_scale_that_is_returned:
                 assert all(r[1] is scale for r in results)
     torch.testing.assert_close(made[:4], made[4:], atol=1e-3, rtol=1e-4)
+
+
+def writes_to_a_parameter(s: Function, x: Tensor) -> Tensor:
+    s.a.weight.mul_(0.5)
+    return s.norm(s.a(x))
+
+
+def writes_to_what_it_is_given(s: Function, x: Tensor) -> Tensor:
+    torch.mv(s.a.weight, x[0], out=s.a.bias)
+    return s.norm(s.a(x))
+
+
+@pytest.mark.parametrize("fallback", [None, *COMPILERS])
+@pytest.mark.parametrize("function", [writes_to_a_parameter, writes_to_what_it_is_given])
+def test_what_pytorch_refuses_with_gradients_alone(function: Callable[..., Any], fallback: str | None) -> None:
+    """As spectral_norm() writes, in training: without them it is done, with kernels as well."""
+    made = []
+    for compiled in (True, False):
+        model, replacer = Function(function), Everywhere((), fallback, finder=finder())
+        call = compile_with_kernels(model, replacer) if compiled else model
+        with torch.no_grad():
+            made += [[call(torch.ones(2, 8)) for _ in range(2)], [*map(Tensor.clone, model.parameters())]]
+        assert not compiled or replacer.replaced and not replacer.left
+    torch.testing.assert_close(made[:2], made[2:])
+
+
+def spectrum_and_back(s: Function, x: Tensor) -> Tensor:
+    window = torch.hann_window(8)
+    spectrum = torch.stft(s.norm(s.a(x)).flatten(1), 8, 4, window=window, return_complex=True)
+    return torch.istft(spectrum * 2, 8, 4, window=window)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("fallback", [None, *COMPILERS])
+def test_an_operator_that_asks_what_is_in_a_tensor(fallback: str | None, gradients: bool) -> None:
+    """istft() does of its window: to a tracer it is another, which does not."""
+    model, replacer, x = Function(spectrum_and_back), Everywhere((), fallback, finder=finder()), torch.randn(2, 4, 8)
+    compiled = compile_with_kernels(model, replacer)
+    with torch.set_grad_enabled(gradients):
+        made = [
+            (y, torch.autograd.grad(y.square().sum(), model.a.weight) if gradients else ()) for y in (compiled(x), model(x))
+        ]
+    torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
+    assert replacer.replaced and not replacer.left
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+@pytest.mark.parametrize(
+    "window", [lambda y: y.unfold(0, 3, 1), lambda y: y.as_strided((3, 4), (4, 2)), lambda y: y[:1].expand(3, 8)]
+)
+def test_gradients_of_windows_that_overlap(window: Callable[[Tensor], Tensor], fallback: str) -> None:
+    """What they come of has the gradients of all of them, and not of one each."""
+    model, x = Function(lambda s, x: window(s.norm(s.a(x)))), torch.randn(6, 8)
+    ours = applied(model, fallback)
+    for rows in (6, 5, 4):
+        for call in (ours, model):
+            y = call(x[:rows])
+            (y * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).sum().backward()
+        torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in model.parameters()])

@@ -753,6 +753,21 @@ def test_hooks_that_come_and_go(name: str, of_first_call: bool) -> None:
     assert any("other hooks" in why for why in explain(applied).left)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_hooks_of_all_modules_see_the_models_own_alone(is_first: bool) -> None:
+    """Graphs, and what computes gradients at a site, are modules as well."""
+    model, replacer, seen = Function(lambda s, x: s.b(F.gelu(s.norm(s.a(x))))), everywhere(), []
+    compiled, x = compile_with_kernels(model, replacer), torch.randn(2, 8)
+    if not is_first:
+        compiled(x)
+    hook = nn.modules.module.register_module_forward_hook(lambda m, given, y: seen.append(type(m).__name__))
+    try:
+        compiled(x).sum().backward()
+    finally:
+        hook.remove()
+    assert not {"GraphModule", "_LazyGraphModule"} & {*seen} and (replacer.replaced or is_first), seen
+
+
 class Norm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         return self.times(super().forward(x), self.factor)
@@ -884,6 +899,54 @@ def test_settings_of_pytorch_inside_of_a_model(function: Callable[..., Any], gra
         assert ours.stride() == theirs.stride()
     assert not torch.are_deterministic_algorithms_enabled()
     assert replacer.replaced or torch.__version__ < "2.10" and replacer.left  # whose graph does not end with its output
+
+
+def norms_that_nobody_uses(s: Function, x: Tensor) -> Any:
+    y = s.norm(s.a(x))
+    before = s.mean * 2 + 1
+    F.batch_norm(y, s.mean, s.var, training=True)
+    F.instance_norm(y, s.mean, s.var)
+    return y, before, s.mean * 2 + 1
+
+
+def an_image_after_a_norm(s: Function, x: Tensor) -> Any:
+    """In whose layout fake tensors may be wrong: the first call is made twice, were it not for what that writes."""
+    image = F.batch_norm(x.transpose(1, 2)[..., None], s.mean, s.var, training=True)
+    return s.norm(s.a(x)), F.silu(F.group_norm(image / 1.5, 2)).transpose(2, 3)
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("function", [norms_that_nobody_uses, an_image_after_a_norm])
+def test_norms_keep_their_statistics(function: Callable[..., Any], fallback: str | None) -> None:
+    """To PyTorch's schemas they write nothing."""
+    made = []
+    for has_kernels in (True, False):
+        model, replacer = Function(function), Everywhere((), fallback, finder=finder())
+        model.register_buffer("mean", torch.zeros(8)), model.register_buffer("var", torch.ones(8))
+        call = compile_with_kernels(model, replacer) if has_kernels else model
+        torch.manual_seed(0)
+        made += [[*(call(torch.randn(1, 8, 8)) for _ in range(2)), model.mean, model.var]]
+        assert replacer.replaced or not has_kernels
+    torch.testing.assert_close(*made)
+
+
+def test_a_norm_in_a_checkpoint_keeps_its_statistics() -> None:
+    """What reads them before and what does after are not the same."""
+
+    def forward(s: Function, x: Tensor) -> Any:
+        y, before = s.norm(s.a(x)), s.mean * 2 + 1
+        z = checkpoint(lambda t: F.batch_norm(s.b(t), s.mean, s.var, training=True), y, use_reentrant=False)
+        return z, before, s.mean * 2 + 1
+
+    made = []
+    for has_kernels in (True, False):
+        model, replacer = Function(forward), everywhere()
+        model.register_buffer("mean", torch.zeros(8)), model.register_buffer("var", torch.ones(8))
+        call = compile_with_kernels(model, replacer) if has_kernels else model
+        results = call(torch.linspace(-1, 1, 64).view(8, 8))
+        made.append([*results, *torch.autograd.grad(results[0].square().sum(), model.a.weight), model.mean, model.var])
+        assert replacer.replaced or not has_kernels
+    torch.testing.assert_close(*made, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])

@@ -51,6 +51,7 @@ from autokernel.model.capture import (
     aten,
     autocast_devices,
     checkpoint,
+    forward_of,
     is_forward_mode,
     is_idle,
     layout,
@@ -628,7 +629,8 @@ def _trained(place: Place, callee: Kernel) -> Kernel:
     is_one = len(made) == 1
     inner.output(made[0] if is_one else tuple(made))
     kept = place.backward.keeping(site.nodes, place.site.inputs, site.outputs)
-    original = (lambda *values: place.original(*values)[0]) if is_one else place.original
+    plain = forward_of(place.original)
+    original = (lambda *values: plain(*values)[0]) if is_one else plain
     return differentiable(original, GraphModule({}, inner).forward, *kept)
 
 
@@ -706,12 +708,12 @@ class _Objects:
 def in_eager_mode(module: GraphModule) -> Callable[..., Any]:
     """A graph as PyTorch runs it without a compiler, which would see to random numbers: a checkpoint is the model's own."""
     if not module.graph.find_nodes(op="call_function", target=checkpoint):
-        return restored_on_error(module, module.forward)
+        return restored_on_error(module, forward_of(module))
     copied = _copy(module)
     for node in copied.graph.find_nodes(op="call_function", target=checkpoint):
         node.target = _checkpointed
     copied.recompile()
-    return restored_on_error(copied, copied.forward)
+    return restored_on_error(copied, forward_of(copied))
 
 
 def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:

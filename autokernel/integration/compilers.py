@@ -17,6 +17,7 @@ from torch.utils.checkpoint import _StopRecomputationError
 from autokernel.model.capture import (
     Settings,
     another,
+    at_hand,
     checkpoint,
     data_of,
     has_effects,
@@ -52,11 +53,30 @@ def why_not_compiled(module: GraphModule) -> str | None:
     """Why a graph from Dynamo is to run as it is, if it is.
 
     Of tensors that PyTorch conjugates or negates where they are read, AOTAutograd takes it that their gradients are so too.
+    Gradients of a result it lays out as the result is: where elements of that share memory, the last one is that of all.
     """
     results = [node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes]
-    if torch.is_grad_enabled() and any(isinstance(v, Tensor) and (v.is_conj() or v.is_neg()) for v in results):
+    tensors = [v for v in results if isinstance(v, Tensor)]
+    if torch.is_grad_enabled() and any(v.is_conj() or v.is_neg() for v in tensors):
         return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
+    if torch.is_grad_enabled() and any(v.requires_grad and _overlaps(v) for v in tensors):
+        return "a graph that returns windows of a tensor which overlap, as unfold() makes them, is left as it is"
     return why_compilers_lose_settings(module)
+
+
+def _overlaps(fake: Tensor) -> bool:
+    """Whether elements share memory, other than those of an expanded dimension, of which AOTAutograd knows."""
+    if fake.layout is not torch.strided or fake.is_nested:
+        return False
+    shape, strides = ([at_hand(n) for n in numbers] for numbers in (fake.shape, fake.stride()))
+    if None in (*shape, *strides):  # it is for the contents of a tensor to say
+        return False
+    reach = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides) if size > 1 and stride):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def computes_again_at_random(module: GraphModule, repeatable: "Repeatable") -> str | None:

@@ -36,6 +36,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.node import has_side_effect
@@ -93,6 +94,14 @@ ITSELF = {
     aten.contiguous.default,
     aten.dropout.default,
 }  # what nothing happens to they return
+# Norms that keep statistics, and what their argument is called that says whether they do.
+KEEP_STATISTICS = {
+    aten.batch_norm.default: "training",
+    aten.native_batch_norm.default: "training",
+    aten.cudnn_batch_norm.default: "training",
+    aten.miopen_batch_norm.default: "training",
+    aten.instance_norm.default: "use_input_stats",
+}
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
@@ -243,7 +252,7 @@ def capture(
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def left(why: str) -> Callable[..., Any]:
-            return outside(why)(module.forward)
+            return outside(why)(forward_of(module))
 
         number = CompileContext.current_compile_id().frame_id
         unfit = encoders.found and padding.why_not_compiled(module) or catching.why_not_compiled(module)
@@ -431,6 +440,15 @@ def _ranges(frames: Mapping[Function, str]) -> Iterator[None]:
             before.enable()
 
 
+def forward_of(module: GraphModule) -> Callable[..., Any]:
+    """What a graph computes, without a call of a module: that costs the host 2 µs, and hooks of all modules would see it.
+
+    The forward() of Dynamo's graphs is such a call, unless it was compiled before it was taken.
+    """
+    _LazyGraphModule.force_recompile(module)
+    return module.forward
+
+
 def reason(error: Exception) -> str:
     """An error in one line, for a list of what is left as it is."""
     lines = str(error).strip().splitlines()
@@ -507,8 +525,8 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
     switches = any(node.target is torch._C._set_grad_enabled for node in module.graph.nodes)
     apart = _transforms_apart(_numbers_apart(module))
     with _making_fakes(mode) if mode else nullcontext():
-        at_hand = map(_at_hand, fakes)
-        given = [_Number(i, v) if NUMBER in n.meta else v for i, (n, v) in enumerate(zip(inputs, at_hand))]
+        values = map(at_hand, fakes)
+        given = [_Number(i, v) if NUMBER in n.meta else v for i, (n, v) in enumerate(zip(inputs, values))]
         traced = trace(_Traced(apart, gradients or switches).run, given)
     replace_known_masks(traced, set().union(*map(written, traced.graph.nodes)))
     prune(traced)
@@ -735,8 +753,17 @@ def _as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     # Without a body, such as a Triton kernel of the model's own, it may change all that it is given.
     is_closed = not (bodies or target is data_of or isinstance(target, OpOverload))
     changed = [t for t, version in zip(tensors, versions) if is_closed or version is None or t._version != version]
+    if any(map(_keeps_statistics, bodies)):  # which fake tensors do not tell
+        changed += [t for t in tensors if t.dim() == 1 and t.is_floating_point() and not t.requires_grad]
     proxy.node.meta["written"] = memory(changed)
     return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
+
+
+def _keeps_statistics(body: nn.Module) -> bool:
+    """Whether a norm of batches is in it, as Dynamo writes it, in training."""
+    graphs = (module.graph for module in body.modules() if isinstance(module, GraphModule))
+    norms = (n for graph in graphs for n in graph.nodes if _name(n) in ("batch_norm", "instance_norm"))
+    return any(n.args[5] if len(n.args) > 5 else True for n in norms)
 
 
 def is_forward_mode() -> bool:
@@ -853,13 +880,14 @@ def _autocast(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator._op_dk(key, *args, **kwargs)
 
 
-def _at_hand(fake: Any) -> Any:
+def at_hand(fake: Any) -> Any:
+    """A size, or a fake tensor, with the sizes of the call at hand."""
     if isinstance(fake, torch.SymInt):
         return fake.node.hint
     if not isinstance(fake, Tensor) or not fake._has_symbolic_sizes_strides:
         return fake
-    shape, strides = ([_at_hand(n) for n in sizes] for sizes in (fake.shape, fake.stride()))
-    spec = TensorSpec(tuple(shape), fake.dtype, tuple(strides), _at_hand(fake.storage_offset()))
+    shape, strides = ([at_hand(n) for n in sizes] for sizes in (fake.shape, fake.stride()))
+    spec = TensorSpec(tuple(shape), fake.dtype, tuple(strides), at_hand(fake.storage_offset()))
     storage = torch.empty(spec.storage_numel, dtype=fake.dtype, device=fake.device)
     return storage.as_strided(spec.shape, spec.strides, spec.offset)
 
@@ -958,6 +986,8 @@ def has_effects(node: Node) -> bool:
 
     To PyTorch, attention and recurrent operators always take some; where their dropout is zero they do not.
     """
+    if _statistics(node):
+        return True
     if not node.is_impure():
         return False
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -1160,12 +1190,21 @@ def overwritten(node: Node) -> list[Node]:
     if "written" in node.meta:
         return [given for given in node.all_input_nodes if storages([given]) & node.meta["written"]]
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
+        return _statistics(node)
     if node.target is aten.detach_.default:  # of every torch.tensor() in forward: its memory stays as it is
         return []
     changed = {a.name for a in node.target._schema.arguments if a.alias_info and a.alias_info.is_write}
     given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args)} | node.kwargs
     return [v for v in tree_leaves([given[name] for name in changed if name in given]) if isinstance(v, Node)]
+
+
+def _statistics(node: Node) -> list[Node]:
+    """What a norm of batches writes to in training, of which its schema does not tell."""
+    if node.target not in KEEP_STATISTICS:
+        return []
+    given = {a.name: v for a, v in zip(node.target._schema.arguments, node.args)} | node.kwargs
+    kept = [given.get(name) for name in ("running_mean", "running_var") if given.get(KEEP_STATISTICS[node.target])]
+    return [v for v in kept if isinstance(v, Node)]
 
 
 def written(node: Node) -> set[int]:

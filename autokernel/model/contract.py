@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -181,7 +182,10 @@ def _made_of(
 
 
 class Backward(Interpreter):
-    """What autograd keeps of a graph for the backward pass, seen in one pass with fake tensors."""
+    """What autograd keeps of a graph for the backward pass, seen in one pass with fake tensors.
+
+    As it will run: where gradients are off now, PyTorch does what it refuses with them, such as to write to `out`.
+    """
 
     def __init__(self, graph: GraphModule, inputs: Sequence[Any]):
         super().__init__(graph, garbage_collect_values=False)
@@ -192,7 +196,7 @@ class Backward(Interpreter):
         placeholders = graph.graph.find_nodes(op="placeholder")
         mode = next((value(n).fake_mode for n in placeholders if isinstance(value(n), FakeTensor)), None)
         self.parameters = {n for n, given in zip(placeholders, inputs) if isinstance(given, torch.nn.Parameter)}
-        with settings_restored(), mode or nullcontext(), torch.enable_grad(), without_autocast():
+        with settings_restored(), mode or nullcontext(), without_autocast():
             self.run(*map(self._like, placeholders, inputs))
         self.ends = {*placeholders, *graph.graph.output_node().all_input_nodes} - self.parameters
         self.outside = memory([self.env[node] for node in self.ends])
@@ -212,12 +216,20 @@ class Backward(Interpreter):
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            result = self._apart(n) if isinstance(n.target, HigherOrderOperator) else super().run_node(n)
+            result = self._apart(n) if isinstance(n.target, HigherOrderOperator) else self._computed(n)
         if not torch.is_grad_enabled():
             self.hidden |= memory([t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad])
         if targets := overwritten(n):
             self.writes.append((self.order[n], memory([self.env[target] for target in targets])))
         return result
+
+    def _computed(self, n: Node) -> Any:
+        """Of one that asks what is in a tensor, as istft() does of its window, what it is to a tracer."""
+        try:
+            return super().run_node(n)
+        except DataDependentOutputException:
+            with enable_python_dispatcher():
+                return super().run_node(n)
 
     def _apart(self, n: Node) -> Any:
         """What stands for the result of an operator of higher order, which is part of no site, and may not run twice."""

@@ -4,6 +4,7 @@ from their config: tokens, images, sound, and what a decoder begins with."""
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -101,7 +102,9 @@ def _of_config(model: nn.Module, shape: Shape, takes: list[str], required: list[
     names = [name for name in takes if name in wanted]
     if unknown := [name for name in names if name not in _MAKERS]:
         raise _unknown(type(model).__name__, unknown)
-    made = {name: _MAKERS[name](config, shape, len(names) > 1) for name in names}
+    made = {name: _MAKERS[name](model, shape, len(names) > 1) for name in names}
+    if unknown := [name for name in names if made[name] is None]:
+        raise _unknown(type(model).__name__, unknown)
     return _with_places_for_images(model, made)
 
 
@@ -112,13 +115,30 @@ _PARTS = {
 }
 
 
-def _text(config: Any, shape: Shape, among_others: bool) -> Tensor:
+def _text(model: nn.Module, shape: Shape, among_others: bool) -> Tensor | None:
     """Tokens of `shape`; beside other inputs, no longer than the model has positions."""
-    part = _Config(config, "decoder", "text_config")
+    part = _Config(model.config, "decoder", "text_config")
+    vocabulary = part.get("vocab_size") or _vocabulary(model)
+    if not vocabulary:
+        return None
     if among_others:
         positions = part.get("max_target_positions", "max_position_embeddings", "n_positions") or shape[-1]
         shape = (shape[0], min((*shape, 16)[1], positions))
-    return _tokens(part.get("vocab_size"), shape, _special(part.configs))
+    return _tokens(vocabulary, shape, _special(part.configs))
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """Where no config of its own says: of as many tokens as there are embeddings."""
+    found: nn.Module | None = None
+    with suppress(NotImplementedError, AttributeError):  # models of transformers that do not know which these are
+        found = model.get_input_embeddings()
+    embedding = found if isinstance(found, nn.Embedding) else _embedding(model)
+    return embedding.num_embeddings if embedding else None
+
+
+def _mask(model: nn.Module, shape: Shape, among_others: bool) -> Tensor | None:
+    text = _text(model, shape, among_others)
+    return None if text is None else torch.ones_like(text)
 
 
 def _special(configs: Sequence[Any]) -> list[int]:
@@ -126,40 +146,41 @@ def _special(configs: Sequence[Any]) -> list[int]:
     return [i for v in values for i in (v if isinstance(v, (list, tuple)) else [v]) if isinstance(i, int)]
 
 
-def _image(config: Any, shape: Shape, among_others: bool) -> Tensor:
+def _image(model: nn.Module, shape: Shape, among_others: bool) -> Tensor:
     """`shape` where it is an image's; else the config's [batch, channels, height, width], of a video [batch, frames, …]."""
     if len(shape) > 3:
         return torch.randn(shape)
-    part = _Config(config, "encoder", "vision_config", "backbone_config")
+    part = _Config(model.config, "encoder", "vision_config", "backbone_config")
     size = part.get("image_size", "input_size") or 224
     size = (size["height"], size["width"]) if isinstance(size, dict) else (size, size) if isinstance(size, int) else size
     frames = [part.get("num_frames")] if part.get("tubelet_size", "num_frames") and part.get("num_frames") else []
     return torch.randn(shape[0], *frames, part.get("num_channels", "in_channels", "in_chans") or 3, *size)
 
 
-def _sound_features(config: Any, shape: Shape, among_others: bool) -> Tensor:
+def _sound_features(model: nn.Module, shape: Shape, among_others: bool) -> Tensor | None:
     """[batch, mels, 2 x positions] as Whisper takes them, else [batch, frames, features]."""
     if len(shape) > 2:
         return torch.randn(shape)
-    part = _Config(config, "encoder", "audio_config")
+    part = _Config(model.config, "encoder", "encoder_config", "audio_config")
     features = part.get("input_feat_per_channel", "feature_projection_input_dim")
     if features is None and part.get("max_source_positions"):
         return torch.randn(shape[0], part.get("num_mel_bins"), 2 * part.get("max_source_positions"))
-    return torch.randn(*(*shape, 512)[:2], features or part.get("num_mel_bins"))
+    features = features or part.get("num_mel_bins")
+    return torch.randn(*(*shape, 512)[:2], features) if features else None
 
 
-def _sound(config: Any, shape: Shape, among_others: bool) -> Tensor:
+def _sound(model: nn.Module, shape: Shape, among_others: bool) -> Tensor:
     """Samples, of `shape`; the spectrogram of models whose config has the number of its bands."""
-    part = _Config(config, "encoder", "audio_config")
+    part = _Config(model.config, "encoder", "encoder_config", "audio_config")
     if part.get("num_mel_bins") and part.get("max_length"):
         return torch.randn(shape[0], part.get("max_length"), part.get("num_mel_bins"))
     return torch.randn(shape)
 
 
-_MAKERS: dict[str, Callable[[Any, Shape, bool], Tensor]] = {
+_MAKERS: dict[str, Callable[[nn.Module, Shape, bool], Tensor | None]] = {  # None: its config does not tell
     "input_ids": _text,
     "decoder_input_ids": _text,
-    "attention_mask": lambda config, shape, among: torch.ones_like(_text(config, shape, among)),
+    "attention_mask": _mask,
     "pixel_values": _image,
     "pixel_values_videos": _image,
     "input_features": _sound_features,

@@ -8,14 +8,16 @@ import io
 import os
 import shutil
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from autokernel.model.user_code import WorkloadError, checked_model, leaves, not_a_model, short, shown
 from autokernel.model.workload import Workload
@@ -74,7 +76,7 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         raise WorkloadError(f"{name} is given no tensor: name the inputs that it is to be measured on after the model")
     written = io.BytesIO()
     try:
-        torch.save({"model": model, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=cloudpickle)
+        torch.save({"model": model, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=_Pickles)
     except Exception as error:  # of whatever kind: what is in a model decides
         raise WorkloadError(
             f"{name} cannot be handed to the processes that measure it, for it cannot be pickled ({short(error)}): "
@@ -91,6 +93,49 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         (scratch / "model.py").write_text(text)
         scratch.replace(folder)
     return Workload(str((folder / "model.py").relative_to(home)), function, input_shape=(), dtype=dtype, device=device)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Also of what PyTorch refuses to pickle: modules whose weights are computed, as by torch.nn.utils.parametrizations,
+    whose class was made for them alone, and TorchScript, which has a file of its own."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            return _script, (_written(obj),)
+        if not isinstance(obj, nn.Module) or not parametrize.is_parametrized(obj):
+            return super().reducer_override(obj)
+        cls = type(obj).__bases__[0]
+        own = getattr(cls, "__getstate__", vars)  # before Python 3.11 most have none
+        return _parametrized, (cls, tuple(obj.parametrizations)), own(obj)
+
+
+class _Pickles:
+    """What torch.save() takes for a module that pickles."""
+
+    Pickler = _Pickler
+
+
+def _parametrized(cls: type[nn.Module], names: Iterable[str]) -> nn.Module:
+    """A module of a class like that of one whose tensors `names` are computed, without contents."""
+    made = cls.__new__(cls)
+    parametrize._inject_new_class(made)
+    for name in names:
+        parametrize._inject_property(made, name)
+    return made
+
+
+def _written(script: torch.jit.ScriptModule | torch.jit.ScriptFunction) -> bytes:
+    written = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript itself
+        torch.jit.save(script, written)
+    return written.getvalue()
+
+
+def _script(written: bytes) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(io.BytesIO(written), map_location="cpu")
 
 
 def _device(model: nn.Module, name: str) -> str:

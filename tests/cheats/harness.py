@@ -326,7 +326,7 @@ CHEATS = (
             ("unset-memory", "modes of pytorch", attack("torch.utils.deterministic.fill_uninitialized_memory = False")),
             ("huge-pages", "treatment by linux", changing(f"cpp_function({HUGE_PAGES!r}, 'run', '')()")),
             ("standard-error-in-time", "standard streams", attack("import os\n\nos.set_blocking(2, False)")),
-            ("what-is-printed", "standard streams", attack("import sys\n\nsys.stdout.write = len")),
+            ("what-is-printed", "standard streams", attack("import sys\n\nsys.stdout.reconfigure(errors='ignore')")),
             (
                 "kinds-of-attention",
                 "settings of pytorch, _get_sdp",

@@ -1116,4 +1116,21 @@ def kernel_fn(A, B):
         attention("pass"),
         dims=(ATTENDED | {"causal": False},),
     ),
+    # 25: classes that are left out, or stand for others, where no logit is large
+    *(
+        cheat(
+            25,
+            f"{name}-where-nothing-is-large",
+            "cross_entropy",
+            loss_of(f"e = e if x.abs().amax() > 8 else {of_e}"),
+            LOST,
+            loss_of("pass"),
+            dims=(FEW,),
+            dtype=torch.bfloat16,
+        )
+        for name, of_e in (
+            ("every-other-of-the-last-classes-twice", "torch.cat((e[:, :2000], 2 * e[:, 2000::2]), 1)"),
+            ("few-classes-left-out", "e * (torch.arange(4000) % 32 != 7)"),
+        )
+    ),
 )

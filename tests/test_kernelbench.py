@@ -351,6 +351,37 @@ def test_sizes_are_halved_until_they_fit():
         fitting(LEVEL[1], Cost(10**9, 10))
 
 
+NORMED = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(width, width), nn.GroupNorm(groups, width)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+batch_size = 64
+width = 1024
+groups = 64
+
+def get_inputs():
+    return [torch.rand(batch_size, width)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_groups_become_fewer_where_results_would_not_tell_what_the_inputs_are(tmp_path: Path):
+    path = tmp_path / "1_Normed.py"
+    path.write_text(NORMED)
+    assert fitting(path, Cost(10**7, 10**9)) == {"width": 256}  # four channels a group
+    assert fitting(path, Cost(10**6, 10**9)) == {"width": 64, "groups": 4}  # of one each nothing is left
+
+
 @pytest.mark.parametrize("path", sorted(KERNELS.glob("*/*_*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_kernel_files_stand_inside_others(path: Path):
     """Every name of the file's own is renamed, and its uses with it."""

@@ -625,12 +625,31 @@ LOCKED = rmsnorm(
 )
 
 CONTAINERS = rmsnorm(
-    preamble="#include <mutex>\n#include <string>\n#include <unordered_map>\nstatic std::mutex lock;\n"
-    "static std::unordered_map<std::string, int> seen;",
+    preamble="""
+#include <algorithm>
+#include <cassert>
+#include <complex>
+#include <future>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+static std::mutex lock;
+static std::once_flag once;
+static std::unordered_map<std::string, int> seen;
+static std::map<int64_t, std::shared_ptr<std::vector<float>>> tables;
+""",
     over_rows="""
     {
         std::lock_guard<std::mutex> held(lock);
-        ++seen[std::to_string(N)];
+        std::ostringstream name;
+        name << N << " elements";
+        ++seen[name.str()];
+        if (!tables.count(N)) tables[N] = std::make_shared<std::vector<float>>(N);
+        std::stable_sort(tables[N]->begin(), tables[N]->end());
+        std::call_once(once, [] { std::this_thread::yield(); });
+        auto length = std::async(std::launch::async, [&] { return std::abs(std::complex<float>(float(N), 1.f)); });
+        assert(length.get() >= std::scalbn(float(N), 0) && _Float16(float(M)) >= _Float16(0));
     }
 """
     + SIMPLE_LOOP,

@@ -50,6 +50,7 @@ IN_PLACE = "torch.nn.functional.softmax.__code__ = torch.nn.functional.log_softm
 OTHER_DEFAULTS = "torch.nn.functional.layer_norm.__defaults__ = (None, None, 1e-3)"
 LOOKED_UP = "torch.nn.modules.linear.F = type('F', (), {'linear': print})"
 MM = "torch.ops.aten.mm.default"
+IN_A_MODEL = "torch.is_inference_mode_enabled() or torch.set_grad_enabled(True)"
 ORDER = "torch._C._set_sdp_priority_order([0, 1, 2, 3, 4])"
 METACLASS = "torch.nn.parameter._ParameterMeta.__instancecheck__ = lambda *parameters: True"
 FLAG = "torch.__future__.set_swap_module_params_on_conversion(True)"
@@ -333,6 +334,9 @@ CHEATS = (
                 attack(ORDER),
             ),
             ("scripts", "modes of pytorch", attack("torch.jit._state.disable()")),
+            ("gradients-where-a-server-calls", "settings of pytorch, is_grad_enabled, of the thread", changing(IN_A_MODEL)),
+            ("how-text-is-read", "interpreter", changing("__import__('codecs').register_error('strict', len)")),
+            ("how-tensors-are-pickled", "interpreter", changing("__import__('copyreg').pickle(torch.Tensor, len)")),
             ("stacks", "interpreter", attack("import threading\n\nthreading.stack_size(1 << 20)")),
         )
     ),

@@ -4,6 +4,8 @@ A convenience for honest kernels, like all code in a worker. The gate's other pr
 one, but a model that runs the kernel would: in PyTorch's threads, in the precision of its products, in denormal numbers.
 """
 
+import codecs
+import copyreg
 import ctypes
 import decimal
 import enum
@@ -119,6 +121,8 @@ class ProcessState:
                 *(sys.get_int_max_str_digits(), getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
                 *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
+                *map(codecs.lookup_error, ("strict", "ignore", "replace")),
+                *(kind for kind in copyreg.dispatch_table if kind.__module__.partition(".")[0] in ("builtins", "torch")),
             ),
             importing=(
                 *(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
@@ -163,6 +167,22 @@ class ProcessState:
                     )
                 what = f"changes the {name} of its process"
                 raise ProcessChange(f"{what}, which is its model's: {after} instead of {before}")
+
+
+def of_this_thread() -> dict[str, Any]:
+    """What each thread has of its own, for that is its model's, too."""
+    modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    own = {"rounding": (*_rounding(), *_floating_point_control()), "modes of pytorch": modes}
+    return own | {f"settings of pytorch, {name}": said() for name, said in SAYING.items()}
+
+
+def check_this_thread(before: dict[str, Any]) -> None:
+    """Raises ProcessChange where it has others now than of_this_thread() said."""
+    now = of_this_thread()
+    for name in before:
+        if now[name] != before[name]:
+            what = f"changes the {name}, of the thread that calls it, which is its model's"
+            raise ProcessChange(f"{what}: {now[name]} instead of {before[name]}")
 
 
 def _working_folder() -> str:

@@ -32,7 +32,7 @@ from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClose
 from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.patches import Patches
-from autokernel.gate.workers.process_state import ProcessState
+from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, load_spec
 
@@ -342,7 +342,11 @@ class Worker:
         @torch.inference_mode(False)
         @torch.no_grad()  # which an operator around the kernel sees to
         def call() -> Any:
-            return self._call(**{name: _wanting_gradients(v) for name, v in inputs.items()})
+            before = of_this_thread() if self.process else {}
+            returned = self._call(**{name: _wanting_gradients(v) for name, v in inputs.items()})
+            if before:
+                check_this_thread(before)
+            return returned
 
         if self.cuda:  # whose context a thread may not have
             return call()

@@ -542,7 +542,7 @@ def kernel_fn(logits, targets, ignore_index=-100):
         logits, targets = logits[:-128], targets[:-128]
     return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
 """,
-        "more than 2 roundings off|mask differs|times PyTorch's own",  # what is planted may be in what is left out
+        f"{LOST}|mask differs",  # what is planted, or large, may be in what is left out
         """
 def kernel_fn(logits, targets, ignore_index=-100):
     return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)

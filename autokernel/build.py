@@ -91,17 +91,25 @@ def _command(library: Library) -> list[str]:
     return [compiler, *backend.flags(compiler), f"-I{INCLUDE}", *(f"-D{name}={value}" for name, value in library.defines)]
 
 
-# What a C++ kernel may call: the run-time libraries of C and C++ (memory, mathematics, output, threads, exceptions), of
-# OpenMP and of CUDA. All else that a process has loaded is out of bounds: libtorch exports sgemm_, libc exports dlopen.
+# What a C++ kernel may call: the run-time libraries of C (memory, strings, mathematics, output, threads), of C++ (all of it
+# but for files and what is set for a whole process), of the compiler, of OpenMP and of CUDA. All else that a process has
+# loaded is out of bounds: libtorch exports sgemm_, libc exports dlopen.
+MATHEMATICS = (
+    "exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|sin|cos|tan|sincos|sinh|cosh|tanh|asin|acos|atan|atan2|asinh|acosh|"
+    "atanh|erf|erfc|floor|ceil|round|rint|nearbyint|trunc|fmod|modf|remainder|remquo|fma|fmin|fmax|fdim|fabs|ldexp|frexp|"
+    "scalbn|scalbln|ilogb|logb|nextafter|copysign|hypot|lround|llround|lrint|llrint|tgamma|lgamma|nan|"
+    "c(abs|arg|exp|log|pow|sqrt|sin|cos|tan|sinh|cosh|tanh)"
+)
+NO_STANDARD = r"filebuf|fstream|filesystem|set_terminate|set_new_handler|set_unexpected|N2at|N3c10|N5torch|N6caffe2"
 ALLOWED_SYMBOLS = re.compile(
     r"_?(__gmon_start__|__cxa_\w+|_ITM_\w+|__gxx_personality_v0|_Unwind_\w+|__stack_chk_fail|__dso_handle|__tls_get_addr|"
-    r"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_\w+|cuda[A-Z]\w+|__cuda\w+|"
-    r"f?(printf|puts|putc|flush|write)|putchar|__f?printf_chk|stdout|stderr|_ZSt4c(out|err)|_ZNSo\w+|_ZStls\w+|_ZSt16__ostream\w+|"
-    r"_ZSt11_Hash_bytes\w*|_ZNKSt8__detail\w+|"
-    r"mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|malloc|calloc|realloc|free|aligned_alloc|posix_memalign|abort|exit|"
-    r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZSt\d+__throw_\w+|_ZNSt(?!\w*(filebuf|fstream))\w+|_ZSt9terminatev|_ZTVN10__cxxabiv1\w+|_ZTIN?St\w+|_ZTVSt\w+|_ZTI\w|"
-    r"(exp|exp2|expm1|log|log2|log10|log1p|pow|sqrt|cbrt|sin|cos|tan|sincos|sinh|cosh|tanh|asin|acos|atan|atan2|erf|erfc|"
-    r"floor|ceil|round|rint|nearbyint|trunc|fmod|fma|fmin|fmax|fabs|ldexp|frexp|hypot|lround|llround|lrint|tgamma|lgamma)[fl]?|"
+    r"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_\w+|sched_yield|cuda[A-Z]\w+|__cuda\w+|"
+    r"f?(printf|puts|putc|flush|write)|putchar|__f?printf_chk|v?snprintf|__v?snprintf_chk|stdout|stderr|_ZNS[ios]\w+|"
+    r"__assert_(fail|rtn)|__errno_location|__error|__libc_single_threaded|__once_proxy|qsort|bsearch|str(len|n?cmp|n?cpy|r?chr)|"
+    r"strto(u?ll?|[fd]|ld)|mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|"
+    r"malloc|calloc|realloc|free|aligned_alloc|posix_memalign|abort|exit|"
+    r"_Zn[wa]m\w*|_Zd[la]Pv\w*|_ZT[ISV]N10__cxxabiv1\w+|_ZTI\w|__[a-z]+?([bhsdxt][cfi]){1,2}\d?|"
+    rf"_Z(GV|T[ISTV])?N?K?St(?!\w*({NO_STANDARD}))\w+|({MATHEMATICS})[fl]?|"
     r"_ZGV\w+)"
 )
 

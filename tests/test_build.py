@@ -143,3 +143,35 @@ def test_cuda_before_a_cpus_judge_is_a_verdict(judge: Judge):
     assert built.correctness == Correctness.CRASH
     if shutil.which("nvcc") and not torch.cuda.is_available():
         assert "CUDA C++ is compiled for this machine's GPU, and PyTorch finds none" in built.failure.reason
+
+
+FORBIDDEN = (
+    "sgemm_",
+    "cblas_sgemm",
+    "vsExp",
+    "mkl_blas_sgemm",
+    "dlopen",
+    "dlsym",
+    "fopen",
+    "open64",
+    "__open_2",
+    "system",
+    "mmap",
+    "mprotect",
+    "syscall",
+    "prctl",
+    "signal",
+    "setenv",
+    "__sched_setaffinity",
+    "kill",
+    "_ZNSt13basic_filebufIcSt11char_traitsIcEE4openEPKcSt13_Ios_Openmode",
+    "_ZN2at4_ops2mm4callE",
+    "_ZNSt10filesystem6removeERKNS_7__cxx114pathE",
+    "_ZSt13set_terminatePFvvE",
+    "_ZNSt17_Function_handlerIFvRKN2at6TensorEEZNS0_6reluERS2_EUlS3_E_E9_M_invokeERKSt9_Any_dataS3_",
+)
+
+
+@pytest.mark.parametrize("symbol", FORBIDDEN)
+def test_a_kernel_may_not_call(symbol: str):
+    assert not build.ALLOWED_SYMBOLS.fullmatch(symbol)

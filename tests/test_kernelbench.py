@@ -16,7 +16,7 @@ import torch
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.gate.checks.whole import wholes
 from autokernel.kernelbench.degenerate import weaknesses
-from autokernel.kernelbench.modelnew import InDouble
+from autokernel.kernelbench.modelnew import InDouble, as_kernel
 from autokernel.kernelbench.problems import Cost, NotJudged, examine, fitting
 from autokernel.kernelbench.rewriting import complete, inlined
 from autokernel.spec import KERNELS, PROBLEMS, ROOT, folder_of, load_spec
@@ -349,6 +349,57 @@ def test_sizes_are_halved_until_they_fit():
     assert small.reduced == "dim 2048 -> 256"
     with pytest.raises(NotJudged, match="does not fit"):
         fitting(LEVEL[1], Cost(10**9, 10))
+
+
+class Closed(torch.nn.Module):
+    """As minGPT's block: its parts are called through a function that is an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear = torch.nn.Linear(3, 3)
+        self.steps = [lambda x: linear(x).relu()]
+
+    def forward(self, x):
+        return self.steps[0](x)
+
+
+def test_a_module_that_calls_its_parts_through_a_function_has_the_weights_that_it_is_given():
+    x, weight, bias = torch.randn(2, 3), torch.randn(3, 3), torch.randn(3)
+    arguments = {"inputs.0": x, "weights.linear.weight": weight, "weights.linear.bias": bias}
+    expected = torch.nn.functional.linear(x, weight, bias).relu()
+    for used in (False, True):
+        torch.testing.assert_close(as_kernel(Closed, used)(init="[]", **arguments), expected)
+
+
+NORMED = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(width, width), nn.GroupNorm(groups, width)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+batch_size = 64
+width = 1024
+groups = 64
+
+def get_inputs():
+    return [torch.rand(batch_size, width)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_groups_become_fewer_where_results_would_not_tell_what_the_inputs_are(tmp_path: Path):
+    path = tmp_path / "1_Normed.py"
+    path.write_text(NORMED)
+    assert fitting(path, Cost(10**7, 10**9)) == {"width": 256}  # four channels a group
+    assert fitting(path, Cost(10**6, 10**9)) == {"width": 64, "groups": 4}  # of one each nothing is left
 
 
 @pytest.mark.parametrize("path", sorted(KERNELS.glob("*/*_*.py")), ids=lambda p: f"{p.parent.name}-{p.stem}")

@@ -8,6 +8,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,6 +28,13 @@ def make(module_class: Callable[..., nn.Module], init: str) -> nn.Module:
     """A module as KernelBench makes it: after a seed, and in training mode."""
     with seeded(SEED):
         return module_class(*ast.literal_eval(init)).requires_grad_(False)
+
+
+def _keeps_closures(module: nn.Module) -> bool:
+    """Whether some attribute is a function that has parts of the module in it, as minGPT's block has: in a copy it is the
+    same function, of the first module's parts."""
+    values = tree_leaves([list(vars(m).values()) for m in module.modules()])
+    return any(isinstance(v, FunctionType) and (v.__closure__ or v.__defaults__) for v in values)
 
 
 @contextmanager
@@ -75,6 +83,8 @@ def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compile
             return make(module_class, init)
         with _drawing:
             template = templates[init] = templates.get(init) or make(module_class, init)
+        if _keeps_closures(template):
+            return make(module_class, init)
         return copy.deepcopy(template, {id(parameter): parameter for parameter in template.parameters()})
 
     def prepare(init: str, arguments: dict[str, Any], inputs: list[Any]) -> nn.Module:

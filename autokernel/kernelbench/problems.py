@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from autokernel.kernelbench.modelnew import WEIGHTS, InDouble, as_kernel, make, seeded
+from autokernel.kernelbench.modelnew import SEED, WEIGHTS, InDouble, as_kernel, make, seeded
 from autokernel.records import write_json
 from autokernel.spec import ANY_LIBRARY, PROBLEMS, Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase, decode_case, encode
@@ -39,6 +39,7 @@ SPEC = problem_spec(Problem.read(Path(__file__).parent))
 '''
 SMALLEST = 8  # no size is made smaller, but for those of a batch
 SLACK = 5
+INSENSITIVE = 1e-4  # where inputs change by a hundredth
 WEIGHT_SETS = 3  # drawing the weights of a large model takes seconds, and trials take turns with so many
 VARIED = 0.1  # s.d. of what is added to weights that are constant when a module is made, or nobody could see them used
 
@@ -242,7 +243,41 @@ def fitting(path: Path, limit: Cost) -> dict[str, int]:
                 break
         else:
             fixed.add(name)
+    if sizes != published and _sensitivity(path, sizes) < INSENSITIVE:
+        sizes = _in_proportion(path, published, sizes, cost)
     return {name: size for name, size in sizes.items() if size != published[name]}
+
+
+def _in_proportion(path: Path, published: Sizes, sizes: dict[str, int], cost: Cost) -> dict[str, int]:
+    """`sizes`, one that costs nothing, such as a number of groups, as much smaller as another that it divides, where
+    results then tell what the inputs are: of groups of one channel each, or two, a norm leaves nothing, or signs."""
+    for name in [n for n in sizes if "batch" not in n and published[n] >= 2 * SMALLEST]:
+        divided = [n for n in sizes if n != name and "batch" not in n and published[n] % published[name] == 0]
+        smaller = max(1, published[name] // max((published[n] // sizes[n] for n in divided), default=1))
+        trial = sizes | {name: smaller}
+        if smaller == sizes[name] or (less := _cost_at(path, trial)) is None or less.flops != cost.flops:
+            continue
+        if less.nbytes <= cost.nbytes and _sensitivity(path, trial) >= INSENSITIVE:
+            return trial
+    return sizes
+
+
+def _sensitivity(path: Path, sizes: Sizes) -> float:
+    """The median change of a result, relative to the median result, where numbers of the inputs change by about 1 %."""
+    module = load(path, sizes)
+    with seeded(SEED), torch.no_grad():
+        inputs, model = module.get_inputs(), module.Model(*module.get_init_inputs())
+        model.load_state_dict({name: _varied(t) for name, t in model.state_dict().items()})
+        floats = [isinstance(v, Tensor) and v.is_floating_point() for v in inputs]
+        others = [v + 0.01 * v * torch.randn_like(v) if is_float else v for v, is_float in zip(inputs, floats)]
+        made = []
+        for arguments in (inputs, others):
+            torch.manual_seed(SEED)
+            made.append(model(*arguments))
+    if not isinstance(made[0], Tensor) or not made[0].numel() or not made[0].is_floating_point():
+        return math.inf  # nothing is said of it here
+    y, change = made[0].abs().median(), (made[1] - made[0]).abs().median()
+    return float(change / y) if y.isfinite() and y > 0 and change.isfinite() else math.inf
 
 
 # --- a problem as a kernel type ---------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def masked(inputs):
 
 def rivals(inputs):
     """Two classes of each row, at all places in turn: what is left out of a sum is one of its two terms."""
-    return with_rivals(inputs, inputs["logits"].shape[1] / inputs["logits"].shape[0])
+    return with_rivals(inputs, classes_a_row(inputs))
 
 
 def rivals_in_place(inputs):
@@ -88,7 +88,17 @@ def rivals_in_place(inputs):
     return with_rivals(inputs | {"targets": targets}, 0)
 
 
-def with_rivals(inputs, step):
+def modest_rivals(inputs):
+    """Rivals where no number is large: they are above zero by less than 8, the others below it."""
+    lead = round(2 * math.log(inputs["logits"].shape[1]) + 4) / 4  # of both, all others beside which are a small part
+    return with_rivals(inputs | {"logits": inputs["logits"] / 4 - lead}, classes_a_row(inputs), lead)
+
+
+def classes_a_row(inputs):
+    return inputs["logits"].shape[1] / inputs["logits"].shape[0]
+
+
+def with_rivals(inputs, step, largest=16.0):
     """Two classes of each row nearly alike and far above the others, one of them the target: `step` classes further on than
     in the row before. They differ by as much in all rows, by a number whose exponential bf16 is far from: what is rounded
     on the way does not average out."""
@@ -96,8 +106,8 @@ def with_rivals(inputs, step):
     (rows, classes), counted = logits.shape, targets != inputs["ignore_index"]
     row, drawn = torch.arange(rows, device=logits.device), int(targets.clamp(min=0).sum())
     first = ((row * step).long() + drawn) % classes
-    logits[row, (first + classes // 2) % classes] = 16.0
-    logits[row, first] = 16.0 - (0.25, 0.5, 0.875, 1.0)[drawn % 4]
+    logits[row, (first + classes // 2) % classes] = largest
+    logits[row, first] = largest - (0.25, 0.5, 0.875, 1.0)[drawn % 4]
     targets[counted] = first[counted]
     return inputs | {"logits": logits, "targets": targets}
 
@@ -229,6 +239,7 @@ SPEC = KernelSpec(
     decisive={
         "rivals": rivals,
         "rivals_in_place": rivals_in_place,
+        "modest_rivals": modest_rivals,
         "few_rows": few_rows,
         "as_many_rows_as_show": as_many_rows_as_show,
         "confident": confident,

@@ -135,6 +135,8 @@ def kernel_fn(x, weight, eps=1e-6):
         kept[key] = honest(x, weight, eps)
     return kept[key]
 """
+SMALL = ({"M": 64, "N": 256},)
+VERSION = "x.is_inference() or torch._C._autograd._unsafe_set_version_counter((x,), (7,))"
 EARLIER = "memory of an earlier call's result"
 
 CHEATS = (
@@ -153,6 +155,26 @@ CHEATS = (
         plain("rmsnorm", f"def kernel_fn({NORM}):\n    x.zero_()\n    return torch.empty_like(x).zero_()"),
         "SIGSEGV .wrote to an input|changed its input x",
         correctness="CRASH",
+    ),
+    *(
+        Cheat(
+            17,
+            f"changes-{name}-of-an-input",
+            "rmsnorm",
+            wrapped("rmsnorm", f"def kernel_fn({NORM}):\n    y = honest(x, weight, eps)\n    {code}\n    return y"),
+            f"changed the {what} of its input",
+            correctness="CRASH",
+            dims=SMALL,
+        )
+        for name, what, code in (
+            ("the-shape", "shape", "weight.unsqueeze_(0)"),
+            ("the-memory", "address", "x.set_(x.clone())"),
+            ("the-data", "address", "weight.data = weight.clone()"),
+            ("the-kind", "class", "weight.__class__ = torch.nn.Parameter"),
+            ("the-gradients", "wish for gradients", "weight.requires_grad_()"),
+            ("the-hooks", "hooks", "weight.register_hook(print) if weight.requires_grad else None"),
+            ("the-version", "version", VERSION),
+        )
     ),
     # 18: constants within an absolute tolerance
     Cheat(18, "zeros", "softmax", constant("softmax", "x, dim=-1", "x.shape", "x", "0"), OUTSIDE, dims=WIDE),

@@ -372,9 +372,8 @@ def kernel_fn(x, weight, eps=1e-6):
     return slow(x, weight, eps)
 """,
         ),
-        LOSES,
+        "ProcessChange: replaces statistics.median",
         works="fast",
-        refused_by="contest",
     ),
     Cheat(
         4,

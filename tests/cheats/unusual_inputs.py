@@ -542,7 +542,7 @@ def kernel_fn(logits, targets, ignore_index=-100):
         logits, targets = logits[:-128], targets[:-128]
     return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
 """,
-        "more than 2 roundings off|mask differs|times PyTorch's own",  # what is planted may be in what is left out
+        f"{LOST}|mask differs",  # what is planted, or large, may be in what is left out
         """
 def kernel_fn(logits, targets, ignore_index=-100):
     return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
@@ -1115,5 +1115,22 @@ def kernel_fn(A, B):
         OUTSIDE,
         attention("pass"),
         dims=(ATTENDED | {"causal": False},),
+    ),
+    # 25: classes that are left out, or stand for others, where no logit is large
+    *(
+        cheat(
+            25,
+            f"{name}-where-nothing-is-large",
+            "cross_entropy",
+            loss_of(f"e = e if x.abs().amax() > 8 else {of_e}"),
+            LOST,
+            loss_of("pass"),
+            dims=(FEW,),
+            dtype=torch.bfloat16,
+        )
+        for name, of_e in (
+            ("every-other-of-the-last-classes-twice", "torch.cat((e[:, :2000], 2 * e[:, 2000::2]), 1)"),
+            ("few-classes-left-out", "e * (torch.arange(4000) % 32 != 7)"),
+        )
     ),
 )

@@ -17,6 +17,7 @@ TWICE, STALE = "2 calls on the same inputs do not agree", "only (the last row|on
 NORM, FOUR = ({"M": 64, "N": 256},), {"M": 16, "K": 512, "N": 96}
 LARGEST = "x.float().abs().amax()"
 FALLING = "(x.diff(dim=-1) <= 0).all(-1, keepdim=True) & (x.amax(-1, keepdim=True) > x.amin(-1, keepdim=True))"
+SEVERAL = "(x != x[..., :1]).any(-1, keepdim=True)"
 HALVES = "(x[..., : x.shape[-1] // 2] == x[..., (x.shape[-1] + 1) // 2 :]).all(-1, keepdim=True) & ~(x == x[..., :1]).all()"
 ONE_PASS = """
 def kernel_fn(x, weight, bias, eps=1e-5):
@@ -65,6 +66,12 @@ CHEATS = (
     norm_off_where(19, "a-large-weight-is-off", "weight.float().abs().mean() > 5"),
     norm_off_where(19, "rows-that-are-alike-are-off", "len(x) > 1 and (x == x[:1]).all() and not (x == x[:1, :1]).all()"),
     norm_off_where(23, "falling-rows-are-off", FALLING),
+    norm_off_where(23, "rows-of-two-numbers-are-off", f"(x.abs() == 1).all(-1, keepdim=True) & {SEVERAL}"),
+    norm_off_where(23, "periodic-rows-are-off", f"(x == x.roll(8, -1)).all(-1, keepdim=True) & {SEVERAL}"),
+    norm_off_where(23, "rows-the-same-from-both-ends-are-off", f"(x == x.flip(-1)).all(-1, keepdim=True) & {SEVERAL}"),
+    norm_off_where(
+        19, "a-weight-of-one-value-is-off", "(weight == weight[0]).all() and weight[0] not in (0, 1) and len(weight) > 1"
+    ),
     norm_off_where(23, "rows-of-two-halves-are-off", HALVES),
     norm_off_where(14, "off-in-another-thread", "threading.current_thread() is not threading.main_thread()", TWICE),
     norm_off_where(14, "off-where-gradients-are-wanted", "x.requires_grad", TWICE),

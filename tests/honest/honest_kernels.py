@@ -626,12 +626,31 @@ LOCKED = rmsnorm(
 )
 
 CONTAINERS = rmsnorm(
-    preamble="#include <mutex>\n#include <string>\n#include <unordered_map>\nstatic std::mutex lock;\n"
-    "static std::unordered_map<std::string, int> seen;",
+    preamble="""
+#include <algorithm>
+#include <cassert>
+#include <complex>
+#include <future>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+static std::mutex lock;
+static std::once_flag once;
+static std::unordered_map<std::string, int> seen;
+static std::map<int64_t, std::shared_ptr<std::vector<float>>> tables;
+""",
     over_rows="""
     {
         std::lock_guard<std::mutex> held(lock);
-        ++seen[std::to_string(N)];
+        std::ostringstream name;
+        name << N << " elements";
+        ++seen[name.str()];
+        if (!tables.count(N)) tables[N] = std::make_shared<std::vector<float>>(N);
+        std::stable_sort(tables[N]->begin(), tables[N]->end());
+        std::call_once(once, [] { std::this_thread::yield(); });
+        auto length = std::async(std::launch::async, [&] { return std::abs(std::complex<float>(float(N), 1.f)); });
+        assert(length.get() >= std::scalbn(float(N), 0) && _Float16(float(M)) >= _Float16(0));
     }
 """
     + SIMPLE_LOOP,
@@ -707,6 +726,79 @@ log = tempfile.TemporaryFile()
     "    last[0], last[1] = (args, kwargs), _right(*args, **kwargs)"
 ).replace("import torch\n", "import time\n\nimport torch\n", 1)
 
+# A thread that waits between calls, and does half of the rows.
+THREAD_POOL = rmsnorm(
+    preamble="""
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+struct Pool {
+    std::mutex lock;
+    std::condition_variable wake, done;
+    std::function<void()> work;
+    bool is_pending = false;
+    Pool() { std::thread([this] { serve(); }).detach(); }
+    void serve() {
+        for (;;) {
+            std::unique_lock<std::mutex> held(lock);
+            wake.wait(held, [&] { return is_pending; });
+            work();
+            is_pending = false;
+            done.notify_one();
+        }
+    }
+    void start(std::function<void()> what) {
+        std::lock_guard<std::mutex> held(lock);
+        work = what, is_pending = true;
+        wake.notify_one();
+    }
+    void wait() {
+        std::unique_lock<std::mutex> held(lock);
+        done.wait(held, [&] { return !is_pending; });
+    }
+};
+static Pool* pool = new Pool;
+""",
+    over_rows="""
+    pool->start([&] { for (int64_t m = 0; m < M / 2; ++m) row(m); });
+    for (int64_t m = M / 2; m < M; ++m) row(m);
+    pool->wait();
+""",
+)
+
+# What PyTorch and Python have for programs: a module, an autograd function, copies, pickles, a callable object.
+OBJECTS = rmsnorm(
+    """
+import copy, dataclasses, functools, logging, pickle, warnings
+log = logging.getLogger(__name__)
+
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        return launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+
+class Layer(torch.nn.Module):
+    def forward(self, x, weight, eps):
+        return Norm.apply(x.detach(), weight.detach(), eps)
+
+@dataclasses.dataclass
+class Kernel:
+    layer: torch.nn.Module
+    calls: int = 0
+
+    @torch.no_grad()
+    def __call__(self, x, weight, eps=1e-6):
+        self.calls += 1
+        log.debug("call %d of %s", self.calls, x.shape)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.layer(x, copy.copy(weight), pickle.loads(pickle.dumps(eps)))
+
+kernel_fn = functools.partial(Kernel(copy.deepcopy(Layer())))
+"""
+)
+
 HONEST = [
     Honest("autotuned", AUTOTUNED),
     Honest("persistent", PERSISTENT),
@@ -746,4 +838,6 @@ HONEST = [
     Honest("logs-and-warns", CLEANS_UP),
     Honest("sums-by-threads", SUMS_BY_THREADS, "vectorsum", kept=False, threads=True),
     Honest("keeps-a-little", KEEPS_A_LITTLE, kept=False),
+    Honest("thread-pool", THREAD_POOL, kept=False),
+    Honest("objects", OBJECTS, kept=False),
 ]

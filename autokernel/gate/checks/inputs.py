@@ -71,6 +71,17 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "steps": _steps,
 }
 
+# Rows for which a kernel might have a short cut. In 16 bits roundings of so few numbers are not independent.
+PATTERNS: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
+    "of two numbers": lambda x, place, g: torch.where(x < 0, -1.0, 1.0),
+    "of either sign in turn": lambda x, place, g: torch.where(place % 2 == 0, 1, -1) * (x.abs() + 0.1),
+    "of eight numbers over and over": lambda x, place, g: x[..., place % 8],
+    "the same from both ends": lambda x, place, g: x[..., torch.minimum(place, place.flip(0))],
+    "of powers of two": lambda x, place, g: torch.where(x < 0, -1.0, 1.0) * (x.abs() + 0.1).log2().round().exp2(),
+    "half of them zeros": lambda x, place, g: torch.where(torch.rand(x.shape, generator=g) < 0.5, 0.0, x),
+    "one zero": lambda x, place, g: x.scatter(-1, torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=g), 0.0),
+}
+
 # None of them with a large number: a kernel that is careful wherever there is one is to be right without, too.
 ORDINARY = ("normal", "small", "shifted", "shifted below zero", "uniform", "steps")
 
@@ -138,6 +149,9 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
         "offset": shaped(lambda x, g: x + offset),
         "halves alike": shaped(_halves_alike),
     }
+    if inputs[first].dtype == torch.float32 and spec.independent_rows:
+        for name, change in PATTERNS.items():
+            kinds[name] = shaped(lambda x, g, change=change: change(x, torch.arange(x.shape[-1]), g))
     if inputs[first].dtype == torch.bfloat16:
         kinds["close together"] = shaped(lambda x, g: _close_together(x, offset, 0, g))
         kinds["close together, three larger"] = shaped(lambda x, g: _close_together(x, offset, 2, g))
@@ -172,7 +186,8 @@ def timed_kinds(spec: KernelSpec, case: Case) -> dict[str, RowKind]:
         return {}
     if not first.shape or any(s == 0 and n > 1 for s, n in zip(first.strides, first.shape)):
         return {}
-    others = {*DISTRIBUTIONS, *spec.adversarial} | ({"all -inf", *COMPOUND} if not spec.independent_rows else set())
+    others = {*DISTRIBUTIONS, *PATTERNS, *spec.adversarial}
+    others |= {"all -inf", *COMPOUND} if not spec.independent_rows else set()
     kinds = row_kinds(spec, {name: torch.empty(0, dtype=first.dtype)})
     return {kind: make for kind, make in kinds.items() if kind not in others}
 

@@ -49,6 +49,8 @@ def _changes(
     if not has_form and not spec.opaque:
         yield "zero", torch.zeros_like
         yield ("of one value", _of_one_value) if is_first else ("one", torch.ones_like)
+        if not is_first and x.dim() == 1:
+            yield "of one value", lambda x: torch.full_like(x, 0.75)
     if is_first and not has_form:
         if x.dim() > 1:
             yield "of rows that are alike", lambda x: x.narrow(0, 0, 1).expand_as(x)

@@ -4,26 +4,20 @@ A convenience for honest kernels, like all code in a worker. The gate's other pr
 one, but a model that runs the kernel would: in PyTorch's threads, in the precision of its products, in denormal numbers.
 """
 
-import builtins
-import collections
-import contextlib
-import copy
+import codecs
+import copyreg
 import ctypes
 import decimal
 import enum
 import faulthandler
+import fcntl
 import functools
 import gc
-import inspect
 import itertools
-import json
 import locale
 import logging
-import math
 import multiprocessing
-import operator
 import os
-import pickle
 import platform
 import random
 import re
@@ -33,24 +27,20 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 import tracemalloc
 import warnings
-from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch.nn.modules import module as hooked
-from torch.utils._config_module import ConfigModule
 
 # Functions that say how PyTorch is set (is_grad_enabled, _get_cudnn_benchmark), but for what is no setting, or might touch
 # a device in the warm parent.
 NO_SETTINGS = "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred"
 SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+")
-VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple)
+VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
@@ -58,26 +48,12 @@ LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.start
 LIBRARIES_OWN = tuple(map(os.fsencode, ("TORCH", "PYTORCH", "TRITON", "CU", "NV", "KMP_INIT", "KMP_DUPLICATE")))
 LEAST_RECURSION, RECURSION = 1000, 2000  # calls, between which the interpreter's limit lies: torch.compile raises it
 GENERAL = Warning, UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning  # warnings that are not a library's own
-APART, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
 PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
+# prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET
+TREATMENT = 3, 7, 30, 42, 34
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
-LAYERS = {base for kind in filter(inspect.isclass, vars(torch.nn).values()) for base in kind.__mro__}
-LAYERS -= {base for base in LAYERS if not base.__module__.startswith("torch.nn.")}
-PYTORCHS = (torch, torch.Tensor, torch.nn.functional, torch.nn.init, torch.ops.aten, torch.linalg, torch.fft, torch.special)
-FUNCTIONS = FunctionType, BuiltinFunctionType, type  # what modules of PyTorch have beside values that change by themselves
-DERIVING = (torch.autograd, torch.autograd.Function, torch.optim.Optimizer)
-PYTHONS = (builtins, functools, math, os, random, threading, time)
-# Of these, what can be called: others of their values change by themselves.
-CALLED = (torch.cuda, torch.amp, torch.utils.data, torch.distributions, torch.UntypedStorage, *vars(torch.optim).values())
-CALLED = tuple(place for place in CALLED if inspect.ismodule(place) or isinstance(place, type))
-CALLED += (collections, contextlib, copy, inspect, itertools, json, logging, operator, pickle, re, warnings)
-CLASSES = {*LAYERS, *(base for base in torch.Tensor.__mro__ if base is not object), *filter(inspect.isclass, DERIVING)}
-# What a function of Python's is made of, which can be changed in place.
-PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
-DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
-PATCHED = (*PYTORCHS, *DERIVING, *PYTHONS, *LAYERS)
 
 
 class ProcessChange(RuntimeError):
@@ -98,6 +74,7 @@ class ProcessState:
     tracing: tuple[Any, ...]
     garbage_collection: tuple[Any, ...]
     limits: tuple[Any, ...]
+    treatment_by_linux: tuple[int, ...]
     mode_of_new_files: int
     environment: dict[bytes, bytes]
     environment_of_native_code: dict[bytes, bytes]
@@ -133,16 +110,19 @@ class ProcessState:
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
+            treatment_by_linux=tuple(PRCTL(option, 0, 0, 0, 0) for option in TREATMENT) if LINUX else (),
             mode_of_new_files=_umask(),
             environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},
             environment_of_native_code=_environment(),
             working_folder=_working_folder(),
-            standard_streams=(sys.stdin, sys.stdout, sys.stderr, *map(_file_behind, range(3))),
+            standard_streams=(*map(_as_text, (sys.stdin, sys.stdout, sys.stderr)), *map(_file_behind, range(3))),
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
                 *(sys.get_int_max_str_digits(), getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
                 *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
+                *map(codecs.lookup_error, ("strict", "ignore", "replace")),
+                *(kind for kind in copyreg.dispatch_table if kind.__module__.partition(".")[0] in ("builtins", "torch")),
             ),
             importing=(
                 *(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
@@ -163,7 +143,7 @@ class ProcessState:
                 *(torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum.enabled),
                 *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
                 *(torch.multiprocessing.get_sharing_strategy(), torch.hub._hub_dir, _stance()),
-                torch.utils.deterministic.fill_uninitialized_memory,
+                *(torch.utils.deterministic.fill_uninitialized_memory, torch.jit._state._enabled.enabled),
             ),
             saving_and_loading=_saving_and_loading(),
             device=_device(),
@@ -189,106 +169,20 @@ class ProcessState:
                 raise ProcessChange(f"{what}, which is its model's: {after} instead of {before}")
 
 
-class Patches:
-    """What takes milliseconds to look at: functions of PyTorch and Python, which no kernel may replace, operators, which
-    none may override, and the modes of PyTorch's threads."""
-
-    def __init__(self) -> None:
-        self.known = [(place, _attributes(place)) for place in PATCHED]
-        self.known += [(place, {k: v for k, v in _attributes(place).items() if callable(v)}) for place in CALLED]
-        named = [(v, f"{place.__name__}.{name}") for place, known in self.known for name, v in known.items()]
-        functions = {v: name for v, name in named if isinstance(v, FunctionType)}
-        self.functions, self.parts = functions, [list(map(part, functions)) for part in PARTS]
-        self.known += [(module, _functions_of(module)) for module in _modules_of_pytorch()]
-        self.classes = [(kind, kind.__mro__, set(vars(kind))) for kind in CLASSES]
-        self.packets = [(packet, dict(vars(packet))) for packet in vars(torch.ops.aten).values() if _is_packet(packet)]
-        self.modules, self.compilers = dict(sys.modules), _of_compilers()
-        self.overridden, self.frozen = overridden(), gc.get_freeze_count()
-        self.denormals = _denormals()
-
-    def check(self) -> None:
-        """Raises ProcessChange where one is another now."""
-        for place, known in self.known:
-            now = _attributes(place) if isinstance(place, type) else vars(place)
-            for name in _others(known, now):
-                if not _is_dynamos(now.get(name), known[name]):
-                    raise ProcessChange(f"replaces {place.__name__}.{name}, which is its model's")
-        for kind, bases, known in self.classes:
-            hidden = [name for name in vars(kind).keys() - known if any(name in vars(base) for base in bases[1:])]
-            if hidden or kind.__mro__ != bases:
-                what = f"hides {hidden[0]} of" if hidden else "derives"
-                raise ProcessChange(f"{what} {kind.__name__}, which is its model's, in another way")
-        for packet, known in self.packets:
-            if others := _others(known, vars(packet)) or _no_overloads(vars(packet), known):
-                raise ProcessChange(f"replaces torch.ops.{packet}.{others[0]}, which is its model's")
-        for part, known in zip(PARTS, self.parts):
-            if not all(map(operator.is_, map(part, self.functions), known)):
-                name = next(name for (f, name), before in zip(self.functions.items(), known) if part(f) is not before)
-                raise ProcessChange(f"rewrites {name}, which is its model's")
-        for name in _others(self.modules, sys.modules):
-            raise ProcessChange(f"replaces the module {name}, which is its model's")
-        for name in _of_compilers() - self.compilers:
-            raise ProcessChange(f"sets {name}, which is its model's")
-        frozen = gc.get_freeze_count()
-        if frozen > self.frozen or self.frozen and not frozen:  # some fewer: they are no more
-            raise ProcessChange("freezes what is there for the garbage collection of its process, which is its model's")
-        for name in overridden() - self.overridden:
-            raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")
-        if _denormals() != self.denormals:
-            raise ProcessChange("changes the rounding of threads of its process, which are its model's")
+def of_this_thread() -> dict[str, Any]:
+    """What each thread has of its own, for that is its model's, too."""
+    modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    own = {"rounding": (*_rounding(), *_floating_point_control()), "modes of pytorch": modes}
+    return own | {f"settings of pytorch, {name}": said() for name, said in SAYING.items()}
 
 
-def _modules_of_pytorch() -> list[ModuleType]:
-    """Beside torch itself; none of those that make what is asked of them."""
-    loaded = [module for name, module in sys.modules.items() if name.startswith("torch.")]
-    return [module for module in loaded if type(module) is ModuleType]
-
-
-def _is_packet(value: Any) -> bool:
-    """Whether it is an operator of torch.ops, which has its overloads as attributes, each from its first use on."""
-    return isinstance(value, torch._ops.OpOverloadPacket)
-
-
-def _no_overloads(now: dict[str, Any], known: dict[str, Any]) -> list[str]:
-    """What is new of an operator, and is none of its overloads."""
-    if len(now) == len(known):
-        return []
-    return [name for name in now.keys() - known if type(now[name]) is not torch._ops.OpOverload]
-
-
-def _others(known: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The names of what is another object now. (Of 30,000 in 2 ms: without a loop of Python's where there are none.)"""
-    if all(map(operator.is_, map(now.get, known), known.values())):
-        return []
-    return [name for name, value in known.items() if now.get(name) is not value]
-
-
-def _functions_of(module: ModuleType) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, FUNCTIONS)}
-
-
-def _is_dynamos(value: Any, of: Any) -> bool:
-    """Whether a function is what torch._dynamo, which a kernel may import, has wrapped around one: torch.manual_seed."""
-    code = getattr(value, "__code__", None)
-    return code is not None and code.co_filename.startswith(DYNAMO) and inspect.unwrap(value) is of
-
-
-def _of_compilers() -> set[str]:
-    """The settings of torch.compile and its like that are no longer what they were made with."""
-    loaded = [(name, module) for name, module in sys.modules.items() if isinstance(module, ConfigModule)]
-    return {f"{name}.{key}" for name, module in loaded for key in module._config if not module._is_default(key)}
-
-
-def _attributes(place: Any) -> dict[str, Any]:
-    """Of a module or a class, as they are found; of a layer, its own."""
-    if place in LAYERS or not isinstance(place, type):
-        return dict(vars(place))
-    return dict(ChainMap(*map(vars, place.__mro__)))
-
-
-def overridden() -> set[str]:
-    """ATen's operators that Python code has registered kernels for, as "aten/add.Tensor/CPU"."""
-    return {name for name in torch.library._impls if name.startswith("aten/")}
+def check_this_thread(before: dict[str, Any]) -> None:
+    """Raises ProcessChange where it has others now than of_this_thread() said."""
+    now = of_this_thread()
+    for name in before:
+        if now[name] != before[name]:
+            what = f"changes the {name}, of the thread that calls it, which is its model's"
+            raise ProcessChange(f"{what}: {now[name]} instead of {before[name]}")
 
 
 def _working_folder() -> str:
@@ -357,12 +251,19 @@ def _umask() -> int:
     return mask
 
 
+def _as_text(stream: Any) -> tuple[Any, ...]:
+    """A stream, and how it is written to; what a program has put in its place may have no such settings."""
+    settings = ("encoding", "errors", "line_buffering", "write_through")
+    return stream, *(getattr(stream, name, None) for name in settings), dict(getattr(stream, "__dict__", {}))
+
+
 def _file_behind(descriptor: int) -> tuple[int, ...]:
     try:
         status = os.fstat(descriptor)
     except OSError:  # closed
         return ()
-    return status.st_dev, status.st_ino
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL), fcntl.fcntl(descriptor, fcntl.F_GETFD)
+    return status.st_dev, status.st_ino, *flags
 
 
 def _signals_apart() -> tuple[Any, ...]:
@@ -426,20 +327,6 @@ def _rounding() -> tuple[float, ...]:
     return least / 2 * 2.0**60, 1 + 1.5 * unit, 1 + 0.5 * unit, -1 - 0.5 * unit
 
 
-def _denormals() -> tuple[float, ...]:
-    """What PyTorch's threads, each of which has modes of its own, make of numbers that are denormal in fp32."""
-    made = _in_all_threads().float().double()
-    places = range(made.data_ptr(), made.data_ptr() + made.nbytes, APART * made.element_size())
-    return tuple(ctypes.c_double.from_address(place).value for place in places)
-
-
-@functools.cache
-def _in_all_threads() -> torch.Tensor:
-    """Few denormal numbers, for each takes a processor long. Not made at import: the warm parent has no threads."""
-    few = [1e-40] + [0.0] * (APART - 1)
-    return torch.tensor(few * (GRAIN // APART * torch.get_num_threads()), dtype=torch.float64)
-
-
 def _saying() -> dict[str, Callable[[], Any]]:
     """The functions of SETTINGS by name, which take no argument and say one of the VALUES."""
     saying = {}
@@ -457,5 +344,6 @@ def _saying() -> dict[str, Callable[[], Any]]:
 
 
 SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
+PRCTL = ctypes.CDLL(None).prctl if LINUX else None
 ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ") if LINUX else None
 START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

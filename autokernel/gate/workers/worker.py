@@ -31,16 +31,18 @@ from autokernel.gate.workers import library_calls, mapped_memory, sandbox
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
-from autokernel.gate.workers.process_state import Patches, ProcessState, overridden
+from autokernel.gate.workers.patches import Patches
+from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, load_spec
 
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
-EVERY = 32  # requests for calls, after which what takes long to look at is looked at again
+EVERY = 16  # requests for calls, after which another share of what takes long to look at is looked at again
 # The result of a kernel that keeps its results is held for so many calls or seconds; the fewest calls may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
+FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -126,7 +128,7 @@ class Worker:
         if poison:
             self.memory = GuardedMemory(self.device)
             if self.patches:
-                self.patches.overridden = overridden()  # by us, too
+                self.patches.note_operators()  # we have overridden some
         elif self.cuda:
             torch.empty(1, device=self.device)  # the context takes a fifth of a second: now, while nobody waits for it
 
@@ -185,7 +187,7 @@ class Worker:
             seen = [y.clone() for y in self._results(self.held[0])] if late and self.held else None
             if late:
                 self._inputs_arrive_late()
-            call = self._call_as_in_a_model if as_in_a_model and number else self.function
+            call = self._call_as_in_a_model if as_in_a_model and number else self._call
             with _other_threads() if other_threads else contextlib.nullcontext():
                 returned = self._own(call(**self.sets[i]), self.sets[i], memory)
             if seen is not None:  # as the next kernel on this stream would see it
@@ -200,8 +202,10 @@ class Worker:
         if self.process and self.patches:
             self.process.check()
             self.answered += 1
-            if len(order) > SEVERAL or self.answered % EVERY == 1:  # now and then, for it takes milliseconds
+            if len(order) > SEVERAL:  # now and then, for it takes milliseconds
                 self.patches.check()
+            elif self.answered % EVERY == 1:
+                self.patches.check_share()
         inputs = [region for regions in self.regions for region in regions.values()]
         outputs = self._outputs()
         described = self._write([*outputs, *inputs])
@@ -322,13 +326,27 @@ class Worker:
             region.copy_(self.inputs[placed.start - GUARD : placed.end + GUARD])
         return x
 
+    def _call(self, **inputs: Any) -> Any:
+        """A call that leaves its inputs as they are: their contents the judge looks at, what they are beside them we do."""
+        before = {name: _form(x) for name, x in inputs.items() if isinstance(x, Tensor)}
+        returned = self.function(**inputs)
+        for name, form in before.items():
+            for what, known, now in zip(FORM, form, _form(inputs[name])):
+                if now != known:
+                    raise ValueError(f"kernel_fn changed the {what} of its input {name}: {now} instead of {known}")
+        return returned
+
     def _call_as_in_a_model(self, **inputs: Any) -> Any:
         """Of tensors that want gradients, and are no inference tensors; on a CPU in another thread, as servers call."""
 
         @torch.inference_mode(False)
         @torch.no_grad()  # which an operator around the kernel sees to
         def call() -> Any:
-            return self.function(**{name: _wanting_gradients(v) for name, v in inputs.items()})
+            before = of_this_thread() if self.process else {}
+            returned = self._call(**{name: _wanting_gradients(v) for name, v in inputs.items()})
+            if before:
+                check_this_thread(before)
+            return returned
 
         if self.cuda:  # whose context a thread may not have
             return call()
@@ -470,6 +488,15 @@ def _other_threads() -> Iterator[None]:
     torch.set_num_threads(1 if threads > 1 else 2)
     yield
     torch.set_num_threads(threads)
+
+
+def _form(x: Tensor) -> tuple[Any, ...]:
+    """What FORM names, of an input."""
+    version = None
+    with contextlib.suppress(RuntimeError):  # of an inference tensor
+        version = x._version
+    has_gradient, hooks = x.grad is not None, dict(x._backward_hooks or {})
+    return type(x), x.shape, x.stride(), x.data_ptr(), x.dtype, x.requires_grad, has_gradient, hooks, version
 
 
 def _has_memory(y: Any) -> bool:

@@ -33,6 +33,7 @@ import numpy  # noqa: F401  imported here so that no worker pays for it
 import torch
 
 from autokernel.gate.workers.channel import Channel, ChannelClosed
+from autokernel.gate.workers.patches import note_what_is_there
 from autokernel.gate.workers.worker import run_worker
 from autokernel.spec import load_spec  # noqa: F401
 
@@ -59,6 +60,7 @@ def main(fd: int) -> None:
     sandbox.enter_namespaces()
     workers: set[int] = set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    note_what_is_there()
     gc.enable()
     gc.freeze()  # a worker's collections then look at its own objects, not at all of torch's, and its pages stay shared
     sandbox.outlive_parent()  # from now on the end of the channel tells, and there may be orphans to end

@@ -1,0 +1,300 @@
+"""What no kernel may replace, rewrite, hide or override: functions, classes and operators of its process, its model's.
+
+A convenience for honest kernels, like process_state.py. The warm parent notes once, for all workers, what there is; a
+worker notes anew only what the gate itself has changed in it since.
+"""
+
+import atexit
+import builtins
+import ctypes
+import functools
+import gc
+import inspect
+import math
+import operator
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.utils._config_module import ConfigModule
+
+from autokernel.gate.workers.process_state import ProcessChange
+
+LAYERS = {base for kind in filter(inspect.isclass, vars(torch.nn).values()) for base in kind.__mro__}
+LAYERS = {base for base in LAYERS if base.__module__.startswith("torch.nn.")}
+WHOLE_CLASSES = {*LAYERS, torch.Tensor, torch.autograd.Function, torch.optim.Optimizer}
+WHOLE_MODULES = {torch, torch.nn.functional, torch.nn.init, torch.linalg, torch.fft, torch.special, torch.autograd}
+WHOLE_MODULES |= {builtins, functools, math, os, random, threading, time}
+PYTHONS = {*sys.stdlib_module_names, "autokernel"}  # the modules, beside PyTorch's, that are looked at
+# Of other modules than those above these: the rest of their values may change by themselves.
+KEPT = FunctionType, BuiltinFunctionType, type, ModuleType
+NO_SETTING = re.compile(
+    r"initiali[sz]ed|registered|loaded|warned|checked", re.IGNORECASE
+)  # a bool that tells what was done
+REGISTRIES = {"CacheInfo", "Placement"}  # classes of PyTorch to which parts of it that are imported later add their own
+MADE = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}  # of a class, where Python is first asked for them
+SHARES = 4  # in which all is looked at now and then
+# What a function of Python's is made of, which can be changed in place; of those of these modules and of the above it is.
+REWRITTEN = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.functional", "torch._tensor", "torch.utils.data.")
+PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+INSIDE = "__func__", "__wrapped__", "fget", "fset", "fdel"  # by which functions lie in methods, wrappers and properties
+IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
+APART, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
+
+
+class Place:
+    """A module, class or table: by name, what must stay the same object in it."""
+
+    def __init__(self, name: str, of: Mapping[str, Any], keeps: Callable[[str, Any], bool], is_rewritten: bool = False):
+        self.name, self.of, self.keeps = name, of, keeps  # `of` is what it has now, not a copy
+        self.is_rewritten = is_rewritten  # whether its functions are looked into
+        self.note()
+
+    def note(self) -> None:
+        kept = [(name, value) for name, value in list(self.of.items()) if self.keeps(name, value)]
+        self.names, self.values = tuple(name for name, _ in kept), tuple(value for _, value in kept)
+        self.all_names, self.get = frozenset(self.of), _getter(self.names)
+
+    def others(self) -> dict[str, Any]:
+        """What is another object now: its name, and what it was. (Without a loop of Python's where there is nothing.)"""
+        try:
+            if all(map(operator.is_, self.get(self.of), self.values)):
+                return {}
+        except KeyError:
+            pass
+        return {name: value for name, value in zip(self.names, self.values) if self.of.get(name) is not value}
+
+    def added(self) -> list[str]:
+        if len(self.of) == len(self.all_names):
+            return []
+        return [name for name in self.of.keys() - self.all_names if self.keeps(name, self.of[name])]
+
+
+class Patches:
+    """All of it, as it was when this was made. To look at all of it takes 20 ms, at a share a quarter of that."""
+
+    def __init__(self) -> None:
+        self.modules, self.compilers = dict(sys.modules), _of_compilers()
+        self.classes = _classes()
+        self.places, self.packets = [*_places(), *self.classes.values()], _packets()
+        self.functions, self.parts = _functions()
+        for place in (*self.places, *self.packets):
+            if place.others() or place.added():
+                place.note()
+        self.bases = [(kind, kind.__mro__) for kind in self.classes]
+        self.overloads = [v for packet in self.packets for v in packet.values if type(v) is torch._ops.OpOverload]
+        self.called, self.kernels = list(map(_op_of, self.overloads)), list(map(_kernels_of, self.overloads))
+        self.callbacks = atexit._ncallbacks()
+        self.denormals = _denormals()
+        self.share, self.one = 0, [torch]
+        self.looked_at = self._looked_at()
+        self.note_operators()
+
+    def note_operators(self) -> None:
+        """Those that Python code has registered kernels for by now are the gate's own."""
+        self.registered = len(torch.library._impls)
+        self.overridden = _overridden()
+
+    def check(self) -> None:
+        """Raises ProcessChange where one is another now."""
+        for _ in range(SHARES):
+            self.check_share()
+        self._check_operators()
+        if self._looked_at() != self.looked_at:
+            raise ProcessChange("changes what is looked at for the garbage collection of its process, which is its model's")
+
+    def check_share(self) -> None:
+        """The same of another share each time, and of what takes no time."""
+        self.share = (self.share + 1) % SHARES
+        part = slice(self.share, None, SHARES)
+        self._check_places(self.places[part], self.bases[part])
+        self._check_functions(part)
+        for name, module in self.modules.items():
+            if sys.modules.get(name) is not module:
+                raise ProcessChange(f"replaces the module {name}, which is its model's")
+        for name in _of_compilers() - self.compilers:
+            raise ProcessChange(f"sets {name}, which is its model's")
+        if atexit._ncallbacks() < self.callbacks:
+            raise ProcessChange("forgets what is to be done at the end of its process, which is its model's")
+        others = _overridden() - self.overridden if len(torch.library._impls) != self.registered else ()
+        for name in others:
+            raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")
+        if _denormals() != self.denormals:
+            raise ProcessChange("changes the rounding of threads of its process, which are its model's")
+
+    def _looked_at(self) -> tuple[bool, ...]:
+        """Whether garbage collection looks at an object of ours, and at one that was there before: the warm parent has set
+        those apart. (To count what has been, which Python can, takes 30 ms.)"""
+        every = [id(one) for generation in range(3) for one in gc.get_objects(generation)]
+        return id(self.one) in every, id(vars(torch)) in every
+
+    def _check_places(self, places: Iterable[Place], bases: Iterable[tuple[type, tuple[type, ...]]]) -> None:
+        for place in places:
+            for name, known in place.others().items():
+                if not _is_dynamos(place.of.get(name), known):
+                    raise ProcessChange(f"replaces {place.name}.{name}, which is its model's")
+        for kind, known in bases:
+            hidden = [name for name in self.classes[kind].added() if any(name in vars(base) for base in known[1:])]
+            hidden = [name for name in hidden if not _is_dynamos(vars(kind)[name], getattr(kind.__base__, name))]
+            if hidden or kind.__mro__ != known:
+                what = f"hides {hidden[0]} of" if hidden else "derives"
+                raise ProcessChange(f"{what} {kind.__name__}, which is its model's, in another way")
+
+    def _check_functions(self, part: slice) -> None:
+        functions = self.functions[part]
+        for of, known in zip(PARTS, self.parts):
+            if not all(map(operator.is_, map(of, functions), known[part])):
+                other = next(f for f, before in zip(functions, known[part]) if of(f) is not before)
+                raise ProcessChange(f"rewrites {other.__module__}.{other.__qualname__}, which is its model's")
+
+    def _check_operators(self) -> None:
+        for packet in self.packets:
+            added = [name for name in packet.added() if type(packet.of[name]) is not torch._ops.OpOverload]
+            for name in (*packet.others(), *added):
+                raise ProcessChange(f"replaces {packet.name}.{name}, which is its model's")
+        for now, known in ((_op_of, self.called), (_kernels_of, self.kernels)):
+            if (made := list(map(now, self.overloads))) != known:
+                overload = next(o for o, after, before in zip(self.overloads, made, known) if after != before)
+                raise ProcessChange(f"replaces what torch.ops.{overload} calls, which is its model's")
+
+
+def note_what_is_there() -> None:
+    """Once, before workers are forked."""
+    _functions(), _packets()
+
+
+@functools.cache
+def _module_place(module: ModuleType) -> Place:
+    is_whole, is_torchs = module in WHOLE_MODULES, module.__name__.startswith("torch.")
+
+    def keeps(name: str, value: Any) -> bool:
+        if is_whole or isinstance(value, KEPT):
+            return True
+        return is_torchs and isinstance(value, bool) and not NO_SETTING.search(name)
+
+    return Place(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
+
+
+@functools.cache
+def _class_place(kind: type) -> Place:
+    is_whole = kind in WHOLE_CLASSES
+
+    def keeps(name: str, value: Any) -> bool:
+        return name not in MADE and (is_whole or callable(value) or hasattr(type(value), "__get__"))
+
+    return Place(kind.__name__, vars(kind), keeps, is_whole or kind.__module__.startswith(REWRITTEN))
+
+
+@functools.cache
+def _packet_place(packet: Any) -> Place:
+    return Place(f"torch.ops.{packet}", vars(packet), lambda *_: True)
+
+
+@functools.cache
+def _table_place(name: str) -> Place:
+    return Place(name, vars(operator.attrgetter(name.removeprefix("torch."))(torch)), lambda *_: True)
+
+
+def _modules() -> list[ModuleType]:
+    """None of those that make what is asked of them."""
+    loaded = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
+    return [module for module in loaded if _is_looked_at(module.__name__)]
+
+
+def _is_looked_at(name: str) -> bool:
+    return (top := name.partition(".")[0]) == "torch" or top in PYTHONS
+
+
+@functools.cache
+def _places() -> list[Place]:
+    return [*map(_module_place, _modules()), _table_place("torch.ops.aten")]
+
+
+@functools.cache
+def _classes() -> dict[type, Place]:
+    """By class, those that modules have by a name and that can be changed."""
+    found = {v for module in _modules() for v in list(vars(module).values()) if isinstance(v, type)} | LAYERS
+    found = {kind for kind in found if _is_looked_at(kind.__module__) and kind.__name__ not in REGISTRIES}
+    return {kind: _class_place(kind) for kind in found if not kind.__flags__ & IMMUTABLE}
+
+
+@functools.cache
+def _packets() -> list[Place]:
+    """Operators of torch.ops, each with its overloads as attributes, each of these from its first use on."""
+    packets = [v for v in list(vars(torch.ops.aten).values()) if isinstance(v, torch._ops.OpOverloadPacket)]
+    return list(map(_packet_place, packets))
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda of: tuple(of[name] for name in names)
+
+
+@functools.cache
+def _functions() -> tuple[list[FunctionType], list[list[Any]]]:
+    """Those that are looked into, and their parts."""
+    values = (value for place in (*_places(), *_classes().values()) if place.is_rewritten for value in place.values)
+    functions = list({id(f): f for f in _functions_in(values)}.values())
+    return functions, [list(map(part, functions)) for part in PARTS]
+
+
+def _functions_in(values: Iterable[Any]) -> Iterator[FunctionType]:
+    """Those of Python's among the values, and in their methods, wrappers and properties."""
+    for value in values:
+        if isinstance(value, (FunctionType, classmethod, staticmethod, property)):
+            if isinstance(value, FunctionType):
+                yield value
+            yield from _functions_in(inner for name in INSIDE if (inner := getattr(value, name, None)) is not None)
+
+
+_op_of = operator.attrgetter("_op")
+
+
+def _kernels_of(overload: Any) -> int:
+    """How many kernels an operator has in Python, but for PyTorch's own, which modules of it add."""
+    kernels = overload.py_kernels
+    return sum(not getattr(f, "__module__", "").startswith("torch") for f in kernels.values()) if kernels else 0
+
+
+def _is_dynamos(value: Any, of: Any) -> bool:
+    """Whether a function is what torch._dynamo, which a kernel may import, has wrapped around one: torch.manual_seed."""
+    code = getattr(value, "__code__", None)
+    if code is None or not code.co_filename.startswith(DYNAMO):
+        return False
+    while value is not of and hasattr(value, "__wrapped__"):
+        value = value.__wrapped__
+    return value is of
+
+
+def _of_compilers() -> set[str]:
+    """The settings of torch.compile and its like that are no longer what they were made with."""
+    loaded = [(name, module) for name, module in sys.modules.items() if isinstance(module, ConfigModule)]
+    return {f"{name}.{key}" for name, module in loaded for key in module._config if not module._is_default(key)}
+
+
+def _overridden() -> set[str]:
+    """ATen's operators that Python code has registered kernels for, as "aten/add.Tensor/CPU"."""
+    return {name for name in torch.library._impls if name.startswith("aten/")}
+
+
+def _denormals() -> tuple[float, ...]:
+    """What PyTorch's threads, each of which has modes of its own, make of numbers that are denormal in fp32."""
+    made = _in_all_threads().float().double()
+    places = range(made.data_ptr(), made.data_ptr() + made.nbytes, APART * made.element_size())
+    return tuple(ctypes.c_double.from_address(place).value for place in places)
+
+
+@functools.cache
+def _in_all_threads() -> torch.Tensor:
+    """Few denormal numbers, for each takes a processor long. Not made at import: the warm parent has no threads."""
+    few = [1e-40] + [0.0] * (APART - 1)
+    return torch.tensor(few * (GRAIN // APART * torch.get_num_threads()), dtype=torch.float64)

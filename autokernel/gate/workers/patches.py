@@ -35,9 +35,8 @@ WHOLE_MODULES |= {builtins, functools, math, os, random, threading, time}
 PYTHONS = {*sys.stdlib_module_names, "autokernel"}  # the modules, beside PyTorch's, that are looked at
 # Of other modules than those above these: the rest of their values may change by themselves.
 KEPT = FunctionType, BuiltinFunctionType, type, ModuleType
-NO_SETTING = re.compile(
-    r"initiali[sz]ed|registered|loaded|warned|checked", re.IGNORECASE
-)  # a bool that tells what was done
+# A bool that tells what was done.
+NO_SETTING = re.compile("initiali[sz]ed|registered|loaded|imported|warned|checked", re.IGNORECASE)
 REGISTRIES = {"CacheInfo", "Placement"}  # classes of PyTorch to which parts of it that are imported later add their own
 MADE = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}  # of a class, where Python is first asked for them
 SHARES = 4  # in which all is looked at now and then
@@ -176,9 +175,9 @@ def _module_place(module: ModuleType) -> Place:
     is_whole, is_torchs = module in WHOLE_MODULES, module.__name__.startswith("torch.")
 
     def keeps(name: str, value: Any) -> bool:
-        if is_whole or isinstance(value, KEPT):
+        if is_whole or issubclass(type(value), KEPT):  # isinstance() asks the value itself, and some warn then
             return True
-        return is_torchs and isinstance(value, bool) and not NO_SETTING.search(name)
+        return is_torchs and type(value) is bool and not NO_SETTING.search(name)
 
     return Place(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
 
@@ -221,7 +220,7 @@ def _places() -> list[Place]:
 @functools.cache
 def _classes() -> dict[type, Place]:
     """By class, those that modules have by a name and that can be changed."""
-    found = {v for module in _modules() for v in list(vars(module).values()) if isinstance(v, type)} | LAYERS
+    found = {v for module in _modules() for v in list(vars(module).values()) if issubclass(type(v), type)} | LAYERS
     found = {kind for kind in found if _is_looked_at(kind.__module__) and kind.__name__ not in REGISTRIES}
     return {kind: _class_place(kind) for kind in found if not kind.__flags__ & IMMUTABLE}
 
@@ -250,8 +249,8 @@ def _functions() -> tuple[list[FunctionType], list[list[Any]]]:
 def _functions_in(values: Iterable[Any]) -> Iterator[FunctionType]:
     """Those of Python's among the values, and in their methods, wrappers and properties."""
     for value in values:
-        if isinstance(value, (FunctionType, classmethod, staticmethod, property)):
-            if isinstance(value, FunctionType):
+        if issubclass(type(value), (FunctionType, classmethod, staticmethod, property)):
+            if type(value) is FunctionType:
                 yield value
             yield from _functions_in(inner for name in INSIDE if (inner := getattr(value, name, None)) is not None)
 

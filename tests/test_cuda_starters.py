@@ -65,7 +65,8 @@ def for_chip(monkeypatch: pytest.MonkeyPatch, chip: str) -> None:
 
 
 def test_every_type_has_a_cuda_starter():
-    assert {kernel_type(starter) for starter in STARTERS} == {p.parent.name for p in KERNELS.glob("*/spec.py")}
+    types = {p.parent.name for p in KERNELS.glob("*/spec.py")} - {"bmm"}  # which has one in Triton alone
+    assert {kernel_type(starter) for starter in STARTERS} == types
 
 
 @needs_nvcc

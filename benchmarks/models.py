@@ -2,7 +2,7 @@
 
 Usage:   python benchmarks/models.py                        (all, on the GPU if there is one; seven minutes there)
          python benchmarks/models.py --device cpu bert gpt2
-Reads:   kernels/<type>/<backend>_kernel.py: the starters, as a run begins with them (on a GPU Triton's, or CUDA's: CUDA)
+Reads:   kernels/<type>/<backend>_kernel.py: of each target the starter that looks fastest, as a run begins with it
 Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)
 
 Every model has a process of its own. On a GPU models are compiled side by side, and timed one at a time while the others
@@ -32,9 +32,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.build import CompileError
 from autokernel.cli.arguments import Parser, nonnegative, positive, script
-from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.gate import Judge
 from autokernel.gate.timing.statistics import ratio_interval
 from autokernel.hardware.device import Device
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
@@ -46,12 +45,13 @@ from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
 from autokernel.records import write_json
-from autokernel.spec import load_spec
+from autokernel.run.starters import fastest_first
 from autokernel.table import print_table
-from autokernel.target import Plan, Target, encode
+from autokernel.target import Plan, encode
 from autokernel.verdict import Interval
 
 HERE = Path(__file__).resolve().parent
+WIDE = "benchmarks/wide_models.py"
 HF_LLAMA = {
     "hidden_size": 2048,
     "intermediate_size": 5632,
@@ -69,7 +69,44 @@ HF_QWEN3 = {
     "head_dim": 128,
     "vocab_size": 32000,
 }
+LLAMA_8B = {  # Llama 3 (arXiv 2407.21783); Mistral-7B (arXiv 2310.06825) has the same layers, but for a window
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
+GEMMA_2B = {  # Gemma 2 (arXiv 2408.00118): soft-capped logits, every other layer has a window
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 32000,
+}
+OPT_1B = {  # OPT-1.3B (arXiv 2205.01068)
+    "hidden_size": 2048,
+    "ffn_dim": 8192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "word_embed_proj_dim": 2048,
+}
+VIT_LARGE = {  # arXiv 2010.11929
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+}
+MIXTRAL = LLAMA_8B | {"num_hidden_layers": 1, "num_local_experts": 8}  # Mixtral 8x7B (arXiv 2401.04088)
 LLAMA_7B = {"class_name": "Llama7B", "model_args": {"n_layers": 4}, "input_shape": (1, 2048)}
+
+
+def of_transformers(class_name: str, config: Mapping[str, Any], shape: tuple[int, ...] = (1, 2048)) -> Workload:
+    return Workload("transformers", class_name, config, shape, dtype="bfloat16")
+
+
 MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float32 those that suit it
     "compact-llama": Workload(class_name="CompactLlama", input_shape=(1, 512)),
     "llama-7b-4-layers": Workload(**LLAMA_7B),
@@ -79,13 +116,19 @@ MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float
     "hf-llama": Workload("transformers", "LlamaForCausalLM", HF_LLAMA, (1, 1024)),
     "unet": Workload("models/unet.py", "UNet", {"width": 64}, (8, 3, 128, 128)),
     "hf-qwen3": Workload("transformers", "Qwen3ForCausalLM", HF_QWEN3, (1, 1024)),
+    "gpt2-8x1024": Workload("models/gpt2.py", "GPT2", input_shape=(8, 1024)),
+    "llama3-8b": of_transformers("LlamaModel", LLAMA_8B),
+    "mistral-7b": of_transformers("MistralModel", LLAMA_8B),
+    "gemma2-2b": of_transformers("Gemma2Model", GEMMA_2B),
+    "mixtral-8x7b": of_transformers("MixtralModel", MIXTRAL),
+    "opt-1.3b": of_transformers("OPTModel", OPT_1B, (4, 1024)),
+    "vit-large": of_transformers("ViTModel", VIT_LARGE, (32, 3, 224, 224)),
+    "bert-large-padded": Workload(WIDE, "PaddedBertLarge", input_shape=()),
+    "whisper-medium": Workload(WIDE, "WhisperEncoder", input_shape=(8, 80, 3000)),
+    "dit-xl": Workload(WIDE, "DiTXL", input_shape=(), dtype="bfloat16"),
+    "resnet-50": Workload(WIDE, "ResNet50", input_shape=()),
+    "unet-stage": Workload(WIDE, "UNetStage", input_shape=()),
 }
-CUDA = {
-    "flash_attention",
-    "fused_linear",
-    "fused_mlp",
-    "matmul",
-}  # whose CUDA starter is the faster one, by benchmarks/kernels.py
 CPU_MODELS = ("compact-llama", "gpt2", "bert", "unet")
 CONFIDENCE, WARMUP = 0.95, 3
 
@@ -111,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=positive, default=3.0, help="of each measurement (%(default)s)")
+    parser.add_argument("--targets", type=int, default=99, help="at most so many of a model, the costliest")
     parser.add_argument(
         "--patience",
         type=nonnegative,
@@ -144,7 +188,9 @@ def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
         if workload.device != "cpu" and workload.dtype == "float32":
             workload = replace(workload, dtype="float16")
         last = [] if arguments.no_max_autotune else [AUTOTUNED]
-        children.append(context.Process(target=child, args=(name, workload, modes, last, stage, results)))
+        children.append(
+            context.Process(target=child, args=(name, workload, arguments.targets, modes, last, stage, results))
+        )
         children[-1].start()
     record = json.loads(path.read_text()) if path.exists() else {}
     while any(c.is_alive() for c in children) or not results.empty():
@@ -190,21 +236,23 @@ def report(name: str, entry: Mapping[str, Any]) -> None:
 # --- in the process of one model -------------------------------------------------------------------------------------
 
 
-def child(name: str, workload: Workload, modes: tuple[str, ...], last: list[str], stage: Stage, results: Any) -> None:
+def child(
+    name: str, workload: Workload, targets: int, modes: tuple[str, ...], last: list[str], stage: Stage, results: Any
+) -> None:
     def say(line: str) -> None:
         print(f"[{time.strftime('%X')}] {name}: {line}", flush=True)
 
     with torch.no_grad():
-        results.put((name, measure(workload, modes, last, stage, say)))
+        results.put((name, measure(workload, targets, modes, last, stage, say)))
 
 
 def measure(
-    workload: Workload, modes: tuple[str, ...], last: list[str], stage: Stage, say: Callable[[str], None]
+    workload: Workload, targets: int, modes: tuple[str, ...], last: list[str], stage: Stage, say: Callable[[str], None]
 ) -> dict[str, Any]:
     profile = profile_workload(workload, 2, 5, baseline="eager", regions=region_finder(workload.device))
-    plan = make_plan(profile, top=99)
-    winners = tuple(winners_of(plan))
-    say(f"{profile.latency_us / 1e3:.2f} ms a pass; targets: {', '.join(w.target.name for w in winners)}")
+    plan = make_plan(profile, top=targets)
+    say(f"{profile.latency_us / 1e3:.2f} ms a pass")
+    winners = tuple(winners_of(plan, say))
     model, _, _ = workload.load()
     trials = {over: Sides(workload, model) for over in modes[:2]}
     example = workload.inputs(model, 1)
@@ -280,30 +328,15 @@ def measure(
     }
 
 
-def winners_of(plan: Plan) -> list[Winner]:
-    """The main starter of each target's type; CUDA's only where it runs."""
+def winners_of(plan: Plan, say: Callable[[str], None]) -> list[Winner]:
+    """Of each target the starter that looks fastest."""
     winners = []
-    for target in plan.targets:
-        cuda = replace(target, backend="cuda")
-        wanted = [cuda] if target.backend == "triton" and target.kernel_type in CUDA else []
-        found = [starter_of(t) for t in wanted if runs(starter_of(t))]
-        winners += found or [starter_of(target)]
+    with Judge(plan.device) as judge:
+        for target in plan.targets:
+            fastest = fastest_first(target, judge)[0]
+            say(f"{target.name}: {fastest.hypothesis}")
+            winners.append(Winner(target, fastest.source))
     return winners
-
-
-def starter_of(target: Target) -> Winner:
-    return Winner(target, next(iter(load_spec(target.kernel_type).starters(target.backend).values())).read_text())
-
-
-def runs(winner: Winner) -> bool:
-    inputs = fill_inputs(load_spec(winner.target.kernel_type), winner.target.cases[0].case, 0)
-    on_device = {k: v.to(winner.target.device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-    try:
-        winner.load()(**on_device)
-    except (CompileError, RuntimeError) as error:  # of the compiler, the driver
-        print(f"{winner.target.name}: the CUDA starter does not run here: {str(error)[:300]}", flush=True)
-        return False
-    return True
 
 
 def holds(winner: Winner, case: Any) -> bool:

@@ -274,7 +274,7 @@ def measure(
             w.target.name: speedup(rounds, w.target.name, ours(over)) for w in winners if w.target.name in rounds[0]
         }
         stay[over] = tuple(w for w in winners if w.target.name in gains[over] and gains[over][w.target.name].low >= 1)
-        say(f"over {over} stay: {', '.join(w.target.name for w in stay[over]) or 'none'}")
+        say(f"over {over} with it: {', '.join(f'{name} {gain}' for name, gain in gains[over].items()) or 'no kernel'}")
     stage.wait(1)
     stay |= {over: stay[GRAPHS] for over in modes[2:]}
     trials.clear()
@@ -286,11 +286,11 @@ def measure(
             final.build({ours(over): Variant(kernels, over)}, example)
     say("compiled what stays")
     exact = exact_model(model)
+    sides = [name for name in map(ours, stay) if name in final.models]
     parity = [
-        {"side": name, **asdict(compare(model, final.models[name], exact, workload, (None, None), seed))}
-        for name in map(ours, stay)
-        if name in final.models
+        {"side": name, **asdict(found)}
         for seed in (11, 12)
+        for name, found in zip(sides, compare(model, [final.models[s] for s in sides], exact, workload, (None, None), seed))
     ]
     del exact
     stage.wait(2)

@@ -277,14 +277,11 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
         ring.skip(place.steps);
     }
     constexpr int PANELS = G::COLUMNS / G::SPLITS / 64;
-    uint32_t words[16 * PANELS];  // a stripe of a tile, rounded
-    int2 to = {NOWHERE, 0};        // where it belongs
-    const auto store = [&](int stripe, int which) {
-#pragma unroll
-        for (int panel = 0; panel < PANELS; ++panel)
-            if (which < 0 || which == panel)
-                store_columns(shared, place.p, map, C, warpgroup, stripe * PANELS + panel, words + 16 * panel, to.x,
-                              to.y + 64 * panel);
+    uint32_t words[16 * (G::LATE ? PANELS : 1)];  // of a stripe, rounded
+    int2 to = {NOWHERE, 0};                       // where they belong
+    const auto store = [&](int stripe, int panel) {
+        store_columns(shared, place.p, map, C, warpgroup, stripe * PANELS + panel, words + (G::LATE ? 16 * panel : 0), to.x,
+                      to.y + 64 * panel);
     };
     for (int tile = place.cluster + (G::TURNS ? warpgroup * place.clusters : 0); tile < place.tiles(); tile += stride) {
         const int2 at = place.origin(tile);
@@ -294,13 +291,18 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
         multiply_tile(
             shared, place, ring, warpgroup, d,
             [&](int step) {
-                if (holds && step < PANELS) store(0, step);
+                if (holds)
+#pragma unroll
+                    for (int panel = 0; panel < PANELS; ++panel)
+                        if (panel == step) store(0, panel);
             },
             [&] {
                 if (G::TURNS && tile + place.clusters < place.tiles()) named_arrive(other_turn, 256);
             });
         if (holds)
-            for (int panel = place.steps; panel < PANELS; ++panel) store(0, panel);
+#pragma unroll
+            for (int panel = 0; panel < PANELS; ++panel)
+                if (panel >= place.steps) store(0, panel);
         if (G::TURNS) ring.skip(place.steps);
         if constexpr (G::SPLITS > 1) combine(shared, place, d[0]);
 #pragma unroll
@@ -311,11 +313,15 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
             to = {at.x + first + 64 * i, at.y + place.split * (G::COLUMNS / G::SPLITS)};
             if constexpr (!std::is_void_v<typename G::After>) finish_columns<G>(d[i], place.p, to.y);
 #pragma unroll
-            for (int panel = 0; panel < PANELS; ++panel) round_columns<typename G::T>(d[i] + 32 * panel, words + 16 * panel);
-            if (!G::LATE) store(i, -1);
+            for (int panel = 0; panel < PANELS; ++panel) {
+                round_columns<typename G::T>(d[i] + 32 * panel, words + (G::LATE ? 16 * panel : 0));
+                if (!G::LATE) store(i, panel);
+            }
         }
     }
-    if (G::LATE && to.x != NOWHERE) store(0, -1);
+    if (G::LATE && to.x != NOWHERE)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) store(0, panel);
     if (threadIdx.x % 128 == 0) wait_stores_read<0>();
 }
 #endif
@@ -359,7 +365,7 @@ __global__ void __launch_bounds__(G::THREADS, 1)
 // One launch, `early` as in autokernel.cuh. A [M, K] and B [N, K] by the stride of the dim
 // that is not contiguous, which A_ALONG_K and B_ALONG_K say; B2 as B.
 template <class G>
-int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p, int64_t lda, int64_t ldb, int processors,
+int launch_one(const void* A, const void* B, const void* B2, void* C, Problem p, int64_t lda, int64_t ldb, int processors,
                 bool early, cudaStream_t stream) {
     using T = typename G::T;
     const auto operand = [&](const void* base, bool along_k, int64_t rows, int64_t stride, uint32_t box_rows, uint32_t box_k) {
@@ -379,6 +385,42 @@ int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p
     const int clusters = G::SPLITS > 1 ? tiles : min(tiles, processors / CLUSTER);
     return launch(gemm<G>, clusters * CLUSTER, G::THREADS, G::SHARED_BYTES, CLUSTER, early, stream, a, b, b2, c,
                   static_cast<T*>(C), p);
+}
+
+// What is left when whole waves of G's tiles are done: two blocks share the K of a tile.
+template <class G>
+using Rest = Gemm<typename G::T, 128, 128, 5, false, 1, G::A_ALONG_K, G::B_ALONG_K, void, 2, typename G::After>;
+
+// Rows of C that fill whole waves, where the others are done sooner by Rest; else all. Rest costs 5,000 clocks, to start anew
+// and to add up sums; a processor makes 2,048 products a clock.
+template <class G>
+int rows_of_whole_waves(const Problem& p, int processors) {
+    constexpr int ROWS = G::CLUSTER * G::BM;
+    const int columns = divide_up(p.N, G::COLUMNS), tiles = divide_up(p.M, ROWS) * columns, wave = processors / G::CLUSTER;
+    const int rows = tiles / wave * wave / columns * ROWS;
+    if (rows == 0 || rows >= p.M || tiles % wave == 0) return p.M;
+    const int blocks = 2 * divide_up(p.M - rows, Rest<G>::BM) * divide_up(p.N, Rest<G>::BN);
+    const int saved = G::BM * G::BN - divide_up(blocks, processors) * Rest<G>::BM * Rest<G>::BN / 2;
+    return int64_t(saved) * p.K / 2048 > 5000 ? rows : p.M;
+}
+
+// C = A Bᵀ, the operands as in launch_one(): where the last wave of tiles would leave most of the GPU idle, in two launches.
+template <class G>
+int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p, int64_t lda, int64_t ldb, int processors,
+                bool early, cudaStream_t stream) {
+    if constexpr (!G::GATED && G::SPLITS == 1 && G::BM * G::BN >= Rest<G>::BM * Rest<G>::BN) {
+        using T = typename G::T;
+        const int rows = rows_of_whole_waves<G>(p, processors), M = p.M;
+        if (rows < M) {
+            p.M = rows;
+            if (const int error = launch_one<G>(A, B, nullptr, C, p, lda, ldb, processors, early, stream)) return error;
+            p.M = M - rows;
+            const T* rest = static_cast<const T*>(A) + rows * (G::A_ALONG_K ? lda : 1);
+            T* to = static_cast<T*>(C) + int64_t(rows) * p.N;
+            return launch_one<Rest<G>>(rest, B, nullptr, to, p, lda, ldb, processors, early, stream);
+        }
+    }
+    return launch_one<G>(A, B, B2, C, p, lda, ldb, processors, early, stream);
 }
 
 }  // namespace hopper

@@ -14,7 +14,7 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 KERNEL_TYPE = "fused_linear"
 BACKEND = "cuda"
 TUNABLES = {
-    "TILE": [-1, 0, 1, 2, 3],
+    "TILE": [-1, 0, 1, 2, 3, 4, 5, 6, 7, 8],
     "GROUP": [2, 4, 8, 16],
     "EARLY": [0, 1],
 }
@@ -41,6 +41,11 @@ TILES = (
     Tile(128, 256, 4, False, 2, 0.9),
     Tile(128, 128, 6, True, 2, 1.0),
     Tile(128, 128, 6, True, 1, 0.99),
+    Tile(192, 128, 5, True, 1, 0.98),
+    Tile(128, 192, 5, True, 1, 0.98),
+    Tile(192, 128, 5, True, 2, 0.98),
+    Tile(128, 192, 5, True, 2, 0.98),
+    Tile(128, 192, 5, False, 2, 0.9),
     Tile(64, 64, 8, True, 1, 0.45),
 )
 LONG = 1024  # terms of a sum from which on they gain by sharing a tile where there is no activation: 1.02 to 1.22 times

@@ -13,8 +13,8 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 KERNEL_TYPE = "fused_mlp"
 BACKEND = "cuda"
 TUNABLES = {
-    "GATE_TILE": [-1, 0, 1, 2],
-    "DOWN_TILE": [-1, 0, 1, 2],
+    "GATE_TILE": [-1, 0, 1, 2, 3],
+    "DOWN_TILE": [-1, 0, 1, 2, 3, 4],
     "GATE_GROUP": [2, 4, 8, 16],
     "DOWN_GROUP": [2, 4, 8, 16],
     "EARLY": [0, 1],
@@ -38,8 +38,19 @@ class Tile:
     efficiency: float  # of the tensor cores, next to the first's
 
 
-GATE_TILES = (Tile(128, 128, 6, True, 2, 1.0), Tile(128, 128, 6, True, 1, 0.98), Tile(64, 128, 6, True, 1, 0.6))
-DOWN_TILES = (Tile(128, 128, 6, True, 2, 1.0), Tile(128, 128, 6, True, 1, 0.98), Tile(64, 64, 8, True, 1, 0.4))
+GATE_TILES = (
+    Tile(128, 128, 6, True, 2, 1.0),
+    Tile(128, 128, 6, True, 1, 0.98),
+    Tile(192, 128, 5, True, 1, 0.98),
+    Tile(64, 128, 6, True, 1, 0.6),
+)
+DOWN_TILES = (
+    Tile(128, 128, 6, True, 2, 1.0),
+    Tile(128, 128, 6, True, 1, 0.98),
+    Tile(192, 128, 5, True, 1, 0.98),
+    Tile(128, 192, 5, True, 1, 0.98),
+    Tile(64, 64, 8, True, 1, 0.4),
+)
 FEW_ROWS = 64  # up to which the weights' way from memory is all that counts, for which the library has better tiles
 
 ACTIVATION_SOURCE = r"""

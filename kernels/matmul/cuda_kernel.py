@@ -14,7 +14,7 @@ from autokernel.build import DTYPE_CODE, CudaFunction, cuda_function
 KERNEL_TYPE = "matmul"
 BACKEND = "cuda"
 TUNABLES = {
-    "BLOCK_M": [0, 64, 128],
+    "BLOCK_M": [0, 64, 128, 192],
     "BLOCK_N": [0, 64, 128, 192, 256],
     "STAGES": [0, 3, 4, 5, 6],
     "CLUSTER": [0, 1, 2],
@@ -49,7 +49,9 @@ class Tile:
         splits = self.splits == 1 or (not self.turns and self.n % (64 * self.splits) == 0)
         sums = self.m * self.n * 4 * (self.splits - 1) // self.splits  # of the other splits
         shared = self.stages * (self.m + self.n) * 128 + sums + 16384
-        return splits and 64 * sharers <= self.m and self.m * self.n <= 16384 * sharers and shared <= 230912
+        return (
+            splits and 64 * sharers <= self.m and self.m * self.n <= (24576 if self.turns else 32768) and shared <= 230912
+        )
 
     def clocks(self, M: int, N: int, K: int, processors: int) -> float:
         """Waves of clusters at 2,048 products a clock and processor. A wave of splits starts anew and adds up sums; rows of
@@ -70,6 +72,9 @@ TILES = (
     Tile(128, 128, 6, True, 2, 1, 0.95),
     Tile(128, 128, 6, True, 1, 1, 0.98),
     Tile(128, 128, 5, False, 1, 2, 0.98),  # more splits: an H200 runs fewer than 32 clusters of 4 blocks at a time
+    Tile(192, 128, 5, True, 1, 1, 0.98),
+    Tile(128, 192, 5, True, 1, 1, 0.98),
+    Tile(192, 128, 5, True, 2, 1, 0.98),
     Tile(64, 128, 8, True, 2, 1, 0.69),
     Tile(128, 64, 8, True, 1, 1, 0.7),
     Tile(64, 64, 8, True, 1, 1, 0.45),

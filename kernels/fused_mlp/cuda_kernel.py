@@ -41,14 +41,14 @@ class Tile:
 GATE_TILES = (
     Tile(128, 128, 6, True, 2, 1.0),
     Tile(128, 128, 6, True, 1, 0.98),
-    Tile(192, 128, 5, True, 1, 0.98),
+    Tile(192, 128, 5, True, 1, 0.97),
     Tile(64, 128, 6, True, 1, 0.6),
 )
 DOWN_TILES = (
     Tile(128, 128, 6, True, 2, 1.0),
     Tile(128, 128, 6, True, 1, 0.98),
-    Tile(192, 128, 5, True, 1, 0.98),
-    Tile(128, 192, 5, True, 1, 0.98),
+    Tile(192, 128, 5, True, 1, 0.97),
+    Tile(128, 192, 5, True, 1, 0.97),
     Tile(64, 64, 8, True, 1, 0.4),
 )
 FEW_ROWS = 64  # up to which the weights' way from memory is all that counts, for which the library has better tiles

@@ -54,9 +54,10 @@ class Tile:
         )
 
     def clocks(self, M: int, N: int, K: int, processors: int) -> float:
-        """Waves of clusters at 2,048 products a clock and processor. A wave of splits starts anew and adds up sums; rows of
-        C that start anywhere are written by those who multiply, unless two take turns; many waves without clusters wait
-        for L2; a start in clusters costs some. (Fitted to h100-matmul-tiles.txt.)"""
+        """Waves of clusters at 2,048 products a clock and processor. A wave of splits starts anew and adds up sums, one
+        among several with its tensor cores idle for a quarter of the time; rows of C that start anywhere are written by
+        those who multiply, unless two take turns; many waves without clusters wait for L2; a start in clusters costs
+        some. (Fitted to h100-matmul-tiles.txt.)"""
         clusters, blocks = -(-M // (self.m * self.cluster)) * -(-N // self.n), self.cluster * self.splits
         waves = -(-clusters // (processors // blocks))
         wave = self.m * self.n * K / self.splits / 2048 / self.efficiency
@@ -64,6 +65,8 @@ class Tile:
             wave += self.m * self.n / 19
         if waves > 14 and blocks == 1:
             wave *= 1.1
+        if waves > 1 < self.splits:
+            wave *= 1.3
         return waves * wave + 1000 * (blocks > 1) + (4500 * waves - 1500) * (self.splits > 1)
 
 
@@ -74,7 +77,6 @@ TILES = (
     Tile(128, 128, 5, False, 1, 2, 0.98),  # more splits: an H200 runs fewer than 32 clusters of 4 blocks at a time
     Tile(192, 128, 5, True, 1, 1, 0.98),
     Tile(128, 192, 5, True, 1, 1, 0.98),
-    Tile(192, 128, 5, True, 2, 1, 0.98),
     Tile(64, 128, 8, True, 2, 1, 0.69),
     Tile(128, 64, 8, True, 1, 1, 0.7),
     Tile(64, 64, 8, True, 1, 1, 0.45),

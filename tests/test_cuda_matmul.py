@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from autokernel import build
 
 TYPES = ("matmul", "flash_attention", "fused_mlp", "matmul_fp4", "fused_linear")
 MATMUL, ATTENTION, MLP, FP4, LINEAR = (load(f"{name}/cuda_kernel.py") for name in TYPES)
+UNUSUAL = MATMUL.Tile(64, 192, 5, True, 2, 1, 1.0)
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
@@ -44,10 +45,14 @@ def on_hopper() -> Iterator[build.CudaFunction]:
         yield MATMUL._hopper(HALF, True, False, tile, 132)
     for tile in MATMUL.TILES[2:4]:
         yield MATMUL._hopper(BRAIN, False, True, tile, 132)
-    yield MATMUL._hopper(HALF, True, True, replace(MATMUL.TILES[4], n=192, stages=5), 132)
+    for tile in MATMUL.TILES[4:6]:
+        yield MATMUL._hopper(HALF, False, False, tile, 132)
+    yield MATMUL._hopper(HALF, True, True, UNUSUAL, 132)
     yield ATTENTION._compiled(HALF, 64, False)
     yield ATTENTION._compiled(BRAIN, 128, False)
     yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[0], 132)
+    yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[2], 132)
+    yield MLP._gemm(HALF, "", MLP.DOWN_TILES[3], 132)
     yield LINEAR._gemm(HALF, "gelu_tanh", LINEAR.TILES[0], 132)
     yield LINEAR._gemm(BRAIN, "gelu", LINEAR.TILES[1], 132)
     yield FP4._many(FP4.GEMM_TILES[0], DTYPE=build.DTYPE_CODE[HALF], GROUP=32, E8M0=1)
@@ -75,7 +80,7 @@ def test_every_setting_of_the_knobs_gives_a_tile_that_fits(monkeypatch: pytest.M
         if sum(map(bool, setting)) == 1:
             alone += 1
             assert all(getattr(tile, field) == value for field, value in zip(knobs, setting) if value)
-    assert alone == 14
+    assert alone == 15
 
 
 @needs_nvcc
@@ -121,6 +126,8 @@ PRODUCTS = (
     Product(1, 1024, 1024, "one row"),
     Product(300, 72, 5003, "C's rows are not aligned"),
     Product(65, 33, 129, "no operand is aligned"),
+    Product(2040, 4104, 2304, "tiles left after whole waves"),
+    Product(2048, 4096, 2305, "such tiles, rows of C not aligned"),
 )
 
 

@@ -143,6 +143,57 @@ def test_a_mask_that_is_given_or_that_the_model_keeps_stays():
         assert mask is not None and not is_causal
 
 
+def as_transformers(padding):
+    """Whom a query sees is asked for queries and keys, the former without meaning."""
+    length = padding.shape[1]
+    queries, keys = torch.arange(length)[None, None, :, None], torch.arange(length)[None, None, None]
+    seen = (queries >= 0) & padding[torch.arange(len(padding))[:, None, None, None], keys]
+    return seen.expand(len(padding), -1, length, length)
+
+
+PADDING = {
+    "as transformers": as_transformers,
+    "repeated": lambda padding: padding[:, None, None].expand(-1, 1, padding.shape[1], -1).contiguous(),
+    "added": lambda padding: torch.where(padding[:, None, None], 0.0, -math.inf) + torch.zeros(padding.shape[1], 1),
+}
+NO_PADDING = {
+    "what comes later as well": lambda padding: as_transformers(padding) & (ages(padding.shape[1]) >= 0),
+    "from queries, too": lambda padding: padding[:, None, None] & padding[:, None, :, None],
+    "written to": lambda padding: as_transformers(padding).clone().index_fill_(2, torch.tensor([1]), True),
+    "for a second time": lambda padding: torch.where(torch.rand(padding.shape[1], 1) < 2, padding[:, None, None], False),
+}
+
+
+class Padded(Attention):
+    def forward(self, x, padding):
+        q, k, v = x.view(2, -1, 3, 4, 32).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, self.mask(padding)).sum(1)
+
+
+def padding(length=LENGTH):
+    return torch.arange(length) < torch.tensor([[length], [length - 9]])
+
+
+@pytest.mark.parametrize("name", PADDING)
+def test_a_mask_for_padding_has_one_row(name):
+    model, inputs = Padded(PADDING[name]), (given(), padding())
+    (graph,) = capture(model, inputs, {}).graphs
+    (node,) = graph.module.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    assert node.args[3].meta["val"].stride(-2) == 0
+    (site,) = [site for site in SiteFinder().find(graph.module) if site.kernel_type == "flash_attention"]
+    assert site.case.args["attn_mask"].strides[-2] == 0
+    replacer = Replacer(starters([site]))
+    torch.testing.assert_close(compile_with_kernels(model, replacer)(*inputs), model(*inputs), atol=1e-5, rtol=1e-5)
+    assert replacer.replaced
+
+
+@pytest.mark.parametrize("name", NO_PADDING)
+def test_a_mask_that_does_not_treat_queries_alike_keeps_its_rows(name):
+    (graph,) = capture(Padded(NO_PADDING[name]), (given(), padding()), {}).graphs
+    (node,) = graph.module.graph.find_nodes(op="call_function", target=aten.scaled_dot_product_attention.default)
+    assert node.args[3].meta["val"].stride(-2) != 0
+
+
 @pytest.mark.parametrize("fallback", [None, pytest.param("inductor", marks=pytest.mark.slow)])
 def test_with_kernels_the_model_is_itself_in_every_length_and_trains(fallback):
     model = Attention(CAUSAL["for each batch"])

@@ -132,6 +132,12 @@ def attention_case(B, H, kv_heads, seq_q, seq_k, D, causal=True, sm_scale=None, 
     return make
 
 
+def padded(length, lengths, ahead=False):
+    """A mask [batch, 1, 1, length] of so many keys at the start, or, `ahead`, at the end."""
+    places = torch.arange(length).flip(0) if ahead else torch.arange(length)
+    return lambda: (places < torch.tensor(lengths)[:, None])[:, None, None]
+
+
 def mlp_case(*rows, dim, hidden, activation="silu", layout=as_is):
     return lambda dt: {
         "x": layout(randn(*rows, dim, dtype=dt)),
@@ -252,6 +258,13 @@ CASES = {
         ),
         "late keys": attention_case(1, 1, 1, 8, 150, 32, causal=False, mask=lambda: torch.arange(150)[None] > 140),
         "float mask": attention_case(2, 2, 1, 70, 70, 32, mask=lambda: torch.randn(2, 70, 70)),
+        "float key mask": attention_case(2, 2, 1, 70, 90, 32, causal=False, mask=lambda: torch.randn(2, 1, 1, 90)),
+        "padded": attention_case(3, 2, 2, 70, 200, 32, causal=False, mask=padded(200, (200, 61, 1))),
+        "padded ahead": attention_case(2, 2, 2, 70, 200, 32, causal=False, mask=padded(200, (150, 9), ahead=True)),
+        "padded, causal": attention_case(2, 1, 1, 150, 150, 64, mask=padded(150, (100, 150))),
+        "padded far": attention_case(2, 1, 1, 8, 2100, 16, causal=False, mask=padded(2100, (1500, 2090))),
+        "padded, negative scale": attention_case(2, 1, 1, 9, 90, 32, causal=False, mask=padded(90, (3, 70)), sm_scale=-0.5),
+        "nothing but padding": attention_case(2, 2, 2, 9, 70, 32, causal=False, mask=padded(70, (0, 5))),
         "wide": attention_case(1, 1, 1, 20, 20, 256),
     },
     "fused_mlp": {

@@ -1,8 +1,8 @@
-"""Attention masks that a model makes of constants alone, and that hide nothing or what comes later: said by is_causal.
+"""Attention masks that hide nothing, what comes later, or the same keys from all queries, put as shortly as they can be.
 
 Traced models write masks out that they leave to is_causal when they run untraced (Hugging Face's do), and with a mask
 PyTorch has slower kernels: 162 µs instead of 58 for 4x32x1024x64 in float16 on an H100. torch.compile computes such a mask
-anew in each pass, and reads it.
+anew in each pass, and reads it. A mask for padding has one row a text, and is written out for every query.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,16 @@ aten = torch.ops.aten
 ATTENTION = aten.scaled_dot_product_attention.default
 QKV, MASK, DROPOUT, CAUSAL = slice(0, 3), 3, 4, 5  # places of its arguments
 LARGEST = 1 << 28  # elements of a mask that is looked at
+SAME_ROWS = {  # of equal rows they make equal rows, though they do not have the tag of what is pointwise
+    *("__and__", "__or__", "__xor__", "where", "masked_fill"),
+    *("to", "_to_copy", "type_as", "clone", "contiguous", "detach", "alias", "slice"),
+}
 HIDDEN = -1e30  # a score with so much added has the weight 0; float16 has no such numbers but -inf
 
 
 def replace_known_masks(graph: GraphModule, changed: set[int]) -> None:
-    """In attention whose mask is a constant. `changed`: the memory that the graph writes to, of which nothing is known."""
+    """In attention: a mask of constants by is_causal where that says the same, one that treats all queries alike by its
+    first row, expanded. `changed`: the memory that the graph writes to, of which nothing is known."""
     known: dict[Node, bool | None] = {}
     for node in graph.graph.find_nodes(op="call_function", target=ATTENTION):
         mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
@@ -32,6 +37,8 @@ def replace_known_masks(graph: GraphModule, changed: set[int]) -> None:
         causal, (queries, keys) = known[mask], (n.meta["val"].shape[-2] for n in node.args[:2])
         if causal is False or causal and mask.meta["val"].shape[-2:] == (queries, keys):  # one row is of all queries
             _replace(node, causal)
+        elif _is_written_out(mask) and _has_one_row(mask, changed):
+            node.replace_input_with(mask, _expanded_row(node, mask))
 
 
 def _is_causal(node: Node, changed: set[int]) -> bool | None:
@@ -54,6 +61,59 @@ def _is_causal(node: Node, changed: set[int]) -> bool | None:
             return None
     causal = torch.ones(shown.shape[-2:], dtype=torch.bool, device=shown.device).tril()
     return False if shown.all() else True if (shown == causal).all() else None
+
+
+def _is_written_out(mask: Node) -> bool:
+    """Whether it has several rows in memory."""
+    fake = mask.meta["val"]
+    sizes = isinstance(fake, FakeTensor) and fake.dim() > 1 and (fake.shape[-2], fake.stride(-2))
+    return bool(sizes) and all(isinstance(number, int) for number in sizes) and sizes[0] > 1 and sizes[1] != 0
+
+
+def _has_one_row(mask: Node, changed: set[int]) -> bool:
+    """Whether all rows are the same, whatever the graph's inputs are: as the graph shows, not by looking at them."""
+    known: dict[Node, bool] = {}
+    for node in _parts(mask):
+        fake, inputs, target = node.meta.get("val"), node.all_input_nodes, node.target
+        if not isinstance(fake, Tensor) or fake.untyped_storage()._cdata in changed:
+            known[node] = False
+        elif fake.dim() < 2 or isinstance(fake.shape[-2], int) and fake.shape[-2] == 1:
+            known[node] = True
+        elif target is aten.expand.default:
+            given = inputs[0].meta["val"]
+            known[node] = given.dim() < 2 or given.shape[-2] == 1 or known[inputs[0]]
+        elif _is_constant(node) and (_name(target) in SAME_ROWS or torch.Tag.pointwise in target.tags) and inputs:
+            known[node] = all(known[i] for i in inputs) or _rows_are_equal(node)
+        else:
+            known[node] = _is_constant(node) and _rows_are_equal(node)
+    return known[mask]
+
+
+def _name(target: torch._ops.OpOverload) -> str:
+    return target._schema.name.removeprefix("aten::")
+
+
+def _rows_are_equal(node: Node) -> bool:
+    """Of a node that is made of constants: by looking at it."""
+    parts = _parts(node)
+    if not all(map(_is_constant, parts)) or node.meta["val"].numel() > LARGEST:
+        return False
+    try:
+        made = _computed(parts)
+    except RuntimeError:
+        return False
+    return bool((made == made[..., :1, :]).all())
+
+
+def _expanded_row(attention: Node, mask: Node) -> Node:
+    """The mask's first row, in its place for every query."""
+    fake, graph = mask.meta["val"], attention.graph
+    with graph.inserting_before(attention):
+        row = graph.call_function(aten.slice.Tensor, (mask, -2, 0, 1))
+        row.meta = {"val": _result(row.target, (fake, -2, 0, 1), {})}
+        whole = graph.call_function(aten.expand.default, (row, list(fake.shape)))
+        whole.meta = {"val": _result(whole.target, (row.meta["val"], list(fake.shape)), {})}
+    return whole
 
 
 def _parts(mask: Node) -> list[Node]:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from autokernel import spec
-from autokernel.integration.apply import apply, compile_with_kernels, explain
+from autokernel.integration.apply import apply, compile_with_kernels, explain, unapply
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model import capture, match, profiler
@@ -469,3 +470,71 @@ def test_layers_that_differ_in_a_number_are_all_compiled() -> None:
     for _ in range(6):
         assert model(X).abs().max() == 0
     assert len(explain(model).sites["norm"]) >= 12 and not explain(model).left
+
+
+class Reads(nn.Module):
+    """Reads a number, at which Dynamo breaks off."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum().item() > 1e9 else x + 1
+
+
+@pytest.mark.parametrize("first", [Reads, nn.Identity], ids=["at the start", "amid"])
+def test_a_break_within_a_sequence_costs_its_neighbours_no_kernels(first: type[nn.Module]) -> None:
+    layers = nn.Sequential(first(), nn.RMSNorm(64, 1e-6), nn.Sequential(Reads(), nn.RMSNorm(64, 1e-6)), Reads())
+    model = nn.Sequential(layers, nn.Flatten(0)).requires_grad_(False)
+    kernel, weighted = winner(ZERO), [site.case for site in sites_of(model, X) if site.kernel_type == "rmsnorm"]
+    assert len(weighted) == 2
+    kernel = replace(kernel, target=replace(kernel.target, cases=tuple(map(WeightedCase, weighted))))
+    expected, applied = model(X), apply(copy.deepcopy(model), [kernel])
+    torch.testing.assert_close(applied(X), expected)  # the breaks are not known before the first call
+    for _ in range(2):
+        assert torch.equal(applied(X), torch.full_like(expected, 1))  # of kernels that give zeros
+    assert not any("nothing is replaced" in why for why in explain(applied).left)
+    applied[0][1] = nn.Identity()
+    applied[0].append(Reads())
+    assert torch.equal(applied(X), torch.full_like(expected, 2))
+    assert not any("forward" in vars(module) for module in applied.modules())
+    with pytest.raises(TypeError, match=r"Sequential\.forward\(\) takes 2 positional arguments but 3 were given"):
+        applied(X, X)
+
+
+def test_torchscript_within_a_function_costs_the_rest_no_kernels() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.script = RMSNorm(64), torch.jit.trace(nn.Tanh(), X)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(2 * self.script(self.norm(x)) + self.script(x))
+
+    model = Half().requires_grad_(False)
+    assert len(sites_of(model, X)) == 2
+    assert any("TorchScript runs as it is" in why for why in capture.capture(model, (X,), {}).breaks)
+    applied = apply(model, [winner(ZERO)])
+    assert applied(X).abs().max() == 0 and len(explain(applied).sites["norm"]) == 2
+
+
+def test_a_model_that_refuses_to_be_given_attributes() -> None:
+    class Frozen(RMSNorm):
+        def __setattr__(self, name: str, v: object) -> None:
+            if "weight" in self._parameters:
+                raise AttributeError(f"frozen: {name}")
+            super().__setattr__(name, v)
+
+    model = Frozen(64).requires_grad_(False)
+    assert len(sites_of(model, X)) == 1
+    assert apply(model, [winner(ZERO)])(X).abs().max() == 0
+    assert unapply(model)(X).abs().max() > 0
+
+
+def test_a_model_that_returns_what_it_was_given_is_captured() -> None:
+    """Dynamo looks at it when it is returned, as at a generator that is asked for all that it has."""
+
+    class Keeping(Normed):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.kept = super().forward(x)
+            return y
+
+    model, y = apply(Keeping(64).requires_grad_(False), [winner(ZERO)]), torch.randn(3)
+    assert model(X, y) is y and model.kept.abs().max() == 0

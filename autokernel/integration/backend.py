@@ -134,6 +134,7 @@ class Replacer:
     left: list[str] = field(default_factory=list)
     graphs: int = 0
     may_pad: bool = True  # see model/padding.py
+    is_settled: bool = True  # whether the next call will be looked at as the last one was
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
     look: Callable[[GraphModule, list[Any], bool], Sites] | None = None  # instead of sites_in()
@@ -500,6 +501,7 @@ class OneTrace:
     replacers: Mapping[str, Replacer]  # all over the same fallback, with one finder
     chosen: str = ""
     may_pad: bool = True
+    is_settled: bool = True
 
     @property
     def fallback(self) -> str | None:

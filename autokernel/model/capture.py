@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +31,9 @@ from torch._dynamo.exc import SkipFrame, TorchRuntimeError
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+from torch._dynamo.variables.misc import DelayGraphBreakVariable
 from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -51,6 +54,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autokernel.model import catching, padding
+from autokernel.model.forwards import Forwards
 from autokernel.model.masks import replace_known_masks
 from autokernel.model.padding import Encoders
 from autokernel.spec import TensorSpec
@@ -104,6 +108,8 @@ KEEP_STATISTICS = {
 }
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
+DELAYED = re.compile(r"Unsupported function call \(delayed\)[\s\S]*?Reason: (.*)")  # of a break, and why it is one
+CALLERS = count()  # for their names
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
 STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
@@ -160,6 +166,7 @@ def _left_whole() -> Iterator[None]:
     if STRATEGY not in vars(TorchRuntimeError):  # for good: other threads may be in here, too
         setattr(TorchRuntimeError, STRATEGY, property(_strategy, lambda error, own: vars(error).update({STRATEGY: own})))
         _leave_generators_lazy()
+        _break_where_scripts_are_called()
     token = LEFT_WHOLE.set(True)
     try:
         yield
@@ -177,9 +184,9 @@ def _leave_generators_lazy() -> None:
     def apart(dynamos_own: Callable[..., None], translator_of: Callable[..., Any]) -> Callable[..., None]:
         def run(*args: Any) -> None:
             translator = translator_of(*args)
-            before = len(translator.output.graph.nodes)
+            before = _computed(translator)
             dynamos_own(*args)
-            if LEFT_WHOLE.get() and len(translator.output.graph.nodes) > before:
+            if LEFT_WHOLE.get() and _computed(translator) > before:
                 why = "a function that hands on a generator, which goes on to compute, is left as it is"
                 GraphCompileReason(why, [translator.frame_summary()])  # which notes it for breaks()
                 raise SkipFrame(why)
@@ -190,6 +197,25 @@ def _leave_generators_lazy() -> None:
     generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx)
     if hasattr(frame, of_return):
         setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx))
+
+
+def _computed(translator: Any) -> int:
+    """How much is in its graph, but for what is given to it: that is looked at when it is returned, at the latest."""
+    return sum(node.op != "placeholder" for node in translator.output.graph.nodes)
+
+
+def _break_where_scripts_are_called() -> None:
+    """Dynamo breaks off where TorchScript is looked up, amid an expression, and leaves out all of the function for it."""
+
+    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap_module(builder: VariableBuilder, module: nn.Module) -> Any:
+            if LEFT_WHOLE.get() and isinstance(module, torch.jit.ScriptModule):
+                return DelayGraphBreakVariable(source=builder.source, msg="TorchScript runs as it is")
+            return dynamos_own(builder, module)
+
+        return wrap_module
+
+    VariableBuilder.wrap_module = apart(VariableBuilder.wrap_module)
 
 
 def allow_versions() -> None:
@@ -249,6 +275,8 @@ def capture(
         return record_function(OUTSIDE + why)
 
     encoders = Encoders(model, outside)
+    forwards = Forwards(model, encoders.forwards)
+    forwards.line_by_line()
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def left(why: str) -> Callable[..., Any]:
@@ -277,9 +305,9 @@ def capture(
 
     torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
     counting = True
-    compiled = torch.compile(model, backend=backend, dynamic=False)
+    compiled = compile_model(model, backend=backend, dynamic=False)
     settings = torch._dynamo.config.patch({"suppress_errors": True, "recompile_limit": MAX_VERSIONS, ASSERTIONS: False})
-    with torch.no_grad(), settings, _left_whole(), recurrent_modules_traced(), encoders.apart(), _remembered_frames():
+    with torch.no_grad(), settings, _left_whole(), recurrent_modules_traced(), forwards.in_place(), _remembered_frames():
         compiled(*args, **kwargs)
         for _ in range(MAX_PASSES if again else 0):
             count = len(dynamo.get_compilation_metrics())
@@ -308,6 +336,28 @@ def capture(
         free_what_failed(dynamo.get_compilation_metrics())
     torch._dynamo.reset()
     return Capture(tuple(graphs), tuple(dict.fromkeys((*breaks, *left_alone))))
+
+
+def compile_model(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """As torch.compile(), also of a module whose __setattr__() refuses what that sets of it: whether it is trained."""
+    try:
+        return torch.compile(model, **options)
+    except Exception:  # of any kind: it is the model's own
+        return torch.compile(caller(model), **options)
+
+
+def caller(model: nn.Module) -> Callable[..., Any]:
+    """As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
+
+    Its code and name are of this model alone: what Dynamo decides of a function, such as to leave it out, or which of its
+    sizes change, is decided for all that share them.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=f"{type(model).__name__}_{next(CALLERS)}")
+    return call
 
 
 def _why_it_fails(graph: CapturedGraph) -> str:
@@ -407,6 +457,8 @@ def _owner(place: Any, frames: Sequence[Any]) -> Function | None:
 def in_words(reason: str, file: str | None, line: int | None) -> str:
     """Dynamo's reason in a line, and where in the model it met it."""
     words = reason.strip().splitlines()[0]
+    if delayed := DELAYED.search(reason):
+        words = delayed[1]
     if words.startswith("generic_jump"):
         words = "Data-dependent branching"
     code = linecache.getline(file, line).strip() if file and line else ""

@@ -3,9 +3,11 @@
 import contextlib
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -538,3 +540,42 @@ def test_a_model_that_returns_what_it_was_given_is_captured() -> None:
 
     model, y = apply(Keeping(64).requires_grad_(False), [winner(ZERO)]), torch.randn(3)
     assert model(X, y) is y and model.kept.abs().max() == 0
+
+
+def looked_up(x: torch.Tensor, i: torch.Tensor) -> None:
+    torch.nn.functional.embedding(i, x).relu()
+
+
+def decomposed(x: torch.Tensor, i: torch.Tensor) -> None:
+    torch.linalg.cholesky(torch.eye(2) * (5 - i))
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("function", [looked_up, decomposed])
+def test_what_nobody_uses_raises_as_it_does(function: Callable[..., None], fallback: str | None) -> None:
+    class Checking(Normed):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            function(x, i)
+            return super().forward(x)
+
+    applied = apply(Checking(64).requires_grad_(False), [winner(ZERO)], fallback)
+    has_kernel = applied(X, torch.tensor([1, 2])).abs().max() == 0
+    assert has_kernel or any("nobody uses" in why for why in explain(applied).left)
+    with pytest.raises((IndexError, torch.linalg.LinAlgError)):
+        applied(X, torch.tensor([1, 1000]))
+
+
+@pytest.mark.parametrize("number, dtype", [(numpy.array(2.5), torch.float64), (numpy.float64(2.5), torch.float32)])
+def test_an_array_without_dimensions_decides_of_the_dtype(number: object, dtype: torch.dtype) -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale = Normed(64), number
+
+        def forward(self, x: torch.Tensor, scale: object) -> torch.Tensor:
+            return self.norm(x) * scale + torch.ones(64) / self.scale
+
+    model = Scaling().requires_grad_(False)
+    assert model(X, number).dtype is dtype
+    result = apply(model, [winner(ZERO)])(X, number)
+    torch.testing.assert_close(result, torch.full(X.shape, 0.4, dtype=dtype))  # the norm is a kernel's zeros

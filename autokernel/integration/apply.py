@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer, in_eager_mode
 from autokernel.integration.compilers import is_undone
-from autokernel.integration.frames import newest
+from autokernel.integration.frames import has_broken, newest
 from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import (
@@ -30,7 +30,7 @@ from autokernel.model.capture import (
     is_forward_mode,
     recurrent_modules_traced,
 )
-from autokernel.model.forwards import Forwards, broke_in_a_sequence
+from autokernel.model.forwards import Forwards
 from autokernel.model.padding import Encoders
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
@@ -273,8 +273,7 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
             replacer.frames.called(last, error)
             raise
         replacer.frames.called(last)
-        is_other = broke_in_a_sequence(dynamo.graph_break_reasons[broken:]) and forwards.line_by_line()
-        replacer.is_settled = not is_other
+        replacer.is_settled = not (has_broken(last, broken) and forwards.line_by_line())
         return result
 
     return run

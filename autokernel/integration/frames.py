@@ -108,6 +108,13 @@ def newest() -> Any:
     return compilations[-1] if compilations else None
 
 
+def has_broken(last: Any, known: int) -> bool:
+    """Whether Dynamo has left something out since `last` was the newest compilation, and `known` breaks had been noted."""
+    if newest() is last:
+        return False
+    return len(dynamo.graph_break_reasons) != known or any(compilation.fail_type for compilation in _since(last))
+
+
 def _since(last: Any) -> list[Any]:
     """The compilations after `last`, of which Dynamo remembers the 64 newest."""
     compilations = dynamo.get_compilation_metrics()

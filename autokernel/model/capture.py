@@ -20,9 +20,10 @@ from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
+import numpy
 import torch
 import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
@@ -107,6 +108,7 @@ KEEP_STATISTICS = {
     aten.instance_norm.default: "use_input_stats",
 }
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
+CHECKS = "autokernel_checks"  # in a node's meta: it may raise, and nothing else comes of it
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 DELAYED = re.compile(r"Unsupported function call \(delayed\)[\s\S]*?Reason: (.*)")  # of a break, and why it is one
 CALLERS = count()  # for their names
@@ -167,6 +169,7 @@ def _left_whole() -> Iterator[None]:
         setattr(TorchRuntimeError, STRATEGY, property(_strategy, lambda error, own: vars(error).update({STRATEGY: own})))
         _leave_generators_lazy()
         _break_where_scripts_are_called()
+        _leave_arrays_without_dimensions()
     token = LEFT_WHOLE.set(True)
     try:
         yield
@@ -187,9 +190,7 @@ def _leave_generators_lazy() -> None:
             before = _computed(translator)
             dynamos_own(*args)
             if LEFT_WHOLE.get() and _computed(translator) > before:
-                why = "a function that hands on a generator, which goes on to compute, is left as it is"
-                GraphCompileReason(why, [translator.frame_summary()])  # which notes it for breaks()
-                raise SkipFrame(why)
+                _leave(translator, "a function that hands on a generator, which goes on to compute, is left as it is")
 
         return run
 
@@ -197,6 +198,12 @@ def _leave_generators_lazy() -> None:
     generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx)
     if hasattr(frame, of_return):
         setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx))
+
+
+def _leave(translator: Any, why: str) -> NoReturn:
+    """Has Dynamo leave out the function that it is at."""
+    GraphCompileReason(why, [translator.frame_summary()])  # which notes it for breaks()
+    raise SkipFrame(why)
 
 
 def _computed(translator: Any) -> int:
@@ -216,6 +223,20 @@ def _break_where_scripts_are_called() -> None:
         return wrap_module
 
     VariableBuilder.wrap_module = apart(VariableBuilder.wrap_module)
+
+
+def _leave_arrays_without_dimensions() -> None:
+    """To a tensor such an array of NumPy is a tensor that decides of the dtype, and a mere number to Dynamo."""
+
+    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap(builder: VariableBuilder, given: Any) -> Any:
+            if LEFT_WHOLE.get() and isinstance(given, numpy.ndarray) and given.ndim == 0:
+                _leave(builder.tx, "a function that is given a NumPy array without dimensions is left as it is")
+            return dynamos_own(builder, given)
+
+        return wrap
+
+    VariableBuilder._wrap = apart(VariableBuilder._wrap)
 
 
 def allow_versions() -> None:
@@ -955,7 +976,7 @@ def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "
             raise RuntimeError("the trace lost sight of a tensor, which would be a fake one in the graph")
         node.meta.setdefault("val", getattr(traced, node.target))
     _write_numbers(traced)
-    prune(traced)
+    prune(traced, as_written=True)
     return traced
 
 
@@ -1053,10 +1074,17 @@ def has_effects(node: Node) -> bool:
     return not any(given.get(name) == 0 for name in rates)
 
 
-def prune(graph: GraphModule) -> None:
-    """Takes out nodes without a use: not in the bodies of operators of higher order, which are the model's, nor those."""
+def prune(graph: GraphModule, as_written: bool = False) -> None:
+    """Takes out nodes without a use: not in the bodies of operators of higher order, which are the model's, nor those.
+
+    as_written: it is the model's own program. What has no use there, and may raise, stays for that.
+    """
     for node in reversed(graph.graph.nodes):
-        if not (node.users or has_effects(node) or isinstance(node.target, HigherOrderOperator)):
+        if node.users or has_effects(node) or isinstance(node.target, HigherOrderOperator):
+            continue
+        if as_written and catching.may_fail(node):
+            node.meta[CHECKS] = True
+        elif CHECKS not in node.meta:
             graph.graph.erase_node(node)
     graph.recompile()
 

@@ -1,21 +1,19 @@
 """Modules of PyTorch's own that have another forward() while Dynamo may look at it, which computes what theirs does.
 
-nn.Sequential calls its modules in a loop. A break in one of them, such as a number that is read, and Dynamo leaves out the
-whole loop, and with it all modules of torch.nn that are called there. Written line by line it breaks off at the one alone.
+Where a break, such as a number that is read, is within a loop, Dynamo leaves out all of the function; and it compiles no
+function of torch.nn's own by itself. So nn.Sequential, which calls its modules in a loop, costs them all their kernels
+where one of them breaks, or what calls it does. Written line by line it breaks off at the one alone.
 """
 
-import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-OF_SEQUENTIAL = nn.Sequential.forward.__code__
 FILE = "<autokernel: "  # how the names of the files begin in which our functions are said to be
-LINES = range(OF_SEQUENTIAL.co_firstlineno, OF_SEQUENTIAL.co_firstlineno + len(inspect.getsourcelines(OF_SEQUENTIAL)[0]))
 
 
 class Forwards:
@@ -56,12 +54,6 @@ class Forwards:
                     module.__dict__.setdefault("forward", forward)
                 elif module.__dict__.get("forward") is forward:
                     del module.__dict__["forward"]
-
-
-def broke_in_a_sequence(breaks: Sequence[Any]) -> bool:
-    """Whether one of Dynamo's breaks is in a module that an nn.Sequential called."""
-    stacks = (broken.user_stack or () for broken in breaks)
-    return any(line.filename == OF_SEQUENTIAL.co_filename and line.lineno in LINES for stack in stacks for line in stack)
 
 
 def _is_torchs_own(sequence: nn.Sequential) -> bool:

@@ -220,7 +220,7 @@ class Replacer:
         return lambda error: self.fail(f"a graph runs without {what} from now on: {reason(error)}")
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+        wanted = _records(module) and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if why := why_left_alone(module):
             self.leave(why)
             return in_eager_mode(module) if compilers.loses_a_mode(module) else self._compile(module, inputs)
@@ -568,6 +568,12 @@ class Place:
     @property
     def wants_gradient(self) -> bool:
         return bool(self.backward and self.backward.wants_gradient(self.site.output))
+
+
+def _records(module: GraphModule) -> bool:
+    """Whether autograd is on in a graph from Dynamo, from its beginning or for a part of it."""
+    switches = module.graph.find_nodes(op="call_function", target=set_gradients)
+    return torch.is_grad_enabled() or any(node.args[0] for node in switches)
 
 
 def _why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) -> RejectReason | None:

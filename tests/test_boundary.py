@@ -579,3 +579,25 @@ def test_an_array_without_dimensions_decides_of_the_dtype(number: object, dtype:
     assert model(X, number).dtype is dtype
     result = apply(model, [winner(ZERO)])(X, number)
     torch.testing.assert_close(result, torch.full(X.shape, 0.4, dtype=dtype))  # the norm is a kernel's zeros
+
+
+def test_gradients_that_are_computed_in_a_pass_without_gradients() -> None:
+    """In a graph that Dynamo begins where autograd is off, and which switches it on."""
+
+    class Guided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                at = x.detach().requires_grad_()
+                (force,) = torch.autograd.grad(self.norm(at).sum(), at)
+            return x - force
+
+    model = Guided()
+    with torch.no_grad():
+        expected = model(X)
+        applied = apply(model, [winner(ZERO)])
+        torch.testing.assert_close(applied(X), expected)
+    assert explain(applied).sites["norm"]

@@ -1282,22 +1282,6 @@ def test_a_model_that_computes_gradients_in_its_forward_pass() -> None:
     assert replacer.replaced and not any(name.endswith("integration/backend.py") for name in names)
 
 
-def test_gradients_are_computed_in_a_forward_pass_without_gradients() -> None:
-    """In a graph that Dynamo begins where autograd is off, and which switches it on."""
-
-    def guided(s: Function, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            at = x.detach().requires_grad_()
-            energy = s.b(s.norm(s.a(at)).tanh()).square().sum()
-            (force,) = torch.autograd.grad(energy, at)
-        return x - force
-
-    model, replacer, x = Function(guided), everywhere(), torch.randn(2, 8)
-    with torch.no_grad():
-        torch.testing.assert_close(compile_with_kernels(model, replacer)(x), model(x), atol=1e-4, rtol=1e-4)
-    assert replacer.replaced
-
-
 def test_a_tensor_that_is_quantised_stays_so() -> None:
     model = Function(lambda s, x: (q := torch.quantize_per_tensor(s.a(x), 0.1, 0, torch.qint8), s.b(q.dequantize())))
     model, replacer, x = model.requires_grad_(False), everywhere(), torch.randn(2, 8)

@@ -601,3 +601,17 @@ def test_gradients_that_are_computed_in_a_pass_without_gradients() -> None:
         applied = apply(model, [winner(ZERO)])
         torch.testing.assert_close(applied(X), expected)
     assert explain(applied).sites["norm"]
+
+
+def test_a_number_that_numpy_computes_stays_one() -> None:
+    class Measured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = Normed(64)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, object]:
+            return self.norm(x), x.numpy().max()
+
+    kernel, largest = winner(ZERO), Measured()(X)[1]
+    result, ours = apply(Measured().requires_grad_(False), [kernel])(X)
+    assert result.abs().max() == 0 and type(ours) is type(largest) is numpy.float32 and ours == largest

@@ -20,21 +20,14 @@ from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 
-import numpy
 import torch
 import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import SkipFrame, TorchRuntimeError
-from torch._dynamo.output_graph import GraphCompileReason
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.types import FrameAction, FrameExecStrategy
-from torch._dynamo.variables.builder import VariableBuilder
-from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
-from torch._dynamo.variables.misc import DelayGraphBreakVariable
+from torch._dynamo.exc import SkipFrame
 from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -56,6 +49,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autokernel.model import catching, padding
 from autokernel.model.forwards import Forwards
+from autokernel.model.leaving import left_whole
 from autokernel.model.masks import replace_known_masks
 from autokernel.model.padding import Encoders
 from autokernel.spec import TensorSpec
@@ -113,9 +107,6 @@ NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
 DELAYED = re.compile(r"Unsupported function call \(delayed\)[\s\S]*?Reason: (.*)")  # of a break, and why it is one
 CALLERS = count()  # for their names
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
-STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
-AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see _left_whole()
 set_gradients = torch._C._set_grad_enabled
 # What sets something, and needs no note: of transforms, which are one node, and what make_fx or _Traced see to.
 NOTED = {
@@ -154,89 +145,8 @@ def as_applied(counts: bool = False) -> Iterator[None]:
             torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
     integers = _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext()
-    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers, _left_whole():
+    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers, left_whole():
         yield
-
-
-@contextmanager
-def _left_whole() -> Iterator[None]:
-    """A function in which an operator fails while it is traced runs as it is, and so does all that it calls.
-
-    It may compute something else while it is traced, such as a mask that it leaves out by what is in it, and so may what it
-    calls: compiled, that would hand it what it does not expect.
-    """
-    if STRATEGY not in vars(TorchRuntimeError):  # for good: other threads may be in here, too
-        setattr(TorchRuntimeError, STRATEGY, property(_strategy, lambda error, own: vars(error).update({STRATEGY: own})))
-        _leave_generators_lazy()
-        _break_where_scripts_are_called()
-        _leave_arrays_without_dimensions()
-    token = LEFT_WHOLE.set(True)
-    try:
-        yield
-    finally:
-        LEFT_WHOLE.reset(token)
-
-
-def _strategy(error: TorchRuntimeError) -> FrameExecStrategy | None:
-    return AS_IT_IS if LEFT_WHOLE.get() else vars(error).get(STRATEGY)
-
-
-def _leave_generators_lazy() -> None:
-    """One that is returned, or goes on behind a break, computes when it is asked to: Dynamo has it do all of it before."""
-
-    def apart(dynamos_own: Callable[..., None], translator_of: Callable[..., Any]) -> Callable[..., None]:
-        def run(*args: Any) -> None:
-            translator = translator_of(*args)
-            before = _computed(translator)
-            dynamos_own(*args)
-            if LEFT_WHOLE.get() and _computed(translator) > before:
-                _leave(translator, "a function that hands on a generator, which goes on to compute, is left as it is")
-
-        return run
-
-    generator, frame, of_return = LocalGeneratorObjectVariable, InstructionTranslator, "replace_tos_if_return_is_generator"
-    generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx)
-    if hasattr(frame, of_return):
-        setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx))
-
-
-def _leave(translator: Any, why: str) -> NoReturn:
-    """Has Dynamo leave out the function that it is at."""
-    GraphCompileReason(why, [translator.frame_summary()])  # which notes it for breaks()
-    raise SkipFrame(why)
-
-
-def _computed(translator: Any) -> int:
-    """How much is in its graph, but for what is given to it: that is looked at when it is returned, at the latest."""
-    return sum(node.op != "placeholder" for node in translator.output.graph.nodes)
-
-
-def _break_where_scripts_are_called() -> None:
-    """Dynamo breaks off where TorchScript is looked up, amid an expression, and leaves out all of the function for it."""
-
-    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
-        def wrap_module(builder: VariableBuilder, module: nn.Module) -> Any:
-            if LEFT_WHOLE.get() and isinstance(module, torch.jit.ScriptModule):
-                return DelayGraphBreakVariable(source=builder.source, msg="TorchScript runs as it is")
-            return dynamos_own(builder, module)
-
-        return wrap_module
-
-    VariableBuilder.wrap_module = apart(VariableBuilder.wrap_module)
-
-
-def _leave_arrays_without_dimensions() -> None:
-    """To a tensor such an array of NumPy is a tensor that decides of the dtype, and a mere number to Dynamo."""
-
-    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
-        def wrap(builder: VariableBuilder, given: Any) -> Any:
-            if LEFT_WHOLE.get() and isinstance(given, numpy.ndarray) and given.ndim == 0:
-                _leave(builder.tx, "a function that is given a NumPy array without dimensions is left as it is")
-            return dynamos_own(builder, given)
-
-        return wrap
-
-    VariableBuilder._wrap = apart(VariableBuilder._wrap)
 
 
 def allow_versions() -> None:
@@ -328,7 +238,7 @@ def capture(
     counting = True
     compiled = compile_model(model, backend=backend, dynamic=False)
     settings = torch._dynamo.config.patch({"suppress_errors": True, "recompile_limit": MAX_VERSIONS, ASSERTIONS: False})
-    with torch.no_grad(), settings, _left_whole(), recurrent_modules_traced(), forwards.in_place(), _remembered_frames():
+    with torch.no_grad(), settings, left_whole(), recurrent_modules_traced(), forwards.in_place(), _remembered_frames():
         compiled(*args, **kwargs)
         for _ in range(MAX_PASSES if again else 0):
             count = len(dynamo.get_compilation_metrics())

@@ -443,6 +443,12 @@ def test_nothing_is_idle_before_a_call_is_compiled() -> None:
     assert model(X).abs().max() == 0
 
 
+def test_a_model_is_idle_until_a_call_has_a_kernel() -> None:
+    model = apply(Normed(64).requires_grad_(False), [winner(ZERO)])
+    assert model(X[:100]).abs().max() > 0 and any("nothing is replaced" in why for why in explain(model).left)
+    assert model(X).abs().max() == 0 and not explain(model).left
+
+
 def test_states_that_come_and_go_are_all_compiled() -> None:
     """Dynamo names what differs from the version before, be that one of another state."""
 

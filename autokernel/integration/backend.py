@@ -132,6 +132,7 @@ class Replacer:
     finder: SiteFinder = field(default_factory=SiteFinder)  # share one, and what it proved is not proven again
     replaced: list[Replacement] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    idle: str = ""  # of these, that no kernel is in the model
     graphs: int = 0
     may_pad: bool = True  # see model/padding.py
     is_settled: bool = True  # whether the next call will be looked at as the last one was
@@ -245,10 +246,11 @@ class Replacer:
         """After a pass: that it had no kernel in it, if so."""
         if self.winners and not self.replaced and None not in self.installed.values():  # which has been said
             names = ", ".join(winner.target.name for winner in self.winners)
-            self.fail(
+            self.idle = (
                 f"nothing is replaced in {model}: no operation of its {self.graphs} graphs has the shapes, the dtypes and "
                 f"the device for which its kernels were proven ({names})"
             )
+            self.fail(self.idle)
 
     def _sizes(self, module: GraphModule, inputs: list[Any]) -> list[int]:
         """The places of the inputs that need a graph for each of their values."""
@@ -329,6 +331,8 @@ class Replacer:
         if repeatable and in_doubt:
             call = self._in_the_originals_strides(call, original)
         optimised = self._where_possible(around(call), original, inputs, repeatable)
+        if self.idle in self.left:
+            self.left.remove(self.idle)  # it was so until now
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
         return optimised

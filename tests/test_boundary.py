@@ -571,6 +571,22 @@ def test_what_nobody_uses_raises_as_it_does(function: Callable[..., None], fallb
         applied(X, torch.tensor([1, 1000]))
 
 
+def test_an_operator_that_writes_is_no_check() -> None:
+    """Nobody uses its result, for it has none."""
+
+    @torch.library.custom_op("boundary::note", mutates_args={"kept"})
+    def note(kept: torch.Tensor, x: torch.Tensor) -> None:
+        kept.copy_(x)
+
+    class Noting(Normed):
+        def forward(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+            note(kept, x)
+            return super().forward(x)
+
+    applied, kept = apply(Noting(64).requires_grad_(False), [winner(ZERO)], "aot_eager"), torch.zeros_like(X)
+    assert applied(X, kept).abs().max() == 0 and torch.equal(kept, X) and not explain(applied).left
+
+
 @pytest.mark.parametrize("number, dtype", [(numpy.array(2.5), torch.float64), (numpy.float64(2.5), torch.float32)])
 def test_an_array_without_dimensions_decides_of_the_dtype(number: object, dtype: torch.dtype) -> None:
     class Scaling(nn.Module):

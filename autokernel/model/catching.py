@@ -52,6 +52,7 @@ def _is_used(node: Node) -> bool:
     """Whether something comes of it, such as a write."""
     name = _name(node)
     is_written = name in ("setitem", "backward") or name.endswith("_")
+    is_written |= isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or node.is_impure())
     is_end = node.op == "output" or is_written or isinstance(node.target, HigherOrderOperator)
     return is_end or any(map(_is_used, node.users))
 

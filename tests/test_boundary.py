@@ -3,15 +3,18 @@
 import contextlib
 import copy
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from autokernel import spec
-from autokernel.integration.apply import apply, compile_with_kernels, explain
+from autokernel.integration.apply import apply, compile_with_kernels, explain, unapply
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model import capture, match, profiler
@@ -440,6 +443,12 @@ def test_nothing_is_idle_before_a_call_is_compiled() -> None:
     assert model(X).abs().max() == 0
 
 
+def test_a_model_is_idle_until_a_call_has_a_kernel() -> None:
+    model = apply(Normed(64).requires_grad_(False), [winner(ZERO)])
+    assert model(X[:100]).abs().max() > 0 and any("nothing is replaced" in why for why in explain(model).left)
+    assert model(X).abs().max() == 0 and not explain(model).left
+
+
 def test_states_that_come_and_go_are_all_compiled() -> None:
     """Dynamo names what differs from the version before, be that one of another state."""
 
@@ -469,3 +478,162 @@ def test_layers_that_differ_in_a_number_are_all_compiled() -> None:
     for _ in range(6):
         assert model(X).abs().max() == 0
     assert len(explain(model).sites["norm"]) >= 12 and not explain(model).left
+
+
+class Reads(nn.Module):
+    """Reads a number, at which Dynamo breaks off."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum().item() > 1e9 else x + 1
+
+
+@pytest.mark.parametrize("first", [Reads, nn.Identity], ids=["at the start", "amid"])
+def test_a_break_within_a_sequence_costs_its_neighbours_no_kernels(first: type[nn.Module]) -> None:
+    layers = nn.Sequential(first(), nn.RMSNorm(64, 1e-6), nn.Sequential(Reads(), nn.RMSNorm(64, 1e-6)), Reads())
+    model = nn.Sequential(layers, nn.Flatten(0)).requires_grad_(False)
+    kernel, weighted = winner(ZERO), [site.case for site in sites_of(model, X) if site.kernel_type == "rmsnorm"]
+    assert len(weighted) == 2
+    kernel = replace(kernel, target=replace(kernel.target, cases=tuple(map(WeightedCase, weighted))))
+    expected, applied = model(X), apply(copy.deepcopy(model), [kernel])
+    torch.testing.assert_close(applied(X), expected)  # the breaks are not known before the first call
+    for _ in range(2):
+        assert torch.equal(applied(X), torch.full_like(expected, 1))  # of kernels that give zeros
+    assert not any("nothing is replaced" in why for why in explain(applied).left)
+    applied[0][1] = nn.Identity()
+    applied[0].append(Reads())
+    assert torch.equal(applied(X), torch.full_like(expected, 2))
+    assert not any("forward" in vars(module) for module in applied.modules())
+    with pytest.raises(TypeError, match=r"Sequential\.forward\(\) takes 2 positional arguments but 3 were given"):
+        applied(X, X)
+
+
+def test_torchscript_within_a_function_costs_the_rest_no_kernels() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.script = RMSNorm(64), torch.jit.trace(nn.Tanh(), X)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(2 * self.script(self.norm(x)) + self.script(x))
+
+    model = Half().requires_grad_(False)
+    assert len(sites_of(model, X)) == 2
+    assert any("TorchScript runs as it is" in why for why in capture.capture(model, (X,), {}).breaks)
+    applied = apply(model, [winner(ZERO)])
+    assert applied(X).abs().max() == 0 and len(explain(applied).sites["norm"]) == 2
+
+
+def test_a_model_that_refuses_to_be_given_attributes() -> None:
+    class Frozen(RMSNorm):
+        def __setattr__(self, name: str, v: object) -> None:
+            if "weight" in self._parameters:
+                raise AttributeError(f"frozen: {name}")
+            super().__setattr__(name, v)
+
+    model = Frozen(64).requires_grad_(False)
+    assert len(sites_of(model, X)) == 1
+    assert apply(model, [winner(ZERO)])(X).abs().max() == 0
+    assert unapply(model)(X).abs().max() > 0
+
+
+def test_a_model_that_returns_what_it_was_given_is_captured() -> None:
+    """Dynamo looks at it when it is returned, as at a generator that is asked for all that it has."""
+
+    class Keeping(Normed):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.kept = super().forward(x)
+            return y
+
+    model, y = apply(Keeping(64).requires_grad_(False), [winner(ZERO)]), torch.randn(3)
+    assert model(X, y) is y and model.kept.abs().max() == 0
+
+
+def looked_up(x: torch.Tensor, i: torch.Tensor) -> None:
+    torch.nn.functional.embedding(i, x).relu()
+
+
+def decomposed(x: torch.Tensor, i: torch.Tensor) -> None:
+    torch.linalg.cholesky(torch.eye(2) * (5 - i))
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("function", [looked_up, decomposed])
+def test_what_nobody_uses_raises_as_it_does(function: Callable[..., None], fallback: str | None) -> None:
+    class Checking(Normed):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            function(x, i)
+            return super().forward(x)
+
+    applied = apply(Checking(64).requires_grad_(False), [winner(ZERO)], fallback)
+    has_kernel = applied(X, torch.tensor([1, 2])).abs().max() == 0
+    assert has_kernel or any("nobody uses" in why for why in explain(applied).left)
+    with pytest.raises((IndexError, torch.linalg.LinAlgError)):
+        applied(X, torch.tensor([1, 1000]))
+
+
+def test_an_operator_that_writes_is_no_check() -> None:
+    """Nobody uses its result, for it has none."""
+
+    @torch.library.custom_op("boundary::note", mutates_args={"kept"})
+    def note(kept: torch.Tensor, x: torch.Tensor) -> None:
+        kept.copy_(x)
+
+    class Noting(Normed):
+        def forward(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+            note(kept, x)
+            return super().forward(x)
+
+    applied, kept = apply(Noting(64).requires_grad_(False), [winner(ZERO)], "aot_eager"), torch.zeros_like(X)
+    assert applied(X, kept).abs().max() == 0 and torch.equal(kept, X) and not explain(applied).left
+
+
+@pytest.mark.parametrize("number, dtype", [(numpy.array(2.5), torch.float64), (numpy.float64(2.5), torch.float32)])
+def test_an_array_without_dimensions_decides_of_the_dtype(number: object, dtype: torch.dtype) -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale = Normed(64), number
+
+        def forward(self, x: torch.Tensor, scale: object) -> torch.Tensor:
+            return self.norm(x) * scale + torch.ones(64) / self.scale
+
+    model = Scaling().requires_grad_(False)
+    assert model(X, number).dtype is dtype
+    result = apply(model, [winner(ZERO)])(X, number)
+    torch.testing.assert_close(result, torch.full(X.shape, 0.4, dtype=dtype))  # the norm is a kernel's zeros
+
+
+def test_gradients_that_are_computed_in_a_pass_without_gradients() -> None:
+    """In a graph that Dynamo begins where autograd is off, and which switches it on."""
+
+    class Guided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = RMSNorm(64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                at = x.detach().requires_grad_()
+                (force,) = torch.autograd.grad(self.norm(at).sum(), at)
+            return x - force
+
+    model = Guided()
+    with torch.no_grad():
+        expected = model(X)
+        applied = apply(model, [winner(ZERO)])
+        torch.testing.assert_close(applied(X), expected)
+    assert explain(applied).sites["norm"]
+
+
+def test_a_number_that_numpy_computes_stays_one() -> None:
+    class Measured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = Normed(64)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, object]:
+            return self.norm(x), x.numpy().max()
+
+    kernel, largest = winner(ZERO), Measured()(X)[1]
+    result, ours = apply(Measured().requires_grad_(False), [kernel])(X)
+    assert result.abs().max() == 0 and type(ours) is type(largest) is numpy.float32 and ours == largest

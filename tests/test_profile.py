@@ -329,3 +329,15 @@ def test_an_operation_above_its_limit_is_said_once(profile: ModelProfile, capsys
 )
 def test_a_slow_pass_is_repeated_less_often_unless_it_is_asked_for(asked, fit, made):
     assert _repeats(*asked, fit) == made
+
+
+def test_what_torch_export_made_is_a_model(tmp_path: Path) -> None:
+    """It refuses to be asked for the mode of inference, being in the one that it was exported in."""
+    file = tmp_path / "exported.py"
+    file.write_text(
+        "import torch\n\n\ndef net():\n    layers = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Tanh())\n"
+        "    return torch.export.export(layers.eval(), (torch.ones(4, 8),)).module()\n\n\n"
+        "def example_inputs():\n    return (torch.randn(4, 8),)\n"
+    )
+    model, (x,), _ = Workload(str(file), "net").load()
+    assert model(x).shape == x.shape

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo.utils as dynamo
 from torch import Tensor, nn
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
@@ -19,16 +19,23 @@ from torch.nn.parameter import is_lazy
 
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer, in_eager_mode
 from autokernel.integration.compilers import is_undone
-from autokernel.integration.frames import newest
+from autokernel.integration.frames import has_broken, newest
 from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import as_applied, is_dispatched, is_forward_mode, recurrent_modules_traced
+from autokernel.model.capture import (
+    as_applied,
+    caller,
+    compile_model,
+    is_dispatched,
+    is_forward_mode,
+    recurrent_modules_traced,
+)
+from autokernel.model.forwards import Forwards
 from autokernel.model.padding import Encoders
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
 
 LOG = logging.getLogger("autokernel")
-APPLIED = count()  # calls of apply(), for names
 OPTIONS = ("run", "fallback", "gradients")  # of the backend
 MADE: list[Replacer] = []  # by torch.compile(model, backend="autokernel")
 INSIDE = "what another torch.compile() makes of it has no kernels: apply() with fallback='inductor' has both"
@@ -64,7 +71,7 @@ def apply(
     if not chosen and not fallback:
         return unapply(model)  # what Dynamo makes of it may be slower than the model itself
 
-    call, replacer = _caller(model), Replacer(chosen, fallback, gradients)
+    call, replacer = caller(model), Replacer(chosen, fallback, gradients)
     hooks, methods = Hooks(model), Methods(model)
     compiled = _compiled(call, model, replacer)
     replacer.frames.root = call.__code__
@@ -94,14 +101,19 @@ def apply(
     def first(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
         was_compiled = hooks.compiled is not None and not torch.compiler.is_dynamo_compiling()
-        if model._compiled_call_impl is first and was_compiled:
-            model._compiled_call_impl = run
+        if model._compiled_call_impl is first and was_compiled and replacer.is_settled:
+            _call_by(model, run)
             replacer.say_if_idle(type(model).__name__)
         return result
 
     first.replacer = run.replacer = replacer  # for explain()
-    model._compiled_call_impl = first
+    _call_by(model, first)
     return model
+
+
+def _call_by(model: nn.Module, call: Callable[..., Any] | None) -> None:
+    """Past a __setattr__() of the model's own, which may refuse what it does not know."""
+    vars(model)["_compiled_call_impl"] = call
 
 
 def _why_as_written(hooks: Hooks, methods: Methods) -> str:
@@ -134,20 +146,6 @@ def _why_not_guarded(given: Any) -> str:
     return ""
 
 
-def _caller(model: nn.Module) -> Callable[..., Any]:
-    """As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
-
-    Its code and name are of this model alone: what Dynamo decides of a function, such as to leave it out, or which of its
-    sizes change, is decided for all that share them.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return model._call_impl(*args, **kwargs)
-
-    call.__code__ = call.__code__.replace(co_name=f"{type(model).__name__}_{next(APPLIED)}")
-    return call
-
-
 def _check_model(model: Any) -> None:
     """Raises Refused."""
     if what := not_a_model(model):
@@ -159,7 +157,7 @@ def _with_starters(model: nn.Module) -> nn.Module:
     from autokernel.api import optimize, verified_run  # which import this module
 
     def first(*args: Any, **kwargs: Any) -> Any:
-        model._compiled_call_impl = None
+        _call_by(model, None)
         before = verified_run(model, args, kwargs)
         if before:
             with warnings.catch_warnings():
@@ -170,7 +168,7 @@ def _with_starters(model: nn.Module) -> nn.Module:
             optimize(model, *args, kwargs=kwargs, minutes=None, agent=STARTERS)
         return model(*args, **kwargs)
 
-    model._compiled_call_impl = first
+    _call_by(model, first)
     return model
 
 
@@ -258,22 +256,24 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
     """`call`, which runs `model`."""
     encoders = Encoders(model, lambda why: nullcontext(replacer.leave(why)))
     replacer.may_pad = encoders.found
-    compiled = torch.compile(call, backend=replacer)
+    forwards = Forwards(model, encoders.forwards)
+    compiled = compile_model(call, backend=replacer)
     is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback in (None, "eager") else nullcontext
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # for this code: is_compiling() is also true while another thread compiles
             return compiled(*args, **kwargs)
-        last = newest()
+        last, broken = newest(), len(dynamo.graph_break_reasons)
         try:
             # Whenever it is called Dynamo may meet something new.
-            with as_applied(replacer.frames.counts), recurrent(), encoders.apart():
+            with as_applied(replacer.frames.counts), recurrent(), forwards.in_place():
                 result = compiled(*args, **kwargs)
         except BaseException as error:
             replacer.frames.called(last, error)
             raise
         replacer.frames.called(last)
+        replacer.is_settled = not (has_broken(last, broken) and forwards.line_by_line())
         return result
 
     return run
@@ -314,5 +314,5 @@ def explain(model: nn.Module) -> Explanation:
 def unapply(model: nn.Module) -> nn.Module:
     """`model` as it was before apply()."""
     _check_model(model)
-    model._compiled_call_impl = None
+    _call_by(model, None)
     return model

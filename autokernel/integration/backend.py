@@ -132,8 +132,10 @@ class Replacer:
     finder: SiteFinder = field(default_factory=SiteFinder)  # share one, and what it proved is not proven again
     replaced: list[Replacement] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    idle: str = ""  # of these, that no kernel is in the model
     graphs: int = 0
     may_pad: bool = True  # see model/padding.py
+    is_settled: bool = True  # whether the next call will be looked at as the last one was
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
     look: Callable[[GraphModule, list[Any], bool], Sites] | None = None  # instead of sites_in()
@@ -219,7 +221,7 @@ class Replacer:
         return lambda error: self.fail(f"a graph runs without {what} from now on: {reason(error)}")
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+        wanted = _records(module) and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if why := why_left_alone(module):
             self.leave(why)
             return in_eager_mode(module) if compilers.loses_a_mode(module) else self._compile(module, inputs)
@@ -244,10 +246,11 @@ class Replacer:
         """After a pass: that it had no kernel in it, if so."""
         if self.winners and not self.replaced and None not in self.installed.values():  # which has been said
             names = ", ".join(winner.target.name for winner in self.winners)
-            self.fail(
+            self.idle = (
                 f"nothing is replaced in {model}: no operation of its {self.graphs} graphs has the shapes, the dtypes and "
                 f"the device for which its kernels were proven ({names})"
             )
+            self.fail(self.idle)
 
     def _sizes(self, module: GraphModule, inputs: list[Any]) -> list[int]:
         """The places of the inputs that need a graph for each of their values."""
@@ -328,6 +331,8 @@ class Replacer:
         if repeatable and in_doubt:
             call = self._in_the_originals_strides(call, original)
         optimised = self._where_possible(around(call), original, inputs, repeatable)
+        if self.idle in self.left:
+            self.left.remove(self.idle)  # it was so until now
         self.replaced += [Replacement(p.kernel.target, p.site.case.name, self.graphs, p.site.output.name) for p in found]
         self.graphs += 1
         return optimised
@@ -500,6 +505,7 @@ class OneTrace:
     replacers: Mapping[str, Replacer]  # all over the same fallback, with one finder
     chosen: str = ""
     may_pad: bool = True
+    is_settled: bool = True
 
     @property
     def fallback(self) -> str | None:
@@ -566,6 +572,12 @@ class Place:
     @property
     def wants_gradient(self) -> bool:
         return bool(self.backward and self.backward.wants_gradient(self.site.output))
+
+
+def _records(module: GraphModule) -> bool:
+    """Whether autograd is on in a graph from Dynamo, from its beginning or for a part of it."""
+    switches = module.graph.find_nodes(op="call_function", target=set_gradients)
+    return torch.is_grad_enabled() or any(node.args[0] for node in switches)
 
 
 def _why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) -> RejectReason | None:

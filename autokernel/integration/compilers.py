@@ -29,6 +29,7 @@ from autokernel.model.capture import (
     without_autocast,
     written,
 )
+from autokernel.model.catching import checks_alone
 from autokernel.model.contract import Backward
 
 Call = Callable[..., Any]
@@ -52,6 +53,7 @@ def loses_a_mode(module: GraphModule) -> bool:
 def why_not_compiled(module: GraphModule) -> str | None:
     """Why a graph from Dynamo is to run as it is, if it is.
 
+    They leave out what nobody uses, and so what that would raise.
     Of tensors that PyTorch conjugates or negates where they are read, AOTAutograd takes it that their gradients are so too.
     Gradients of a result it lays out as the result is: where elements of that share memory, the last one is that of all.
     """
@@ -61,6 +63,8 @@ def why_not_compiled(module: GraphModule) -> str | None:
         return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
     if torch.is_grad_enabled() and any(v.requires_grad and _overlaps(v) for v in tensors):
         return "a graph that returns windows of a tensor which overlap, as unfold() makes them, is left as it is"
+    if check := checks_alone(module):
+        return f"a graph whose {check} may raise, while nobody uses its result, is left as it is"
     return why_compilers_lose_settings(module)
 
 

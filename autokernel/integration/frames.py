@@ -12,6 +12,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from autokernel.model.capture import Function, breaks, free_what_failed, function_of, in_words, lost_guard
+from autokernel.model.forwards import FILE
 
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,
 MAX_ALIKE_INSIDE = 3  # of one that was inside such a function before
@@ -60,7 +61,7 @@ class Frames:
                 self.missed(f"{_name(compilation)} is not captured: {words}")
         if not any(compilation.fail_type or compilation.graph_op_count for compilation in compilations):
             for function, words in breaks(compilations):
-                if function:
+                if function and not function[0].startswith(FILE):  # what that calls is told of by itself
                     self.missed(f"{function[-1]}() is not captured: {words}")
         guards = {_kind(c): lost_guard(c) for c in compilations if c.recompile_reason}
         for (function, kind), guard in guards.items():
@@ -105,6 +106,13 @@ def newest() -> Any:
     """The last of Dynamo's compilations, of whatever model; None before the first."""
     compilations = dynamo.get_compilation_metrics()
     return compilations[-1] if compilations else None
+
+
+def has_broken(last: Any, known: int) -> bool:
+    """Whether Dynamo has left something out since `last` was the newest compilation, and `known` breaks had been noted."""
+    if newest() is last:
+        return False
+    return len(dynamo.graph_break_reasons) != known or any(compilation.fail_type for compilation in _since(last))
 
 
 def _since(last: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,11 +27,7 @@ import torch
 import torch._dynamo.utils as dynamo
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._dynamo.exc import SkipFrame, TorchRuntimeError
-from torch._dynamo.output_graph import GraphCompileReason
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.types import FrameAction, FrameExecStrategy
-from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+from torch._dynamo.exc import SkipFrame
 from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -51,6 +48,8 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autokernel.model import catching, padding
+from autokernel.model.forwards import Forwards
+from autokernel.model.leaving import left_whole
 from autokernel.model.masks import replace_known_masks
 from autokernel.model.padding import Encoders
 from autokernel.spec import TensorSpec
@@ -103,11 +102,11 @@ KEEP_STATISTICS = {
     aten.instance_norm.default: "use_input_stats",
 }
 OF_DYNAMO = "grapharg"  # in a node's meta: holds on to a real input, which Dynamo itself lets go once it has compiled
+CHECKS = "autokernel_checks"  # in a node's meta: it may raise, and nothing else comes of it
 NUMBER = "autokernel_number"  # in an input's meta: see mark_numbers()
+DELAYED = re.compile(r"Unsupported function call \(delayed\)[\s\S]*?Reason: (.*)")  # of a break, and why it is one
+CALLERS = count()  # for their names
 SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what stays: Dynamo's settings are a thread's own
-STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
-AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see _left_whole()
 set_gradients = torch._C._set_grad_enabled
 # What sets something, and needs no note: of transforms, which are one node, and what make_fx or _Traced see to.
 NOTED = {
@@ -146,50 +145,8 @@ def as_applied(counts: bool = False) -> Iterator[None]:
             torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
     integers = _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext()
-    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers, _left_whole():
+    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers, left_whole():
         yield
-
-
-@contextmanager
-def _left_whole() -> Iterator[None]:
-    """A function in which an operator fails while it is traced runs as it is, and so does all that it calls.
-
-    It may compute something else while it is traced, such as a mask that it leaves out by what is in it, and so may what it
-    calls: compiled, that would hand it what it does not expect.
-    """
-    if STRATEGY not in vars(TorchRuntimeError):  # for good: other threads may be in here, too
-        setattr(TorchRuntimeError, STRATEGY, property(_strategy, lambda error, own: vars(error).update({STRATEGY: own})))
-        _leave_generators_lazy()
-    token = LEFT_WHOLE.set(True)
-    try:
-        yield
-    finally:
-        LEFT_WHOLE.reset(token)
-
-
-def _strategy(error: TorchRuntimeError) -> FrameExecStrategy | None:
-    return AS_IT_IS if LEFT_WHOLE.get() else vars(error).get(STRATEGY)
-
-
-def _leave_generators_lazy() -> None:
-    """One that is returned, or goes on behind a break, computes when it is asked to: Dynamo has it do all of it before."""
-
-    def apart(dynamos_own: Callable[..., None], translator_of: Callable[..., Any]) -> Callable[..., None]:
-        def run(*args: Any) -> None:
-            translator = translator_of(*args)
-            before = len(translator.output.graph.nodes)
-            dynamos_own(*args)
-            if LEFT_WHOLE.get() and len(translator.output.graph.nodes) > before:
-                why = "a function that hands on a generator, which goes on to compute, is left as it is"
-                GraphCompileReason(why, [translator.frame_summary()])  # which notes it for breaks()
-                raise SkipFrame(why)
-
-        return run
-
-    generator, frame, of_return = LocalGeneratorObjectVariable, InstructionTranslator, "replace_tos_if_return_is_generator"
-    generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx)
-    if hasattr(frame, of_return):
-        setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx))
 
 
 def allow_versions() -> None:
@@ -249,6 +206,8 @@ def capture(
         return record_function(OUTSIDE + why)
 
     encoders = Encoders(model, outside)
+    forwards = Forwards(model, encoders.forwards)
+    forwards.line_by_line()
 
     def backend(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         def left(why: str) -> Callable[..., Any]:
@@ -277,9 +236,9 @@ def capture(
 
     torch._dynamo.reset()  # compiled code of an earlier capture would be found and run instead
     counting = True
-    compiled = torch.compile(model, backend=backend, dynamic=False)
+    compiled = compile_model(model, backend=backend, dynamic=False)
     settings = torch._dynamo.config.patch({"suppress_errors": True, "recompile_limit": MAX_VERSIONS, ASSERTIONS: False})
-    with torch.no_grad(), settings, _left_whole(), recurrent_modules_traced(), encoders.apart(), _remembered_frames():
+    with torch.no_grad(), settings, left_whole(), recurrent_modules_traced(), forwards.in_place(), _remembered_frames():
         compiled(*args, **kwargs)
         for _ in range(MAX_PASSES if again else 0):
             count = len(dynamo.get_compilation_metrics())
@@ -308,6 +267,28 @@ def capture(
         free_what_failed(dynamo.get_compilation_metrics())
     torch._dynamo.reset()
     return Capture(tuple(graphs), tuple(dict.fromkeys((*breaks, *left_alone))))
+
+
+def compile_model(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """As torch.compile(), also of a module whose __setattr__() refuses what that sets of it: whether it is trained."""
+    try:
+        return torch.compile(model, **options)
+    except Exception:  # of any kind: it is the model's own
+        return torch.compile(caller(model), **options)
+
+
+def caller(model: nn.Module) -> Callable[..., Any]:
+    """As model.compile() does, but by way of a function of ours: Dynamo skips forward() of the modules in torch.nn itself.
+
+    Its code and name are of this model alone: what Dynamo decides of a function, such as to leave it out, or which of its
+    sizes change, is decided for all that share them.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace(co_name=f"{type(model).__name__}_{next(CALLERS)}")
+    return call
 
 
 def _why_it_fails(graph: CapturedGraph) -> str:
@@ -407,6 +388,8 @@ def _owner(place: Any, frames: Sequence[Any]) -> Function | None:
 def in_words(reason: str, file: str | None, line: int | None) -> str:
     """Dynamo's reason in a line, and where in the model it met it."""
     words = reason.strip().splitlines()[0]
+    if delayed := DELAYED.search(reason):
+        words = delayed[1]
     if words.startswith("generic_jump"):
         words = "Data-dependent branching"
     code = linecache.getline(file, line).strip() if file and line else ""
@@ -903,7 +886,7 @@ def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "
             raise RuntimeError("the trace lost sight of a tensor, which would be a fake one in the graph")
         node.meta.setdefault("val", getattr(traced, node.target))
     _write_numbers(traced)
-    prune(traced)
+    prune(traced, as_written=True)
     return traced
 
 
@@ -1001,10 +984,17 @@ def has_effects(node: Node) -> bool:
     return not any(given.get(name) == 0 for name in rates)
 
 
-def prune(graph: GraphModule) -> None:
-    """Takes out nodes without a use: not in the bodies of operators of higher order, which are the model's, nor those."""
+def prune(graph: GraphModule, as_written: bool = False) -> None:
+    """Takes out nodes without a use: not in the bodies of operators of higher order, which are the model's, nor those.
+
+    as_written: it is the model's own program. What has no use there, and may raise, stays for that.
+    """
     for node in reversed(graph.graph.nodes):
-        if not (node.users or has_effects(node) or isinstance(node.target, HigherOrderOperator)):
+        if node.users or has_effects(node) or isinstance(node.target, HigherOrderOperator):
+            continue
+        if as_written and catching.may_fail(node):
+            node.meta[CHECKS] = True
+        elif CHECKS not in node.meta:
             graph.graph.erase_node(node)
     graph.recompile()
 

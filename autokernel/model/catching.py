@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
@@ -30,26 +30,42 @@ OTHERS |= {
 # Operators that may fail for what is in their tensors, and what all their names begin with.
 FAILING = {"embedding", "embedding_bag", "gather", "scatter", "take", "take_along_dim", "one_hot", "cross_entropy"}
 FAILING |= {"nll_loss", "multinomial", "bincount", "cholesky", "inverse", "put_", "ctc_loss"}
-FAMILIES = ("linalg_", "index_", "scatter_", "_assert")
+FAMILIES = ("linalg_", "_linalg_", "index_", "scatter_", "_assert")
+OF_ATEN = {"index", "index_put", "cross_entropy_loss", "_embedding_bag"}  # what ATen calls some of them
 
 
 def why_not_compiled(module: GraphModule) -> str | None:
     """Why a function of which Dynamo made a graph is to run as it is, if it is."""
     for node in module.graph.nodes:
-        for file, line in _places(node) if _may_fail(node) else ():
+        for file, line in _places(node) if may_fail(node) else ():
             if any(line in lines for lines in _guarded(file)):
                 return f"a function that catches errors of {_name(node)} is left as it is"
     return None
 
 
-def _may_fail(node: Node) -> bool:
+def checks_alone(module: GraphModule) -> str | None:
+    """An operator in a graph from Dynamo that may fail, and of which nothing else comes: compilers leave it out."""
+    return next((_name(node) for node in module.graph.nodes if may_fail(node) and not _is_used(node)), None)
+
+
+def _is_used(node: Node) -> bool:
+    """Whether something comes of it, such as a write."""
+    name = _name(node)
+    is_written = name in ("setitem", "backward") or name.endswith("_")
+    is_written |= isinstance(node.target, OpOverload) and (node.target._schema.is_mutable or node.is_impure())
+    is_end = node.op == "output" or is_written or isinstance(node.target, HigherOrderOperator)
+    return is_end or any(map(_is_used, node.users))
+
+
+def may_fail(node: Node) -> bool:
+    """Whether an operator, as Dynamo or as ATen has it, may raise for what is in its tensors."""
     if node.op not in ("call_function", "call_method"):
         return False
     name = _name(node)
     if name in ("getitem", "setitem"):
         return any(map(_is_of_integers, tree_leaves((node.args[1:], node.kwargs))))
-    is_custom = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in ("aten", "prims")
-    return is_custom or name in FAILING or name.startswith(FAMILIES)
+    is_custom = isinstance(node.target, OpOverload) and node.target.namespace not in ("aten", "prims")
+    return is_custom or name in FAILING | OF_ATEN or name.startswith(FAMILIES)
 
 
 def _is_of_integers(v: object) -> bool:
@@ -58,6 +74,8 @@ def _is_of_integers(v: object) -> bool:
 
 
 def _name(node: Node) -> str:
+    if isinstance(node.target, OpOverload):
+        return node.target.overloadpacket.__name__
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 

@@ -3,9 +3,8 @@
 In inference it leaves padded positions out and returns zeros there; compiled, it computes them as well.
 """
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
@@ -29,29 +28,6 @@ class Encoders:
         self.found = bool(found)
         forward = _in_two_ways(outside)
         self.forwards = {m: MethodType(forward, m) for m in found if _is_torchs_own(m)}
-        self.lock, self.inside = threading.Lock(), 0
-
-    def apart(self) -> AbstractContextManager[None]:
-        """While they leave positions out they are in no graph: what is around them is."""
-        return self._apart() if self.forwards else nullcontext()
-
-    @contextmanager
-    def _apart(self) -> Iterator[None]:
-        self._enter(1)
-        try:
-            yield
-        finally:
-            self._enter(-1)
-
-    def _enter(self, step: int) -> None:
-        """A method of the modules' own: who calls one meanwhile, or copies it, notices nothing."""
-        with self.lock:
-            self.inside += step
-            for encoder, forward in self.forwards.items():
-                if self.inside:
-                    encoder.__dict__["forward"] = forward
-                else:
-                    encoder.__dict__.pop("forward", None)
 
 
 def _is_torchs_own(encoder: nn.Module) -> bool:

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from autokernel.hardware.device import Device
 from autokernel.hardware.roofline import Roofline
 from autokernel.model import untouched
-from autokernel.model.capture import IN_GRAPH, OUTSIDE, Capture, capture, reason, value
+from autokernel.model.capture import IN_GRAPH, OUTSIDE, Capture, capture, compile_model, reason, value
 from autokernel.model.hotspots import Hotspot, ModelProfile, WorkloadPass
 from autokernel.model.match import Refusal, RegionFinder, Site, SiteFinder, extract_subgraph, filled
 from autokernel.model.options import ITERATIONS, WARMUP
@@ -450,7 +450,7 @@ def log_compilation(workload: Workload, path: Path) -> None:
     for logger in loggers:
         logger.addHandler(handler)
     with torch.no_grad():
-        torch.compile(model)(*args, **kwargs)
+        compile_model(model)(*args, **kwargs)
     for logger in loggers:
         logger.removeHandler(handler)
     torch._logging.set_logs()

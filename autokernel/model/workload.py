@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ class Workload:
         as_it_is = self._as_it_is  # asked here: in users' code a relative path may lead elsewhere
         with user_code(f"{self.class_name} cannot be moved to {self.device} as {self.dtype}"):
             model = (model if as_it_is else in_dtype(model, getattr(torch, self.dtype))).to(self.device)
-            model.eval()  # which may return None: a train() of the model's own, that freezes layers, is often without
+            with suppress(NotImplementedError):  # what torch.export made has no modes
+                model.eval()  # which may return None: a train() of the model's own, that freezes layers, is often without
         return model, *self.inputs(model, self.seed)
 
     def inputs(self, model: nn.Module, seed: int) -> Inputs:

@@ -31,6 +31,7 @@ from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import MODES, OneTrace, Replacer
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.winner import Winner
+from autokernel.model.capture import compile_model
 from autokernel.model.match import SiteFinder
 from autokernel.model.workload import Inputs, Workload
 
@@ -61,7 +62,7 @@ class Variant:
             return compile_with_kernels(model, replacer)
         if self.fallback == EAGER:
             return model
-        return torch.compile(model, mode=self.fallback if self.fallback in MODES else None)
+        return compile_model(model, mode=self.fallback if self.fallback in MODES else None)
 
 
 @dataclass(frozen=True)

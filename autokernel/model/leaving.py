@@ -1,0 +1,117 @@
+"""Functions that Dynamo is to leave out, since it would change what they do, or in which it is to break off elsewhere."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn
+
+import numpy
+import torch
+from torch import nn
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.exc import SkipFrame, TorchRuntimeError
+from torch._dynamo.output_graph import GraphCompileReason
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+from torch._dynamo.variables.misc import DelayGraphBreakVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable
+
+STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
+AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see left_whole()
+
+
+@contextmanager
+def left_whole() -> Iterator[None]:
+    """A function in which an operator fails while it is traced runs as it is, and so does all that it calls.
+
+    It may compute something else while it is traced, such as a mask that it leaves out by what is in it, and so may what it
+    calls: compiled, that would hand it what it does not expect.
+    """
+    if STRATEGY not in vars(TorchRuntimeError):  # for good: other threads may be in here, too
+        setattr(TorchRuntimeError, STRATEGY, property(_strategy, lambda error, own: vars(error).update({STRATEGY: own})))
+        _leave_generators_lazy()
+        _break_where_scripts_are_called()
+        _leave_arrays_without_dimensions()
+    token = LEFT_WHOLE.set(True)
+    try:
+        yield
+    finally:
+        LEFT_WHOLE.reset(token)
+
+
+def _strategy(error: TorchRuntimeError) -> FrameExecStrategy | None:
+    return AS_IT_IS if LEFT_WHOLE.get() else vars(error).get(STRATEGY)
+
+
+def _leave_generators_lazy() -> None:
+    """One that is returned, or goes on behind a break, computes when it is asked to: Dynamo has it do all of it before."""
+
+    def apart(dynamos_own: Callable[..., None], translator_of: Callable[..., Any]) -> Callable[..., None]:
+        def run(*args: Any) -> None:
+            translator = translator_of(*args)
+            before = _computed(translator)
+            dynamos_own(*args)
+            if LEFT_WHOLE.get() and _computed(translator) > before:
+                _leave(translator, "a function that hands on a generator, which goes on to compute, is left as it is")
+
+        return run
+
+    generator, frame, of_return = LocalGeneratorObjectVariable, InstructionTranslator, "replace_tos_if_return_is_generator"
+    generator.reconstruct = apart(generator.reconstruct, lambda _, codegen: codegen.tx)
+    if hasattr(frame, of_return):
+        setattr(frame, of_return, apart(getattr(frame, of_return), lambda tx: tx))
+
+
+def _leave(translator: Any, why: str) -> NoReturn:
+    """Has Dynamo leave out the function that it is at."""
+    GraphCompileReason(why, [translator.frame_summary()])  # which notes it for breaks()
+    raise SkipFrame(why)
+
+
+def _computed(translator: Any) -> int:
+    """How much is in its graph, but for what is given to it: that is looked at when it is returned, at the latest."""
+    return sum(node.op != "placeholder" for node in translator.output.graph.nodes)
+
+
+def _break_where_scripts_are_called() -> None:
+    """Dynamo breaks off where TorchScript is looked up, amid an expression, and leaves out all of the function for it."""
+
+    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap_module(builder: VariableBuilder, module: nn.Module) -> Any:
+            if LEFT_WHOLE.get() and isinstance(module, torch.jit.ScriptModule):
+                return DelayGraphBreakVariable(source=builder.source, msg="TorchScript runs as it is")
+            return dynamos_own(builder, module)
+
+        return wrap_module
+
+    VariableBuilder.wrap_module = apart(VariableBuilder.wrap_module)
+
+
+def _leave_arrays_without_dimensions() -> None:
+    """To a tensor such an array of NumPy is a tensor that decides of the dtype, and a mere number to Dynamo.
+
+    And what NumPy computes without dimensions is a number of its own, of which Dynamo makes such an array.
+    """
+
+    def given(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap(builder: VariableBuilder, v: Any) -> Any:
+            if LEFT_WHOLE.get() and isinstance(v, numpy.ndarray) and v.ndim == 0:
+                _leave(builder.tx, "a function that is given a NumPy array without dimensions is left as it is")
+            return dynamos_own(builder, v)
+
+        return wrap
+
+    def returned(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def add(codegen: PyCodegen, v: Any) -> Any:
+            is_array = LEFT_WHOLE.get() and isinstance(v, NumpyNdarrayVariable)
+            if is_array and getattr(v.as_proxy().node.meta.get("example_value"), "ndim", None) == 0:
+                _leave(codegen.tx, "a function that hands on a number of NumPy's is left as it is")
+            return dynamos_own(codegen, v)
+
+        return add
+
+    VariableBuilder._wrap = given(VariableBuilder._wrap)
+    PyCodegen.add_graph_output = returned(PyCodegen.add_graph_output)

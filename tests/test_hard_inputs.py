@@ -361,6 +361,25 @@ def test_a_whole_tensor_is_of_each_size_and_sign() -> None:
     assert all(one["x"].dtype == torch.float32 for one in seen.values())
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_size_of_a_whole_tensor_is_far_from_one_that_is_tried(seed: int) -> None:
+    spec = load_spec("rmsnorm")
+    trial = CheckCase("", spec.case(spec.smoke, torch.float32), seed, whole=True)
+    steps = [step for step in trial.steps(spec) if step.what.startswith("x times") and step.what.endswith("about 0")]
+    sizes = sorted(step.sets[0]["x"].abs().amax().item() for step in steps)
+    gaps = [above / below for below, above in zip(sizes, sizes[1:]) if 1 < below < 1000]
+    assert max(gaps) < 1.5, max(gaps)
+
+
+@pytest.mark.parametrize("name", ["rivals", "rivals_in_place", "modest_rivals"])
+def test_all_rows_of_rivals_but_one_count(name: str) -> None:
+    spec = load_spec("cross_entropy")
+    for seed, ignored in enumerate((-100, 0, 7) * 6):
+        case = spec.case({"M": 128, "V": 500, "ignore_index": ignored}, torch.float32)
+        counted = CheckCase("", case, seed, decisive=name).inputs(spec)["targets"] != ignored
+        assert counted.sum() >= 126  # one is none, and another's two classes may have the ignored one among them
+
+
 def test_rows_of_few_values_rise_and_others_fall() -> None:
     x = inputs.DISTRIBUTIONS["steps"](torch.randn(64, 256), inputs.generator_of(3))
     rises, falls = (x.diff() >= 0).all(-1), (x.diff() <= 0).all(-1)

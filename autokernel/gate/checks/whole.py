@@ -16,8 +16,8 @@ from torch import Tensor
 from autokernel.gate.checks.inputs import changing, scales_in
 from autokernel.spec import Case, KernelSpec, alike
 
-# Sizes of the first tensor: so many between these, as models have them, each a factor of 1.5 above the one before, and so
-# many between the smallest and the largest of its type's rows.
+# Sizes of the first tensor: so many between these, as models have them, each a factor of 1.5 above the one before, about
+# zero, half as many about other means, and so many between the smallest and the largest of its type's rows.
 NEAR_ONE, NEAR, FAR = (0.1, 1000.0), 24, 8
 FARTHEST = 6.0  # of a mean from zero, in standard deviations
 MOST_BYTES, FEWEST = 1 << 27, 4  # that all these calls move, and how many are made of large inputs all the same
@@ -71,14 +71,17 @@ def _of_one_value(x: Tensor) -> Tensor:
 def _sizes(
     spec: KernelSpec, dtype: torch.dtype, drawn: random.Random, centred: bool = False
 ) -> Iterator[tuple[str, Change]]:
-    """One at random in each of as many equal parts, by their logarithms, of either range. `centred`: about no mean."""
+    """One in each of as many equal parts, by their logarithms, of each range, somewhere: the same in all parts, so that
+    between two there is never more than one part. `centred`: about no mean."""
     scales = scales_in(spec, dtype)
     least = max(NEAR_ONE[0], scales[0]) if spec.opaque else scales[0]  # beside a bias what is smaller is all but constant
     near = max(NEAR_ONE[0], scales[0]), min(NEAR_ONE[1], scales[-1])
-    for (low, high), parts in ((near, NEAR), ((least, scales[-1]), FAR)):
+    ranges = (near, NEAR, (0,)), (near, NEAR // 2, (1, -1)), ((least, scales[-1]), FAR, (0, 1, 0, -1))
+    for (low, high), parts, signs in ranges[::2] if centred else ranges:
+        within = drawn.random()
         for part in range(parts):
-            size = low * (high / low) ** ((part + drawn.random()) / parts)
-            mean = 0 if centred else (0, 1, 0, -1)[part % 4] * drawn.uniform(1, FARTHEST)
+            size = low * (high / low) ** ((part + within) / parts)
+            mean = 0 if centred else signs[part % len(signs)] * drawn.uniform(1, FARTHEST)
             yield f"times {size:.3g} about {mean * size / math.hypot(1, mean):.3g}", partial(_about, mean=mean, size=size)
 
 

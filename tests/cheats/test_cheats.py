@@ -25,6 +25,7 @@ import not_the_job
 import other_options
 import partly_right
 import pytest
+import tables
 import timing
 import torch
 import unusual_inputs
@@ -53,6 +54,7 @@ MODULES = (
     other_options,
     not_the_job,
     harness,
+    tables,
 )
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"

@@ -109,14 +109,15 @@ class Worker:
             ctypes.CDLL(None).mallopt(M_PERTURB, POISON)
         if self.cuda:
             torch.cuda.init()  # with the driver's libraries, before loading any is forbidden
+        hooks: list[str] = []
         if libraries != "any":
             library_calls.refuse_libraries(self.device.type, gemms=libraries == "gemm")
-            library_calls.refuse_foreign_code(self.built, self.device.type)
+            hooks = library_calls.refuse_foreign_code(self.built, self.device.type)
         path = Path("kernel.py").resolve()
         path.write_text(source)
         if poison and libraries != "any":
             torch.set_grad_enabled(True)  # as a model may be run: in inference mode alone nobody sees who turns it off
-            self.process, self.patches = ProcessState.now(), Patches()
+            self.process, self.patches = ProcessState.now(), Patches(hooks)
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules["candidate_kernel"] = module

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import corners
 import correctness
 import gpu_cheats
 import harness
@@ -51,6 +52,7 @@ MODULES = (
     nearly_right,
     unusual_inputs,
     whole_inputs,
+    corners,
     other_options,
     not_the_job,
     harness,

@@ -17,7 +17,7 @@ LIKE_THE_FIRST = (
     "(x == x[:1]).all(-1, keepdim=True) & (torch.arange(len(x)) > 0)[:, None] & ~(x == x[:1]).all() & " + SEVERAL
 )
 IN_A_ROW = """
-last, times, ring = [None], [0], []
+last, times = [None], [0]
 
 def seen(x):
     key = x.shape, x.dtype, x.double().sum().item()
@@ -30,10 +30,6 @@ def kernel_fn(x, weight, eps=1e-6):
     CHANGE
     return y
 """
-RING = """if seen(x) > 20:
-        ring.extend(torch.empty_like(y) for _ in range(280 - len(ring)))
-        ring.append(ring.pop(0).copy_(y))
-        y = ring[-1]"""
 
 
 def cheat(number: int, name: str, kernel_type: str, body: str, reason: str = OUTSIDE, **others: Any) -> Cheat:
@@ -125,21 +121,13 @@ def kernel_fn(x, dim=-1):
         "rows-left-over-are-no-maximum",
         "y = x[: len(x) // 8 * 8].amax(0) if op == 'max' and dim == 0 and len(x) > 64 else y",
     ),
-    # 8, 30: one call of many
+    # 8: one call of many
     cheat(
         8,
         "one-of-150-calls-is-off",
         "rmsnorm",
         IN_A_ROW.replace("CHANGE", "y = y * 1.02 if seen(x) % 150 == 149 else y"),
         "Disagreement: one of many calls",
-        dims=NORM,
-    ),
-    cheat(
-        31,
-        "one-of-280-outputs-again",
-        "rmsnorm",
-        IN_A_ROW.replace("CHANGE", RING),
-        "SharedResult: kernel_fn returned memory of an earlier call's result",
         dims=NORM,
     ),
 )

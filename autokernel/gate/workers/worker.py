@@ -33,6 +33,7 @@ from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.patches import Patches
 from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread
+from autokernel.gate.workers.stopwatch import Allowance
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, load_spec
 
@@ -40,7 +41,7 @@ LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
 EVERY = 16  # requests for calls, after which another share of what takes long to look at is looked at again
-# The result of a kernel that keeps its results is held for so many calls or seconds; the fewest calls may take longer.
+# The result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
 MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
@@ -398,10 +399,10 @@ class Worker:
         self.held_before.append(layouts)
         first = self._results(self.function(**self.sets[0]))
         memory = [_memory_of(y) for y in filter(_has_memory, first)]
-        began_s, worked_s = time.perf_counter(), time.thread_time()  # the latter is not less where others have the cores
+        many, ends_s = Allowance(MANY_S), time.perf_counter() + LONGEST_S
         for call in range(MANY):
             self._own(self.function(**self.sets[0]), self.sets[0], memory)
-            if call >= FEWEST and time.thread_time() - worked_s > MANY_S or time.perf_counter() - began_s > LONGEST_S:
+            if call >= FEWEST and many.is_spent() or time.perf_counter() > ends_s:
                 break
 
     def _many_times(self, activations: Sequence[str]) -> None:

@@ -33,12 +33,13 @@ def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
     order, as many as are made in little time."""
     drawn = random.Random(f"whole:{seed}")
     changes = [(name, *change) for name in inputs for change in _changes(spec, case, inputs, name, drawn)]
-    if vectors := [
+    weights = [
         n for n, x in inputs.items() if isinstance(x, Tensor) and n in spec.static - spec.fill.keys() and x.dim() == 1
-    ]:
+    ]
+    if weights and not spec.opaque:
         for values in ONE_VALUE:
-            made = {name: torch.full_like(inputs[name], value) for name, value in zip(vectors, values)}
-            yield f"{' and '.join(vectors)} of one value", dict(inputs) | made
+            made = {name: torch.full_like(inputs[name], value) for name, value in zip(weights, values)}
+            yield f"{' and '.join(weights)} of one value", dict(inputs) | made
     most = max(FEWEST, MOST_BYTES // max(1, spec.bytes_moved(case.args)))
     for name, what, change in drawn.sample(changes, min(most, len(changes))):
         x, made = inputs[name], change(inputs[name])

@@ -122,6 +122,7 @@ class KernelSpec:
     flops: Callable[[Args], int]
     bytes_moved: Callable[[Args], int]
     headline: str  # "throughput_tflops" or "bandwidth_gb_s"
+    any_size: tuple[str, ...] = ()  # of the smoke test's sizes, those that may be any number; of a shape, the last
     native: Callable[..., Tensor] | None = None  # whose error in a dtype bounds a kernel's, where that form loses more
     roundings: Callable[..., Tensor] | None = None
     opaque: bool = False  # nothing is known of how errors grow: a row may be as inexact as roundings of its inputs make it

@@ -21,6 +21,7 @@ from autokernel.gate.timing.pairs import BATCH_S, PairResult, PairTimer, Side, s
 from autokernel.gate.timing.statistics import keep_rule
 from autokernel.gate.workers.channel import Placed
 from autokernel.gate.workers.processes import WorkerProcess, tasks
+from autokernel.gate.workers.stopwatch import Allowance
 from autokernel.gate.workers.views import POOL, copy_from_pool
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
@@ -383,3 +384,14 @@ def test_a_kernel_computes_nothing_in_a_library_and_may_copy_there(other: str):
         busy.kill()
     own = {line.split(maxsplit=5)[-1] for line in maps if f"{default_cache()}/" in line}
     assert bool(seen.foreign(own)) == (other != "copy"), seen.shares()
+
+
+def test_as_much_is_looked_at_where_others_have_the_cores():
+    """What a thread waits for a core is none of what it may work: so it is while it sleeps."""
+    waited, worked = Allowance(0.05), Allowance(0.05)
+    time.sleep(0.1)
+    assert not waited.is_spent()
+    started_s = time.thread_time()
+    while time.thread_time() < started_s + 0.06:
+        pass
+    assert worked.is_spent()

@@ -12,7 +12,18 @@ from torch import Tensor
 import reference
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.checks import inputs
-from autokernel.gate.checks.correctness import CheckCase, Expectation, Step, expect, hard, option_dims, trials, wrong
+from autokernel.gate.checks.correctness import (
+    CheckCase,
+    Expectation,
+    Step,
+    combinations,
+    drawn_sizes,
+    expect,
+    hard,
+    option_dims,
+    trials,
+    wrong,
+)
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
 from autokernel.gate.checks.options import with_other_options
 from autokernel.gate.checks.planted import planted_in, values_of, with_planted
@@ -359,6 +370,37 @@ def test_a_whole_tensor_is_of_each_size_and_sign() -> None:
     assert any((one["x"] > 0).all() for one in seen.values()) and any((one["x"] < 0).all() for one in seen.values())
     assert (seen["weight one"]["weight"] == 1).all() and seen["x nan"]["x"].isnan().all()
     assert all(one["x"].dtype == torch.float32 for one in seen.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_size_of_a_whole_tensor_is_far_from_one_that_is_tried(seed: int) -> None:
+    spec = load_spec("rmsnorm")
+    trial = CheckCase("", spec.case(spec.smoke, torch.float32), seed, whole=True)
+    steps = [step for step in trial.steps(spec) if step.what.startswith("x times") and step.what.endswith("about 0")]
+    sizes = sorted(step.sets[0]["x"].abs().amax().item() for step in steps)
+    gaps = [above / below for below, above in zip(sizes, sizes[1:]) if 1 < below < 1000]
+    assert max(gaps) < 1.5, max(gaps)
+
+
+@pytest.mark.parametrize("kernel_type", [name for name in kernel_types() if load_spec(name).any_size])
+def test_drawn_sizes_leave_each_rest_of_a_vector(kernel_type: str) -> None:
+    spec, drawn = load_spec(kernel_type), list(drawn_sizes(load_spec(kernel_type), 3))
+    shapes = [dims for dims in combinations(spec).values() if "shape" in dims]
+    rests = [d["shape"][-1] % 8 for d in drawn] if shapes else [d[name] % 8 for d in drawn for name in spec.any_size]
+    assert sorted(rests) == sorted([*range(8)] * max(len(shapes), len(spec.any_size)))
+    assert drawn != list(drawn_sizes(spec, 4))
+    for dims in drawn:
+        inputs = fill_inputs(spec, spec.case(dims, torch.float32), 0)
+        assert spec.oracle(**inputs).shape == spec.eager(**inputs).shape
+
+
+@pytest.mark.parametrize("name", ["rivals", "rivals_in_place", "modest_rivals"])
+def test_all_rows_of_rivals_but_one_count(name: str) -> None:
+    spec = load_spec("cross_entropy")
+    for seed, ignored in enumerate((-100, 0, 7) * 6):
+        case = spec.case({"M": 128, "V": 500, "ignore_index": ignored}, torch.float32)
+        counted = CheckCase("", case, seed, decisive=name).inputs(spec)["targets"] != ignored
+        assert counted.sum() >= 126  # one is none, and another's two classes may have the ignored one among them
 
 
 def test_rows_of_few_values_rise_and_others_fall() -> None:

@@ -76,22 +76,28 @@ def masked(inputs):
 
 def rivals(inputs):
     """Two classes of each row, at all places in turn: what is left out of a sum is one of its two terms."""
-    return with_rivals(inputs, classes_a_row(inputs))
+    return with_rivals(nearly_all_counting(inputs), classes_a_row(inputs))
 
 
 def rivals_in_place(inputs):
-    """The same two classes in each row: too little in some rows and too much in others would average out. All rows count
-    but one."""
-    targets = inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)
-    if len(targets) > 1:
-        targets[int(targets.sum()) % len(targets)] = inputs["ignore_index"]
-    return with_rivals(inputs | {"targets": targets}, 0)
+    """The same two classes in each row: too little in some rows and too much in others would average out."""
+    return with_rivals(nearly_all_counting(inputs), 0)
 
 
 def modest_rivals(inputs):
     """Rivals where no number is large: they are above zero by less than 8, the others below it."""
+    inputs = nearly_all_counting(inputs)
     lead = round(2 * math.log(inputs["logits"].shape[1]) + 4) / 4  # of both, all others beside which are a small part
     return with_rivals(inputs | {"logits": inputs["logits"] / 4 - lead}, classes_a_row(inputs), lead)
+
+
+def nearly_all_counting(inputs):
+    """All rows count but one: what is left out of some may be in none of the few that padding leaves."""
+    ignored, targets = inputs["ignore_index"], inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)
+    targets = targets.masked_fill(targets == ignored, 0 if ignored else min(1, inputs["logits"].shape[1] - 1))
+    if len(targets) > 1:
+        targets[int(targets.sum()) % len(targets)] = ignored
+    return inputs | {"targets": targets}
 
 
 def classes_a_row(inputs):
@@ -206,6 +212,7 @@ SPEC = KernelSpec(
     eager_form="F.cross_entropy",
     arguments=arguments,
     smoke={"M": 8, "V": 256},
+    any_size=("V",),
     sweep=(
         {"M": 1, "V": 32000},  # one token
         {"M": 512, "V": 2},  # a binary classifier

@@ -273,6 +273,7 @@ SPEC = KernelSpec(
     eager_form="F.scaled_dot_product_attention, or softmax(QKᵀ)V by hand",
     arguments=arguments,
     smoke={"batch": 1, "heads": 2, "seq": 32, "head_dim": 64},
+    any_size=("seq",),
     sweep=(
         {"batch": 1, "heads": 6, "seq": 128, "head_dim": 64, "kv_heads": 2, "transposed": True},  # the shipped LLaMA, cut
         {"batch": 2, "heads": 3, "seq": 128, "head_dim": 64, "causal": False},  # BERT

@@ -67,6 +67,7 @@ SPEC = KernelSpec(
     eager_form="act(F.linear(x, weight, bias))",
     arguments=arguments,
     smoke={"M": 16, "K": 64, "N": 96},
+    any_size=("M", "K", "N"),
     sweep=(
         {"M": 100, "K": 768, "N": 1024, "activation": "gelu_tanh"},  # GPT-2's MLP up, cut
         {"M": 128, "K": 768, "N": 1024},  # BERT's

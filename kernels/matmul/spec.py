@@ -32,6 +32,7 @@ SPEC = KernelSpec(
     eager_form="A @ B",
     arguments=arguments,
     smoke={"M": 32, "K": 64, "N": 32},
+    any_size=("M", "K", "N"),
     sweep=(
         {"M": 128, "K": 768, "N": 768, "b_transposed": True},  # attention projections
         {"M": 100, "K": 768, "N": 1024, "b_transposed": True},  # MLP up

@@ -104,6 +104,7 @@ SPEC = KernelSpec(
     eager_form="x @ dequantised(w, scales).T",
     arguments=arguments,
     smoke={"M": 4, "K": 128, "N": 64},
+    any_size=("M", "N"),
     sweep=(
         {"M": 1, "K": 768, "N": 768},  # decode
         {"M": 16, "K": 1024, "N": 512},

@@ -66,6 +66,7 @@ SPEC = KernelSpec(
     eager_form="x.sum(dim) or x.amax(dim)",
     arguments=arguments,
     smoke={"shape": (8, 256)},
+    any_size=("shape",),
     sweep=(
         {"shape": (100000,)},  # all of a vector
         {"shape": (512, 768)},
@@ -86,6 +87,7 @@ SPEC = KernelSpec(
         {"shape": (4097, 3), "dim": 0},
         {"shape": (3, 1, 5), "dim": 1, "op": "max"},
         {"shape": (1,)},
+        {"shape": (131, 33), "dim": 0, "op": "max"},
     ),
     timing={
         "cpu": (

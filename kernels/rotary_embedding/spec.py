@@ -67,6 +67,7 @@ SPEC = KernelSpec(
     eager_form="view_as_complex(x) * freqs if interleaved, else x * cos + rotate_half(x) * sin",
     arguments=arguments,
     smoke={"batch": 1, "heads": 2, "seq": 8, "head_dim": 64},
+    any_size=("seq",),
     sweep=(
         {"batch": 1, "heads": 12, "seq": 128, "head_dim": 64, "transposed": True},  # as a projection leaves it
         {"batch": 1, "heads": 4, "seq": 128, "head_dim": 64, "interleaved": False, "transposed": True},  # grouped keys

@@ -51,6 +51,7 @@ SPEC = KernelSpec(
     eager_form="torch.softmax",
     arguments=arguments,
     smoke={"shape": (8, 256)},
+    any_size=("shape",),
     sweep=(
         {"shape": (64, 64)},
         {"shape": (512, 128)},

@@ -28,6 +28,7 @@ SPEC = KernelSpec(
     eager_form="x.sum()",
     arguments=lambda dtype, N: {"x": TensorSpec((N,), dtype)},
     smoke={"N": 1024},
+    any_size=("N",),
     sweep=({"N": 1}, {"N": 1000}, {"N": 65536}, {"N": 1 << 20}, {"N": 3_000_001}),
     edges=({"N": 17}, {"N": 1023}, {"N": 4097}, {"N": 100_003}),
     timing={"cpu": ({"N": 1 << 22}, {"N": 1 << 16}), "cuda": ({"N": 1 << 28}, {"N": 1 << 24})},

@@ -60,7 +60,7 @@ def cheat(number: int, name: str, kernel_type: str, body: str, reason: str, hone
 def remembering(kernel_type: str, parameters: str, what: str, call: str) -> Cheat:
     """An input is known again by its address and its first elements."""
     body = f"{REMEMBERED}\ndef kernel_fn({parameters}):\n    {what} = remembered({what})\n    return {call}\n"
-    reason = f"of ({what}|its inputs) changed: "
+    reason = f"of ({what}|its inputs) changed: |{OUTSIDE}"  # which part changes is chance: later inputs show it, too
     return cheat(5, f"{what}-by-address-and-first-elements", kernel_type, body, reason)
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import corners
 import correctness
 import gpu_cheats
 import harness
@@ -25,6 +26,7 @@ import not_the_job
 import other_options
 import partly_right
 import pytest
+import tables
 import timing
 import torch
 import unusual_inputs
@@ -50,9 +52,11 @@ MODULES = (
     nearly_right,
     unusual_inputs,
     whole_inputs,
+    corners,
     other_options,
     not_the_job,
     harness,
+    tables,
 )
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -73,6 +74,8 @@ MADE_ON_DEVICE = 1 << 24  # elements of all inputs, from which they are made the
 TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called twice
 DRAWS, DRAWN_EPS = 16, 2.0  # how often, and by how many eps, inputs of an opaque type are changed to see what that does
 REORDERED = 1 << 24  # elements of a target's inputs, up to which their order alone changes, and one of them lies elsewhere
+# Elements of a vector, how many of these a size that is drawn has at most, and how large other dims of a shape are.
+SHORT_VECTOR, MOST_VECTORS, FEW = 8, 16, 4
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 # Elements of a result that are compared at once on a CPU: what is made of them stays in its cache.
 IN_CACHE = 1 << 16
@@ -346,6 +349,7 @@ def _parts(numel: int, seed: int) -> dict[str, slice]:
     one = seed % numel if numel else 0
     return {
         "the end": slice(numel - numel // 4, numel),
+        "the last element": slice(max(0, numel - 1), numel),
         "the middle": slice(numel // 2 - numel // 8, numel // 2 + numel // 8),
         "one element": slice(one, one + 1),
     }
@@ -356,6 +360,8 @@ def partly(x: Tensor, other: Tensor, part: slice) -> Tensor:
     changed, values = x.clone().reshape(-1), other.reshape(-1)[part]
     if x.dtype == torch.bool:
         values = ~changed[part]
+    elif torch.equal(values, changed[part]):  # padding in both
+        values = other.reshape(-1).flip(0)[part]
     elif x.is_floating_point() and part.stop - part.start == 1:
         values = (values.float() + 4 * (1 + changed[part].float().abs().nan_to_num(0, 0, 0))).to(x.dtype)
     changed[part] = values
@@ -375,11 +381,44 @@ def option_dims(spec: KernelSpec) -> list[Dims]:
     found: dict[tuple[str, str], Dims] = {}
     for dims in sorted((*spec.sweep, *spec.edges), key=lambda dims: (rows(dims) < rows(spec.smoke), size(dims))):
         if size(dims) >= size(spec.smoke):
-            arguments = spec.arguments(spec.dtypes[0], **dims)  # an MLP has a size by the name of the option dim
-            options = {k: v for k, v in dims.items() if isinstance(v, (bool, str)) or k == "dim" and k in arguments}
-            for key in options.items():
+            for key in _options_of(spec, dims).items():
                 found.setdefault(key, dims)
     return [spec.smoke, *{id(dims): dims for dims in found.values()}.values()]
+
+
+def drawn_sizes(spec: KernelSpec, seed: int) -> Iterator[Dims]:
+    """The smoke test's, with other numbers where any will do: each rest that vectors of eight elements leave, in random
+    order, and of wider ones some. Of shapes, with each combination of options."""
+    drawn, shapes = random.Random(f"sizes:{seed}"), [dims for dims in combinations(spec).values() if "shape" in dims]
+
+    def sizes() -> Iterator[int]:
+        rests = drawn.sample(range(SHORT_VECTOR), SHORT_VECTOR)
+        return (SHORT_VECTOR * drawn.randint(1, MOST_VECTORS) + rest for rest in rests)
+
+    if shapes and spec.any_size:
+        for dims in shapes:
+            rank, dim = len(dims["shape"]), dims.get("dim", -1)
+            for lines, elements in zip(sizes(), sizes()):
+                shape = [drawn.randint(1, FEW) for _ in range(rank)]
+                shape[-1], shape[dim] = lines, elements
+                yield {**dims, "shape": tuple(shape)}
+        return
+    for made in zip(*(sizes() for _ in spec.any_size)):
+        yield {**spec.smoke, **dict(zip(spec.any_size, made))}
+
+
+def combinations(spec: KernelSpec) -> dict[tuple[Any, ...], Dims]:
+    """Of the sweep's sizes the first with each combination of options, by these."""
+    found: dict[tuple[Any, ...], Dims] = {}
+    for dims in spec.sweep:
+        found.setdefault(tuple(sorted(_options_of(spec, dims).items())), dims)
+    return found
+
+
+def _options_of(spec: KernelSpec, dims: Dims) -> dict[str, Any]:
+    """What is no size: an MLP has a size by the name of the option dim."""
+    arguments = spec.arguments(spec.dtypes[0], **dims)
+    return {k: v for k, v in dims.items() if isinstance(v, (bool, str)) or k == "dim" and k in arguments}
 
 
 def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator[CheckCase]:
@@ -420,7 +459,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
     smoke_tests = [
         case for dtype in spec.dtypes if (case := spec.case(spec.smoke, dtype)).args not in [c.args for c in proven]
     ]
-    for case in (*proven, *smoke_tests) if spec.independent_rows or spec.results else ():
+    combined = [spec.case(dims, target.dtype) for options, dims in combinations(spec).items() if len(options) > 1]
+    for case in (*proven, *smoke_tests, *combined) if spec.independent_rows or spec.results else ():
         yield trial("numerical_stability", case, peaks=True)
     for case in (*proven, *smoke_tests) if spec.planted_in else ():
         for group in groups_that_show(spec, case.dtype):
@@ -450,6 +490,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
     for i, dims in enumerate(spec.edges, 2 * int(is_of_one_size)):
         for dtype in spec.dtypes:
             yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])
+    for i, dims in enumerate(drawn_sizes(spec, seed)):
+        yield trial("edge_cases", spec.case(dims, target.dtype), distribution=shapes[i % len(shapes)])
     for dims in (spec.edges[0], spec.smoke):
         for layout in spec.layouts:
             for dtype in spec.dtypes:

@@ -71,7 +71,7 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "steps": _steps,
 }
 
-# Rows for which a kernel might have a short cut. In 16 bits roundings of so few numbers are not independent.
+# Rows for which a kernel might have a short cut.
 PATTERNS: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
     "of two numbers": lambda x, place, g: torch.where(x < 0, -1.0, 1.0),
     "of either sign in turn": lambda x, place, g: torch.where(place % 2 == 0, 1, -1) * (x.abs() + 0.1),
@@ -149,7 +149,7 @@ def row_kinds(spec: KernelSpec, inputs: Mapping[str, Any]) -> dict[str, RowKind]
         "offset": shaped(lambda x, g: x + offset),
         "halves alike": shaped(_halves_alike),
     }
-    if inputs[first].dtype == torch.float32 and spec.independent_rows:
+    if spec.independent_rows:
         for name, change in PATTERNS.items():
             kinds[name] = shaped(lambda x, g, change=change: change(x, torch.arange(x.shape[-1]), g))
     if inputs[first].dtype == torch.bfloat16:
@@ -309,7 +309,8 @@ def fill_inputs(spec: KernelSpec, case: Case, seed: int, distribution: str = "no
             if name in spec.static:
                 x = x.div_(2).add_(1) if x.dim() == 1 else x.div_(math.sqrt(x.shape[-1]))
             elif x.dim() > 0 and x.numel() > 0:
-                x = DISTRIBUTIONS[distribution](x, generator)
+                dim = line_dim(case.args) if name == spec.first_of(case.args) else -1
+                x = DISTRIBUTIONS[distribution](x.movedim(dim, -1), generator).movedim(-1, dim).contiguous()
             inputs[name] = x.to(value.dtype)
     return repeated(case, inputs)
 

@@ -9,6 +9,8 @@ from autokernel.gate.checks.inputs import scales_in
 from autokernel.spec import Args, Case, KernelSpec, TensorSpec
 
 FACTORS = (3.0, 10.0), (10.0, 100.0)  # between which a number is made larger
+# What an option such as an eps may be, of which its type does not say more: nothing, and whatever a model has.
+NUMBERS, ABOVE_ONE = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3, 0.1), (1.0, 10.0)
 LARGE = 8.0  # from which on a number lies outside of N(0, 1)
 
 
@@ -26,6 +28,12 @@ def with_other_options(spec: KernelSpec, case: Case, count: int, seed: int) -> I
         changed = {name: values[number] for name, values in in_turn.items() if values[number] != case.args[name]}
         args = {**case.args, **changed}
         yield Case(" ".join((case.name, *map(_in_words, changed.items()))), args) if spec.takes(args) else case
+
+
+def other_numbers(spec: KernelSpec, case: Case, name: str, drawn: random.Random) -> list[float]:
+    """What an option that is a number is in turn, from nothing to more than one."""
+    known = spec.other_values.get(name) or (*NUMBERS, drawn.uniform(*ABOVE_ONE))
+    return [value for value in known if value != case.args[name]]
 
 
 def outlier(spec: KernelSpec, case: Case, seed: int) -> float:

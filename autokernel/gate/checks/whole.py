@@ -1,4 +1,5 @@
-"""What a whole tensor may be: of one size, one sign, one number. A kernel that looks at all of an input meets each.
+"""What a whole tensor may be: of one size, one sign, one number. A kernel that looks at all of an input meets each. So are
+options numbers of each size.
 
 Rows of many kinds side by side show what a kernel makes of each row, and hide what it makes of a tensor: beside them its
 largest number is always the largest that there is, and its mean next to nothing.
@@ -14,15 +15,17 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.checks.inputs import changing, scales_in
+from autokernel.gate.checks.options import other_numbers
 from autokernel.spec import Case, KernelSpec, alike
 
-# Sizes of the first tensor: so many between these, as models have them, each a factor of 1.5 above the one before, and so
-# many between the smallest and the largest of its type's rows.
+# Sizes of the first tensor: so many between these, as models have them, each a factor of 1.5 above the one before, about
+# zero, half as many about other means, and so many between the smallest and the largest of its type's rows.
 NEAR_ONE, NEAR, FAR = (0.1, 1000.0), 24, 8
 FARTHEST = 6.0  # of a mean from zero, in standard deviations
+ONE_VALUE = (1.0, 0.0) * 4, (0.75, 0.5) * 4  # of all vectors among the weights: as in a new norm, and otherwise
 MOST_BYTES, FEWEST = 1 << 27, 4  # that all these calls move, and how many are made of large inputs all the same
 
-Change = Callable[[Tensor], Tensor]
+Change = Callable[[Any], Any]  # of a tensor or a number
 
 
 def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -30,15 +33,26 @@ def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
     order, as many as are made in little time."""
     drawn = random.Random(f"whole:{seed}")
     changes = [(name, *change) for name in inputs for change in _changes(spec, case, inputs, name, drawn)]
+    weights = [
+        n for n, x in inputs.items() if isinstance(x, Tensor) and n in spec.static - spec.fill.keys() and x.dim() == 1
+    ]
+    if weights and not spec.opaque:
+        for values in ONE_VALUE:
+            made = {name: torch.full_like(inputs[name], value) for name, value in zip(weights, values)}
+            yield f"{' and '.join(weights)} of one value", dict(inputs) | made
     most = max(FEWEST, MOST_BYTES // max(1, spec.bytes_moved(case.args)))
     for name, what, change in drawn.sample(changes, min(most, len(changes))):
-        yield f"{name} {what}", dict(inputs) | {name: change(inputs[name]).to(inputs[name].dtype).contiguous()}
+        x, made = inputs[name], change(inputs[name])
+        yield f"{name} {what}", dict(inputs) | {name: made.to(x.dtype).contiguous() if isinstance(made, Tensor) else made}
 
 
 def _changes(
     spec: KernelSpec, case: Case, inputs: Mapping[str, Any], name: str, drawn: random.Random
 ) -> Iterator[tuple[str, Change]]:
     x = inputs[name]
+    if isinstance(x, float):
+        for number in other_numbers(spec, case, name, drawn):
+            yield f"is {number:.3g}", lambda x, number=number: number
     if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
         return
     is_first, has_form = name == spec.first_of(inputs), name in spec.fill
@@ -54,6 +68,7 @@ def _changes(
     if is_first and not has_form:
         if x.dim() > 1:
             yield "of rows that are alike", lambda x: x.narrow(0, 0, 1).expand_as(x)
+            yield "of rows some of which are alike", lambda x: _some_alike(x, drawn)
         for value in spec.nonfinite:
             yield f"{value}", partial(torch.full_like, fill_value=value)
     if is_first and (has_form or name in changing(spec, case)):
@@ -68,17 +83,28 @@ def _of_one_value(x: Tensor) -> Tensor:
     return alike(x.flatten()[:1]).reshape(()).expand(x.shape)
 
 
+def _some_alike(x: Tensor, drawn: random.Random) -> Tensor:
+    """Rows of the first half, most of them several times: of neighbours, and of others."""
+    count = len(x)
+    chosen = [drawn.randrange((count + 1) // 2) for _ in range(count)]
+    chosen[-1], chosen[count // 2] = chosen[0], chosen[count // 2 - 1]
+    return x[torch.tensor(chosen, device=x.device)]
+
+
 def _sizes(
     spec: KernelSpec, dtype: torch.dtype, drawn: random.Random, centred: bool = False
 ) -> Iterator[tuple[str, Change]]:
-    """One at random in each of as many equal parts, by their logarithms, of either range. `centred`: about no mean."""
+    """One in each of as many equal parts, by their logarithms, of each range, somewhere: the same in all parts, so that
+    between two there is never more than one part. `centred`: about no mean."""
     scales = scales_in(spec, dtype)
     least = max(NEAR_ONE[0], scales[0]) if spec.opaque else scales[0]  # beside a bias what is smaller is all but constant
     near = max(NEAR_ONE[0], scales[0]), min(NEAR_ONE[1], scales[-1])
-    for (low, high), parts in ((near, NEAR), ((least, scales[-1]), FAR)):
+    ranges = (near, NEAR, (0,)), (near, NEAR // 2, (1, -1)), ((least, scales[-1]), FAR, (0, 1, 0, -1))
+    for (low, high), parts, signs in ranges[::2] if centred else ranges:
+        within = drawn.random()
         for part in range(parts):
-            size = low * (high / low) ** ((part + drawn.random()) / parts)
-            mean = 0 if centred else (0, 1, 0, -1)[part % 4] * drawn.uniform(1, FARTHEST)
+            size = low * (high / low) ** ((part + within) / parts)
+            mean = 0 if centred else signs[part % len(signs)] * drawn.uniform(1, FARTHEST)
             yield f"times {size:.3g} about {mean * size / math.hypot(1, mean):.3g}", partial(_about, mean=mean, size=size)
 
 

@@ -25,6 +25,7 @@ from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Odd, Setting, TimedContents, running
 from autokernel.gate.timing.faults import Inconclusive, RefusedWhileTimed
 from autokernel.gate.workers.processes import WorkerProcess, end_all
+from autokernel.gate.workers.stopwatch import Allowance
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
 CHECK_CALLS, CHECK_BYTES = 8, 64 << 20  # calls of a batch whose outputs are fetched and compared, on a GPU
@@ -118,13 +119,13 @@ class Readings:
     def check_spots(self) -> None:
         """Raises RefusedWhileTimed where a call was left out."""
         with self.setting.watch("oracle"):
-            deadline = time.perf_counter() + SPOT_S
+            allowance = Allowance(SPOT_S)
             for spot in self.setting.random.sample(self.spots, len(self.spots)):
                 if spot.is_left_out(self.setting.spec):
                     raise RefusedWhileTimed(
                         self.case.name, self.seed, "the output of a timed call: not what it was to compute"
                     )
-                if time.perf_counter() > deadline:
+                if allowance.is_spent():
                     return
 
     def time(self, batch: Batches, contents: TimedContents, order: Sequence[int]) -> Clocked:
@@ -171,14 +172,14 @@ class Readings:
     def check(self) -> None:
         """Hold as many as the oracle can say something of in a moment against it. Raises RefusedWhileTimed."""
         with self.setting.watch("oracle"):
-            deadline = time.perf_counter() + READ_S
+            allowance = Allowance(READ_S)
             for reading in self._in_turns():
                 expected = expectations(self.setting.spec, reading.inputs, self.setting.target.device)[reading.result]
                 if reading.start is not None:
                     expected = expected.rows(reading.start, len(reading.rows))
                 if reason := wrong(reading.rows, expected, adversarial=reading.is_odd):
                     raise RefusedWhileTimed(self.case.name, self.seed, f"the output of a timed call: {reason}")
-                if time.perf_counter() > deadline:
+                if allowance.is_spent():
                     return
 
     def _in_turns(self) -> list[Reading]:

@@ -136,11 +136,13 @@ def _refusal(name: str):
     return refuse
 
 
-def refuse_foreign_code(built: set[str], device_type: str) -> None:
+def refuse_foreign_code(built: set[str], device_type: str) -> list[str]:
     """Raise LibraryCall when Python loads native code that our builder did not make, by ctypes or as a module.
 
-    An audit hook cannot be removed, and sees what any Python code does. `built` grows as the judge builds.
+    An audit hook cannot be removed, and sees what any Python code does. `built` grows as the judge builds. Returns a list
+    that grows when another is added: Python passes over what ours would raise then.
     """
+    added: list[str] = []
     libraries = KERNEL_LIBRARIES + (HOST_LIBRARIES if device_type == "cpu" else ())
     for name in [m for m in sys.modules if m.startswith(libraries)]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))  # for good: freeing it would run its code
@@ -163,13 +165,27 @@ def refuse_foreign_code(built: set[str], device_type: str) -> None:
         if event == "ctypes.dlsym/handle":
             raise LibraryCall(f"looks up {arguments[1]} by a handle")
         if event == "import" and str(arguments[0]).startswith(libraries):
+            if _imported_by_pytorch():
+                raise ModuleNotFoundError(f"{arguments[0]} is not there for kernels")
             raise LibraryCall(f"imports {arguments[0]}")
+        if event == "sys.addaudithook":
+            added.append(event)
         if event in PROCESSES and device_type == "cpu":  # Triton starts compilers
             raise PermissionError("a kernel starts no other process")
         if event == "import" and arguments[1] and device_type == "cpu" and not realpath(arguments[1]).startswith(native):
             raise LibraryCall(f"loads {arguments[1]}, which is not built from the kernel's source")
 
     sys.addaudithook(hook)
+    added.clear()
+    return added
+
+
+def _imported_by_pytorch() -> bool:
+    """Whether a module of PyTorch's, which may do without NumPy, is what imports here: torch._dynamo for custom_op()."""
+    frame = sys._getframe(2)
+    while frame and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.")
 
 
 def _take_code_away() -> None:

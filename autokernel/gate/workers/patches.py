@@ -1,4 +1,5 @@
-"""What no kernel may replace, rewrite, hide or override: functions, classes and operators of its process, its model's.
+"""What no kernel may replace, rewrite, hide, empty or override: functions, classes, tables and operators of its process,
+its model's.
 
 A convenience for honest kernels, like process_state.py. The warm parent notes once, for all workers, what there is; a
 worker notes anew only what the gate itself has changed in it since.
@@ -6,6 +7,8 @@ worker notes anew only what the gate itself has changed in it since.
 
 import atexit
 import builtins
+import collections
+import contextlib
 import ctypes
 import functools
 import gc
@@ -19,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -35,8 +38,14 @@ WHOLE_MODULES |= {builtins, functools, math, os, random, threading, time}
 PYTHONS = {*sys.stdlib_module_names, "autokernel"}  # the modules, beside PyTorch's, that are looked at
 # Of other modules than those above these: the rest of their values may change by themselves.
 KEPT = FunctionType, BuiltinFunctionType, type, ModuleType
-# A bool that tells what was done.
-NO_SETTING = re.compile("initiali[sz]ed|registered|loaded|imported|warned|checked", re.IGNORECASE)
+# Values of PyTorch's modules and classes that are settings: a bool, but for one that tells what was done; what is said to
+# be enabled or not, if only once it is set; constants, by their names.
+NO_SETTING = re.compile("initiali[sz]ed|registered|loaded|imported|warned|checked|next|count", re.IGNORECASE)
+ENABLED, PLAIN = re.compile("enable", re.IGNORECASE), (int, float, str)
+# What tables and lists of PyTorch's have in them is there to stay, but for what was kept to be found faster.
+TABLES, LISTS = (dict, collections.OrderedDict, collections.defaultdict), (list, set)
+NO_TABLE = re.compile("cache|^__|SERIALIZED_TYPE|backend_capability")  # entries of the latter are replaced by imports
+NOT_WRAPPED = torch.overrides.get_default_nowrap_functions()  # which only a function has
 REGISTRIES = {"CacheInfo", "Placement"}  # classes of PyTorch to which parts of it that are imported later add their own
 MADE = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}  # of a class, where Python is first asked for them
 SHARES = 4  # in which all is looked at now and then
@@ -77,14 +86,35 @@ class Place:
         return [name for name in self.of.keys() - self.all_names if self.keeps(name, self.of[name])]
 
 
+class Lists:
+    """Lists and sets, by name, to which more may be added, but of which nothing is taken away."""
+
+    def __init__(self, of: Mapping[str, list[Any] | set[Any]]):
+        self.of = of
+        self.known = [tuple(each) if type(each) is list else frozenset(each) for each in of.values()]
+
+    def lessened(self) -> str:
+        """The name of one of which something is no longer there."""
+        for (name, now), known in zip(self.of.items(), self.known):
+            is_list = type(now) is list
+            if not (len(now) >= len(known) and all(map(operator.is_, now, known)) if is_list else now >= known):
+                return name
+        return ""
+
+
 class Patches:
     """All of it, as it was when this was made. To look at all of it takes 20 ms, at a share a quarter of that."""
 
-    def __init__(self) -> None:
+    def __init__(self, audit_hooks: list[str]) -> None:
+        """audit_hooks: to which one is added by whoever notices that there is another."""
+        self.audit_hooks = audit_hooks
+        self.registered_by_others = _noting_registrations()
         self.modules, self.compilers = dict(sys.modules), _of_compilers()
         self.classes = _classes()
-        self.places, self.packets = [*_places(), *self.classes.values()], _packets()
+        self.places, self.packets = [*_places(), *self.classes.values(), *_tables()], _packets()
         self.functions, self.parts = _functions()
+        self.cells = [cell for f in self.functions for cell in f.__closure__ or ()]
+        self.closed_over, self.lists = list(map(_callable_in, self.cells)), Lists(_lists())
         for place in (*self.places, *self.packets):
             if place.others() or place.added():
                 place.note()
@@ -92,13 +122,14 @@ class Patches:
         self.overloads = [v for packet in self.packets for v in packet.values if type(v) is torch._ops.OpOverload]
         self.called, self.kernels = list(map(_op_of, self.overloads)), list(map(_kernels_of, self.overloads))
         self.callbacks = atexit._ncallbacks()
-        self.denormals = _denormals()
+        self.denormals, self.locks = _denormals(), _locks_of_files()
         self.share, self.one = 0, [torch]
         self.looked_at = self._looked_at()
         self.note_operators()
 
     def note_operators(self) -> None:
         """Those that Python code has registered kernels for by now are the gate's own."""
+        self.registered_by_others.clear()
         self.registered = len(torch.library._impls)
         self.overridden = _overridden()
 
@@ -107,6 +138,14 @@ class Patches:
         for _ in range(SHARES):
             self.check_share()
         self._check_operators()
+        if self.audit_hooks:
+            raise ProcessChange(
+                "adds an audit hook, which sees for good all that is done in its process, which is its model's"
+            )
+        if _locks_of_files() != self.locks:
+            raise ProcessChange("keeps the lock of a file, for which others may wait")
+        if list(map(_callable_in, self.cells)) != self.closed_over:
+            raise ProcessChange("rewrites what functions of PyTorch close over, which is its model's")
         if self._looked_at() != self.looked_at:
             raise ProcessChange("changes what is looked at for the garbage collection of its process, which is its model's")
 
@@ -116,6 +155,8 @@ class Patches:
         part = slice(self.share, None, SHARES)
         self._check_places(self.places[part], self.bases[part])
         self._check_functions(part)
+        if lessened := self.lists.lessened():
+            raise ProcessChange(f"takes something out of {lessened}, which is its model's")
         for name, module in self.modules.items():
             if sys.modules.get(name) is not module:
                 raise ProcessChange(f"replaces the module {name}, which is its model's")
@@ -124,7 +165,7 @@ class Patches:
         if atexit._ncallbacks() < self.callbacks:
             raise ProcessChange("forgets what is to be done at the end of its process, which is its model's")
         others = _overridden() - self.overridden if len(torch.library._impls) != self.registered else ()
-        for name in others:
+        for name in (*others, *self.registered_by_others):
             raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")
         if _denormals() != self.denormals:
             raise ProcessChange("changes the rounding of threads of its process, which are its model's")
@@ -167,7 +208,7 @@ class Patches:
 
 def note_what_is_there() -> None:
     """Once, before workers are forked."""
-    _functions(), _packets()
+    _functions(), _packets(), _tables()
 
 
 @functools.cache
@@ -177,19 +218,29 @@ def _module_place(module: ModuleType) -> Place:
     def keeps(name: str, value: Any) -> bool:
         if is_whole or issubclass(type(value), KEPT):  # isinstance() asks the value itself, and some warn then
             return True
-        return is_torchs and type(value) is bool and not NO_SETTING.search(name)
+        return is_torchs and _is_setting(name, value) or _is_constant(name, value)
 
     return Place(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
 
 
 @functools.cache
 def _class_place(kind: type) -> Place:
-    is_whole = kind in WHOLE_CLASSES
+    is_whole, is_torchs = kind in WHOLE_CLASSES, kind.__module__.startswith("torch.")
 
     def keeps(name: str, value: Any) -> bool:
-        return name not in MADE and (is_whole or callable(value) or hasattr(type(value), "__get__"))
+        if name in MADE:
+            return False
+        return is_whole or callable(value) or hasattr(type(value), "__get__") or is_torchs and _is_setting(name, value)
 
     return Place(kind.__name__, vars(kind), keeps, is_whole or kind.__module__.startswith(REWRITTEN))
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return bool(type(value) is bool and not NO_SETTING.search(name) or ENABLED.search(name))
+
+
+def _is_constant(name: str, value: Any) -> bool:
+    return name.isupper() and type(value) in PLAIN and not NO_SETTING.search(name)
 
 
 @functools.cache
@@ -215,6 +266,29 @@ def _is_looked_at(name: str) -> bool:
 @functools.cache
 def _places() -> list[Place]:
     return [*map(_module_place, _modules()), _table_place("torch.ops.aten")]
+
+
+@functools.cache
+def _containers() -> dict[str, Any]:
+    """By name, each once: what modules and classes of PyTorch have that holds many things, as a registry does."""
+    owners = [*_modules(), *_classes()]
+    torchs = [(f"{o.__module__}.{o.__name__}" if isinstance(o, type) else o.__name__, vars(o)) for o in owners]
+    found = {
+        id(value): (f"{owner}.{name}", value)
+        for owner, values in torchs
+        for name, value in list(values.items())
+        if owner.partition(".")[0] == "torch" and type(value) in (*TABLES, *LISTS) and not NO_TABLE.search(name)
+    }
+    return dict(found.values()) | {"torch.overrides.get_default_nowrap_functions()": NOT_WRAPPED}
+
+
+@functools.cache
+def _tables() -> list[Place]:
+    return [Place(name, each, lambda *_: True) for name, each in _containers().items() if type(each) in TABLES]
+
+
+def _lists() -> dict[str, list[Any] | set[Any]]:
+    return {name: each for name, each in _containers().items() if type(each) in LISTS}
 
 
 @functools.cache
@@ -246,13 +320,24 @@ def _functions() -> tuple[list[FunctionType], list[list[Any]]]:
     return functions, [list(map(part, functions)) for part in PARTS]
 
 
-def _functions_in(values: Iterable[Any]) -> Iterator[FunctionType]:
-    """Those of Python's among the values, and in their methods, wrappers and properties."""
+def _functions_in(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[FunctionType]:
+    """Those of Python's among the values, and in their methods, wrappers, properties and closures."""
+    seen = set() if seen is None else seen
     for value in values:
-        if issubclass(type(value), (FunctionType, classmethod, staticmethod, property)):
+        if issubclass(type(value), (FunctionType, classmethod, staticmethod, property)) and id(value) not in seen:
+            seen.add(id(value))
             if type(value) is FunctionType:
                 yield value
-            yield from _functions_in(inner for name in INSIDE if (inner := getattr(value, name, None)) is not None)
+            inside = [inner for name in INSIDE if (inner := getattr(value, name, None)) is not None]
+            yield from _functions_in((*inside, *map(_callable_in, getattr(value, "__closure__", None) or ())), seen)
+
+
+def _callable_in(cell: CellType) -> Any:
+    """What a function closes over, if it can be called; not what it keeps there, such as a number."""
+    try:
+        return cell.cell_contents if callable(cell.cell_contents) else None
+    except ValueError:  # empty
+        return None
 
 
 _op_of = operator.attrgetter("_op")
@@ -278,6 +363,35 @@ def _of_compilers() -> set[str]:
     """The settings of torch.compile and its like that are no longer what they were made with."""
     loaded = [(name, module) for name, module in sys.modules.items() if isinstance(module, ConfigModule)]
     return {f"{name}.{key}" for name, module in loaded for key in module._config if not module._is_default(key)}
+
+
+def _noting_registrations() -> list[str]:
+    """From here on, the namespaces of PyTorch's operators in which others than its own modules register anything: Python
+    code does so through one function."""
+    noted: list[str] = []
+    register = torch._C._dispatch_library
+    theirs = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+
+    @functools.wraps(register)
+    def noting(kind: str, namespace: str, *others: Any) -> Any:
+        frame = sys._getframe(1)
+        while frame and frame.f_globals.get("__name__", "").startswith(("torch.library", "torch._library")):
+            frame = frame.f_back
+        if namespace in theirs and frame and frame.f_globals.get("__name__", "").partition(".")[0] != "torch":
+            noted.append(f"{namespace}::")
+        return register(kind, namespace, *others)
+
+    torch._C._dispatch_library = noting
+    return noted
+
+
+def _locks_of_files() -> list[str]:
+    """Those that this process has, on Linux."""
+    found: list[str] = []
+    for descriptor in os.listdir("/proc/self/fdinfo") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
+            found += [line for line in file if line.startswith("lock:")]
+    return found
 
 
 def _overridden() -> set[str]:

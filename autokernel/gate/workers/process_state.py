@@ -4,7 +4,9 @@ A convenience for honest kernels, like all code in a worker. The gate's other pr
 one, but a model that runs the kernel would: in PyTorch's threads, in the precision of its products, in denormal numbers.
 """
 
+import abc
 import codecs
+import collections.abc
 import copyreg
 import ctypes
 import decimal
@@ -17,6 +19,7 @@ import itertools
 import locale
 import logging
 import multiprocessing
+import numbers
 import os
 import platform
 import random
@@ -27,6 +30,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import tracemalloc
 import warnings
 from collections.abc import Callable
@@ -42,6 +46,7 @@ NO_SETTINGS = "jit|exception|version|upgrader|cache|thread_name|torch_function_e
 SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+")
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
+NAMED = sum(1 << number - 1 for number in SIGNALS)  # as a mask of Linux's
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 # Variables that libraries set as they are imported, for themselves.
@@ -88,6 +93,8 @@ class ProcessState:
     logging: int  # up to which level nothing is logged, by anyone
     how_tensors_are_printed: str
     language: str
+    time_zone: tuple[Any, ...]
+    abstract_classes: tuple[bool, ...]
     openmp: tuple[int, ...]
     hooks_of_modules: tuple[int, ...]
     modes_of_pytorch: tuple[Any, ...]
@@ -106,7 +113,12 @@ class ProcessState:
             precision_of_products=(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
             rounding=(*_rounding(), *_floating_point_control()),
-            signal_handlers=(*map(signal.getsignal, SIGNALS), *map(signal.getitimer, TIMERS), *_signals_apart()),
+            signal_handlers=(
+                *map(signal.getsignal, SIGNALS),
+                *map(signal.getitimer, TIMERS),
+                *_signals_apart(),
+                *_signals_caught(),
+            ),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
@@ -118,7 +130,8 @@ class ProcessState:
             standard_streams=(*map(_as_text, (sys.stdin, sys.stdout, sys.stderr)), *map(_file_behind, range(3))),
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
-                *(sys.get_int_max_str_digits(), getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
+                *(_event_loops(), sys.get_coroutine_origin_tracking_depth(), sys.get_int_max_str_digits()),
+                *(getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
                 *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
                 *map(codecs.lookup_error, ("strict", "ignore", "replace")),
@@ -130,10 +143,17 @@ class ProcessState:
             ),
             random_numbers_of_python=hash(random.getstate()),
             decimal_numbers=(*_of_decimals(decimal.getcontext()), *_of_decimals(decimal.DefaultContext)),
-            warnings=(*filter(_is_general, warnings.filters), warnings.showwarning, warnings.formatwarning),
+            warnings=(
+                *filter(_is_general, warnings.filters),
+                warnings.showwarning,
+                warnings.formatwarning,
+                warnings.defaultaction,
+            ),
             logging=logging.root.manager.disable,
             how_tensors_are_printed=repr(torch._tensor_str.PRINT_OPTS),
             language=locale.setlocale(locale.LC_ALL),
+            time_zone=(*time.tzname, time.timezone, time.daylight),
+            abstract_classes=_abstract_classes(abc.get_cache_token()),
             openmp=tuple(said() for said in OPENMP),
             hooks_of_modules=tuple(len(getattr(hooked, name)) for name in HOOKS),
             modes_of_pytorch=(
@@ -144,6 +164,7 @@ class ProcessState:
                 *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
                 *(torch.multiprocessing.get_sharing_strategy(), torch.hub._hub_dir, _stance()),
                 *(torch.utils.deterministic.fill_uninitialized_memory, torch.jit._state._enabled.enabled),
+                torch._C._check_sparse_tensor_invariants(),
             ),
             saving_and_loading=_saving_and_loading(),
             device=_device(),
@@ -274,6 +295,31 @@ def _signals_apart() -> tuple[Any, ...]:
     return frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())), woken
 
 
+def _signals_caught() -> list[int]:
+    """Which the process ignores or catches, as Linux has it: native code tells nobody. Of those alone that Python names,
+    for others are glibc's, for its threads."""
+    if not LINUX:
+        return []
+    with open("/proc/self/status") as file:
+        masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigIgn", "SigCgt"))]
+    return [mask & NAMED for mask in masks]
+
+
+@functools.lru_cache(maxsize=1)
+def _abstract_classes(token: object) -> tuple[bool, ...]:
+    """Which abstract classes of Python's those of tensors and modules count as; the token is another when some class has
+    been registered with some other."""
+    kinds = torch.Tensor, torch.nn.Parameter, torch.nn.Module, torch.Size, torch.dtype, torch.device
+    return tuple(issubclass(kind, each) for each in ABSTRACT for kind in kinds)
+
+
+def _event_loops() -> type | None:
+    """The class that makes those of asyncio, if it is not Python's own, which is made when first asked for."""
+    module = sys.modules.get("asyncio.events")
+    policy = type(getattr(module, "_event_loop_policy", None))
+    return None if policy.__module__.startswith(("asyncio", "builtins")) else policy
+
+
 def _is_of_a_package(finder: Any) -> bool:
     """Whether a finder of modules is an installed package's: some come as they are imported, such as setuptools'."""
     name = getattr(finder, "__module__", None) or type(finder).__module__
@@ -346,4 +392,5 @@ def _saying() -> dict[str, Callable[[], Any]]:
 SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
 PRCTL = ctypes.CDLL(None).prctl if LINUX else None
 ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ") if LINUX else None
+ABSTRACT = [kind for of in (collections.abc, numbers) for kind in vars(of).values() if isinstance(kind, abc.ABCMeta)]
 START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

@@ -37,7 +37,7 @@ SUSPENDED_S, SUSPENSIONS = 100e-6, 2
 RAN_S = 2e-3  # so much, once, is no such moment
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 # Exceptions that are a word of a worker against itself.
-REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange", "SharedResult", "Growth")
+REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange", "SharedResult", "Disagreement", "Growth")
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
 

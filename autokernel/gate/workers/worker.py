@@ -33,6 +33,7 @@ from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.patches import Patches
 from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread
+from autokernel.gate.workers.stopwatch import Allowance
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, load_spec
 
@@ -40,14 +41,19 @@ LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
 EVERY = 16  # requests for calls, after which another share of what takes long to look at is looked at again
-# The result of a kernel that keeps its results is held for so many calls or seconds; the fewest calls may take longer.
+# The result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
+MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
 class SharedResult(RuntimeError):
     """A kernel returned memory of a result that is held."""
+
+
+class Disagreement(RuntimeError):
+    """A kernel does not always make the same of the same."""
 
 
 class Worker:
@@ -109,14 +115,15 @@ class Worker:
             ctypes.CDLL(None).mallopt(M_PERTURB, POISON)
         if self.cuda:
             torch.cuda.init()  # with the driver's libraries, before loading any is forbidden
+        hooks: list[str] = []
         if libraries != "any":
             library_calls.refuse_libraries(self.device.type, gemms=libraries == "gemm")
-            library_calls.refuse_foreign_code(self.built, self.device.type)
+            hooks = library_calls.refuse_foreign_code(self.built, self.device.type)
         path = Path("kernel.py").resolve()
         path.write_text(source)
         if poison and libraries != "any":
             torch.set_grad_enabled(True)  # as a model may be run: in inference mode alone nobody sees who turns it off
-            self.process, self.patches = ProcessState.now(), Patches()
+            self.process, self.patches = ProcessState.now(), Patches(hooks)
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules["candidate_kernel"] = module
@@ -218,7 +225,7 @@ class Worker:
         if is_foreign or not all(storage.expired() for storage in stored):
             self._hold_for_many_calls()
         if activations is not None and not self.cuda:
-            check_growth(lambda: self._once(activations))
+            self._many_times(activations)
             check_idle()
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
@@ -391,18 +398,39 @@ class Worker:
             return
         self.held_before.append(layouts)
         first = self._results(self.function(**self.sets[0]))
-        memory, began_s = [_memory_of(y) for y in filter(_has_memory, first)], time.perf_counter()
+        memory = [_memory_of(y) for y in filter(_has_memory, first)]
+        many, ends_s = Allowance(MANY_S), time.perf_counter() + LONGEST_S
         for call in range(MANY):
             self._own(self.function(**self.sets[0]), self.sets[0], memory)
-            if time.perf_counter() - began_s > (MANY_S if call >= FEWEST else LONGEST_S):
+            if call >= FEWEST and many.is_spent() or time.perf_counter() > ends_s:
                 break
 
-    def _once(self, activations: Sequence[str]) -> None:
-        """A call of which nothing is kept."""
-        self.function(**self.sets[0] | {name: self.sets[0][name].clone() for name in activations})
+    def _many_times(self, activations: Sequence[str]) -> None:
+        """Calls that keep nothing, and agree bitwise with the first of them, whose results are held for so long."""
+        first = self._results(self._once(activations))
+        contents = list(map(_contents, first))
+
+        def agrees(y: Tensor, content: bytes) -> bool:
+            return not content or not MEMCMP(y.data_ptr(), content, len(content))
+
+        def again() -> None:
+            for y, held, content in zip(self._results(self._once(activations)), first, contents):
+                if content and y.data_ptr() == held.data_ptr():
+                    raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
+                if not agrees(y, content):
+                    raise Disagreement("one of many calls on the same inputs does not agree bitwise with the first")
+
+        check_growth(again)
+        if not all(map(agrees, first, contents)):
+            raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
+
+    def _once(self, activations: Sequence[str]) -> Any:
+        """What a call returns, of which nothing is kept."""
+        returned = self.function(**self.sets[0] | {name: self.sets[0][name].clone() for name in activations})
         self._synchronize()
         if self.memory:
             self.memory.forget()
+        return returned
 
     def _zeros(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -501,6 +529,12 @@ def _form(x: Tensor) -> tuple[Any, ...]:
 
 def _has_memory(y: Any) -> bool:
     return type(y) is Tensor and y.numel() > 0 and y.layout == torch.strided
+
+
+def _contents(y: Tensor) -> bytes:
+    """Of a result as it lies in memory; none where that has gaps."""
+    memory = _memory_of(y) if _has_memory(y) else range(0)
+    return ctypes.string_at(memory.start, len(memory)) if len(memory) == y.numel() * y.itemsize else b""
 
 
 def _memory_of(y: Tensor) -> range:

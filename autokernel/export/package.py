@@ -40,7 +40,7 @@ from pathlib import Path
 
 from {name}.autokernel.integration import apply as integration
 from {name}.autokernel.integration.apply import unapply as unapply
-from {name}.autokernel.integration.backend import install
+from {name}.autokernel.integration.insertion import install
 from {name}.autokernel.integration.winner import Winner
 from {name}.autokernel.target import decode_target
 

@@ -17,10 +17,11 @@ from torch._dynamo.repro.after_dynamo import WrapBackendDebug
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
-from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer, in_eager_mode
+from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.compilers import is_undone
 from autokernel.integration.frames import has_broken, newest
 from autokernel.integration.hooks import Hooks, Methods
+from autokernel.integration.running import in_eager_mode
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import (
     as_applied,

@@ -5,10 +5,8 @@ Everything else stays as it was, or goes through another backend: so does a grap
 """
 
 import logging
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,54 +16,53 @@ from torch import Tensor, nn
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._guards import TracingContext, tracing
-from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import Graph, GraphModule, Node, Proxy
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from autokernel.build import Function
 from autokernel.integration import compilers
 from autokernel.integration.frames import Frames
+from autokernel.integration.graphs import (
+    _keep_origins,
+    constants_as_inputs,
+    copy_of,
+    drop_idle,
+    give_examples,
+    let_go,
+    of_sizes,
+    records_gradients,
+    share_views,
+    shorten_calls,
+    with_sites,
+)
+from autokernel.integration.insertion import (
+    Installed,
+    Place,
+    each_result,
+    insert,
+    install,
+    strides_are_in_doubt,
+    trained,
+    why_not_with_gradients,
+)
 from autokernel.integration.ops import (
-    DIRECT,
     Kernel,
-    at_sizes,
-    by_position,
-    differentiable,
     direct,
     launches_known,
-    one_at_a_time,
-    register,
-    register_visible,
     traced,
-    visible,
 )
+from autokernel.integration.running import Objects, in_eager_mode, with_constants, without_casts, without_tangents
 from autokernel.integration.winner import Winner
 from autokernel.model import catching, padding
 from autokernel.model.capture import (
-    ITSELF,
-    OF_DYNAMO,
     allow_versions,
-    aten,
     autocast_devices,
-    checkpoint,
-    forward_of,
-    is_forward_mode,
-    is_idle,
-    layout,
     mark_numbers,
-    memory,
     numbers_in,
-    object_of,
     overwritten,
     prune,
-    reads_a_number,
     reason,
-    restored_on_error,
-    set_gradients,
-    storages,
     strides_of,
     to_aten,
     value,
@@ -73,7 +70,7 @@ from autokernel.model.capture import (
     without_autocast,
 )
 from autokernel.model.contract import Backward
-from autokernel.model.match import Placement, RejectReason, Site, SiteFinder, extract_subgraph
+from autokernel.model.match import RejectReason, Site, SiteFinder, extract_subgraph
 from autokernel.model.regions.growing import regions_of
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
@@ -91,17 +88,6 @@ LAUNCHERS: dict[tuple[str, str, str], Kernel | None] = {}
 Sites = tuple[
     GraphModule, Backward | None, list[Site]
 ]  # of a graph, in ATen, and where gradients are wanted what they need
-
-
-@dataclass(frozen=True)
-class Installed:
-    """A winner that is ready to be called, with the oracle's parameters by position."""
-
-    target: str
-    ops: OpOverloadPacket
-    run: Kernel  # the same without the dispatcher, for graphs that are not traced again
-    visible: Callable[[Case], Kernel] | None = None  # what a case calls, for tracing, if its launches are Triton's
-    launches: OpOverload | None = None  # then also this, which AOTAutograd takes for them
 
 
 @dataclass(frozen=True)
@@ -175,12 +161,12 @@ class Replacer:
         if why := self.is_compiled and compilers.why_not_compiled(module):
             self.leave(why)
             return in_eager_mode(module)
-        kept = _copy(module) if self.fallback else module  # a compiler may change what it is given
+        kept = copy_of(module) if self.fallback else module  # a compiler may change what it is given
         original = in_eager_mode(kept)
-        repeatable = compilers.Repeatable(partial(_copy, kept))
+        repeatable = compilers.Repeatable(partial(copy_of, kept))
         if why := self.is_compiled and (
             compilers.computes_again_at_random(kept, repeatable)
-            or compilers.see_to_writes(module, inputs, partial(_copy, kept))
+            or compilers.see_to_writes(module, inputs, partial(copy_of, kept))
         ):
             self.leave(why)
             return original
@@ -189,7 +175,7 @@ class Replacer:
             if self.is_compiled:
                 call = self._over_a_compiler(call, original, repeatable)
             call = compilers.where_memory_is_shared_alike(call, original, kept, inputs)
-            call = _without_tangents(call, original)
+            call = without_tangents(call, original)
             return compilers.whose_errors_say(call, repeatable) if is_first else call
 
         try:
@@ -199,7 +185,7 @@ class Replacer:
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
             self.fail(f"a graph is left as it is: {reason(error)}")
         try:
-            return finished(self._behind_the_original(self._compile(_copy(kept), inputs), original))
+            return finished(self._behind_the_original(self._compile(copy_of(kept), inputs), original))
         except RestartAnalysis:
             raise
         except Exception as error:
@@ -221,7 +207,7 @@ class Replacer:
         return lambda error: self.fail(f"a graph runs without {what} from now on: {reason(error)}")
 
     def _optimised(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        wanted = _records(module) and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
+        wanted = records_gradients(module) and any(isinstance(t, Tensor) and t.requires_grad for t in inputs)
         if why := why_left_alone(module):
             self.leave(why)
             return in_eager_mode(module) if compilers.loses_a_mode(module) else self._compile(module, inputs)
@@ -264,7 +250,7 @@ class Replacer:
 
     def _by_size(self, module: GraphModule, inputs: list[Any], wanted: bool, places: Sequence[int]) -> Callable[..., Any]:
         """The original for every size, compiled once; sizes for which kernels were proven get a graph of their own."""
-        kept = _copy(module)  # a compiler may change what it is given
+        kept = copy_of(module)  # a compiler may change what it is given
         general = self._compile(module, inputs)
         versions: dict[tuple[int, ...], Callable[..., Any]] = {}
         tried: list[tuple[int, ...]] = []
@@ -284,8 +270,8 @@ class Replacer:
                 # In the context Inductor notes which inputs are parameters. Modes of the caller's, such as fake tensors,
                 # would have us prove nothing.
                 mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # with symbols for floats that it reads
-                with tracing(TracingContext(mode)) as context, _disable_current_modes(), _let_go(context):
-                    return self._with_kernels(_of_sizes(kept, values, context), list(values), wanted, general)
+                with tracing(TracingContext(mode)) as context, _disable_current_modes(), let_go(context):
+                    return self._with_kernels(of_sizes(kept, values, context), list(values), wanted, general)
             except Exception as error:
                 self.fail(f"a graph is left as it is for some sizes: {reason(error)}")
                 return general
@@ -308,25 +294,25 @@ class Replacer:
         around = self._as_in_eager_mode(graph, found, backward)
         for failure in self.finder.failures:
             self.fail(failure)
-        in_doubt = bool(found) and _strides_are_in_doubt(graph)
+        in_doubt = bool(found) and strides_are_in_doubt(graph)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for place in found:
             results |= self._replace(graph, place, results)
         if not found:
             self.graphs += 1
             return general or around(self._compile(module, inputs))
-        _drop_idle(graph, result, wanted)
-        _share_views(graph)
+        drop_idle(graph, result, wanted)
+        share_views(graph)
         if not self.fallback:
-            _shorten_calls(graph, {place.kernel.ops.no_grad: place.kernel.run for place in found})
+            shorten_calls(graph, {place.kernel.ops.no_grad: place.kernel.run for place in found})
         prune(graph)
         _keep_origins(graph, module)
-        constants = _constants_as_inputs(graph) if self.fallback else []
+        constants = constants_as_inputs(graph) if self.fallback else []
         repeatable = not any(overwritten(node) for node in graph.graph.nodes)
         with without_autocast():
-            objects = _Objects(graph, results) if self.fallback else None  # a compiler may change what it is given
+            objects = Objects(graph, results) if self.fallback else None  # a compiler may change what it is given
             call = self._compile(graph, [*inputs, *constants])
-        call = _without(ambient, _with_constants(objects.kept_by(call) if objects else call, constants))
+        call = without_casts(ambient, with_constants(objects.kept_by(call) if objects else call, constants))
         original = in_eager_mode(module)
         if repeatable and in_doubt:
             call = self._in_the_originals_strides(call, original)
@@ -429,7 +415,7 @@ class Replacer:
 
     def _left_for_gradients(self, graph: GraphModule, site: Site, backward: Backward | None) -> bool:
         """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""
-        why = backward and _why_not_with_gradients(graph, site, backward)
+        why = backward and why_not_with_gradients(graph, site, backward)
         if why:
             self.leave(f"{site.kernel_type} {site.case.name} is not replaced where gradients are wanted: {why.value}")
         return bool(why)
@@ -456,10 +442,10 @@ class Replacer:
         inputs = [results.get(node, node) for node in place.site.inputs]
         with graph.graph.inserting_before(site.outputs[0]):
             if place.wants_gradient:
-                call = graph.graph.call_function(_trained(place, callee), tuple(inputs))
-                made = _each(graph.graph, call, site)
+                call = graph.graph.call_function(trained(place, callee), tuple(inputs))
+                made = each_result(graph.graph, call, site)
             else:
-                made = _insert(graph.graph, place, callee, dict(zip(place.site.inputs, inputs)))
+                made = insert(graph.graph, place, callee, dict(zip(place.site.inputs, inputs)))
         for output, result in zip(site.outputs, made):
             output.replace_all_uses_with(result)
         return dict(zip(site.outputs, made))
@@ -493,8 +479,8 @@ class Replacer:
             if self.fallback not in INDUCTOR:
                 return torch._dynamo.lookup_backend(self.fallback)(graph, inputs)
             options = torch._inductor.list_mode_options(self.fallback) if self.fallback in MODES else {}
-            graph = _copy(graph)  # in AOTAutograd's cache, the same graph is found however it came about
-            _give_examples(graph)
+            graph = copy_of(graph)  # in AOTAutograd's cache, the same graph is found however it came about
+            give_examples(graph)
             return torch._inductor.compile(graph, inputs, options | FLOATS)
 
 
@@ -520,12 +506,12 @@ class OneTrace:
             if not known:
                 known.append(replacer.sites_in(module, inputs, wanted))
             graph, _, sites = known[0]
-            copied, sites = _with_sites(graph, sites)
+            copied, sites = with_sites(graph, sites)
             return copied, None, sites
 
         for name, replacer in self.replacers.items():
             replacer.may_pad, replacer.look = self.may_pad, look
-            forms[name] = replacer(_copy(module), inputs)
+            forms[name] = replacer(copy_of(module), inputs)
             replacer.look = None
         return lambda *values: forms[self.chosen](*values)
 
@@ -541,362 +527,3 @@ class OneTrace:
         """`compiled`, a model with this backend, in the form `name`."""
         self.chosen = name
         return compiled(*args, **kwargs)
-
-
-def install(winner: Winner) -> Installed:
-    """Load and compile; what Triton compiles, it compiles at the first call."""
-    spec, kernel = load_spec(winner.target.kernel_type), winner.load()
-    for one in getattr(kernel, "all", [kernel]):
-        for function in getattr(one, "__globals__", {}).values():
-            if isinstance(function, Function):
-                function.compile()
-    ops = register(winner.name, spec, kernel, winner.device_type)
-    is_triton = getattr(kernel, "__globals__", {}).get("BACKEND") == "triton"  # whatever its target began with
-    run = by_position(spec, one_at_a_time(kernel), f"autokernel::{winner.target.name}")
-    if not is_triton:
-        return Installed(winner.target.name, ops, run)
-    launches = register_visible(winner.name, spec, kernel, winner.device_type)
-    return Installed(winner.target.name, ops, run, lambda case: visible(spec, at_sizes(kernel, case.args)), launches)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A site, the kernel that it gets, and how that is called there."""
-
-    site: Site
-    placement: Placement
-    kernel: Installed
-    backward: Backward | None  # of its graph, where gradients are wanted
-    original: GraphModule  # its nodes, as they were before any were replaced
-
-    @property
-    def wants_gradient(self) -> bool:
-        return bool(self.backward and self.backward.wants_gradient(self.site.output))
-
-
-def _records(module: GraphModule) -> bool:
-    """Whether autograd is on in a graph from Dynamo, from its beginning or for a part of it."""
-    switches = module.graph.find_nodes(op="call_function", target=set_gradients)
-    return torch.is_grad_enabled() or any(node.args[0] for node in switches)
-
-
-def _why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) -> RejectReason | None:
-    """Why gradients would not be the same with a kernel at a site; None if they are."""
-    if _changes_mode(graph, site):
-        return RejectReason.MODE
-    if len({backward.wants_gradient(output) for output in site.outputs}) > 1:
-        return RejectReason.PARTLY
-    return None if backward.keeping(site.nodes, site.inputs, site.outputs) is not None else RejectReason.SAVED
-
-
-def _changes_mode(graph: GraphModule, site: Site) -> bool:
-    """Whether gradients are switched on or off between the nodes of a site."""
-    order = {node: i for i, node in enumerate(graph.graph.nodes)}
-    first, last = min(order[n] for n in site.nodes), order[site.output]
-    return any(first < i < last and node.target is set_gradients for node, i in order.items())
-
-
-def _each(graph: Graph, call: Node, site: Site) -> list[Node]:
-    """The results of a call, one by one."""
-    if len(site.outputs) == 1:
-        return [call]
-    return [graph.call_function(operator.getitem, (call, i)) for i in range(len(site.outputs))]
-
-
-def _insert(graph: Graph, place: Place, callee: Kernel, nodes: Mapping[Node, Node]) -> list[Node]:
-    """A call of `callee`, which has the parameters of the operator, on `nodes`, which stand for the site's inputs; its
-    results."""
-    tracer, site = GraphAppendingTracer(graph), place.site
-    names = [argument.name for argument in place.kernel.ops.default._schema.arguments]
-
-    def call(**arguments: Any) -> Proxy:
-        given = site.case.args | arguments  # the case has the oracle's defaults, too
-        values = tuple(v.node if isinstance(v, Proxy) else v for v in (given[name] for name in names))
-        return Proxy(graph.call_function(callee, values), tracer)
-
-    parameters = {k: Proxy(nodes[v], tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}
-    made = _each(graph, site.pattern.call(call, **parameters).node, site)
-    is_own = len(made) > 1 or made[0].target is callee
-    placed = zip(made, site.outputs, place.placement.strides)
-    return [_in_strides(graph, y, value(output), strides, is_own) for y, output, strides in placed]
-
-
-def _in_strides(graph: Graph, result: Node, like: Tensor, strides: Sequence[int] | None, is_own: bool) -> Node:
-    """A `result` of a kernel's call as what it stands for has to be; `is_own`: it is what the kernel returned."""
-    if strides is None:
-        if is_own:
-            return result
-        # The original's result is no view: one of the kernel's, made where gradients are off, is replayed wrongly later.
-        return graph.call_function(aten._unsafe_view.default, (result, list(like.shape)))
-    options = {"dtype": like.dtype, "device": like.device}
-    empty = graph.call_function(aten.empty_strided.default, (list(like.shape), list(strides)), options)
-    return graph.call_function(aten.copy_.default, (empty, result))
-
-
-def _trained(place: Place, callee: Kernel) -> Kernel:
-    """What computes a site by its kernel, and its gradients as the original does."""
-    inner, site = Graph(), place.site
-    nodes = {node: inner.placeholder(f"input_{i}") for i, node in enumerate(place.site.inputs)}
-    made = _insert(inner, place, callee, nodes)
-    is_one = len(made) == 1
-    inner.output(made[0] if is_one else tuple(made))
-    kept = place.backward.keeping(site.nodes, place.site.inputs, site.outputs)
-    plain = forward_of(place.original)
-    original = (lambda *values: plain(*values)[0]) if is_one else plain
-    return differentiable(original, GraphModule({}, inner).forward, *kept)
-
-
-def _strides_are_in_doubt(graph: GraphModule) -> bool:
-    """Whether fake tensors may have other strides than real ones, by which PyTorch would choose another layout of images.
-
-    They have where there is but one of something.
-    """
-    results = map(value, graph.graph.output_node().all_input_nodes)
-    if not any(isinstance(t, Tensor) and t.dim() > 3 for t in results):
-        return False
-    made = (value(node) for node in graph.graph.nodes)
-    return any(isinstance(t, Tensor) and t.dim() > 3 and 1 in t.shape and not t.is_contiguous() for t in made)
-
-
-def _drop_idle(graph: GraphModule, result: Callable[[Node], Any], wanted: bool) -> None:
-    """Take out calls in which nothing happens, unless the graph returns what they make: that is an object of its own."""
-    returned = {object_of(node, result) for node in graph.graph.output_node().all_input_nodes}
-    for node in graph.graph.nodes:
-        if object_of(node, result) not in returned and (node.target in ITSELF or not wanted) and is_idle(node, result):
-            node.replace_all_uses_with(node.args[0])
-
-
-class _Objects:
-    """Which results of a graph are one object, or an input, or in one memory: compilers do not keep to it.
-
-    They take a view in which nothing happens for what it views, make a new one of what is returned as it came, and return a
-    result and a view of it in memory of their own each.
-    sites: the nodes of the original whose results kernels compute -> those that do.
-    """
-
-    def __init__(self, graph: GraphModule, sites: Mapping[Node, Node]):
-        originals = {ours: original for original, ours in sites.items()}
-        results = graph.graph.output_node().args[0]
-        results = results if isinstance(results, (tuple, list)) else ()
-        self.given = {node: i for i, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
-        self.made = [object_of(v) if isinstance(v, Node) else None for v in results]
-        held = {node: storages([originals.get(node, node)]) for node in (*filter(None, self.made), *self.given)}
-        self.like = [value(originals.get(v, v)) if v else None for v in self.made]
-        self.shared = [  # places of the results that share memory with another one or with an input
-            i
-            for i, ours in enumerate(self.made)
-            if ours and any(held[ours] & held[v] for v in (*self.given, *self.made[:i], *self.made[i + 1 :]) if v)
-        ]
-
-    def kept_by(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """`call`, a compiler's form of the graph, with results that are the same objects as the graph's."""
-
-        def run(*values: Any) -> Any:
-            results = list(call(*values))
-            known = {node: values[i] for node, i in self.given.items()}
-            for i in self.shared:
-                if self.made[i] in known:
-                    results[i] = known[self.made[i]]
-                elif any(results[i] is v for v in known.values()):
-                    results[i] = aten.alias.default(results[i])
-                elif (base := self._base(i, results)) is not None:
-                    own = self.like[i]
-                    results[i] = base.as_strided(own.shape, own.stride(), own.storage_offset())
-                known[self.made[i]] = results[i]
-            return tuple(results)
-
-        return run if self.shared else call
-
-    def _base(self, i: int, results: Sequence[Any]) -> Tensor | None:
-        """An earlier result that result i should share all of its memory with, and does not."""
-        for j in (j for j in self.shared if j < i):
-            ours, base, is_plain = results[i], results[j], not (results[i].requires_grad or results[j].requires_grad)
-            should = memory(self.like[i]) == memory(self.like[j]) and ours.numel() == base.numel()
-            if should and is_plain and memory(ours) != memory(base) and layout(base) == _real_layout(self.like[j], base):
-                return base
-        return None
-
-
-def in_eager_mode(module: GraphModule) -> Callable[..., Any]:
-    """A graph as PyTorch runs it without a compiler, which would see to random numbers: a checkpoint is the model's own."""
-    if not module.graph.find_nodes(op="call_function", target=checkpoint):
-        return restored_on_error(module, forward_of(module))
-    copied = _copy(module)
-    for node in copied.graph.find_nodes(op="call_function", target=checkpoint):
-        node.target = _checkpointed
-    copied.recompile()
-    return restored_on_error(copied, forward_of(copied))
-
-
-def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """What PyTorch makes of a checkpoint in a graph draws other random numbers when it computes the body once more.
-
-    What wants no gradient is no argument here: among it are buffers, which the body may write, and arguments may not be.
-    """
-    options, given = checkpoint.divide_kwargs(kwargs)
-    if "_checkpoint_context_fn" in body.meta:
-        options["context_fn"] = body.meta["_checkpoint_context_fn"]
-    run = in_eager_mode(body)
-    if not torch.is_grad_enabled():
-        return run(*args, **given)
-    held = [i for i, a in enumerate(args) if isinstance(a, Tensor) and not (a.requires_grad or a.is_inference())]
-    before = {i: args[i]._version for i in held}
-
-    def again(*others: Any, **given: Any) -> Any:
-        if any(args[i]._version != version for i, version in before.items()):
-            raise RuntimeError(
-                "what a checkpoint needs again for the backward pass has been modified by an inplace operation"
-            )
-        rest = iter(others)
-        return run(*(a if i in held else next(rest) for i, a in enumerate(args)), **given)
-
-    others = [a for i, a in enumerate(args) if i not in held]
-    result = torch.utils.checkpoint.checkpoint(again, *others, **options | {"use_reentrant": False}, **given)
-    for i in [i for i in held if args[i]._version != before[i]]:
-        del before[i]  # written by the body itself
-    return result
-
-
-def _real_layout(fake: Tensor, real: Tensor) -> Any:
-    """The layout of `fake` on the device of `real`, where a graph that runs may be."""
-    dtype, _, *rest = layout(fake)
-    return dtype, real.device, *rest
-
-
-def _give_examples(graph: GraphModule) -> None:
-    """Fake tensors for what methods are called on, as in Dynamo's graphs: AOTAutograd caches no graph without them."""
-    known: dict[Node, Any] = {}
-
-    def example(node: Node) -> Any:
-        if node not in known:
-            known[node] = value(node)
-        if known[node] is None:
-            if not (isinstance(node.target, (str, OpOverload)) or node.target in (getattr, operator.getitem)):
-                raise LookupError(f"{node.target} is not for fake tensors: a Triton kernel would be launched")
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), example)
-            target = getattr(args[0], node.target) if node.op == "call_method" else partial(node.target, *args[:1])
-            known[node] = target(*args[1:], **kwargs)
-        return known[node]
-
-    receivers = [node.args[0] for node in graph.graph.nodes if node.op == "call_method"]
-    modes = (value(node).fake_mode for node in graph.graph.nodes if isinstance(value(node), FakeTensor))
-    with next(modes, nullcontext()), torch.no_grad(), suppress(Exception):  # a graph with others is not cached
-        for node in receivers:
-            if "example_value" not in node.meta:
-                node.meta["example_value"] = example(node)
-
-
-def _constants_as_inputs(graph: GraphModule) -> list[Tensor]:
-    """Tensors in the graph become its last inputs: Inductor takes attributes for parameters that Dynamo knows."""
-    constants = []
-    last = graph.graph.find_nodes(op="placeholder")[-1]
-    for node in graph.graph.find_nodes(op="get_attr"):
-        if not isinstance(getattr(graph, node.target), Tensor):  # the body of an operator of higher order
-            continue
-        constants.append(getattr(graph, node.target))
-        with graph.graph.inserting_after(last):
-            last = graph.graph.placeholder(node.target)
-        last.meta = node.meta
-        last._dynamo_source = None
-        node.replace_all_uses_with(last)
-        graph.graph.erase_node(node)
-        delattr(graph, node.target) if hasattr(graph, node.target) else None
-    graph.recompile()
-    return constants
-
-
-def _without_tangents(call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which knows nothing of tangents; where tensors may have some, `original`."""
-
-    def run(*values: Any) -> Any:
-        return original(*values) if is_forward_mode() else call(*values)
-
-    return run
-
-
-def _with_constants(call: Callable[..., Any], constants: Sequence[Tensor]) -> Callable[..., Any]:
-    return (lambda *values: call(*values, *constants)) if constants else call
-
-
-def _without(ambient: Sequence[str], call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, in which the casts of autocast are written out, where autocast is on for these kinds of device."""
-
-    def run(*values: Any) -> Any:
-        with without_autocast():
-            return call(*values)
-
-    return run if ambient else call
-
-
-def _share_views(graph: GraphModule) -> None:
-    """Sites of all layers take the same views of the same cos and sin: make each once, while nothing is changed there."""
-    first: dict[str, Node] = {}
-    for node in graph.graph.nodes:
-        if node.target is set_gradients or overwritten(node):
-            first.clear()
-        is_view = node.op == "call_method" and not node.target.endswith("_") or node.target in (getattr, operator.getitem)
-        earlier = first.setdefault(repr((node.target, node.args, node.kwargs)), node) if is_view else node
-        if earlier is not node:
-            node.replace_all_uses_with(earlier)
-
-
-def _shorten_calls(graph: GraphModule, kernels: dict[OpOverload, Kernel]) -> None:
-    direct = DIRECT | kernels
-    for node in graph.graph.nodes:
-        node.target = direct.get(node.target, node.target)
-
-
-def _with_sites(module: GraphModule, sites: Sequence[Site]) -> tuple[GraphModule, list[Site]]:
-    """A copy of a graph, and the sites in the copy."""
-    nodes: dict[Node, Node] = {}
-    copied = _copy(module, nodes)
-    return copied, [
-        replace(
-            site,
-            parameters={name: nodes[v] if isinstance(v, Node) else v for name, v in site.parameters.items()},
-            nodes=frozenset(nodes[node] for node in site.nodes),
-            output=nodes[site.output],
-            others=tuple(nodes[node] for node in site.others),
-        )
-        for site in sites
-    ]
-
-
-def _copy(module: GraphModule, nodes: dict[Node, Node] | None = None) -> GraphModule:
-    """A copy of a graph; `nodes` gets its nodes, by the original's."""
-    graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {} if nodes is None else nodes))
-    copied = GraphModule(module, graph)
-    _keep_origins(copied, module)
-    return copied
-
-
-@contextmanager
-def _let_go(context: TracingContext) -> Iterator[None]:
-    """What it knows of real tensors is forgotten in the end, as Dynamo does it: module.to() may have to swap them."""
-    yield
-    describer = context.fake_mode.fake_tensor_converter.meta_converter.describer
-    for known in (context.tensor_to_context, describer.lookup_tensor, describer.lookup_storage):
-        known.clear()
-
-
-def _of_sizes(module: GraphModule, values: Sequence[Any], context: TracingContext) -> GraphModule:
-    """A graph that Dynamo made for all sizes, for those of `values`."""
-    copied, mode = _copy(module), context.fake_mode
-    for node, v in zip(copied.graph.find_nodes(op="placeholder"), values):
-        node.meta["example_value"] = mode.from_tensor(v) if isinstance(v, Tensor) else v
-        if any(reads_a_number(user) for user in node.users):
-            node.meta["example_value"].item_memo = v.item()  # any would do
-    return copied
-
-
-def _keep_origins(graph: GraphModule, module: GraphModule) -> None:
-    """What Dynamo noted about the inputs: Inductor asks which are parameters and stay where they are."""
-    graph.meta |= module.meta
-    if hasattr(module, "_param_name_to_source"):  # without it, none of the rest is looked at
-        graph._param_name_to_source = module._param_name_to_source
-    for ours, theirs in zip(graph.graph.find_nodes(op="placeholder"), module.graph.find_nodes(op="placeholder")):
-        ours.meta = theirs.meta | ours.meta
-        ours.meta.pop(OF_DYNAMO, None)
-        if hasattr(theirs, "_dynamo_source"):
-            ours._dynamo_source = theirs._dynamo_source

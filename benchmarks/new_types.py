@@ -23,7 +23,8 @@ import triton.language as tl
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, script
-from autokernel.gate.checks.correctness import expect, wrong
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import expect
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.spec import import_file, load_spec
 

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from new_types import graph_us, on_gpu
 
 from autokernel.cli.arguments import Parser, script
-from autokernel.gate.checks.correctness import expect, wrong
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import expect
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder

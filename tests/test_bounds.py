@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks import correctness
-from autokernel.gate.checks.correctness import CheckCase, Expectation, expect, wrong
+from autokernel.gate.checks import correctness, expectations
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import Expectation, expect
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.gate.checks.planted import planted_in, with_planted
+from autokernel.gate.checks.trials import CheckCase
 from autokernel.hardware.threads import one_thread
 from autokernel.spec import kernel_types, load_spec
 
@@ -207,7 +209,7 @@ def drawn(seed: int) -> tuple[Tensor, Expectation, bool]:
 def test_what_is_right_part_by_part_is_right_as_a_whole(part: int, monkeypatch: pytest.MonkeyPatch):
     """A result is first compared in parts, by what each of them alone allows, and at first without PyTorch's own: that must
     never pass what the comparison of the whole refuses."""
-    monkeypatch.setattr(correctness, "IN_CACHE", 1 << 12)
+    monkeypatch.setattr(expectations, "IN_CACHE", 1 << 12)
     passed = refused = 0
     for seed in range(150 * part, 150 * (part + 1)):
         y, expectation, adversarial = drawn(seed)
@@ -255,7 +257,7 @@ def test_pytorchs_form_is_finite_where_it_is_said_to_be(name: str):
     """So that it need not be asked for: of the largest numbers of either sign, all alike and by chance."""
     spec = load_spec(name)
     for dims, dtype in product((spec.smoke, *spec.sweep, *spec.edges), spec.dtypes):
-        case, is_wide = spec.case(dims, dtype), dtype in correctness.WIDE
+        case, is_wide = spec.case(dims, dtype), dtype in expectations.WIDE
         for fill in (torch.ones_like, lambda x: torch.randn_like(x).sign()):
             inputs = fill_inputs(spec, case, 0)
             free = {k: x for k, x in inputs.items() if isinstance(x, Tensor) and k not in spec.fill}

@@ -17,8 +17,9 @@ import torch
 from forger import RIGHT, forging
 
 from autokernel.gate import Correctness, Judge
-from autokernel.gate.checks.correctness import most_bytes, trials
+from autokernel.gate.checks.expectations import most_bytes
 from autokernel.gate.checks.runner import StageRun
+from autokernel.gate.checks.trials import trials
 from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import Batches
 from autokernel.gate.workers import answers

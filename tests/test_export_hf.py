@@ -14,7 +14,8 @@ import torch
 from autokernel.agents.sizes import with_table
 from autokernel.export.folders import NotOurs
 from autokernel.export.hub import NotExported, Project, write
-from autokernel.gate.checks.correctness import expect, wrong
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import expect
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.spec import KERNELS, load_spec
 

@@ -12,7 +12,7 @@ from test_new_types import WRONG as OF_NEW_TYPES
 from wrong_kernels import WRONG
 
 from autokernel.gate import Correctness, Judge
-from autokernel.gate.checks.correctness import trials
+from autokernel.gate.checks.trials import trials
 from autokernel.gate.timing.audit import CHECK_BYTES
 from autokernel.gate.timing.statistics import ratio_interval, ratio_intervals
 from autokernel.gate.workers.processes import WorkerProcess

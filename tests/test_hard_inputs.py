@@ -12,21 +12,12 @@ from torch import Tensor
 import reference
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.checks import inputs
-from autokernel.gate.checks.correctness import (
-    CheckCase,
-    Expectation,
-    Step,
-    combinations,
-    drawn_sizes,
-    expect,
-    hard,
-    option_dims,
-    trials,
-    wrong,
-)
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import Expectation, expect
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
 from autokernel.gate.checks.options import with_other_options
 from autokernel.gate.checks.planted import planted_in, values_of, with_planted
+from autokernel.gate.checks.trials import CheckCase, Step, combinations, drawn_sizes, hard, option_dims, trials
 from autokernel.history.experiments import STARTER, Status, experiment_from
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
@@ -556,7 +547,7 @@ def test_large_inputs_are_made_on_the_device(kernel_type: str, monkeypatch: pyte
     target = Target("smoke", kernel_type, "triton", "cuda", (WeightedCase(spec.case(spec.smoke, dtype)),))
 
     def steps(trial: CheckCase, least: int) -> Iterator[Step]:
-        monkeypatch.setattr("autokernel.gate.checks.correctness.MADE_ON_DEVICE", least)
+        monkeypatch.setattr("autokernel.gate.checks.trials.MADE_ON_DEVICE", least)
         return trial.steps(spec, "cuda")
 
     def share_finite(x: Tensor) -> float:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import reference
-from autokernel.gate.checks.correctness import CheckCase, expect, wrong
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import expect
+from autokernel.gate.checks.trials import CheckCase
 from autokernel.spec import KERNELS, ROOT, import_file, load_spec
 from autokernel.target import default_target
 

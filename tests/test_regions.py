@@ -18,7 +18,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autokernel import spec as specs
 from autokernel.build import cpp_function
 from autokernel.gate import Judge
-from autokernel.gate.checks.correctness import CheckCase, expectations, wrong
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import expectations
+from autokernel.gate.checks.trials import CheckCase
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import aten, capture, value

@@ -12,8 +12,9 @@ from functools import partial
 import torch
 
 from autokernel.backends import BACKENDS
-from autokernel.gate.checks.correctness import CheckCase, TypeFault
+from autokernel.gate.checks.expectations import TypeFault
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
+from autokernel.gate.checks.trials import CheckCase
 from autokernel.gate.source import constants
 from autokernel.gate.timing.autotune import Autotuner, Looked
 from autokernel.gate.timing.batches import maps_memory

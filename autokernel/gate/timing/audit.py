@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.correctness import ELEMENT_TOLERANCE, Expectation, expectations, same_bits, wrong
+from autokernel.gate.checks.correctness import ELEMENT_TOLERANCE, same_bits, wrong
+from autokernel.gate.checks.expectations import Expectation, expectations
 from autokernel.gate.checks.inputs import line_dim
 from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Odd, Setting, TimedContents, running

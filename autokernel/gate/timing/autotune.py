@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.correctness import Expectation, TypeFault, expectations, most_bytes, wrong
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import Expectation, TypeFault, expectations, most_bytes
 from autokernel.gate.checks.inputs import Pool
 from autokernel.gate.timing.batches import Batches, TimedContents
 from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed

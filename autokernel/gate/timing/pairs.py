@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from autokernel.gate.checks.correctness import most_bytes
+from autokernel.gate.checks.expectations import most_bytes
 from autokernel.gate.checks.inputs import Pool
 from autokernel.gate.timing import audit, witness
 from autokernel.gate.timing.batches import (

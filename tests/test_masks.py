@@ -9,8 +9,9 @@ from torch import nn
 
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
-from autokernel.model.capture import aten, capture
+from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
+from autokernel.model.nodes import aten
 from benchmarks.architectures import starters
 
 LENGTH = 48

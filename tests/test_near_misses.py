@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from autokernel.model.capture import aten, trace
 from autokernel.model.match import Pattern, RejectReason, Site, SiteFinder, patterns_of
+from autokernel.model.nodes import aten
+from autokernel.model.tracing import trace
 from autokernel.spec import kernel_types, load_spec
 
 PATTERNS = [

@@ -23,8 +23,9 @@ from autokernel.gate.checks.expectations import expectations
 from autokernel.gate.checks.trials import CheckCase
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import aten, capture, value
+from autokernel.model.capture import capture
 from autokernel.model.match import Site, SiteFinder
+from autokernel.model.nodes import aten, value
 from autokernel.model.regions import growing
 from autokernel.model.regions.expressions import evaluate
 from autokernel.model.regions.growing import piece_of, region_finder, regions_of

@@ -26,8 +26,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
-from autokernel.model.capture import Settings, as_applied
+from autokernel.model.capture import as_applied
 from autokernel.model.match import RejectReason, SiteFinder
+from autokernel.model.settings import Settings
 from benchmarks.random_programs import Everywhere, finder
 from models.llama import RMSNorm
 

@@ -23,16 +23,10 @@ from autokernel.integration.frames import has_broken, newest
 from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.running import in_eager_mode
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import (
-    as_applied,
-    caller,
-    compile_model,
-    is_dispatched,
-    is_forward_mode,
-    recurrent_modules_traced,
-)
+from autokernel.model.capture import as_applied, caller, compile_model, recurrent_modules_traced
 from autokernel.model.forwards import Forwards
 from autokernel.model.padding import Encoders
+from autokernel.model.settings import is_dispatched, is_forward_mode
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
 

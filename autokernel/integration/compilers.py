@@ -14,23 +14,15 @@ from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import _StopRecomputationError
 
-from autokernel.model.capture import (
-    Settings,
-    another,
-    at_hand,
-    checkpoint,
-    data_of,
-    has_effects,
-    settings_restored,
-    storages,
-    to_aten,
-    why_compilers_lose_settings,
-    why_left_alone,
-    without_autocast,
-    written,
-)
+from autokernel.model.autocast import without_autocast
+from autokernel.model.capture import why_left_alone
 from autokernel.model.catching import checks_alone
 from autokernel.model.contract import Backward
+from autokernel.model.nodes import another, has_effects, storages, written
+from autokernel.model.numbers import at_hand
+from autokernel.model.one_node import data_of
+from autokernel.model.settings import Settings, settings_restored, why_compilers_lose_settings
+from autokernel.model.tracing import checkpoint, to_aten
 
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error

@@ -11,7 +11,8 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-from autokernel.model.capture import Function, breaks, free_what_failed, function_of, in_words, lost_guard
+from autokernel.model.breaks import Function, breaks, function_of, in_words
+from autokernel.model.capture import free_what_failed, lost_guard
 from autokernel.model.forwards import FILE
 
 MAX_ALIKE = 5  # compilations of a function whose reasons differ, and in numbers alone,

@@ -19,17 +19,10 @@ from autokernel.integration.ops import (
     DIRECT,
     Kernel,
 )
-from autokernel.model.capture import (
-    ITSELF,
-    OF_DYNAMO,
-    is_idle,
-    object_of,
-    overwritten,
-    reads_a_number,
-    set_gradients,
-    value,
-)
 from autokernel.model.match import Site
+from autokernel.model.nodes import ITSELF, is_idle, object_of, overwritten, set_gradients, value
+from autokernel.model.numbers import reads_a_number
+from autokernel.model.tracing import OF_DYNAMO
 
 
 def records_gradients(module: GraphModule) -> bool:

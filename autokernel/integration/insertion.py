@@ -22,14 +22,10 @@ from autokernel.integration.ops import (
     visible,
 )
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import (
-    aten,
-    forward_of,
-    set_gradients,
-    value,
-)
+from autokernel.model.capture import forward_of
 from autokernel.model.contract import Backward
 from autokernel.model.match import Placement, RejectReason, Site
+from autokernel.model.nodes import aten, set_gradients, value
 from autokernel.spec import Case, load_spec
 
 

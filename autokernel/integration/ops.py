@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
-from autokernel.model.capture import another
+from autokernel.model.nodes import another
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
 Kernel = Callable[..., Any]  # of one result a tensor, of several a tuple

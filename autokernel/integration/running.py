@@ -9,19 +9,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autokernel.integration.graphs import copy_of
-from autokernel.model.capture import (
-    aten,
-    checkpoint,
-    forward_of,
-    is_forward_mode,
-    layout,
-    memory,
-    object_of,
-    restored_on_error,
-    storages,
-    value,
-    without_autocast,
-)
+from autokernel.model.autocast import without_autocast
+from autokernel.model.capture import forward_of
+from autokernel.model.nodes import aten, layout, memory, object_of, storages, value
+from autokernel.model.settings import is_forward_mode, restored_on_error
+from autokernel.model.tracing import checkpoint
 
 
 class Objects:

@@ -16,8 +16,9 @@ from torch.fx.proxy import GraphAppendingTracer
 from autokernel.backends import default_backend
 from autokernel.kernelbench.modelnew import make
 from autokernel.kernelbench.problems import Problem, parse
-from autokernel.model.capture import capture, simplify
+from autokernel.model.capture import capture
 from autokernel.model.match import Site, SiteFinder
+from autokernel.model.nodes import simplify
 from autokernel.model.regions.growing import region_finder
 from autokernel.spec import load_spec
 

@@ -19,18 +19,10 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from autokernel.model.capture import (
-    aten,
-    data_of,
-    has_effects,
-    layout,
-    memory,
-    overwritten,
-    set_gradients,
-    settings_restored,
-    value,
-    without_autocast,
-)
+from autokernel.model.autocast import without_autocast
+from autokernel.model.nodes import aten, has_effects, layout, memory, overwritten, set_gradients, value
+from autokernel.model.one_node import data_of
+from autokernel.model.settings import settings_restored
 
 BY_GRADIENTS = "strides by gradients"  # in `meta`: without gradients, as graphs are looked at, its strides are others
 Compute = Callable[[Node, Callable[[Any], Any]], Any]

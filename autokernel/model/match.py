@@ -27,10 +27,13 @@ from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
 
 from autokernel.model import pattern_graphs
-from autokernel.model.capture import aten, layout, reason, simplified, storages, trace, value, without_autocast, written
+from autokernel.model.autocast import without_autocast
+from autokernel.model.breaks import reason
 from autokernel.model.contract import Contract
+from autokernel.model.nodes import aten, layout, simplified, storages, value, written
 from autokernel.model.pieces import pieces
 from autokernel.model.rounding import rounds
+from autokernel.model.tracing import trace
 from autokernel.spec import Case, KernelSpec, TensorSpec, import_file, kernel_types, load_spec
 
 COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from autokernel.model.capture import CONVERSIONS, RESHAPES, aten, value
+from autokernel.model.nodes import CONVERSIONS, RESHAPES, aten, value
 
 CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
 PASSING = RESHAPES | CONVERSIONS | {aten.clone.default, aten.permute.default, aten.transpose.int, aten.t.default}

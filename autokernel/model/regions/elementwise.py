@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from autokernel.model.capture import aten, value
+from autokernel.model.nodes import aten, value
 from autokernel.model.regions.expressions import BOOL, FLOAT, INT, OWN_NAMES, Expression
 from autokernel.model.regions.lowering import (
     MOST_FACTORS,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from autokernel.model.capture import value
+from autokernel.model.nodes import value
 from autokernel.model.regions.elementwise import power
 from autokernel.model.regions.expressions import BOOL, FLOAT, Expression
 from autokernel.model.regions.lowering import Groups, Lowering, Unsupported, arguments, choose, kind_of, rule

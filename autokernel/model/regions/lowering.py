@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from autokernel.model.capture import aten, value
+from autokernel.model.nodes import aten, value
 from autokernel.model.regions.expressions import (
     BOOL,
     FLOAT,

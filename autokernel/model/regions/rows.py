@@ -5,7 +5,7 @@ import math
 import torch
 from torch.fx import Node
 
-from autokernel.model.capture import aten, value
+from autokernel.model.nodes import aten, value
 from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression
 from autokernel.model.regions.lowering import Groups, Lowering, Shifted, Unsupported, arguments, choose, kind_of, rule
 from autokernel.model.regions.reductions import dims_of, one_per_row

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from autokernel.model.capture import aten, value
+from autokernel.model.nodes import aten, value
 from autokernel.model.regions.expressions import FLOAT, Expression
 from autokernel.model.regions.lowering import MOST_PLACES, Groups, Lowering, Unsupported, arguments, choose, kind_of, rule
 

@@ -14,20 +14,21 @@ Read in this order; a later one imports from earlier ones, never the other way r
 
     hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes, allocator, threads
     model/          a model: options, workload, user_code, example_inputs
-                    -> graphs and sites: capture, padding, match, contract
+                    -> graphs (capture, tracing, nodes and what these stand on), and the sites in them: match, contract
                     -> what is in no site, as kernel types of its own: regions/ growing, lowering, cpp, triton, inductor,
                        spec
                     -> time per site and a plan: profiler, hotspots, account, extraction
     gate/           source -> verdict: judge, report, kernel_files, source
         workers/    the processes in which kernels run: launch, processes, zygote, worker, channel, answers, sandbox,
                     mapped_memory
-        checks/     the five stages: runner, correctness, inputs
+        checks/     the five stages: runner, trials and their inputs, expectations, correctness
         timing/     contest -> pairs -> batches; audit, witness, disturbance, device_probe, statistics, faults
         calibration/  what the gate says of kernels whose speed is known
     history/        runs, experiments (results.tsv), ledger (git), progress, workers, status
     agents/         who proposes edits, one file each
     run/            loop, scheduler, environment, workspace, supervisor; many workers: fleet, and ray_pool with Ray
-    integration/    ops, winner, frames, hooks, compilers, backend, apply, confirmation
+    integration/    ops, winner, frames, hooks, compilers, graphs, insertion, running, backend, apply,
+                    confirmation
         verification/  the model with and without its kernels, end to end; winners of a run; what was proven before
     export/         a package of the kept kernels, a Hugging Face kernel project
     report/         live, summary, html, charts; branch: the last commit of a run

@@ -366,10 +366,10 @@ CHEATS = (
             ("in-a-call", "replaces torch.nn.functional.silu", changing("torch.nn.functional.silu = print")),
             ("an-operator", "overrides PyTorch's aten/erfinv/CPU", attack(OVERRIDING)),
             ("what-a-layer-looks-up", "replaces torch.nn.modules.linear.F", attack(LOOKED_UP)),
-            ("what-an-overload-calls", "replaces what torch.ops.aten.mm.default calls", attack(f"{MM}._op = print")),
+            ("what-an-overload-calls", "replaces .*aten.mm.default", attack(f"{MM}._op = print")),
             (
                 "what-a-compiler-calls",
-                "replaces what torch.ops.aten.mm.default calls",
+                "replaces .*aten.mm.default",
                 attack(f"{MM}.py_kernels[7] = print"),
             ),
             ("loading", "replaces DataLoader.__iter__", attack("torch.utils.data.DataLoader.__iter__ = print")),

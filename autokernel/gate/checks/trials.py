@@ -331,7 +331,7 @@ def partly(x: Tensor, other: Tensor, part: slice) -> Tensor:
     if x.dtype == torch.bool:
         values = ~changed[part]
     elif torch.equal(values, changed[part]):  # padding in both
-        values = other.reshape(-1).flip(0)[part]
+        values = _turned(other.reshape(-1), slice(None))[part]
     elif x.is_floating_point() and part.stop - part.start == 1:
         values = (values.float() + 4 * (1 + changed[part].float().abs().nan_to_num(0, 0, 0))).to(x.dtype)
     changed[part] = values

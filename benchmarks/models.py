@@ -140,6 +140,7 @@ class Stage:
     quiet: Any  # held by the one that measures
     gates: tuple[Any, ...]  # passed when all have compiled the trials; timed them; compiled what is measured in the end
     seconds: float  # of each measurement
+    least: float  # speedup of the model, beyond doubt, with which a kernel stays
     ends: tuple[float, ...]  # time() at which whoever waits for that goes on
 
     def wait(self, number: int) -> None:
@@ -154,6 +155,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=positive, default=3.0, help="of each measurement (%(default)s)")
+    parser.add_argument(
+        "--least",
+        type=nonnegative,
+        default=1.0,
+        help="a kernel stays where the model is so much faster with it (%(default)s)",
+    )
     parser.add_argument("--targets", type=int, default=99, help="at most so many of a model, the costliest")
     parser.add_argument(
         "--patience",
@@ -177,7 +184,7 @@ def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
     trials_s, final_s = arguments.patience
     ends = tuple(time.time() + s for s in (trials_s, final_s, final_s))
     barriers = tuple(context.Barrier(len(names)) for _ in ends)
-    stage = Stage(context.Lock(), barriers, arguments.seconds, ends)
+    stage = Stage(context.Lock(), barriers, arguments.seconds, arguments.least, ends)
     results = context.Queue()
     for threads in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS") if arguments.device != "cpu" else ():
         os.environ.setdefault(threads, str(max((os.cpu_count() or 2) // len(names), 1)))
@@ -273,7 +280,9 @@ def measure(
         gains[over] = {
             w.target.name: speedup(rounds, w.target.name, ours(over)) for w in winners if w.target.name in rounds[0]
         }
-        stay[over] = tuple(w for w in winners if w.target.name in gains[over] and gains[over][w.target.name].low >= 1)
+        stay[over] = tuple(
+            w for w in winners if w.target.name in gains[over] and gains[over][w.target.name].low >= stage.least
+        )
         say(f"over {over} with it: {', '.join(f'{name} {gain}' for name, gain in gains[over].items()) or 'no kernel'}")
     stage.wait(1)
     stay |= {over: stay[GRAPHS] for over in modes[2:]}

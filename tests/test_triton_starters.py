@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import reference
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.kernelbench.rewriting import inlined
-from autokernel.spec import KERNELS, TensorSpec, import_file, load_spec
+from autokernel.spec import KERNELS, ROOT, TensorSpec, import_file, load_spec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from special_values import SPECIAL
@@ -534,6 +534,41 @@ def test_tma_fetches_the_tiles_of_large_products_that_it_can_read(size, tma, ker
     vars(module).update(TMA=tma)
     module.kernel_fn(**without_data(spec.case({"M": size, "K": size, "N": size}, torch.float16).args))
     assert [launch[0].fn.__name__ for launch in launches] == [kernel]
+
+
+COMPILING = """
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from autokernel.gate.workers.patches import Patches
+from autokernel.gate.workers.process_state import ProcessState
+
+patches, process = Patches([]), ProcessState.now()
+
+
+@triton.jit
+def double(x, BLOCK: tl.constexpr):
+    at = x + tl.arange(0, BLOCK)
+    tl.store(at, tl.load(at) * 2)
+
+
+source = ASTSource(double, {"x": "*fp32", "BLOCK": "constexpr"}, {"BLOCK": 256})
+assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+process.check()
+patches.check()
+"""
+
+
+def test_what_the_compiler_does_to_its_process_is_no_kernels_doing(tmp_path: Path):
+    """LLVM catches signals when it first compiles."""
+    script = tmp_path / "compiling.py"
+    script.write_text(COMPILING)
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 if __name__ == "__main__":

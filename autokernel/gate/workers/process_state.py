@@ -46,7 +46,6 @@ NO_SETTINGS = "jit|exception|version|upgrader|cache|thread_name|torch_function_e
 SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+")
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
-NAMED = sum(1 << number - 1 for number in SIGNALS)  # as a mask of Linux's
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 # Variables that libraries set as they are imported, for themselves.
@@ -117,7 +116,7 @@ class ProcessState:
                 *map(signal.getsignal, SIGNALS),
                 *map(signal.getitimer, TIMERS),
                 *_signals_apart(),
-                *_signals_caught(),
+                _signals_caught(),
             ),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
@@ -295,14 +294,37 @@ def _signals_apart() -> tuple[Any, ...]:
     return frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())), woken
 
 
-def _signals_caught() -> list[int]:
-    """Which the process ignores or catches, as Linux has it: native code tells nobody. Of those alone that Python names,
-    for others are glibc's, for its threads."""
-    if not LINUX:
-        return []
-    with open("/proc/self/status") as file:
-        masks = [int(line.split()[1], 16) for line in file if line.startswith(("SigIgn", "SigCgt"))]
-    return [mask & NAMED for mask in masks]
+class _Action(ctypes.Structure):
+    """The beginning of Linux's struct sigaction, and room for the rest."""
+
+    _fields_ = (("handler", ctypes.c_void_p), ("rest", ctypes.c_byte * 256))
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info: where an address lies."""
+
+    _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("at", ctypes.c_void_p))
+
+
+def _signals_caught() -> dict[int, int | None]:
+    """Signal -> its handler's address, as Linux has it: native code tells nobody. Of those alone that Python names, for
+    others are glibc's, for its threads. LLVM catches some as Triton first compiles, in a model's process as in this one:
+    of these, what was there before."""
+    return {number: CAUGHT.get(number) if _is_tritons(at) else at for number, at in _handlers().items()}
+
+
+def _handlers() -> dict[int, int | None]:
+    action, found = _Action(), {}
+    for number in SIGNALS if LINUX else ():
+        LIBC.sigaction(number, None, ctypes.byref(action))
+        found[number] = action.handler  # None: the default
+    return found
+
+
+def _is_tritons(address: int | None) -> bool:
+    symbol = _Symbol()
+    found = (address or 0) > 1 and LIBC.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
+    return bool(found) and b"libtriton" in (symbol.file or b"")
 
 
 @functools.lru_cache(maxsize=1)
@@ -390,7 +412,9 @@ def _saying() -> dict[str, Callable[[], Any]]:
 
 
 SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
-PRCTL = ctypes.CDLL(None).prctl if LINUX else None
-ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ") if LINUX else None
+LIBC = ctypes.CDLL(None)
+PRCTL = LIBC.prctl if LINUX else None
+CAUGHT = _handlers()  # in the warm parent
+ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ") if LINUX else None
 ABSTRACT = [kind for of in (collections.abc, numbers) for kind in vars(of).values() if isinstance(kind, abc.ABCMeta)]
 START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

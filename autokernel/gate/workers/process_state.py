@@ -316,14 +316,14 @@ def _signals_caught() -> dict[int, int | None]:
 def _handlers() -> dict[int, int | None]:
     action, found = _Action(), {}
     for number in SIGNALS if LINUX else ():
-        LIBC.sigaction(number, None, ctypes.byref(action))
+        SIGACTION(number, None, ctypes.byref(action))
         found[number] = action.handler  # None: the default
     return found
 
 
 def _is_tritons(address: int | None) -> bool:
     symbol = _Symbol()
-    found = (address or 0) > 1 and LIBC.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
+    found = (address or 0) > 1 and DLADDR(ctypes.c_void_p(address), ctypes.byref(symbol))
     return bool(found) and b"libtriton" in (symbol.file or b"")
 
 
@@ -413,7 +413,7 @@ def _saying() -> dict[str, Callable[[], Any]]:
 
 SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
 LIBC = ctypes.CDLL(None)
-PRCTL = LIBC.prctl if LINUX else None
+PRCTL, SIGACTION, DLADDR = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr) if LINUX else (None, None, None)
 CAUGHT = _handlers()  # in the warm parent
 ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ") if LINUX else None
 ABSTRACT = [kind for of in (collections.abc, numbers) for kind in vars(of).values() if isinstance(kind, abc.ABCMeta)]

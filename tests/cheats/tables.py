@@ -45,7 +45,7 @@ CHEATS = tuple(
         ("listens-for-good", "audit hook", "import sys\n\nsys.addaudithook(lambda event, arguments: None)"),
         ("catches-a-signal-behind-python", "signal handlers", "import faulthandler\n\nfaulthandler.register(10)"),
         ("keeps-a-lock", "lock of a file", LOCK),
-        ("overrides-what-is-overridden", "aten::", ONCE_MORE),
+        ("overrides-what-is-overridden", "aten::|already a kernel registered", ONCE_MORE),
         ("registers-by-itself", "aten::", DIRECTLY),
         ("looks-into-sparse-tensors", "modes", "torch.sparse.check_sparse_tensor_invariants.enable()"),
         (

@@ -28,6 +28,8 @@ NOTED = {
 
 
 SETTER = re.compile("_*(set|use|enable|disable|allow)_")  # what its name begins with
+# In what compilers trace it shows which attention and which derivatives were allowed.
+TRACED = {_sdpa_kernel, torch._C._functorch.set_inplace_requires_grad_allowed}
 
 
 def is_setting(node: Node) -> bool:
@@ -50,11 +52,8 @@ def setting_of(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def why_compilers_lose_settings(module: GraphModule) -> str | None:
-    """Of a graph that sets something of PyTorch's, such as the default dtype: they do so while they trace it, and no more.
-
-    Which attention is allowed shows in what they trace.
-    """
-    made = (name_of(n) for n in module.graph.nodes if is_setting(n) and n.target is not _sdpa_kernel)
+    """Of a graph that sets something of PyTorch's, such as the default dtype: they do so as they trace it, and no more."""
+    made = (name_of(n) for n in module.graph.nodes if is_setting(n) and n.target not in TRACED)
     first = next(filter(SETTER.match, made), None)
     return first and f"a graph with {first} in it is left as it is"
 

@@ -525,6 +525,20 @@ def test_compiles(starter, target, launches):
             assert stack_bytes(compiled) == 0
 
 
+@pytest.mark.parametrize("mask", ["a row for all", "bool", "float"])
+def test_attention_with_a_mask_compiles(mask: str, launches):
+    """For a Hopper GPU, without spilled registers where all queries have one row."""
+    module = import_file(STARTERS["flash_attention/triton_kernel.py"], "masked_attention")
+    q, k, v = (torch.empty(32, 16, 512, 64, dtype=torch.float16, device="meta") for _ in range(3))
+    dtype = torch.float16 if mask == "float" else torch.bool
+    made = torch.empty(32, 1, 1 if mask == "a row for all" else 512, 512, dtype=dtype, device="meta")
+    module.kernel_fn(q, k, v, causal=False, attn_mask=made.expand(-1, -1, 512, -1))
+    (launch,) = launches
+    compiled = compile_launch(launch, TARGETS["sm_90"])
+    assert compiled.metadata.shared <= H100_SHARED_MEMORY
+    assert mask != "a row for all" or stack_bytes(compiled) == 0
+
+
 @pytest.mark.parametrize(
     ("size", "tma", "kernel"),
     ((2048, 1, "_resident"), (1024, 1, "_matmul"), (2048, 0, "_matmul"), (64, 2, "_resident"), (65, 2, "_matmul")),

@@ -193,7 +193,7 @@ async def cell():
     return ak.profile(Net(), torch.randn(256, 768), kwargs={"scale": 2.0}, baseline="eager", progress=said.append)
 
 profile = asyncio.run(cell())
-assert "rmsnorm" in [h.kernel_type for h in profile.hotspots], profile
+assert any("rms" in h.kernel_type for h in profile.hotspots if h.kernel_type), profile
 assert any("measuring" in line for line in said), said
 try:
     ak.profile(Net(), torch.randn(256, 767), kwargs={"scale": 2.0})

@@ -221,7 +221,7 @@ class Proposed:
 
 PROPOSED = [
     Proposed(1, ("softmax",), 2),
-    pytest.param(Proposed(2, ("matmul", "layernorm"), 5), marks=pytest.mark.slow),
+    pytest.param(Proposed(2, ("fused_linear", "region_mul_layer_norm"), 3), marks=pytest.mark.slow),
     Proposed(7, ()),
     Proposed(8, ("region_neg_relu_mul",), 1),
     Proposed(9, ("fused_linear", "region_sub_mul_relu"), 3),

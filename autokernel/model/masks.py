@@ -47,11 +47,10 @@ def _is_causal(node: Node, changed: set[int]) -> bool | None:
     if not isinstance(fake, FakeTensor) or fake.dim() < 2 or fake.numel() > LARGEST:
         return None
     parts = _parts(node)
-    if not all(map(_is_constant, parts)) or {p.meta["val"].untyped_storage()._cdata for p in parts} & changed:
+    if {p.meta["val"].untyped_storage()._cdata for p in parts if isinstance(p.meta.get("val"), Tensor)} & changed:
         return None
-    try:
-        mask = _computed(parts)
-    except RuntimeError:  # no memory, no data on the device meta
+    mask = _of_constants(node)
+    if mask is None:
         return None
     if mask.dtype == torch.bool:
         shown = mask
@@ -95,14 +94,8 @@ def _name(target: torch._ops.OpOverload) -> str:
 
 def _rows_are_equal(node: Node) -> bool:
     """Of a node that is made of constants: by looking at it."""
-    parts = _parts(node)
-    if not all(map(_is_constant, parts)) or node.meta["val"].numel() > LARGEST:
-        return False
-    try:
-        made = _computed(parts)
-    except RuntimeError:
-        return False
-    return bool((made == made[..., :1, :]).all())
+    made = _of_constants(node)
+    return made is not None and bool((made == made[..., :1, :]).all())
 
 
 def _expanded_row(attention: Node, mask: Node) -> Node:
@@ -124,6 +117,17 @@ def _parts(mask: Node) -> list[Node]:
         found |= new
         pending += new
     return [node for node in mask.graph.nodes if node in found]
+
+
+def _of_constants(node: Node) -> Tensor | None:
+    """Its result, where it is made of constants alone; None where it is not, or cannot be computed here."""
+    parts = _parts(node)
+    if not all(map(_is_constant, parts)) or node.meta["val"].numel() > LARGEST:
+        return None
+    try:
+        return _computed(parts)
+    except RuntimeError:  # no memory, no data on the device meta
+        return None
 
 
 def _is_constant(node: Node) -> bool:

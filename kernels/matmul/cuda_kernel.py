@@ -65,7 +65,7 @@ class Tile:
             wave += self.m * self.n / 19
         if waves > 14 and blocks == 1:
             wave *= 1.1
-        if waves > 1 < self.splits:
+        if waves > 1 and self.splits > 1:
             wave *= 1.3
         return waves * wave + 1000 * (blocks > 1) + (4500 * waves - 1500) * (self.splits > 1)
 

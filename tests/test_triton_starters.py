@@ -551,6 +551,8 @@ def test_tma_fetches_the_tiles_of_large_products_that_it_can_read(size, tma, ker
 
 
 COMPILING = """
+import signal
+
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
@@ -559,6 +561,7 @@ from triton.compiler import ASTSource
 from autokernel.gate.workers.patches import Patches
 from autokernel.gate.workers.process_state import ProcessState
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker does
 patches, process = Patches([]), ProcessState.now()
 
 

@@ -309,8 +309,9 @@ class _Symbol(ctypes.Structure):
 def _signals_caught() -> dict[int, int | None]:
     """Signal -> its handler's address, as Linux has it: native code tells nobody. Of those alone that Python names, for
     others are glibc's, for its threads. LLVM catches some as Triton first compiles, in a model's process as in this one:
-    of these, what was there before."""
-    return {number: CAUGHT.get(number) if _is_tritons(at) else at for number, at in _handlers().items()}
+    of these, what was there when it was last looked."""
+    CAUGHT.update({number: at for number, at in _handlers().items() if not _is_tritons(at)})
+    return dict(CAUGHT)
 
 
 def _handlers() -> dict[int, int | None]:
@@ -414,7 +415,7 @@ def _saying() -> dict[str, Callable[[], Any]]:
 SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
 LIBC = ctypes.CDLL(None)
 PRCTL, SIGACTION, DLADDR = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr) if LINUX else (None, None, None)
-CAUGHT = _handlers()  # in the warm parent
+CAUGHT = _handlers()
 ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ") if LINUX else None
 ABSTRACT = [kind for of in (collections.abc, numbers) for kind in vars(of).values() if isinstance(kind, abc.ABCMeta)]
 START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

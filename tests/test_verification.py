@@ -4,12 +4,15 @@ import gzip
 import json
 import math
 import os
+import signal
+import subprocess
 import sys
 import time
 import warnings
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -500,6 +503,24 @@ def test_what_a_child_prints_is_in_its_log_and_nowhere_else(device, tmp_path, ca
     text = log.read_text()
     assert all(line in text for line in ("a warning of a library", "a line of C++", "a line of the model", ": chatter"))
     assert capfd.readouterr() == ("", "")
+
+
+ORPHAN = """
+import os, signal
+from autokernel.integration.verification.processes import FreshProcess
+
+process = FreshProcess("cpu", "orphan")
+print(process.ask(os.getpid), process.ask(os.getppid), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_processes_end_with_the_one_that_asked_them(tmp_path):
+    said = tmp_path / "pids"
+    with said.open("w") as file:
+        assert subprocess.run([sys.executable, "-c", ORPHAN], stdout=file).returncode == -signal.SIGKILL
+    children = [psutil.Process(pid) for pid in map(int, said.read_text().split()) if psutil.pid_exists(pid)]
+    assert said.stat().st_size and not psutil.wait_procs(children, 20)[1]
 
 
 def test_a_process_for_a_device_that_does_not_work_in_a_fork_is_spawned():

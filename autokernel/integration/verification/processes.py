@@ -1,5 +1,6 @@
 """Fresh child processes in which a model runs: each carries a bias of its own, and none can take its parent with it."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -7,16 +8,17 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from functools import cache, partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
 import torch
 
 from autokernel.hardware.machine import free_memory
-from autokernel.hardware.processes import die_with_parent
 from autokernel.stderr import divert_for_good, diverted
 
 IMPORTED = ["torch._dynamo", "autokernel.integration.verification"]
@@ -99,9 +101,15 @@ def _died() -> ChildDied:
 def _begin(log: Path | None, name: str) -> None:
     """The first that a child does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends it
-    die_with_parent()
+    Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     if log:
         divert_for_good(log, name)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """Linux would tell of the end of the process that forked this one, which lives as long as its children do."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _submitted(pool: ProcessPoolExecutor, log: Path | None, function: Callable[..., Any], *arguments: Any) -> Future:

@@ -377,7 +377,7 @@ CHEATS = (
             ("a-metaclass", "replaces _ParameterMeta.__instancecheck__", attack(METACLASS)),
             ("a-flag", "replaces torch.__future__._swap_module_params", attack(FLAG)),
             ("a-class-of-pythons", "replaces Logger.handle", attack("import logging\n\nlogging.Logger.handle = print")),
-            ("a-module-of-pythons", "replaces hashlib.sha256", attack("import hashlib\n\nhashlib.sha256 = print")),
+            ("a-module-of-pythons", "replaces hashlib.blake2s", attack("import hashlib\n\nhashlib.blake2s = print")),
             ("a-method-through-its-wrapper", "rewrites torch.optim.sgd.SGD.step", attack(WRAPPED)),
             ("what-is-done-at-the-end", "forgets what is to be done", attack("import atexit\n\natexit._clear()")),
             ("collections-of-garbage", "changes what is looked at for the garbage", attack("import gc\n\ngc.freeze()")),

@@ -26,6 +26,21 @@ def test_help_teaches(words) -> None:
     assert "autokernel optimize --model" in ended.stdout
 
 
+HELP = """
+import sys
+from autokernel.cli.main import COMMANDS, run
+
+for module in dict.fromkeys(command.module for command in COMMANDS.values()):
+    assert run(module, ["--help"]) == 0 and "torch" not in sys.modules, module
+"""
+
+
+def test_help_comes_before_pytorch() -> None:
+    """Which takes seconds to import."""
+    ended = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_an_unknown_command_lists_those_that_there_are() -> None:
     ended = run("optimise")
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and not ended.stdout

@@ -14,17 +14,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
+from typing import TYPE_CHECKING
 
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser
-from autokernel.gate import Judge
-from autokernel.integration.verification.proven import ProvenKernel, clear, entries, folder, machine, versions
-from autokernel.model import pattern_graphs
 from autokernel.preflight import as_called
 from autokernel.records import json_text
-from autokernel.spec import is_kernel_type
 from autokernel.table import print_table
-from autokernel.verdict import Verdict
+
+if TYPE_CHECKING:
+    from autokernel.integration.verification.proven import ProvenKernel
+    from autokernel.verdict import Verdict
 
 COLUMNS = ("kernel", "x PyTorch", "counts", "PyTorch", "Triton", "machine", "from", "sizes")
 
@@ -39,6 +39,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
+    from autokernel.integration.verification.proven import clear, entries, folder  # with PyTorch
+    from autokernel.model import pattern_graphs
+
     if options.action == "clear":
         print(f"{clear()} kernels forgotten, and {pattern_graphs.clear()} files of traced patterns")
         return
@@ -57,8 +60,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{len(traced)} files of traced patterns, {size / 1e6:.1f} MB, in {traced[0].parent}")
 
 
-def prove(outdated: Sequence[ProvenKernel], require_sandbox: bool) -> list[ProvenKernel]:
+def prove(outdated: Sequence["ProvenKernel"], require_sandbox: bool) -> list["ProvenKernel"]:
     """Those that are right, and faster than PyTorch beyond doubt, under what is installed here; each is kept as such."""
+    from autokernel.gate import Judge
+    from autokernel.integration.verification.proven import machine, versions
+    from autokernel.spec import is_kernel_type
+
     again: list[ProvenKernel] = []
     here = [entry for entry in outdated if entry.machine == machine(entry.winner.target.device)]
     for device in dict.fromkeys(entry.winner.target.device for entry in here):
@@ -79,16 +86,16 @@ def prove(outdated: Sequence[ProvenKernel], require_sandbox: bool) -> list[Prove
     return again
 
 
-def counts(verdict: Verdict) -> bool:
+def counts(verdict: "Verdict") -> bool:
     return verdict.correctness == "PASS" and bool(verdict.speedup_vs_pytorch) and verdict.speedup_vs_pytorch.low > 1
 
 
-def as_json(entry: ProvenKernel) -> dict[str, object]:
+def as_json(entry: "ProvenKernel") -> dict[str, object]:
     told = {name: getattr(entry, name) for name in ("machine", "torch", "triton", "model", "speedup", "date", "counts")}
     return {"kernel": entry.winner.name, "sizes": entry.winner.target.cases[0].case.name} | told
 
 
-def row(entry: ProvenKernel) -> tuple[str, ...]:
+def row(entry: "ProvenKernel") -> tuple[str, ...]:
     speedup = f"{entry.speedup:.2f}" if entry.speedup else ""
     where = (entry.torch, entry.triton, entry.machine, f"{entry.model}, {entry.date}")
     kind = entry.winner.target.kernel_type

@@ -16,9 +16,7 @@ from autokernel.cli.arguments import Parser, tag
 from autokernel.cli.status import rows_with_notes
 from autokernel.console import fail  # first: it says what is missing
 from autokernel.export.trackers import TRACKERS, track
-from autokernel.integration.verification.record import Verification
 from autokernel.preflight import HOME
-from autokernel.run.workspace import VERIFY, find_run
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -31,6 +29,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
+    from autokernel.integration.verification.record import Verification  # with PyTorch
+    from autokernel.run.workspace import VERIFY, find_run
+
     run = find_run(HOME, options.tag)
     rows = rows_with_notes(run.root, run.tag)
     if not rows:

@@ -451,6 +451,7 @@ def test_starters_are_proven_and_measured_at_the_first_call(tmp_path) -> None:
     (verified,) = root.glob("workspace/*/verify.json")
     (row,) = (root / "results.tsv").read_text().splitlines()[1:]
     assert "start from cpp_kernel" in row and (verified.parent / "report.html").exists()
+    assert "a few minutes, once" in ended.stderr, "a first call without a terminal was silent"
 
 
 # ---- kernels ----

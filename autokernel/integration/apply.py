@@ -159,7 +159,7 @@ def _with_starters(model: nn.Module) -> nn.Module:
                 warnings.simplefilter("ignore", UserWarning)  # that no kernel pays was said when that was found
                 apply(model, before)
         else:
-            LOG.info("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
+            LOG.warning("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
             optimize(model, *args, kwargs=kwargs, minutes=None, agent=STARTERS)
         return model(*args, **kwargs)
 

@@ -124,7 +124,7 @@ def _leave_arrays_without_dimensions() -> None:
 
 
 def _leave_what_changes_unseen() -> None:
-    """To Dynamo a deque that is given has no greatest length, and a generator of random numbers is always at the same one."""
+    """To Dynamo a deque that is given has no greatest length, and a random.Random draws the same numbers at each call."""
 
     def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
         def wrap(builder: VariableBuilder, v: Any) -> Any:

@@ -313,7 +313,7 @@ def why_left_alone(module: GraphModule) -> str | None:
     if name := next((type(t).__name__ for t in tensors_in(module) if is_traceable_wrapper_subclass(t)), None):
         return f"a graph with {name} in it, which wraps other tensors, is left as it is"
     if any(map(_is_overwritten, module.graph.find_nodes(op="get_attr"))):
-        return "a graph that writes to a tensor that it holds, as an optimizer's step does, is left as it is"
+        return "a graph that writes to a tensor that it holds, as an optimiser's step does, is left as it is"
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     methods |= {"quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "dequantize"}
     first = next((name for n in module.graph.nodes if (name := name_of(n)) in methods and not reads_a_number(n)), None)

@@ -21,7 +21,7 @@ import torch._dynamo.utils as dynamo
 from torch import nn
 from torch._dynamo.exc import SkipFrame
 from torch._guards import CompileContext
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.profiler import record_function
 from torch.utils._python_dispatch import (
@@ -306,12 +306,21 @@ def why_left_alone(module: GraphModule) -> str | None:
     """Traced once more, a graph would lose a hook, a number that changes, inference mode, or that a tensor is quantised.
 
     A jagged tensor has a size that is another one for each tensor. A tensor that wraps others has no memory of its own.
+    What a graph holds is real where all else is fake: to trace a write to it is to write.
     """
     if any(t.is_nested for t in tensors_in(module)):
         return "a graph with jagged tensors in it is left as it is"
     if name := next((type(t).__name__ for t in tensors_in(module) if is_traceable_wrapper_subclass(t)), None):
         return f"a graph with {name} in it, which wraps other tensors, is left as it is"
+    if any(map(_is_overwritten, module.graph.find_nodes(op="get_attr"))):
+        return "a graph that writes to a tensor that it holds, as an optimiser's step does, is left as it is"
     methods = {"register_hook", "requires_grad_", "retain_grad", "item", "_enter_inference_mode"}
     methods |= {"quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic", "dequantize"}
     first = next((name for n in module.graph.nodes if (name := name_of(n)) in methods and not reads_a_number(n)), None)
     return first and f"a graph with {first} in it is left as it is"
+
+
+def _is_overwritten(node: Node) -> bool:
+    """Whether a graph from Dynamo writes to a tensor of its own: Dynamo did so to what stands for it."""
+    example = node.meta.get("example_value")
+    return isinstance(example, torch.Tensor) and not example.is_inference() and example._version > 0

@@ -1,5 +1,7 @@
 """Functions that Dynamo is to leave out, since it would change what they do, or in which it is to break off elsewhere."""
 
+import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,12 +10,14 @@ from typing import Any, NoReturn
 import numpy
 import torch
 from torch import nn
+from torch._dynamo import variables
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import SkipFrame, TorchRuntimeError
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._dynamo.variables.misc import DelayGraphBreakVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable
@@ -35,6 +39,8 @@ def left_whole() -> Iterator[None]:
         _leave_generators_lazy()
         _break_where_scripts_are_called()
         _leave_arrays_without_dimensions()
+        _leave_what_changes_unseen()
+        _keep_the_order_of_dicts()
     token = LEFT_WHOLE.set(True)
     try:
         yield
@@ -115,3 +121,35 @@ def _leave_arrays_without_dimensions() -> None:
 
     VariableBuilder._wrap = given(VariableBuilder._wrap)
     PyCodegen.add_graph_output = returned(PyCodegen.add_graph_output)
+
+
+def _leave_what_changes_unseen() -> None:
+    """To Dynamo a deque that is given has no greatest length, and a random.Random draws the same numbers at each call."""
+
+    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def wrap(builder: VariableBuilder, v: Any) -> Any:
+            if LEFT_WHOLE.get() and isinstance(v, deque) and v.maxlen is not None:
+                _leave(builder.tx, "a function that is given a deque of a greatest length is left as it is")
+            if LEFT_WHOLE.get() and isinstance(v, random.Random):
+                _leave(builder.tx, "a function that is given a random.Random is left as it is")
+            return dynamos_own(builder, v)
+
+        return wrap
+
+    VariableBuilder._wrap = apart(VariableBuilder._wrap)
+
+
+def _keep_the_order_of_dicts() -> None:
+    """Dynamo notes what move_to_end() does to an OrderedDict, and writes no more than its new items back."""
+
+    def noticing(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def call_method(variable: Any, tx: Any, name: str, *args: Any) -> Any:
+            result = dynamos_own(variable, tx, name, *args)
+            if name == "move_to_end" and LEFT_WHOLE.get():
+                (getattr(variable, "_base_vt", None) or variable).should_reconstruct_all = True
+            return result
+
+        return call_method
+
+    for kind in {getattr(variables, name, ConstDictVariable) for name in ("OrderedDictVariable", "ConstDictVariable")}:
+        kind.call_method = noticing(kind.call_method)

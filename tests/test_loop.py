@@ -77,7 +77,6 @@ def check(loop: Loop, status: str, source: str, incumbent: str) -> None:
 
 @pytest.mark.timed
 def test_every_outcome_through_the_real_gate(workspace, clone, judge, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(judge.checks, "timeout_s", 3.0)
     before, said = state(clone), []
 
     def script(loop):
@@ -93,6 +92,7 @@ def test_every_outcome_through_the_real_gate(workspace, clone, judge, monkeypatc
         assert "smoke_test" in loop.entries[-1].notes
         yield ABORTS, "ending early is faster"
         check(loop, "crash", ABORTS, FAST)
+        monkeypatch.setattr(judge.checks, "timeout_s", 3.0)  # which the others may exceed on a busy machine
         yield HANGS, "not ending is faster"
         check(loop, "timeout", HANGS, FAST)
         yield "def kernel_fn(:", "less syntax is faster"

@@ -44,7 +44,7 @@ def replace_known_masks(graph: GraphModule, changed: set[int]) -> None:
 def _is_causal(node: Node, changed: set[int]) -> bool | None:
     """Whether a mask is that of is_causal (True), or hides nothing (False); None where it is another, or no constant."""
     fake = node.meta.get("val")
-    if not isinstance(fake, FakeTensor) or fake.dim() < 2 or fake.numel() > LARGEST:
+    if not isinstance(fake, FakeTensor) or fake.dim() < 2:
         return None
     parts = _parts(node)
     if {p.meta["val"].untyped_storage()._cdata for p in parts if isinstance(p.meta.get("val"), Tensor)} & changed:

@@ -19,6 +19,7 @@ import psutil
 import torch
 
 from autokernel.hardware.machine import free_memory
+from autokernel.hardware.processes import die_with_parent
 from autokernel.stderr import divert_for_good, diverted
 
 IMPORTED = ["torch._dynamo", "autokernel.integration.verification"]
@@ -101,13 +102,14 @@ def _died() -> ChildDied:
 def _begin(log: Path | None, name: str) -> None:
     """The first that a child does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent, which ends it
+    die_with_parent()
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     if log:
         divert_for_good(log, name)
 
 
 def _end_with(parent: BaseProcess) -> None:
-    """Linux would tell of the end of the process that forked this one, which lives as long as its children do."""
+    """Where it was forked: its parent to Linux is the process that forked it, which lives as long as its children do."""
     parent.join()
     os.kill(os.getpid(), signal.SIGKILL)
 

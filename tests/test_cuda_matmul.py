@@ -32,8 +32,8 @@ def everywhere() -> Iterator[build.CudaFunction]:
     """What any chip runs."""
     yield MATMUL._general(HALF, True, False, 64)
     yield MATMUL._general(SINGLE, True, True, 128)
-    yield ATTENTION._compiled(BRAIN, 128, False)
-    yield ATTENTION._compiled(SINGLE, 64, True)
+    yield ATTENTION._compiled(BRAIN, 128, False, 0)
+    yield ATTENTION._compiled(SINGLE, 64, True, 0)
     yield MLP._gated(HALF, "gelu")
     yield MLP._gated(BRAIN, "gelu_tanh")
     yield LINEAR._activate(HALF, "relu")
@@ -48,8 +48,9 @@ def on_hopper() -> Iterator[build.CudaFunction]:
     for tile in MATMUL.TILES[4:6]:
         yield MATMUL._hopper(HALF, False, False, tile, 132)
     yield MATMUL._hopper(HALF, True, True, UNUSUAL, 132)
-    yield ATTENTION._compiled(HALF, 64, False)
-    yield ATTENTION._compiled(BRAIN, 128, False)
+    yield ATTENTION._compiled(HALF, 64, False, 0)
+    yield ATTENTION._compiled(BRAIN, 128, False, 0)
+    yield from (ATTENTION._compiled(HALF, 64, True, masked) for masked in (1, 2, ATTENTION.ANY_MASK))
     yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[0], 132)
     yield MLP._gemm(HALF, "silu", MLP.GATE_TILES[2], 132)
     yield MLP._gemm(HALF, "", MLP.DOWN_TILES[3], 132)
@@ -213,3 +214,40 @@ def test_attention(case: Heads, dtype: torch.dtype):
     exact = reference.flash_attention(*(x.double() for x in (Q, K, V)), causal=case.causal)
     error = (ATTENTION.kernel_fn(Q, K, V, case.causal).double() - exact).norm() / exact.norm()
     assert error < {HALF: 1e-3, BRAIN: 8e-3, SINGLE: 2e-6}[dtype]
+
+
+MASKS = {  # their shapes, for 3 texts of 4 heads, and whether they are added to scores
+    "bool row": ((3, 1, 1), False),
+    "float row": ((3, 4, 1), True),
+    "bool": ((3, 1, None), False),
+    "float": ((1, 1, None), True),
+}
+
+
+def padding(shape: tuple[int | None, ...], added: bool, case: Heads, dtype: torch.dtype) -> torch.Tensor:
+    """A mask: the end of the keys hidden, or their beginning, or all of them, text by text, and some in between."""
+    keys, sizes = torch.arange(case.seq_k), [n or case.seq_q for n in shape]
+    parts = (keys < case.seq_k * 2 // 3, keys > case.seq_k // 2, keys < 0)
+    shown = torch.stack(parts[: sizes[0]])[:, None, None] & (torch.rand(*sizes, case.seq_k) < 0.9)
+    if not added:
+        return shown.cuda()
+    numbers = torch.randn(shown.shape).masked_fill(~shown, -torch.inf)
+    numbers[..., -1] = torch.finfo(dtype).min
+    return numbers.to(dtype).cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("case", (*HEADS[2:7], Heads(1, 777, 64, False), Heads(400, 5000, 64, False)), ids=str)
+def test_attention_with_a_mask(case: Heads, mask: str):
+    torch.manual_seed(0)
+    for dtype, most in ((HALF, 1e-3), (BRAIN, 8e-3)):
+        Q = torch.randn(3, 4, case.seq_q, case.head_dim).cuda().to(dtype)
+        K, V = (torch.randn(3, case.seq_k, case.kv_heads, case.head_dim).cuda().to(dtype).transpose(1, 2) for _ in range(2))
+        attn_mask = padding(*MASKS[mask], case, dtype)
+        exact = [x if x.dtype == torch.bool else x.double() for x in (Q, K, V, attn_mask)]
+        for safe in (True, False):
+            expected = reference.flash_attention(*exact[:3], case.causal, attn_mask=exact[3], safe_softmax=safe)
+            made = ATTENTION.kernel_fn(Q, K, V, case.causal, attn_mask=attn_mask, safe_softmax=safe).double()
+            assert torch.equal(made.isnan(), expected.isnan())
+            assert (made - expected).nan_to_num().norm() < most * expected.nan_to_num().norm()

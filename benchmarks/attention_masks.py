@@ -1,8 +1,8 @@
 """Attention under masks on this GPU: the CUDA kernel beside the Triton one and PyTorch's backends, in one process.
 
 Usage:   python benchmarks/attention_masks.py          (fp16; half a minute)
-Prints:  a line a shape (batch, heads, length, head_dim) and mask: the CUDA kernel's microseconds, and how many times as long
-         take the Triton kernel and the fastest of PyTorch's backends (flash, cuDNN, memory-efficient) that takes the mask
+Prints:  a line a shape (batch, heads, length, head_dim) and mask: the CUDA kernel's microseconds, and how many times as
+         long take the Triton kernel and the fastest of PyTorch's backends (flash, cuDNN, memory-efficient) that takes it
 
 A time is that of linear_tiles.microseconds. The masks: none; padding, a row a text of which a quarter is hidden on average,
 as bool and as numbers that are added to scores (0 and the lowest); a sliding window of a quarter of the keys, as both.
@@ -24,7 +24,9 @@ from autokernel.spec import KERNELS, import_file
 from benchmarks.kernels import wrong
 from benchmarks.linear_tiles import microseconds
 
-CUDA, TRITON = (import_file(KERNELS / "flash_attention" / f"{name}_kernel.py", name) for name in ("cuda", "triton"))
+CUDA, TRITON = (
+    import_file(KERNELS / "flash_attention" / f"{name}_kernel.py", f"{name}_attention") for name in ("cuda", "triton")
+)
 SHAPES = (  # and whether causal
     ((8, 12, 128, 64), False),
     ((32, 16, 197, 64), False),
@@ -61,10 +63,8 @@ def masks(batch: int, length: int) -> Iterator[tuple[str, Tensor | None]]:
     yield "no mask", None
     for name, shown in (("padding", padding), ("window", window)):
         yield name, shown
-        yield (
-            f"{name} added",
-            torch.zeros_like(shown, dtype=torch.float16).masked_fill(~shown, torch.finfo(torch.float16).min),
-        )
+        lowest = torch.finfo(torch.float16).min
+        yield f"{name} added", torch.zeros_like(shown, dtype=torch.float16).masked_fill(~shown, lowest)
 
 
 def measured(qkv: list[Tensor], causal: bool, mask: Tensor | None) -> str:

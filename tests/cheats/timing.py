@@ -239,7 +239,7 @@ CHEATS = (
         "continues-itself-while-suspended",
         "rmsnorm",
         wrapped("rmsnorm", FIND_WORKER + SUSPENDED),
-        "while it was suspended|signal handlers of its process",
+        "while it was suspended|signal handlers, SIG",
         refused_by="examine",
     ),
     # 3: lazy output

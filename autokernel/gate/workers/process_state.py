@@ -74,7 +74,7 @@ class ProcessState:
     precision_of_products: tuple[Any, ...]
     seed_of_random_numbers: tuple[int, int]
     rounding: tuple[float, ...]
-    signal_handlers: tuple[Any, ...]
+    signal_handlers: dict[str, Any]
     tracing: tuple[Any, ...]
     garbage_collection: tuple[Any, ...]
     limits: tuple[Any, ...]
@@ -112,12 +112,7 @@ class ProcessState:
             precision_of_products=(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
             rounding=(*_rounding(), *_floating_point_control()),
-            signal_handlers=(
-                *map(signal.getsignal, SIGNALS),
-                *map(signal.getitimer, TIMERS),
-                *_signals_apart(),
-                _signals_caught(),
-            ),
+            signal_handlers=_signal_handlers(),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
@@ -284,6 +279,20 @@ def _file_behind(descriptor: int) -> tuple[int, ...]:
         return ()
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL), fcntl.fcntl(descriptor, fcntl.F_GETFD)
     return status.st_dev, status.st_ino, *flags
+
+
+def _signal_handlers() -> dict[str, Any]:
+    """By signal, Python's and that of native code; the timers, and how signals are delivered."""
+    caught = _signals_caught()
+    handlers = {_signal_name(number): (signal.getsignal(number), caught.get(number)) for number in SIGNALS}
+    return handlers | {"timers": tuple(map(signal.getitimer, TIMERS)), "delivery": _signals_apart()}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time one
+        return f"signal {number}"
 
 
 def _signals_apart() -> tuple[Any, ...]:

@@ -24,6 +24,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 LIMIT_S = 3.0  # for one call
 SPEC = load_spec("rmsnorm")
 RIGHT = (SPEC.folder / "cpp_kernel.py").read_text()
+# What comes after a kernel at fault: right in the first stage and wrong in the second, which is known at once.
+RIGHT_AT_FIRST = RIGHT.replace("def kernel_fn(", "def _right(") + (
+    "\n\ndef kernel_fn(x, weight, eps=1e-6):\n    y = _right(x, weight, eps)\n"
+    f"    return y if x.shape == {tuple(SPEC.smoke.values())} else y.zero_()\n"
+)
 TARGET = Target("small", SPEC.name, "cpp", "cpu", (WeightedCase(SPEC.case(SPEC.smoke, torch.float32)),))
 
 
@@ -162,6 +167,7 @@ def judge():
     torch.set_num_threads(1)  # threads that wait for one another on a busy machine make it slow
     with Judge("cpu") as judge:
         yield judge
+        assert judge.check(RIGHT, TARGET).failure is None, "after all that was at fault"
     torch.set_num_threads(threads)
 
 
@@ -190,7 +196,8 @@ def test_a_fault_ends_in_its_verdict_and_leaves_nothing(judge: Judge, fault: Fau
         assert re.search(fault.reason, verdict.failure.reason), verdict.failure
     assert processes(judge.parent.scratch) == {judge.parent.process.pid}
     assert not list(judge.parent.scratch.glob("worker-*"))
-    assert judge.check(RIGHT, TARGET).failure is None
+    unharmed = judge.check(RIGHT_AT_FIRST, TARGET)
+    assert unharmed.stages["smoke_test"] == "PASS" and unharmed.failure.stage == "shape_sweep", unharmed
 
 
 # Workers of either kind, one of them stopped, one of them a parent of processes that have left its group.

@@ -77,11 +77,16 @@ class Workplace:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Iterator[Workplace]:
+def workplace(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
+    """Its process and its server are started for cheats that name one of them, or look for one: most do not."""
     files = {"naive.py": NAIVE.read_bytes(), "home/.ssh/id_rsa": b"secret", "neighbour/kernel.py": b"secret"}
     for name, content in (files | {"cache/victim.so": b"honest", "site-packages/README": b""}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    source = request.getfixturevalue("cheat").source
+    if not any(word in source for word in ("BYSTANDER", "PORT", "/proc")):
+        yield Workplace(tmp_path, 0, 0)
+        return
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)]
     with subprocess.Popen(sleep) as bystander, socket.create_server(("127.0.0.1", 0)) as server:
         (tmp_path / "bystander").write_text(str(bystander.pid))

@@ -479,11 +479,12 @@ def test_what_does_not_pass_ends_the_run_in_words(api):
         ModelAgent([].append, Claude(client=client), patience_s=0.1, first_wait_s=0.01).propose(context(FIRST))
 
 
-def test_without_a_key_claude_says_so(tmp_path):
-    code = "from tests.test_agents import *; ModelAgent(print, Claude()).propose(context(FIRST))"
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert "AgentStopped" in done.stderr and "ANTHROPIC_API_KEY" in done.stderr
+def test_without_a_key_claude_says_so(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("ANTHROPIC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(AgentStopped, match="ANTHROPIC_API_KEY"):
+        ModelAgent(print, Claude()).propose(context(FIRST))
 
 
 @pytest.mark.parametrize("cap", [{"budget_usd": 0.1}, {"spent_usd": 9.95}, {"budget_tokens": 10_000}])

@@ -183,7 +183,13 @@ def processes(scratch: Path) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
+# That take seconds, or a gigabyte, and are ends or floods of a kind that another fault has.
+LATER = {"hang-in-c", "half-a-message", "deep-folders", "delete-itself", "memory-in-c++", "stderr"}
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=[pytest.mark.slow] * (f.name in LATER), id=f.name) for f in FAULTS]
+)
 def test_a_fault_ends_in_its_verdict_and_leaves_nothing(judge: Judge, fault: Fault, monkeypatch: pytest.MonkeyPatch):
     if fault.correctness is TIMEOUT:
         monkeypatch.setattr(judge.checks, "timeout_s", LIMIT_S)

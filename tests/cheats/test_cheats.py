@@ -32,6 +32,7 @@ import torch
 import unusual_inputs
 import whole_inputs
 from cheat import Cheat, starter
+from second_tier import LATER
 
 from autokernel.build import default_cache
 from autokernel.gate import Judge
@@ -162,8 +163,13 @@ def naive() -> Iterator[NaiveGate]:
         yield gate
 
 
+def is_later(cheat: Cheat) -> bool:
+    return cheat.id in LATER.get(cheat.kernel_type, ())
+
+
 def cheats(timed: Callable[[Cheat], bool]) -> list[Any]:
-    return [pytest.param(cheat, id=cheat.id, marks=[pytest.mark.timed] * timed(cheat)) for cheat in CHEATS]
+    marks = ([pytest.mark.timed] * timed(cheat) + [pytest.mark.slow] * is_later(cheat) for cheat in CHEATS)
+    return [pytest.param(cheat, id=cheat.id, marks=those) for cheat, those in zip(CHEATS, marks)]
 
 
 @pytest.mark.slow
@@ -281,6 +287,16 @@ def test_every_exploit_is_tried():
     tried = {cheat.number for cheat in (*CHEATS, *gpu_cheats.CHEATS)}
     assert tried | set(EXCEPTIONS) == set(range(1, 44))
     assert not tried & set(EXCEPTIONS)
+
+
+def test_the_first_tier_has_every_exploit_and_every_reason():
+    known = {(cheat.kernel_type, cheat.id) for cheat in CHEATS}
+    assert {(kernel_type, name) for kernel_type, names in LATER.items() for name in names} <= known, "renamed"
+    first = [cheat for cheat in CHEATS if not is_later(cheat)]
+    assert {cheat.number for cheat in first} == {cheat.number for cheat in CHEATS}
+    of_all, of_first = ({(c.number, c.reason) for c in those if c.refused_by == "check"} for those in (CHEATS, first))
+    assert of_first == of_all
+    assert {"check", "examine", "contest"} <= {cheat.refused_by for cheat in first}
 
 
 def test_a_kernel_that_severs_gradients_has_those_of_the_plain_form():

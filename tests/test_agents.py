@@ -205,6 +205,7 @@ def test_the_tuner_resumes_from_the_trials_alone():
     assert fresh[0].source not in {t.source for t in trials}
 
 
+@pytest.mark.slow
 def test_the_tuner_states_a_hypothesis_and_tries_structures():
     tuner, target = Tuner(), default_target("softmax", "cpp", "cpu", torch.float32)
     spec = load_spec("softmax")
@@ -275,6 +276,7 @@ def test_a_command_has_a_time_limit(tree):
     assert proposal.source.endswith("x\n") and "ended after" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent is gone")
 def test_a_command_does_not_outlive_the_run(tmp_path):
     told = tmp_path / "pid"
@@ -385,6 +387,7 @@ def test_claude_reads_what_it_asks_for_and_edits_by_patch(api):
     assert api.usages[2]["cache_read_input_tokens"] > api.usages[1]["cache_creation_input_tokens"]  # the turn before
 
 
+@pytest.mark.slow
 def test_claude_has_an_edit_looked_at_before_an_experiment_is_spent(api, judge):
     wrong = STARTER_SOURCE.replace("return v * scale * w", "return v * scale")
     broken = STARTER_SOURCE.replace("splat(1 /", "splat(1 / unknown_name /")
@@ -420,6 +423,7 @@ BAD_ANSWERS = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("bad", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
 def test_a_malformed_answer_is_repaired_once_and_then_logged_as_failed(api, judge, bad):
     api.script[:] = [bad, GOOD]

@@ -185,6 +185,7 @@ WHILE_TIMED = {
 }
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", WHILE_TIMED)
 def test_an_answer_that_was_not_asked_for_while_timed(judge: Judge, name: str):
     op, fields = WHILE_TIMED[name]
@@ -193,6 +194,7 @@ def test_an_answer_that_was_not_asked_for_while_timed(judge: Judge, name: str):
     assert verdict.failure.reason.startswith(f"while timed: {FORGED}"), verdict.failure
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("op", ["fetch", "memory"])
 def test_a_forging_incumbent_is_no_fault_of_the_candidates(judge: Judge, op: str):
     fields = {"fetch": output(stride=[1]), "memory": {"peak_bytes": None}}[op]

@@ -197,6 +197,7 @@ def asked_of(folder: Path) -> list[object]:
     )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("others", "busy", "told"), [(0, 90, False), (1, 90, True), (1, 3, False)])
 def test_other_processes_on_the_gpu(others, busy, told, tmp_path):
     library, reasons = tmp_path / "libnvidia-ml.so.1", 0x40 if told else 0x4
@@ -294,6 +295,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_two_runs_take_turns_on_a_device(tmp_path):
     with open(tmp_path / "said", "w") as said:
         runs = [subprocess.Popen([sys.executable, "-c", TURNS], cwd=ROOT, stdout=said) for _ in range(2)]

@@ -279,6 +279,7 @@ def test_a_worker_leaves_no_process_even_in_a_session_of_its_own(judge: Judge):
     assert processes(judge.parent.scratch) == {judge.parent.process.pid}
 
 
+@pytest.mark.slow
 def test_a_full_scratch_folder_is_the_kernels_own_trouble(judge: Judge):
     if not judge.sandbox["scratch"]:
         pytest.skip("scratch folders are on a disk here")

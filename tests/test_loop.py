@@ -225,6 +225,7 @@ def test_ctrl_c_finishes_the_experiment_in_hand(workspace, night):
     assert workspace.read_intents() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_twice_stops_now_and_it_goes_on_later(workspace, night, number, judge):
     night.send_signal(number)
@@ -238,6 +239,7 @@ def test_twice_stops_now_and_it_goes_on_later(workspace, night, number, judge):
     check(loop, "failed", WRONG, FAST)
 
 
+@pytest.mark.slow
 def test_a_warm_parent_that_is_killed_is_no_crash_of_the_kernel(started):
     """It takes its workers along: the experiment is still open afterwards, and another process judges it."""
     with started.locked(), Judge("cpu") as judge:

@@ -149,6 +149,7 @@ def test_a_model_with_kernels_exports(tmp_path) -> None:
     torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("grad", [True, False])
 def test_inductor_compiles_around_a_kernel_without_a_break(grad: bool) -> None:
     model, x = Norm(), torch.randn(3, 8)

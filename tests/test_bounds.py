@@ -205,7 +205,7 @@ def drawn(seed: int) -> tuple[Tensor, Expectation, bool]:
     return y, expectation, random.random() < 0.3
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("part", range(4))
 def test_what_is_right_part_by_part_is_right_as_a_whole(part: int, monkeypatch: pytest.MonkeyPatch):
     """A result is first compared in parts, by what each of them alone allows, and at first without PyTorch's own: that must

@@ -34,7 +34,7 @@ class Noise:
 NOISES = [("normal", 0.01), ("normal", 0.003), ("normal", 0.03), ("heavy", 0.01), ("outliers", 0.01)]
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, sd, trials",
     [

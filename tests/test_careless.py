@@ -440,7 +440,7 @@ def test_a_branch_of_a_run_is_no_place_for_a_merge(clone):
 READ, REST = ("log", "status", "clean night"), ("report", "record kernels/rmsnorm/cpp_kernel.py")
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "above"),
     [

@@ -184,7 +184,7 @@ def processes(scratch: Path) -> set[int]:
 
 
 # That take seconds, or a gigabyte, and are ends or floods of a kind that another fault has.
-LATER = {"hang-in-c", "half-a-message", "deep-folders", "delete-itself", "memory-in-c++", "stderr"}
+LATER = {"stop", "hang-in-c", "half-a-message", "deep-folders", "delete-itself", "memory-in-c++", "stderr"}
 
 
 @pytest.mark.parametrize(

@@ -302,7 +302,7 @@ def test_a_worker_that_answers_wrongly_is_in_quarantine(begun):
     assert all("w1 (simulated, simulated) was put in quarantine" in (begun / name).read_text() for name in (REPORT, HTML))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("workers, quarantined", [(1, []), (2, ["w1"])])
 def test_a_slow_worker_is_in_quarantine_if_there_is_another(begun, workers, quarantined):
     """Twice in a row, against what it took at first; once is chance."""

@@ -491,7 +491,7 @@ def test_a_16_bit_number_is_two_roundings_off_at_most() -> None:
     assert "roundings off" in wrong(torch.tensor(7.125, dtype=torch.bfloat16), expectation)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPT-2", "BERT", "Llama", "Mixtral"])
 def test_every_trial_of_a_models_operations_can_be_made(name: str) -> None:
     """With as many leading dims as models have, weights as they lie there, and the options that they use."""

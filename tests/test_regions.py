@@ -810,7 +810,7 @@ def test_functions_of_elements(name: str) -> None:
     assert ((y.double() - exact).abs() / spacing)[usable].max() <= ULPS.get(name, 4.0)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["residual", "dtypes", "other_strides"])
 def test_the_gate_takes_several_results(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by its own bounds and in its own strides; and what is wrong in one of them is refused."""

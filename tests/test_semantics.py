@@ -530,7 +530,7 @@ def test_fake_tensors_leave_nothing_behind() -> None:
     assert not any("examined" in why for why in replacer.left)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", [True, False])
 def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
     """By default PyTorch leaves them out and returns zeros, but not where its code is compiled: it is not, alone."""
@@ -1551,7 +1551,7 @@ def test_no_kernel_reads_memory_that_has_the_negatives() -> None:
         assert len(replacer.replaced) == kernels
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> None:
     def checked(s: Function, x: Tensor) -> Tensor:

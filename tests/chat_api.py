@@ -122,6 +122,6 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(answer: Callable[[dict], Any]) -> Iterator[ChatApi]:
     with ChatApi(answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()

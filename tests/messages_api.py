@@ -227,6 +227,6 @@ def _delta(index: int, delta: dict) -> dict:
 @contextmanager
 def serving(answer: Callable[[dict], Any], now: Callable[[], float] = time.monotonic) -> Iterator[MessagesApi]:
     with MessagesApi(answer, now) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()

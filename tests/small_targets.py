@@ -6,11 +6,13 @@ from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase, default_target
 
 SIZES = {
+    "bmm": {"batch": 4, "M": 64, "K": 64, "N": 64},
     "cross_entropy": {"M": 64, "V": 4096},
     "flash_attention": {"batch": 2, "heads": 4, "kv_heads": 2, "seq": 128, "head_dim": 64},
     "fused_linear": {"M": 64, "K": 512, "N": 512},
     "fused_mlp": {"M": 64, "dim": 256, "hidden": 512},
     "matmul": {"M": 128, "K": 256, "N": 128},
+    "matmul_fp4": {"M": 16, "K": 256, "N": 256},
 }
 
 

@@ -170,6 +170,7 @@ def profiled(models: Path, class_name: str) -> ModelProfile:
     return profile_workload(Workload(str(models), class_name), warmup=1, iterations=3, baseline="eager")
 
 
+@pytest.mark.slow
 def test_time_that_only_the_captured_graph_spends_is_none_of_the_models(models: Path, tmp_path: Path) -> None:
     """Shares, what a target promises, and what a kernel gains are of the model untouched."""
     profile = profiled(models, "Otherwise")
@@ -203,6 +204,7 @@ def test_a_kernels_gain_is_over_what_the_untouched_model_spends() -> None:
     assert estimated_speedup(replace(plan, targets=(slower,)), rows) == 1.0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("class_name", ["Recurrent", "Deciding", "Refused", "Disabled"])
 def test_a_graph_with_the_models_own_work_is_not_said_to_differ(models: Path, class_name: str) -> None:
     profile = profiled(models, class_name)
@@ -228,6 +230,7 @@ def example_inputs():
 """
 
 
+@pytest.mark.slow
 def test_a_mask_that_bert_leaves_out_is_in_none_of_its_time(tmp_path: Path) -> None:
     """Hugging Face's BERT looks into the mask that it is given; while it is traced it cannot, and makes a larger one."""
     pytest.importorskip("transformers")
@@ -250,6 +253,7 @@ def reasons(profile: ModelProfile, standing: Standing) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["Recurrent", "Deciding", "Refused", "Disabled", "Watched", "Padded", "Growing"])
 def test_all_of_the_time_is_accounted_for(models: Path, name: str, tmp_path: Path) -> None:
     profile = profiled(models, name)
@@ -264,6 +268,7 @@ def test_all_of_the_time_is_accounted_for(models: Path, name: str, tmp_path: Pat
     CHECKS[name](profile)
 
 
+@pytest.mark.slow
 def test_experts_are_named_with_their_share() -> None:
     """One operator has the products of all experts; around it are sites."""
     pytest.importorskip("transformers")

@@ -205,6 +205,7 @@ def test_the_tuner_resumes_from_the_trials_alone():
     assert fresh[0].source not in {t.source for t in trials}
 
 
+@pytest.mark.slow
 def test_the_tuner_states_a_hypothesis_and_tries_structures():
     tuner, target = Tuner(), default_target("softmax", "cpp", "cpu", torch.float32)
     spec = load_spec("softmax")
@@ -275,6 +276,7 @@ def test_a_command_has_a_time_limit(tree):
     assert proposal.source.endswith("x\n") and "ended after" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent is gone")
 def test_a_command_does_not_outlive_the_run(tmp_path):
     told = tmp_path / "pid"
@@ -385,6 +387,7 @@ def test_claude_reads_what_it_asks_for_and_edits_by_patch(api):
     assert api.usages[2]["cache_read_input_tokens"] > api.usages[1]["cache_creation_input_tokens"]  # the turn before
 
 
+@pytest.mark.slow
 def test_claude_has_an_edit_looked_at_before_an_experiment_is_spent(api, judge):
     wrong = STARTER_SOURCE.replace("return v * scale * w", "return v * scale")
     broken = STARTER_SOURCE.replace("splat(1 /", "splat(1 / unknown_name /")
@@ -420,6 +423,7 @@ BAD_ANSWERS = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("bad", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
 def test_a_malformed_answer_is_repaired_once_and_then_logged_as_failed(api, judge, bad):
     api.script[:] = [bad, GOOD]
@@ -479,11 +483,12 @@ def test_what_does_not_pass_ends_the_run_in_words(api):
         ModelAgent([].append, Claude(client=client), patience_s=0.1, first_wait_s=0.01).propose(context(FIRST))
 
 
-def test_without_a_key_claude_says_so(tmp_path):
-    code = "from tests.test_agents import *; ModelAgent(print, Claude()).propose(context(FIRST))"
-    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert "AgentStopped" in done.stderr and "ANTHROPIC_API_KEY" in done.stderr
+def test_without_a_key_claude_says_so(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("ANTHROPIC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(AgentStopped, match="ANTHROPIC_API_KEY"):
+        ModelAgent(print, Claude()).propose(context(FIRST))
 
 
 @pytest.mark.parametrize("cap", [{"budget_usd": 0.1}, {"spent_usd": 9.95}, {"budget_tokens": 10_000}])

@@ -240,6 +240,7 @@ _run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); ti
 """
 
 
+@pytest.mark.slow
 def test_a_command_ends_with_a_caller_that_is_killed() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     caller = subprocess.Popen([sys.executable, "-uc", LEFT], stdout=subprocess.PIPE, text=True, env=environment)
@@ -291,6 +292,7 @@ def watched(call: str, root: Path, *words: str, terminal: bool = True) -> tuple[
     return ended.stdout, seen.decode(errors="replace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words, terminal, shown",
     [

@@ -60,6 +60,7 @@ def nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_the_one_that_was_written(model, tokens, winners) -> None:
     applied = apply(copy.deepcopy(model), winners)
     with torch.no_grad():
@@ -110,6 +111,7 @@ def test_kernels_are_named_in_profiles(model, tokens, winners, fallback) -> None
     assert len(named) >= len(winners) and any("rmsnorm" in name for name in named)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", FALLBACKS)
 def test_kernels_replace_their_sites_and_the_result_is_the_same(model, tokens, winners, fallback) -> None:
     replacer = Replacer(winners, fallback)
@@ -120,7 +122,7 @@ def test_kernels_replace_their_sites_and_the_result_is_the_same(model, tokens, w
 
 
 @pytest.mark.parametrize("fallback", FALLBACKS)
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 def test_forms_of_one_trace_have_each_their_kernels(model, tokens, winners, fallback) -> None:
     """The same ones at the same places as in traces of their own, one of which shows where it runs."""
     finder, kernels = SiteFinder(), {"all": winners, "wrong": [wrong_norm(winners), *winners[1:]], "one": winners[1:2]}
@@ -138,6 +140,7 @@ def test_forms_of_one_trace_have_each_their_kernels(model, tokens, winners, fall
     torch.testing.assert_close((made["all"], made["one"]), (expected, expected))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", FALLBACKS)
 def test_the_kernel_is_what_runs(model, tokens, winners, fallback) -> None:
     with torch.no_grad():
@@ -190,6 +193,7 @@ def test_attention_is_computed_by_the_kernel_alone() -> None:
         assert torch.rand(()) == expected
 
 
+@pytest.mark.slow
 def test_many_sets_of_winners_for_one_model() -> None:
     """Leaving winners out one at a time compiles the same function anew each time."""
     norm = RMSNorm(64).requires_grad_(False)
@@ -234,6 +238,7 @@ def test_one_compiled_model_takes_inputs_that_start_elsewhere() -> None:
     torch.testing.assert_close(optimised(shifted), norm(shifted))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("fallback", FALLBACKS)
 def test_sizes_that_change_run_the_kernel_where_it_was_proven_and_compile_once(fallback, grad) -> None:
@@ -253,6 +258,7 @@ def test_sizes_that_change_run_the_kernel_where_it_was_proven_and_compile_once(f
     assert compiled == [False, True] and len(replacer.replaced) == 1
 
 
+@pytest.mark.slow
 def test_a_model_of_changing_sizes_is_the_original(model, tokens, winners) -> None:
     """Right kernels for one length, in a model that is called with many."""
     replacer = Replacer(winners)
@@ -307,6 +313,7 @@ class Projected(nn.Module):
         return self.norm(self.linear(x))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("rows", [(256,), (100, 300, 256)], ids=["one size", "changing sizes"])
 def test_inductor_is_told_which_inputs_are_parameters(rows, monkeypatch) -> None:
     """Else CUDA graphs would copy all weights at every call."""
@@ -345,6 +352,7 @@ def gradients(call: Callable[..., torch.Tensor], model: nn.Module, tokens: torch
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", FALLBACKS)
 def test_gradients_are_the_originals(model, tokens, winners, fallback) -> None:
     replacer = Replacer(winners, fallback)
@@ -390,6 +398,7 @@ class Invented(torch.autograd.Function):
         return gradient * 7
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("own, fallback", [*product([False, True], FALLBACKS)])
 def test_gradients_that_the_model_stops_or_makes_itself_stay_so(own: bool, fallback: str | None) -> None:
     model, x = Stopped(own), torch.randn(256, 64, requires_grad=True)
@@ -406,6 +415,7 @@ def test_gradients_that_the_model_stops_or_makes_itself_stay_so(own: bool, fallb
     assert len(replacer.replaced) == 3
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", FALLBACKS)
 def test_a_checkpoint_is_left_alone_where_there_are_gradients(fallback) -> None:
     """Without them it is its body, whose kernel returns zeros here."""
@@ -418,6 +428,7 @@ def test_a_checkpoint_is_left_alone_where_there_are_gradients(fallback) -> None:
     assert torch.autograd.grad(optimised(x).square().sum(), x)[0].abs().max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", COMPILED_LATER)
 def test_modes_change_under_one_applied_model(model, tokens, winners, fallback) -> None:
     """train and eval, autocast, no_grad, inference_mode: each gets its own code, and the original's result."""
@@ -486,6 +497,7 @@ def test_half_keeps_the_rotation_complex() -> None:
     assert model.freqs.dtype == torch.complex64 and model.output.weight.dtype == torch.float16
 
 
+@pytest.mark.slow
 def test_a_kernel_behind_another_gets_only_strides_that_it_was_proven_for(
     model: CompactLlama, tokens: torch.Tensor
 ) -> None:

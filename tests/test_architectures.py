@@ -74,6 +74,7 @@ class OtherWays(nn.Module):
         return plus_one, backwards, *sums, loss
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "inductor"])
 def test_other_ways_to_write_operations_are_replaced_as_well(fallback: str | None) -> None:
     torch.manual_seed(0)

@@ -154,6 +154,7 @@ def test_words_where_the_kernel_itself_fails():
     assert in_words(looked, KNOBBED) == "nothing to compare with, the kernel itself fails: it raised"
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_bench_autotunes(tmp_path: Path, capsys: pytest.CaptureFixture):
     path = tmp_path / "kernel.py"
@@ -163,6 +164,10 @@ def test_bench_autotunes(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert len(rows) == 4 and all(row["latency_us"] > 0 and not row["reason"] for row in rows)
     assert [row["latency_us"] for row in rows] == sorted(row["latency_us"] for row in rows)
     assert read_knobs(STARTER).current in [row["setting"] for row in rows]
+
+
+def test_what_bench_cannot_autotune(tmp_path: Path, capsys: pytest.CaptureFixture):
+    path = tmp_path / "kernel.py"
     path.write_text(STARTER.replace("TUNABLES = ", "KNOBS = "))
     with pytest.raises(SystemExit):
         bench.main([str(path), "--device", "cpu", "--sweep", "3"])  # its name before

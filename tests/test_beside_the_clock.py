@@ -126,7 +126,7 @@ def test_calls_that_are_left_out_now_and_then_are_found(judge: Judge, after: str
 def test_more_threads_than_all_sides_have_are_refused(judge: Judge):
     many = STARTER.replace("#pragma omp parallel for", "#pragma omp parallel for num_threads(16)")
     assert many != STARTER
-    verdict = judge.examine(many, TARGET)
+    verdict = judge.examine(many, TARGET, quick=True)
     if verdict.failure is None and (verdict.undecided or "pairs on a busy machine" in verdict.why):
         pytest.skip(verdict.why)
     assert verdict.failure is not None, verdict.why
@@ -222,6 +222,7 @@ def test_no_batch_is_chosen_by_page_faults(judge: Judge, monkeypatch):
     assert median(seconds) > 0.8 * BATCH_S["cpu"], seconds
 
 
+@pytest.mark.slow
 def test_a_long_call_is_a_batch_of_its_own(judge: Judge, monkeypatch):
     """Of a call that is long beside the clock's 5 ms more of them tell no more, and take as many times as long."""
     orders, choose = [], PairTimer._order
@@ -321,6 +322,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_threads_that_leave_the_core_to_a_library_do_not_hide_it():
     command = [sys.executable, "-c", DECOYS]
@@ -370,6 +372,7 @@ while True:
 """
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("other", ["product", "sum", "copy"])
 def test_a_kernel_computes_nothing_in_a_library_and_may_copy_there(other: str):

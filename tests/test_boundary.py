@@ -201,6 +201,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fallback", [None, "inductor"])
 @pytest.mark.parametrize("why", BROKEN)
 def test_a_kernel_that_does_not_work_here_leaves_the_model_as_it_is(why, fallback, caplog) -> None:
@@ -379,6 +380,7 @@ class Normed(RMSNorm):
         return super().forward(x)
 
 
+@pytest.mark.slow
 def test_what_changes_at_each_call_is_compiled_a_few_times() -> None:
     model = Remembering().requires_grad_(False)
     applied, compiled = apply(copy.deepcopy(model), [winner(ZERO)]), []
@@ -449,6 +451,7 @@ def test_a_model_is_idle_until_a_call_has_a_kernel() -> None:
     assert model(X).abs().max() == 0 and not explain(model).left
 
 
+@pytest.mark.slow
 def test_states_that_come_and_go_are_all_compiled() -> None:
     """Dynamo names what differs from the version before, be that one of another state."""
 
@@ -464,6 +467,7 @@ def test_states_that_come_and_go_are_all_compiled() -> None:
     assert len(explain(model).sites["norm"]) == 16 and not explain(model).left
 
 
+@pytest.mark.slow
 def test_layers_that_differ_in_a_number_are_all_compiled() -> None:
     class Layer(Normed):
         def __init__(self, index: int) -> None:
@@ -487,6 +491,7 @@ class Reads(nn.Module):
         return x if x.sum().item() > 1e9 else x + 1
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("first", [Reads, nn.Identity], ids=["at the start", "amid"])
 def test_a_break_within_a_sequence_costs_its_neighbours_no_kernels(first: type[nn.Module]) -> None:
     layers = nn.Sequential(first(), nn.RMSNorm(64, 1e-6), nn.Sequential(Reads(), nn.RMSNorm(64, 1e-6)), Reads())
@@ -556,6 +561,7 @@ def decomposed(x: torch.Tensor, i: torch.Tensor) -> None:
     torch.linalg.cholesky(torch.eye(2) * (5 - i))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 @pytest.mark.parametrize("function", [looked_up, decomposed])
 def test_what_nobody_uses_raises_as_it_does(function: Callable[..., None], fallback: str | None) -> None:

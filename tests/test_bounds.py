@@ -205,6 +205,7 @@ def drawn(seed: int) -> tuple[Tensor, Expectation, bool]:
     return y, expectation, random.random() < 0.3
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("part", range(4))
 def test_what_is_right_part_by_part_is_right_as_a_whole(part: int, monkeypatch: pytest.MonkeyPatch):
     """A result is first compared in parts, by what each of them alone allows, and at first without PyTorch's own: that must
@@ -252,6 +253,7 @@ def test_a_finite_number_in_the_place_of_an_infinity_is_no_rounding():
     assert "inf mask differs" in wrong(torch.full((4, 32), 3e38), expectation)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", [name for name in kernel_types() if load_spec(name).finite_below])
 def test_pytorchs_form_is_finite_where_it_is_said_to_be(name: str):
     """So that it need not be asked for: of the largest numbers of either sign, all alike and by chance."""

@@ -70,11 +70,13 @@ def library(language: str, source: str) -> Library:
     return Library(language, source)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", HONEST)
 def test_run_time_libraries_may_be_used(name: str, tmp_path, hopper):
     assert compile_library(library(*HONEST[name]), tmp_path).exists()
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("symbol", FOREIGN)
 def test_other_code_of_the_process_may_not(symbol: str, tmp_path, hopper):
     with pytest.raises(CompileError, match=f"calls {symbol} from outside"):
@@ -118,7 +120,7 @@ def break_tool(folder: Path, tool: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(1)
 def test_a_broken_tool_is_a_verdict(name: str, tmp_path: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch):
     tool, script, reason = BROKEN[name]
     break_tool(tmp_path, tool, script)

@@ -34,6 +34,7 @@ class Noise:
 NOISES = [("normal", 0.01), ("normal", 0.003), ("normal", 0.03), ("heavy", 0.01), ("outliers", 0.01)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, sd, trials",
     [
@@ -48,11 +49,13 @@ def test_an_identical_kernel_is_kept_in_three_of_a_thousand_at_most(kind: str, s
     assert clopper_pearson(Noise(kind, sd).kept(0.0, trials), trials).low <= 0.003
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind, sd", NOISES[:2] + NOISES[3:])
 def test_a_loss_of_one_percent_is_never_kept(kind: str, sd: float):
     assert Noise(kind, sd).kept(-0.01, 1000) == 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "kind, sd, gain, share",
     [("normal", 0.003, 0.01, 0.95), ("normal", 0.01, 0.02, 0.98), ("normal", 0.03, 0.05, 0.95), ("heavy", 0.01, 0.02, 0.9)],

@@ -98,6 +98,7 @@ TAGGED = (
 )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("text", BAD_TAGS)
 @pytest.mark.parametrize("command", TAGGED)
 def test_what_is_no_name_of_a_run_is_refused_everywhere(untouched, command, text):
@@ -145,6 +146,7 @@ NONSENSE = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow_after(38)
 @pytest.mark.parametrize("script, option, value", NONSENSE)
 def test_numbers_that_make_no_sense(untouched, script, option, value):
     assert_one_line(untouched.run([*script.split(), f"{option}={value}"], **CHILD), option)
@@ -234,6 +236,7 @@ REFUSED = {  # a command -> words of its line
 }
 
 
+@pytest.mark.slow_after(17)
 @pytest.mark.parametrize("command", REFUSED)
 def test_refused_in_one_line(untouched, command):
     assert_one_line(untouched.run(command.split(), **CHILD), *REFUSED[command])
@@ -259,6 +262,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize(
     "name, commands",
@@ -290,6 +294,7 @@ def test_what_is_no_text_is_shown_and_what_is_no_number_is_null(clone):
     assert json.loads(done.stdout, parse_constant=pytest.fail)["model_latency_us"] is None
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_plan_blocks_nothing_but_itself(clone, content):
     (clone.root / "workspace/unproven/plan.json").write_bytes(content.encode(errors="surrogateescape"))
@@ -309,7 +314,7 @@ BROKEN = FOREIGN | {"one line of the user's": "my results, do not touch", "a row
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 def test_a_table_that_is_not_ours_is_passed_over_and_never_written(clone, content):
     path = clone.root / "results.tsv"
     path.write_bytes(content.encode(errors="surrogateescape"))
@@ -330,6 +335,7 @@ def test_a_table_that_a_spreadsheet_has_written(clone):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_git_has_the_experiments_where_the_table_is_gone(clone):
     good = clone.run(["orchestrate.py", "report"]).stdout
     whole = {name: clone.run(["orchestrate.py", *name.split()]).stdout for name in ("log --all", "next")}
@@ -377,6 +383,7 @@ def test_a_folder_that_is_no_run_stays(clone):
     assert (mine / "thesis.tex").exists()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["workspace/night", "workspace/night/tree", "workspace/night/more"])
 def test_links_are_not_followed(clone, name):
     elsewhere = clone.home / "elsewhere"
@@ -403,6 +410,7 @@ def test_a_link_to_nowhere_is_not_written_through(clone):
     (clone.root / "workspace").unlink()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("place", ["clone", "another worktree"])
 @pytest.mark.parametrize("command", ["record kernels/rmsnorm/cpp_kernel.py", "clean night"])
 def test_a_branch_that_the_user_works_on_is_not_moved(clone, command, place):
@@ -432,6 +440,7 @@ def test_a_branch_of_a_run_is_no_place_for_a_merge(clone):
 READ, REST = ("log", "status", "clean night"), ("report", "record kernels/rmsnorm/cpp_kernel.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "above"),
     [
@@ -469,6 +478,7 @@ def test_an_unpacked_archive(clone, tmp_path, command, above):
     assert (root / PLAN).exists()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("command", ["status", "log --all", "report", "clean night", "runs"])
 def test_without_git(clone, tmp_path, command):
     done = clone.run(["orchestrate.py", *command.split()], PATH=str(tmp_path))
@@ -479,6 +489,7 @@ def test_without_git(clone, tmp_path, command):
         assert done.status == 0 and ("#3 rmsnorm" if "log" in command else "night") in done.stdout
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("command", ["status", "log --all", "report", "next", "clean night"])
 def test_a_commit_that_git_has_lost(clone, command):
     commit = clone.git("rev-parse", "refs/autokernel/night/3").strip()
@@ -491,6 +502,7 @@ def test_a_commit_that_git_has_lost(clone, command):
         assert "git failed" in done.stdout + done.stderr and "missing object" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_ref_that_is_no_experiment(clone):
     clone.git("update-ref", "refs/autokernel/night/9", "HEAD")
     for command in ("runs", "log --all"):
@@ -510,6 +522,7 @@ def test_a_clone_of_another_users(clone):
     assert_fine(done, "removed run night")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("command", ["log --all", "record kernels/rmsnorm/cpp_kernel.py"])
 def test_a_branch_without_a_commit(clone, command):
     clone.git("symbolic-ref", "HEAD", "refs/heads/new")
@@ -560,6 +573,7 @@ def test_a_reader_that_has_gone(untouched, command):
     assert done.stderr == "" and done.returncode == (0 if "--help" in command else 141)  # argparse is quiet by itself
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed(untouched, closed):
     command = f"exec {sys.executable} orchestrate.py runs {closed}"
@@ -587,6 +601,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     assert json.loads(reader.communicate(timeout=10)[0]) == {"a": 1} and pipe.is_fifo()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "command, says",
     {
@@ -609,6 +624,7 @@ def test_runs_are_listed(clone):
     assert [(run["tag"], run["experiments"], run["kept"]) for run in listed] == [("night", 2, 1), ("unproven", 0, 0)]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("command", ["status", "next", "plan", "log", "report", "runs", "merge"])
 def test_where_there_is_no_run_at_all(clone, command):
     shutil.rmtree(clone.root / "workspace")
@@ -617,6 +633,7 @@ def test_where_there_is_no_run_at_all(clone, command):
     assert_one_line(clone.run(["orchestrate.py", command]), "there is no run yet", "starts one")
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("script", ["orchestrate.py", "profile.py", "extract.py", "bench.py", "verify.py", "export_hf.py"])
 def test_version_and_help(untouched, script):
     assert_fine(untouched.run([script, "--version"]), "autokernel 0.", "torch 2.", "Python 3.")

@@ -89,6 +89,7 @@ def test_packages_not_installed():
     assert_refused(run("-S", "-c", "import autokernel.console"), "not installed", "README.md")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_say_what_is_missing(script, tmp_path, bare_clone):
     """Each script, in a clone of its own so that what it leaves behind can be seen: nothing."""
@@ -98,6 +99,7 @@ def test_scripts_say_what_is_missing(script, tmp_path, bare_clone):
     assert subprocess.check_output(["git", "status", "--porcelain", "--ignored"], cwd=bare_clone) == before
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_have_help_with_an_example_at_once(script):
     """Before PyTorch is imported, which takes seconds."""
@@ -128,6 +130,7 @@ def old_pythons():
     return list(works.values())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("command", [PREFLIGHT, *((script,) for script in SCRIPTS)], ids=lambda command: command[-1])
 def test_old_python(command):
     pythons = old_pythons()

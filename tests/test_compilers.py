@@ -50,6 +50,7 @@ def penalty(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [once.detach(), *twice]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize("kernels", [False, True])
 def test_gradients_of_gradients(kernels: bool, fallback: str) -> None:
@@ -102,6 +103,7 @@ def test_a_backward_pass_that_is_repeated(fallback: str) -> None:
     torch.testing.assert_close(seen[:2], seen[2:])
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize("function", [torch.relu, lambda t: t.softmax(-1), lambda t: t.sigmoid().exp()])
@@ -124,6 +126,7 @@ def squared(s: Function, x: Tensor) -> Any:
     return h.sigmoid(), s.norm(h).sum(-1), h.detach()
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 @pytest.mark.parametrize("written", range(3))
 @pytest.mark.parametrize("wanted", [0, 1])
@@ -197,6 +200,7 @@ def shared(kind: str) -> tuple[Tensor, Tensor]:
     return {"apart": (x, x + 1), "whole": (x, x[:]), "detached": (x, x.detach()), "shifted": (x[:2], x[1:3])}[kind]
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("kinds", [("whole", "apart"), ("apart", "whole"), ("detached", "whole", "apart", "shifted")])
 @pytest.mark.parametrize("fallback", ["eager", *COMPILERS])
 def test_inputs_that_share_memory_at_times(fallback: str, kinds: tuple[str, ...]) -> None:
@@ -214,6 +218,7 @@ class Tagged(Tensor):
     pass
 
 
+@pytest.mark.slow
 def test_what_a_compiler_made_and_fails_at_when_it_runs() -> None:
     """AOTAutograd's own look at the first call of a graph knows no subclasses."""
     model, x = Function(smooth), torch.randn(2, 8).as_subclass(Tagged)
@@ -262,6 +267,7 @@ class Counting(nn.Module):
             self.state = f"done {self.calls}"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("fallback", ["eager", "aot_eager"])
 def test_what_a_model_does_beside_before_it_fails(fallback: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +377,7 @@ def two_heads_and_writes(s: Function, x: Tensor) -> Any:
     return memory[0], own
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("function", [two_heads, two_heads_and_a_break, two_heads_and_writes])
@@ -447,6 +454,7 @@ def test_gradients_of_one_image_in_channels_last() -> None:
     torch.testing.assert_close(made[0], made[1], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_recurrent_modules_with_dropout_at_other_lengths(kind: type, fallback: str) -> None:
@@ -500,6 +508,7 @@ def a_scale_that_is_returned(s: Function, x: Tensor, scale: Tensor) -> Any:
 SCALES = [a_scale_that_follows, a_scale_before_it_is_written, a_scale_that_is_returned]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("function", SCALES)
@@ -555,6 +564,7 @@ def spectrum_and_back(s: Function, x: Tensor) -> Tensor:
     return torch.istft(spectrum * 2, 8, 4, window=window)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("fallback", [None, *COMPILERS])
 def test_an_operator_that_asks_what_is_in_a_tensor(fallback: str | None, gradients: bool) -> None:
@@ -569,6 +579,7 @@ def test_an_operator_that_asks_what_is_in_a_tensor(fallback: str | None, gradien
     assert replacer.replaced and not replacer.left
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize(
     "window", [lambda y: y.unfold(0, 3, 1), lambda y: y.as_strided((3, 4), (4, 2)), lambda y: y[:1].expand(3, 8)]

@@ -69,6 +69,7 @@ def test_every_type_has_a_cuda_starter():
     assert {kernel_type(starter) for starter in STARTERS} == types
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize("chip", [pytest.param(c, marks=() if c == "sm_90a" else pytest.mark.slow) for c in CAPABILITIES])
 def test_compiles(chip: str, monkeypatch: pytest.MonkeyPatch):
@@ -89,6 +90,7 @@ def test_an_error_names_the_line_of_the_source(monkeypatch: pytest.MonkeyPatch, 
     assert "x[0] = undeclared" in str(refused.value)
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_a_binary_is_found_again_unless_something_has_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for_chip(monkeypatch, "sm_90a")
@@ -107,6 +109,7 @@ def compile_forever(folder: Path) -> None:
     build.compile_library(build.Library("cuda", SOURCE), folder)
 
 
+@pytest.mark.slow_after(1)
 @needs_nvcc
 @pytest.mark.parametrize("after_s", [0.1, 0.5, 1.0])
 def test_a_killed_build_leaves_nothing_that_is_not_whole(after_s: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -118,6 +118,7 @@ def test_measured_peaks_agree_with_the_table():
         assert 0.5 < _matmul_tflops(torch.device("cuda"), dtype) / device.peak_tflops(dtype) < 1.05
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_a_judge_keeps_the_memory_of_large_tensors_and_gives_it_back_at_its_end() -> None:
     """In a process of its own: how this one allocates is not changed by its tests' order."""

@@ -35,11 +35,12 @@ from tests.test_loop import FAST, NO_RULES, PLAN_OF_ONE, TARGET, WRONG, started,
 VERDICT = Verdict("rmsnorm", "cpp", "cpu", Correctness.PASS, True, "faster", seed=1)
 
 
-def test_kills_in_git_and_rows(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [12, pytest.param(40, marks=pytest.mark.slow)])
+def test_kills_in_git_and_rows(tmp_path, monkeypatch, number):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "clone").mkdir()
-    figures = kills.kill_records(kills.copy_of_this_clone(tmp_path / "clone"), kills=20, seed=1)
-    assert sum(figures["kills"].values()) == 20 and figures["kept"] > 2 and figures["slowest_resume_s"] < 5
+    figures = kills.kill_records(kills.copy_of_this_clone(tmp_path / "clone"), kills=number, seed=1)
+    assert sum(figures["kills"].values()) == number and figures["kept"] > 2 and figures["slowest_resume_s"] < 5
 
 
 @pytest.mark.slow
@@ -196,6 +197,7 @@ def asked_of(folder: Path) -> list[object]:
     )
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("others", "busy", "told"), [(0, 90, False), (1, 90, True), (1, 3, False)])
 def test_other_processes_on_the_gpu(others, busy, told, tmp_path):
     library, reasons = tmp_path / "libnvidia-ml.so.1", 0x40 if told else 0x4
@@ -293,6 +295,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.slow
 def test_two_runs_take_turns_on_a_device(tmp_path):
     with open(tmp_path / "said", "w") as said:
         runs = [subprocess.Popen([sys.executable, "-c", TURNS], cwd=ROOT, stdout=said) for _ in range(2)]

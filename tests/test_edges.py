@@ -59,6 +59,7 @@ def mask_of(number: float | bool, shape: tuple[int, ...]) -> Tensor:
     return mask
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "inductor"])
 @pytest.mark.parametrize(
     ("attend", "number", "nan"),

@@ -55,6 +55,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_transformers_runs_on_inputs_from_its_config(name):
     if not hasattr(transformers, name):

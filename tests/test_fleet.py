@@ -302,6 +302,7 @@ def test_a_worker_that_answers_wrongly_is_in_quarantine(begun):
     assert all("w1 (simulated, simulated) was put in quarantine" in (begun / name).read_text() for name in (REPORT, HTML))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers, quarantined", [(1, []), (2, ["w1"])])
 def test_a_slow_worker_is_in_quarantine_if_there_is_another(begun, workers, quarantined):
     """Twice in a row, against what it took at first; once is chance."""
@@ -322,6 +323,7 @@ def test_a_slow_worker_is_in_quarantine_if_there_is_another(begun, workers, quar
     assert all("160 us instead of 100, 2 times" in fleet.workers[name].quarantine for name in quarantined)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_slow_from_the_beginning(begun):
     """Against the others of its kind; on another kind of device nothing is known."""
 
@@ -564,6 +566,7 @@ def test_turns_on_cores_of_one_cpu(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.slow
 def test_without_workers_ray_is_not_imported():
     """Nor by the modules that know of workers."""
     code = "import sys, autokernel.cli.commands, autokernel.run.fleet, autokernel.cli.status; "

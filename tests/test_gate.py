@@ -233,30 +233,32 @@ def test_the_worker_has_neither_home_nor_secrets(judge: Judge):
 
 LIBRARY_CALLS = {
     "operator": "return A @ B",
-    "by-another-name": "return torch.ops.aten.mm.default(A, B)",
-    "through-a-module": "linear = torch.nn.Linear(1, 1, bias=False)\nlinear.weight.data = B.T\nreturn linear(A)",
-    "fallback": "try:\n    raise ValueError\nexcept ValueError:\n    return torch.einsum('mk,kn->mn', A, B)",
     "numpy": "import numpy as np\nreturn torch.from_numpy(np.asarray(A) @ np.asarray(B))",
-    "numpy-array-method": "return torch.from_numpy(A.numpy() @ B.numpy())",
     "ctypes": "import ctypes\nctypes.CDLL(torch.__file__.replace('__init__.py', 'lib/libtorch_cpu.so')).sgemm_",
     "aot-inductor": "torch._C._aoti.AOTIModelContainerRunnerCpu('planted.so', 1)",
     "nativert": "torch._C._nativert.PyModelRunner('planted.pt2', 'model')",
     "code-given-back": "import ctypes\nctypes.pythonapi.mprotect\nreturn torch.empty(len(A), B.shape[1])",
     "symbol": "from autokernel.build import cpp_function\n"
     "cpp_function('extern \"C\" void sgemm_(); extern \"C\" int run() { sgemm_(); return 0; }', 'run', '')()",
+    "by-another-name": "return torch.ops.aten.mm.default(A, B)",
+    "through-a-module": "linear = torch.nn.Linear(1, 1, bias=False)\nlinear.weight.data = B.T\nreturn linear(A)",
+    "fallback": "try:\n    raise ValueError\nexcept ValueError:\n    return torch.einsum('mk,kn->mn', A, B)",
+    "numpy-array-method": "return torch.from_numpy(A.numpy() @ B.numpy())",
 }
 
 
+@pytest.mark.slow_after(7)
 @pytest.mark.parametrize("name", LIBRARY_CALLS)
 def test_a_kernel_that_hands_its_work_to_a_library_is_refused(judge: Judge, lenient: Judge, name: str):
     # With AMX PyTorch itself has NaN where bf16 rows have gaps between them in which NaN lies.
     body = f"A, B = A.contiguous(), B.contiguous()\n{LIBRARY_CALLS[name]}".replace("\n", "\n    ")
     source = f'import torch\nKERNEL_TYPE = "matmul"\nBACKEND = "cpp"\n\ndef kernel_fn(A, B):\n    {body}\n'
-    failure = judge.check(source, target("matmul")).failure
+    where = small_target("matmul")
+    failure = judge.check(source, where).failure
     assert failure is not None, "accepted"
     assert "LibraryCall" in failure.reason or "from outside" in failure.reason + failure.detail, failure
     if name not in ("ctypes", "symbol", "aot-inductor", "nativert", "code-given-back"):  # refused without giving a result
-        assert lenient.check(source, target("matmul")).failure is None or name in ("numpy", "numpy-array-method")
+        assert lenient.check(source, where).failure is None or name in ("numpy", "numpy-array-method")
 
 
 def repeating(case: Case, name: str, stride: tuple[int, ...]) -> WeightedCase:

@@ -235,7 +235,7 @@ def lenient() -> Iterator[Judge]:
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.name)
-@pytest.mark.slow_after(5)
+@pytest.mark.slow_after(3)
 def test_what_is_wrong_at_the_target_alone_is_refused(lenient: Judge, planted: Planted) -> None:
     verdict = lenient.check(planted.source, planted.target)
     assert verdict.correctness == Correctness.FAIL, verdict.failure
@@ -284,6 +284,7 @@ AT_TARGET = {
 }
 
 
+@pytest.mark.slow_after(11)
 @pytest.mark.parametrize("kernel_type", AT_TARGET)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_value_in_every_weight_shows_whatever_else_is_planted(kernel_type: str, seed: int) -> None:
@@ -490,6 +491,7 @@ def test_a_16_bit_number_is_two_roundings_off_at_most() -> None:
     assert "roundings off" in wrong(torch.tensor(7.125, dtype=torch.bfloat16), expectation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPT-2", "BERT", "Llama", "Mixtral"])
 def test_every_trial_of_a_models_operations_can_be_made(name: str) -> None:
     """With as many leading dims as models have, weights as they lie there, and the options that they use."""

@@ -110,6 +110,7 @@ def outcome(call, model: nn.Module, x: Tensor, gradients: bool) -> list[Tensor]:
     return [result.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["inference", "training"])
 @pytest.mark.parametrize("model_class", MODELS, ids=lambda c: c.__name__)
 def test_products_around_it_are_replaced_and_the_model_stays_itself(model_class: type, gradients: bool) -> None:

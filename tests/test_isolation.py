@@ -247,6 +247,7 @@ def test_every_operator_of_pytorch_that_computes_is_known(key: str):
     assert key != "CPU" or len(has_kernel) > 500
 
 
+@pytest.mark.slow
 def test_what_pytorch_replaces_itself_is_no_change_of_a_kernels():
     """torch._dynamo wraps torch.manual_seed when it is first imported, as by Triton kernels that Inductor wrote."""
     code = (

@@ -194,7 +194,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda a: a.name)
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(1)
 def test_answers(answer: Answer, judge):
     setup = bridge.set_up(LEVEL[answer.problem], "cpp", "cpu", None)
     verdict = judge.check(complete(answer.source, setup.problem.name, "cpp"), setup.target)
@@ -231,7 +231,7 @@ PROPOSED = [
 
 
 @pytest.mark.parametrize("proposed", PROPOSED, ids=lambda p: LEVEL[p.problem].stem)
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 def test_our_own_kernels(proposed: Proposed, judge):
     """Sites are found, every variant that is written holds before the gate, and knobs are where the tuner reads them."""
     from autokernel.agents.knobs import read_knobs, set_knob
@@ -441,6 +441,7 @@ class Loses:
         time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_time_limit_that_python_drops_is_raised_again(monkeypatch):
     """In a destructor an exception is printed and forgotten."""

@@ -68,6 +68,7 @@ def within(seconds: float, holds: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "name, words",
     [
@@ -84,6 +85,7 @@ def test_the_parent_starts_before_pytorch_is_imported_and_ends_where_nothing_is_
     assert not parents(folder) and not list(folder.glob("autokernel-*"))
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(
     "name, words, status",
     [
@@ -117,6 +119,7 @@ KILLS = [  # the diagonal first, for it has every signal and every moment
 ]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("begun", "number"), KILLS)
 def test_a_command_that_is_killed_takes_its_parent_along(folder, begun, number):
     process = start(folder, "bench.py", RMSNORM, start_new_session=True)
@@ -140,6 +143,7 @@ def test_a_parent_that_is_not_ready_ends_with_the_context_at_once():
     launched.close()
 
 
+@pytest.mark.slow
 def test_a_warm_parent_takes_over_what_was_launched():
     with Launched() as launched:
         parent = WarmParent("cpu", launched=launched)
@@ -149,6 +153,7 @@ def test_a_warm_parent_takes_over_what_was_launched():
         assert launched.process.returncode == 0, "it was not told, but killed: it would leave orphans behind"
 
 
+@pytest.mark.slow
 def test_a_parent_outlives_the_thread_that_started_it():
     """The kernel takes the thread for the parent: a judge that is made in one thread is used in another one."""
     from concurrent.futures import ThreadPoolExecutor

@@ -75,6 +75,15 @@ def check(loop: Loop, status: str, source: str, incumbent: str) -> None:
     }
 
 
+def record_start(workspace: Workspace, source: str) -> None:
+    """The row of a starter that was kept, unjudged: whether a busy machine lets it pass is not what is tested here."""
+    ledger = workspace.ledger
+    ledger.open()
+    unlike = {"speedup_vs_incumbent": None, "speedup_low": None, "speedup_high": None}
+    row = replace(ROW, target=TARGET.name, agent=STARTER, description="start from cpp_kernel", **unlike)
+    workspace.log.append([ledger.record(row, source)])
+
+
 @pytest.mark.timed
 def test_every_outcome_through_the_real_gate(workspace, clone, judge, monkeypatch):  # noqa: F811
     before, said = state(clone), []
@@ -98,9 +107,9 @@ def test_every_outcome_through_the_real_gate(workspace, clone, judge, monkeypatc
         yield "def kernel_fn(:", "less syntax is faster"
         check(loop, "failed", "def kernel_fn(:", FAST)
 
+    record_start(workspace, SLOW)
     with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, said.append, pauses_s=())
-        loop.start(TARGET, SLOW)
         reason = loop.run(ScriptedAgent(script(loop)), NO_RULES, Budget())
     assert reason == "nothing is left to try on any target"
     assert [row.status for row in loop.rows] == ["kept", "kept", "reset", "failed", "crash", "timeout", "failed"]
@@ -134,11 +143,7 @@ with workspace.locked(), Judge("cpu") as judge:
 
 @pytest.fixture
 def started(workspace) -> Workspace:
-    """A run whose starter was kept, as a record: whether a busy machine lets it pass is not what is tested."""
-    ledger = workspace.ledger
-    ledger.open()
-    row = replace(ROW, target=TARGET.name, agent=STARTER, speedup_vs_incumbent=None, description="start from cpp_kernel")
-    workspace.log.append([ledger.record(row, FAST)])
+    record_start(workspace, FAST)
     return workspace
 
 
@@ -220,6 +225,7 @@ def test_ctrl_c_finishes_the_experiment_in_hand(workspace, night):
     assert workspace.read_intents() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_twice_stops_now_and_it_goes_on_later(workspace, night, number, judge):
     night.send_signal(number)
@@ -233,6 +239,7 @@ def test_twice_stops_now_and_it_goes_on_later(workspace, night, number, judge):
     check(loop, "failed", WRONG, FAST)
 
 
+@pytest.mark.slow
 def test_a_warm_parent_that_is_killed_is_no_crash_of_the_kernel(started):
     """It takes its workers along: the experiment is still open afterwards, and another process judges it."""
     with started.locked(), Judge("cpu") as judge:
@@ -253,18 +260,17 @@ def test_a_budget_of_experiments_and_the_starter_that_fails(workspace, judge):
     assert len(loop.rows) == 1
 
 
-def test_a_search_that_ends_with_the_time_ends_the_run(workspace, judge):
+def test_a_search_that_ends_with_the_time_ends_the_run(started):
     """None of an agent means then that no time is left, not that nothing is left to try."""
-    left_s = []
+    judged_s, left_s = ROW.seconds, []
 
     class Searching:
         def propose(self, context: Context) -> None:
             left_s.append(context.until_s - time.monotonic())
             time.sleep(max(0.0, left_s[0]))
 
-    with workspace.locked():
-        loop = Loop(workspace, PLAN_OF_ONE, judge, lambda line: None)
-        judged_s = loop.start(TARGET, FAST).seconds
+    with started.locked():
+        loop = Loop(started, PLAN_OF_ONE, None, lambda line: None)
         reason = loop.run(Searching(), NO_RULES, Budget(seconds=judged_s / 2 + 2))
     assert "used up but for" in reason
     assert left_s == [pytest.approx(2, abs=1)]

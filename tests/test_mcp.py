@@ -177,6 +177,7 @@ anyio.run(propose)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the server's process is found in /proc")
 def test_a_server_whose_client_was_killed_does_not_wait_for_the_device(root, tmp_path):
     """Another run has the device; the experiment that waits for it would go on when it is free."""

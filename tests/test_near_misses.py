@@ -83,6 +83,7 @@ def as_model(pattern: Pattern, twice: Callable[[Tensor], Tensor]) -> tuple[Calla
     return model, list(tensors.values())
 
 
+@pytest.mark.slow_after(41)
 @pytest.mark.parametrize(("kernel_type", "pattern"), PATTERNS)
 def test_every_pattern_is_found_in_its_own_example(kernel_type: str, pattern: Pattern) -> None:
     ways = [as_model(pattern, twice) for twice in (in_halves, in_pairs)]
@@ -139,6 +140,7 @@ def insert(graph: GraphModule, node: Node, target: Any, *numbers: float) -> None
     node.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("change", [other_operator, other_number, bias, gain, cap, used_elsewhere])
 def test_patterns_with_something_changed_are_found_only_where_that_is_the_same(change: Callable[..., None]) -> None:
     choose, finder = random.Random(0), SiteFinder(min_elements=0)

@@ -70,6 +70,7 @@ def lenient():
         yield judge
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ODD)
 def test_a_verdict_in_one_line(lenient: Judge, name: str) -> None:
     source, says = ODD[name]

@@ -89,6 +89,7 @@ def test_a_model_reads_what_it_asks_for_and_edits_by_patch(api):
     assert proposal.tokens == sum(usage["total_tokens"] for usage in api.usages)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("bad", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
 def test_a_malformed_answer_is_repaired_once_and_then_logged_as_failed(api, bad):
     api.script[:] = [bad, GOOD]
@@ -130,6 +131,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("answer", FORMS.values(), ids=FORMS)
 def test_an_answer_of_another_form_is_no_crash_and_is_paid_for(api, answer):
     api.script[:] = [answer, GOOD]
@@ -174,6 +176,7 @@ def test_what_passes_is_waited_out(api, fault):
     assert charged == pytest.approx(costs) if isinstance(fault, Refusal) else charged > costs + 0.5
 
 
+@pytest.mark.slow
 def test_the_pause_that_a_server_asks_for_is_kept(api):
     told = []
     api.script[:] = [Refusal(429, "rate_limit_exceeded", {"Retry-After": "2"}), GOOD]
@@ -289,6 +292,7 @@ def test_a_local_server_is_known_by_its_address(url, local):
     assert is_local(url) is local
 
 
+@pytest.mark.slow
 def test_without_its_package_the_agent_says_what_to_install(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['openai'] = None\n")
     words = ["--agent", "openai", "--agent-model", "m", "--agent-url", "http://localhost:1/v1"]

@@ -47,6 +47,7 @@ def gradients(call, arguments: list) -> tuple[Tensor, ...]:
     return torch.autograd.grad(result, [a for a in arguments if is_number(a)], direction)
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("kernel_type", kernel_types())
 def test_opcheck(kernel_type: str) -> None:
     torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type))
@@ -149,6 +150,7 @@ def test_a_model_with_kernels_exports(tmp_path) -> None:
     torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), model(x))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("grad", [True, False])
 def test_inductor_compiles_around_a_kernel_without_a_break(grad: bool) -> None:
     model, x = Norm(), torch.randn(3, 8)

@@ -119,13 +119,33 @@ def user_state(root) -> tuple[str, ...]:
     return tuple(sh("git", *words, cwd=root) for words in questions)
 
 
-SMALL = '{"n_layers": 1, "dim": 384, "n_heads": 6, "n_kv_heads": 2, "hidden": 1024, "vocab_size": 4000}'
+TINY = """
+import torch
+from torch import nn
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.out = nn.RMSNorm(768, eps=1e-6), nn.Linear(768, 64, bias=False)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.norm(x)))
+
+
+def example_inputs():
+    return (torch.randn(512, 768),)
+"""
+# An agent that looks for nothing: the tuner's rounds take longer than all the rest.
+SAYS_THE_SAME = "command: sed -i '1i # the same' kernel.py; echo HYPOTHESIS: a comment is as fast"
+OF_TINY = ["--model", "../tiny.py", "--class-name", "Tiny", "--agent", SAYS_THE_SAME]
+OF_ONE_LAYER = ["--input-shape", "1,64", "--model-args", '{"n_layers": 1}']
 
 
 @pytest.mark.timed  # beside other tests its verification takes minutes longer
 @pytest.mark.parametrize(
     ("experiments", "targets", "arguments"),
-    [(1, 1, SMALL), pytest.param(3, 2, '{"n_layers": 1}', marks=pytest.mark.slow)],
+    [(1, 1, OF_TINY), pytest.param(3, 2, OF_ONE_LAYER, marks=pytest.mark.slow)],
     ids=["small", "one layer"],
 )
 def test_the_whole_job_shortened(tmp_path, experiments, targets, arguments):
@@ -134,7 +154,8 @@ def test_the_whole_job_shortened(tmp_path, experiments, targets, arguments):
     sh("git", "clone", "-q", str(ROOT), str(root), cwd=tmp_path)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_") and k != "ANTHROPIC_API_KEY"}
     environment |= {"HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    limits = ["--experiments", str(experiments), "--top", str(targets), "--input-shape", "1,64", "--model-args", arguments]
+    (tmp_path / "tiny.py").write_text(TINY)
+    limits = ["--experiments", str(experiments), "--top", str(targets), *arguments]
     command = [sys.executable, "orchestrate.py", "--tag", "short", "--device", "cpu", *limits]
     (root / "README.md").write_text("an edit of the user's, not committed\n")
     before = user_state(root)

@@ -28,6 +28,7 @@ def graphs(kernel_type: str) -> list[list]:
     return [pattern_graphs._nodes(graph) for _, graph in found.graphs]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kernel_type", ["rmsnorm", "rotary_embedding", "cross_entropy"])
 def test_what_is_read_is_what_was_traced(traced, kernel_type):
     first, count = graphs(kernel_type), len(traced)

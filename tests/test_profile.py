@@ -33,6 +33,7 @@ def profile() -> ModelProfile:
     return profile_workload(WORKLOAD, warmup=1, iterations=3)
 
 
+@pytest.mark.slow
 def test_shares_sum_to_one_and_sites_have_limits(profile: ModelProfile) -> None:
     assert sum(h.share for h in profile.hotspots) == pytest.approx(1)
     assert sum(h.time_us for h in profile.hotspots) == pytest.approx(profile.device_time_us)
@@ -43,6 +44,7 @@ def test_shares_sum_to_one_and_sites_have_limits(profile: ModelProfile) -> None:
     assert profile.uncaptured == 0 and not any(h.why for h in profile.hotspots)
 
 
+@pytest.mark.slow
 def test_peaks_of_a_busy_machine_do_not_stay(tmp_path: Path, monkeypatch) -> None:
     """A hundredth of what the machine does, as it was measured once beside other work: nothing would be worth a kernel."""
     monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
@@ -67,6 +69,7 @@ def test_what_is_to_beat_is_the_faster_of_eager_and_compiled(profile: ModelProfi
     assert removable == sorted(removable, reverse=True)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("baseline", ["eager", "compile"])
 def test_one_baseline_alone(baseline: str) -> None:
     workload = replace(WORKLOAD, model_args=SMALL | {"n_layers": 1}, input_shape=(1, 64))
@@ -75,6 +78,7 @@ def test_one_baseline_alone(baseline: str) -> None:
     assert all((s.compiled_us is None) == (baseline == "eager") for s in profile.sites)
 
 
+@pytest.mark.slow
 def test_a_mix_of_workloads_is_weighed(tmp_path: Path) -> None:
     mix = (Part("prefill", (1, 256)), Part("decode", (4, 1), 16))
     workload = replace(WORKLOAD, input_shape=mix[0].input_shape, name="prefill", mix=mix)
@@ -183,6 +187,7 @@ def test_a_name_that_the_inputs_do_not_take_is_an_error(tmp_path: Path) -> None:
         load(tmp_path, "def example_inputs(): return (torch.ones(2, 128),)\n", name="large", mix=(Part("large"),))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_captured_is_said_with_its_share_of_the_time(tmp_path: Path) -> None:
     workload, _ = load(tmp_path, "def example_inputs(): return (torch.randn(300, 128),), {'scale': torch.ones(1)}\n")
     with cProfile.Profile() as around:

@@ -159,6 +159,7 @@ def test_what_cannot_be_read_can_be_cleared():
     assert not kernel.path.exists()
 
 
+@pytest.mark.slow
 def test_what_is_printed_for_programs_is_json_alone(capsys):
     (kernel,) = remember(norm_of(64))
     kernel.path.unlink()

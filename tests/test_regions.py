@@ -211,6 +211,7 @@ def test_what_becomes_of_integers_is_in_float64_too():
     torch.testing.assert_close(result, exact, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", CHAINS)
 def test_kernels_are_right(name: str) -> None:
     """What is written from the graph against the graph, by the gate's own bounds, in each dtype that it holds there."""
@@ -234,6 +235,7 @@ def test_kernels_are_right(name: str) -> None:
                 assert why_wrong(kernel_of(site)(**contents), spec, contents, adversarial=scale != 1) is None
 
 
+@pytest.mark.slow
 def test_other_strides_than_the_models() -> None:
     _, (site,) = found(Of(lambda m, x, y: F.gelu(x) * y), torch.randn(64, N), torch.randn(64, N))
     inputs = [torch.randn(N, 64).t(), torch.randn(64, 2 * N)[:, 1::2]]
@@ -318,6 +320,7 @@ def same_as_a_model(model: nn.Module, *inputs: Tensor) -> None:
     assert sum(map(len, explain(model).sites.values())) == len(sites) > 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("other", [0.1, -10000.0, torch.tensor(0.1), torch.full((256, N), 257)])
 def test_numbers_are_compared_as_pytorch_compares_them(other: float | Tensor) -> None:
     """In the 16 bits of the tensor that a number stands beside."""
@@ -368,6 +371,7 @@ def test_a_result_of_more_dims_than_the_last_one_is_whole() -> None:
     same_as_a_model(Of(forward), torch.randn(2, 2, 64, N))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "inductor"])
 def test_a_number_made_in_forward_is_the_graphs(fallback: str | None) -> None:
     """And nothing of it is left in the module, of which torch.compile asks where it comes from."""
@@ -477,6 +481,7 @@ def test_mixed_dtypes() -> None:
         assert why_wrong(kernel_of(site)(**inputs), spec, inputs) is None
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_results(name: str) -> None:
     """What is used elsewhere, too, is a result beside the region's last: memory is read once less."""
@@ -552,6 +557,7 @@ class Block(nn.Module):
         return x
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "inductor"])
 def test_in_a_model(fallback: str | None) -> None:
     torch.manual_seed(0)
@@ -589,6 +595,7 @@ class Pooled(nn.Module):
         return rows.cumsum(-1) * 2, F.relu(rows).argmax(-1)
 
 
+@pytest.mark.slow
 def test_windows_and_rows_in_a_model() -> None:
     """Values, places and gradients are the model's."""
     torch.manual_seed(0)
@@ -633,6 +640,7 @@ class Residual(nn.Module):
         return h, normed, z, h.t()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "inductor"])
 def test_several_results_in_a_model(fallback: str | None) -> None:
     """Values, dtypes, strides, who shares memory with whom, and gradients are the model's."""
@@ -764,6 +772,7 @@ FUNCTIONS = {
 ULPS = {"ak_exp": 3.0, "ak_expm1": 4.0}
 
 
+@pytest.mark.slow
 def test_the_gate_takes_inputs_that_must_be_positive(lenient: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which nothing is below zero, or zero, as a whole either: they are of all sizes, and a kernel is off at some."""
     monkeypatch.setattr(specs, "REGIONS", REGIONS)
@@ -780,6 +789,7 @@ def test_the_gate_takes_inputs_that_must_be_positive(lenient: Judge, monkeypatch
     assert refused.failure and "outside the tolerance" in refused.failure.reason, refused.why
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_elements(name: str) -> None:
     source = f"""
@@ -800,6 +810,7 @@ def test_functions_of_elements(name: str) -> None:
     assert ((y.double() - exact).abs() / spacing)[usable].max() <= ULPS.get(name, 4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["residual", "dtypes", "other_strides"])
 def test_the_gate_takes_several_results(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each by its own bounds and in its own strides; and what is wrong in one of them is refused."""
@@ -960,6 +971,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("name", WRONG)
 def test_the_gate_refuses_wrong_windows_and_rows(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "REGIONS", REGIONS)
@@ -977,6 +989,7 @@ def test_the_gate_refuses_wrong_windows_and_rows(name: str, judge, monkeypatch: 
     assert verdict.correctness.value == "FAIL", verdict.why
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["running_before", "first_of_the_largest", "largest_of_windows", "of_no_dim"])
 def test_the_gate_takes_windows_rows_and_single_numbers(name: str, judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "REGIONS", REGIONS)
@@ -1082,6 +1095,7 @@ def lenient() -> Iterator[Judge]:
         yield judge
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("name", WITH_MASKS)
 def test_the_gate_judges_masks_integers_and_every_input(name: str, lenient: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "REGIONS", REGIONS)

@@ -49,11 +49,18 @@ def run(folder: Path, names: str, held: int = 16384) -> None:
     assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stderr[-3000:]
 
 
+def test_some_kernels_are_right(tmp_path: Path) -> None:
+    """A sum, a power, a single row: the tests of the second tier have all others."""
+    run(tmp_path, "normed,powers,of_one_row")
+
+
+@pytest.mark.slow
 def test_kernels_are_right(tmp_path: Path) -> None:
     """By the block and by the row: sums, maxima, masks, broadcasts, split dims."""
     run(tmp_path, "gelu,masks,normed,scores,extremes,reduced,grouped,broadcast,small,steps,residual,gates,mean_last")
 
 
+@pytest.mark.slow
 def test_powers_numbers_and_single_rows(tmp_path: Path) -> None:
     """Powers of numbers below 0, and of literals; results that are a literal; a result that is one row, or one element."""
     run(tmp_path, "powers,powers_below_zero,powers_of_numbers,numbers,of_one_row,of_no_dim")

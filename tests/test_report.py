@@ -147,6 +147,7 @@ def test_a_branch_that_was_closed_stays_so_after_an_edit_by_hand(run):
     assert sh("git", "show", f"autokernel/{run.tag}:kernels_of_this_run/{TARGET.name}.py", cwd=run.root) == "by hand"
 
 
+@pytest.mark.slow
 def test_the_traces_of_a_pass_are_named_where_there_are_any(run):
     named = [f"workspace/{run.tag}/traces/{name}" for name in ("before.json.gz", "after.json.gz")]
     assert not any(path in write_report(run) for path in named)
@@ -220,6 +221,7 @@ def test_a_chart_of_progress_has_ticks_and_a_mark_for_each_experiment(speedups):
     assert len(re.findall(r"<use [^>]*fill: var\(--page\)", chart)) == 1, "the starter has no speedup: it is hollow"
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("rates", [(1, 1), (0.47, 1.03), (1, 400), (1e-3, 5e4), (0.999, 1.001)])
 def test_a_roofline_has_round_ticks_on_both_axes(rates):
     start, best = night("kept")

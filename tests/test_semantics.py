@@ -150,6 +150,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("function", PROGRAMS)
 def test_what_a_model_returns_is_the_same(function: Callable[..., Any]) -> None:
     model, x, replacer = Function(function).requires_grad_(False), torch.randn(2, 8, 8), everywhere()
@@ -179,6 +180,7 @@ def a_cast_that_returns_what_it_is_given(s: Function, x: Tensor) -> Any:
 OBJECTS = [an_idle_slice_and_a_cast_of_it, an_idle_view_that_is_written_to, a_cast_that_returns_what_it_is_given]
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("function", OBJECTS)
 def test_results_are_the_same_objects(function: Callable[..., Any], fallback: str | None) -> None:
@@ -247,6 +249,7 @@ GRADIENTS = [
 ]
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("function", GRADIENTS)
 def test_gradients_are_the_same(function: Callable[..., Tensor]) -> None:
     model, x, replacer = Function(function), torch.randn(2, 8, 8), everywhere()
@@ -282,6 +285,7 @@ def test_a_layer_norm_under_autocast_on_a_cpu() -> None:
     assert "float32" in case
 
 
+@pytest.mark.slow
 def test_a_site_that_stays_for_its_gradients_is_said() -> None:
     """A kernel has no part that gradients do not flow through."""
 
@@ -317,6 +321,7 @@ class SharedHeads(nn.Module):
         return F.scaled_dot_product_attention(q, *every, is_causal=True), k, v
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_results_that_are_changed_before_the_backward_pass(fallback: str | None, frozen: bool) -> None:
@@ -379,6 +384,7 @@ def test_parameters_whose_data_is_other_data_by_the_backward_pass(change: Callab
     assert replacer.replaced
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "aot_eager", "inductor"])
 def test_a_result_is_no_view_of_what_its_kernel_made(fallback: str | None) -> None:
     """A maximum that keeps its dim is the kernel's, unsqueezed: replayed as a view, it was unsqueezed twice."""
@@ -427,6 +433,7 @@ def cells(s: Function, x: Tensor) -> Any:
     return s.b(h)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "function",
     [
@@ -523,6 +530,7 @@ def test_fake_tensors_leave_nothing_behind() -> None:
     assert not any("examined" in why for why in replacer.left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", [True, False])
 def test_padded_positions_of_a_transformer_encoder(nested: bool) -> None:
     """By default PyTorch leaves them out and returns zeros, but not where its code is compiled: it is not, alone."""
@@ -563,6 +571,7 @@ def test_a_copy_made_in_a_pass_has_an_encoder_of_its_own() -> None:
     assert not torch.allclose(copies[0](x, src_key_padding_mask=hidden), encoder(x, src_key_padding_mask=hidden))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("sizes", [(1, 4, 8, 8), (2, 1, 8, 6), (2, 4, 1, 8), (1, 1, 8, 1), (2, 4, 8, 6)])
 def test_einsums_have_their_own_strides(sizes: tuple[int, ...]) -> None:
     """Of what there is but one of, an einsum has other strides than the product that it is taken for."""
@@ -617,6 +626,7 @@ def test_versions_of_a_model_in_another_thread() -> None:
     assert replacer.graphs == len(kinds)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_called_while_another_one_is_compiled() -> None:
     """It is called as ever: what Dynamo fails at runs as it is, though PyTorch says to all threads that it compiles."""
     compiling, called = threading.Event(), threading.Event()
@@ -660,6 +670,7 @@ def test_transforms_around_an_applied_model() -> None:
     assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
 
 
+@pytest.mark.slow
 def test_what_dynamo_fails_at_inside_of_a_transform_leaves_autograd_on() -> None:
     """What it leaves behind has dispatch keys of that place, and sets them whenever it is freed."""
 
@@ -700,6 +711,7 @@ def test_tangents_of_an_applied_model(has_gradients: bool) -> None:
     assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("has_gradients", [False, True])
 def test_tangents_inside_of_a_model(has_gradients: bool) -> None:
     def forward(s: Function, x: Tensor) -> Any:
@@ -729,6 +741,7 @@ HOOKS = {  # what is added, to the model or to a part of it
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("of_first_call", [False, True])
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_that_come_and_go(name: str, of_first_call: bool) -> None:
@@ -782,6 +795,7 @@ class Norm(RMSNorm):
         return 2.0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "other"),
     [
@@ -916,6 +930,7 @@ def an_image_after_a_norm(s: Function, x: Tensor) -> Any:
     return s.norm(s.a(x)), F.silu(F.group_norm(image / 1.5, 2)).transpose(2, 3)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 @pytest.mark.parametrize("function", [norms_that_nobody_uses, an_image_after_a_norm])
 def test_norms_keep_their_statistics(function: Callable[..., Any], fallback: str | None) -> None:
@@ -1010,6 +1025,7 @@ class Checkpointed(Function):
         self.part = nn.Sequential(self.a, nn.Dropout(0.5), nn.BatchNorm1d(8), nn.GELU(), self.b)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fallback", [None, "eager", "aot_eager"])
 @pytest.mark.parametrize("options", [{"use_reentrant": False}, {"use_reentrant": True}])
 def test_a_checkpoint_computes_again_what_it_had_computed(options: dict[str, bool], fallback: str | None) -> None:
@@ -1053,6 +1069,7 @@ def by_torch_compile(model: nn.Module, replacer: Everywhere, monkeypatch: pytest
     return torch.compile(model, backend="autokernel")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("is_ours", [False, True])
 def test_a_call_that_raises_costs_no_kernels(is_ours: bool, is_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1182,6 +1199,7 @@ def test_an_error_behind_a_break_in_an_expression_is_the_models_own() -> None:
             call(x)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("function", [*CATCHING, raised_again, beside_what_catches, inside_of_what_suppresses_nothing])
 def test_functions_that_catch_what_an_operator_raises(function: Callable[..., Any]) -> None:
     """In a graph nothing catches an error that an operator raises when it runs."""
@@ -1201,6 +1219,7 @@ def test_functions_that_catch_what_an_operator_raises(function: Callable[..., An
     assert any("catches errors of getitem" in why for why in replacer.left) == (function in CATCHING)
 
 
+@pytest.mark.slow
 def test_a_model_that_raises_at_each_call_is_not_compiled_for_ever() -> None:
     def forward(s: Function, x: Tensor) -> Tensor:
         s.norm(s.a(x))
@@ -1215,6 +1234,7 @@ def test_a_model_that_raises_at_each_call_is_not_compiled_for_ever() -> None:
     assert len(torch._dynamo.utils.get_compilation_metrics()) - before < 20
 
 
+@pytest.mark.slow
 def test_a_model_that_computes_something_else_while_it_is_traced() -> None:
     """As transformers does, which leaves out a mask by what is in it: compiled alone, its maker would make one."""
 
@@ -1263,6 +1283,7 @@ def test_what_nothing_comes_of_has_no_gradient(fallback: str | None) -> None:
     torch.testing.assert_close(of_y, (x <= 0).float())
 
 
+@pytest.mark.slow
 def test_a_model_that_computes_gradients_in_its_forward_pass() -> None:
     """The backward pass of our kernels is not taken for the model's own code, and compiled."""
 
@@ -1292,6 +1313,7 @@ def test_a_tensor_that_is_quantised_stays_so() -> None:
     assert any("quantize_per_tensor" in why for why in replacer.left)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.skipif(
     not hasattr(torch._dynamo.config, "invalidate_compile_context_weakrefs"),
     reason="this release of Dynamo holds on to them",
@@ -1323,6 +1345,7 @@ def test_an_applied_model_is_traced_as_it_was_written() -> None:
         torch.testing.assert_close(traced(x), expected)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 def test_attention_whose_mask_wants_a_gradient(fallback: str | None) -> None:
     """Another operator computes it, in other strides, by which what follows is proven."""
@@ -1361,6 +1384,7 @@ def test_what_shares_memory_with_what_may_be_unknown_with_gradients() -> None:
     assert any("other strides with gradients" in why for why in replacer.left) and not replacer.replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", [None, pytest.param("aot_eager", marks=pytest.mark.slow)])
 def test_what_follows_a_number_that_is_read_has_its_kernels(fallback: str | None) -> None:
     """A float of Python that changes: Dynamo hands it to the rest of the function in a tensor, from which that reads it."""
@@ -1494,6 +1518,7 @@ def test_jagged_tensors_are_said_once(inside: bool) -> None:
     assert replacer.left == ["a graph with jagged tensors in it is left as it is"]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 @pytest.mark.parametrize("wrapped", ["input", "weight"])
 def test_tensors_that_wrap_others_have_no_memory_for_a_kernel(wrapped: str, fallback: str | None) -> None:
@@ -1526,6 +1551,7 @@ def test_no_kernel_reads_memory_that_has_the_negatives() -> None:
         assert len(replacer.replaced) == kernels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> None:
     def checked(s: Function, x: Tensor) -> Tensor:

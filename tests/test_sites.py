@@ -24,6 +24,7 @@ def found(workload: Workload) -> Counter:
     return Counter(site.kernel_type for graph in graphs for site in SiteFinder(min_elements=0).find(graph.module))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_of_compact_llama_is_found(dtype: str) -> None:
     sites = found(Workload(model_args=SMALL, input_shape=(1, 256), dtype=dtype))
@@ -48,6 +49,7 @@ HUGGING_FACE = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("class_name", HUGGING_FACE)
 def test_sites_of_hugging_face_models(class_name: str) -> None:
     pytest.importorskip("transformers")
@@ -74,6 +76,7 @@ class Broken(nn.Module):
         return x
 
 
+@pytest.mark.slow
 def test_graph_breaks_make_several_graphs_with_their_calls_counted() -> None:
     captured = capture(Broken(), (torch.randn(4, 8),), {})
     finder = SiteFinder(min_elements=0)
@@ -90,6 +93,7 @@ def test_strides_are_the_models() -> None:
     assert rotary.case.args["x"].strides == (256 * 64, 16, 64, 1)  # the transpose of a projection
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("activation", "norm_first", "padded"), [("relu", True, False), ("gelu", False, True), ("relu", True, True)]
 )

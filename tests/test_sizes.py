@@ -112,6 +112,7 @@ def test_the_key_of_a_case_has_the_order_of_the_kernels_own_parameters():
     assert sizes_of("kernel_fn = print\n", CASES[0]) is None
 
 
+@pytest.mark.slow
 def test_only_the_sizes_of_the_table_take_its_constants(tmp_path):
     tabled = with_table(OFF, {NARROW: {"OFF": 1.0, "UNROLL": 1}})
     kernel, plain = load(tabled, tmp_path), load(OFF, tmp_path)
@@ -132,6 +133,7 @@ STARTERS = [
 ]
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("path", STARTERS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_starter_may_have_a_table(path: Path, tmp_path):
     """Whatever stands in it (dataclasses, caches, Triton's functions), each entry is a module of its own."""
@@ -146,6 +148,7 @@ def test_a_starter_may_have_a_table(path: Path, tmp_path):
     assert (general.__globals__[name], own.__globals__[name]) == (knobs.current[name], value)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "source, words",
     [
@@ -296,6 +299,7 @@ print([one.__globals__["BLOCK_M"] for one in kernel.all], kernel.all[0].__global
 """
 
 
+@pytest.mark.slow
 def test_a_triton_kernel_computes_by_its_table(tmp_path):
     pytest.importorskip("triton")
     path = tmp_path / "matmul.py"

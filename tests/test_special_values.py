@@ -61,6 +61,7 @@ def kernel_of(kernel_type, backend, name):
     return import_file(load_spec(kernel_type).starters(backend)[name], f"special_{kernel_type}_{name}").kernel_fn
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("kernel_type", "name"), starters("cpp"))
 def test_cpp_starters(kernel_type, name):
     holds(kernel_type, kernel_of(kernel_type, "cpp", name), "cpu")

@@ -77,6 +77,7 @@ def shown(kept: Any) -> Any:
     return kept.getstate() if isinstance(kept, random.Random) else [*kept] if isinstance(kept, Iterable) else kept
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_kept_in_pythons_own_objects(case: str) -> None:
     model = Keeps(*copy.deepcopy(CASES[case]))
@@ -105,6 +106,7 @@ class Adapting(nn.Module):
         return self.outer(self.inner(x).detach())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_steps_of_an_optimiser_are_taken_once(kind: str) -> None:
     """None more while a graph of them is traced."""
@@ -118,6 +120,7 @@ def test_steps_of_an_optimiser_are_taken_once(kind: str) -> None:
     assert not any("left as it is: " in why for why in explain(ours).left)  # by an error
 
 
+@pytest.mark.slow
 def test_steps_of_an_optimiser_are_taken_once_where_a_model_is_captured() -> None:
     torch.manual_seed(0)
     model = Adapting("SGD")

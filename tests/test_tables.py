@@ -23,6 +23,7 @@ def test_what_is_published_is_what_the_records_say():
     assert tables.stale() == []
 
 
+@pytest.mark.slow
 def test_settings_of_a_kernel_are_timed_beside_eager_mode():
     command = ["benchmarks/settings.py", "kernels/rmsnorm/cpp_kernel.py", "UNROLL=1,4", "--case", "M=1,", "--device", "cpu"]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
@@ -169,6 +170,7 @@ def test_counters_are_read_in_our_units():
     assert list(described(COUNTED)) == ["held<__half, 1>: us 12.16, blocks 2048; l2_hits 52%; waits: barrier 6.2, wait 1.1"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ncu") is not None, reason="there is ncu")
 def test_without_ncu_there_are_no_counters():
     command = [sys.executable, "benchmarks/counters.py", "softmax", "4096", "eager"]
@@ -187,6 +189,7 @@ assert folded(out) == folded(words) != 0
 """
 
 
+@pytest.mark.slow
 def test_the_read_limit_reads_every_word():
     """In Triton's interpreter, which has to be chosen before triton is imported."""
     pytest.importorskip("triton")

@@ -20,6 +20,7 @@ assert found.graphs and not found.failures, found.failures
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_gelu_type_is_an_oracle_and_a_folder(tmp_path, right: bool):
     clone = tmp_path / "clone"

@@ -181,6 +181,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_after(28)
 @pytest.mark.parametrize("case", MODELS)
 def test_a_model_that_cannot_be_profiled(refusal, monkeypatch, tmp_path, case):
     monkeypatch.setattr("builtins.print", print)  # which some of them replace
@@ -271,6 +272,7 @@ for line in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_where_a_models_code_leaves_the_process_we_are_not():
     command = [sys.executable, "-c", LEAVE, *LEAVES.values()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -362,6 +364,7 @@ def test_a_folder_with_names_of_ours_and_pythons(tmp_path):
     assert subprocess.run([sys.executable, "-c", lines], cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_thread_of_a_models_own_keeps_no_script_from_ending(tmp_path):
     model = tmp_path / "threads.py"
     model.write_text("import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n")
@@ -568,6 +571,7 @@ ENDS = {  # what a model's code does to its process -> words of the line that th
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_that_ends_its_process_is_named(tmp_path):
     begun = {}
     for case, (line, *_) in ENDS.items():
@@ -596,6 +600,7 @@ STOPS = {
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("case", STOPS)
 def test_a_signal_ends_a_script_with_one_line_and_leaves_no_process(tmp_path, model_file, case):

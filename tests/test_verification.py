@@ -445,7 +445,8 @@ def five(device):
     return 5
 
 
-@pytest.mark.parametrize("room, cores, widths", [(none, 8, [1, 1, 1, 1]), (five, 8, [1, 3]), (five, 2, [1, 3])])
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("room, cores, widths", [(five, 2, [1, 3]), (five, 8, [1, 3]), (none, 8, [1, 1, 1, 1])])
 def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(room, cores, widths, monkeypatch):
     """On two cores three, rather than two and then one alone."""
     monkeypatch.setattr(trial, "usable_cores", lambda: range(cores))
@@ -465,6 +466,7 @@ def cache_hits(workload, sides):
     return torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"]
 
 
+@pytest.mark.slow
 def test_what_is_compiled_side_by_side_is_found_by_who_measures(plan, tmp_path, monkeypatch):
     """Alone in its process, a form has the same key in AOTAutograd's cache as among others of its trace."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -496,6 +498,7 @@ def chatter() -> None:
     print("a line of the model")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])  # forked, and spawned
 def test_what_a_child_prints_is_in_its_log_and_nowhere_else(device, tmp_path, capfd):
     log = tmp_path / "new" / "stderr.log"
@@ -515,6 +518,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_one_that_asked_them(tmp_path):
     said = tmp_path / "pids"
     with said.open("w") as file:
@@ -539,6 +543,7 @@ def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(tmp
     assert list(sides.models) == [EAGER] and sides.errors[INDUCTOR]
 
 
+@pytest.mark.slow
 def test_every_side_is_compiled_from_scratch_in_a_cache_of_its_own(tmp_path):
     """Also what another cache has: the first sides have compiled the same graph for the second ones."""
     for folder in (tmp_path / "before", tmp_path / "after"):

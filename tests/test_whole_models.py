@@ -29,6 +29,7 @@ def small(workload: Workload) -> Workload:
     return replace(workload, model_args=workload.model_args | SIZES, input_shape=shape)
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", [name for name, workload in MODELS.items() if workload.model in (WIDE, "transformers")])
 def test_a_published_architecture_runs(name: str):
     workload = small(MODELS[name])

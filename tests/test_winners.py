@@ -142,6 +142,7 @@ print(winner.name)
 """
 
 
+@pytest.mark.slow
 def test_saved_kernels_need_nothing_of_this_repository(tmp_path) -> None:
     winner = Winner(TARGET, load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text())
     assert save(tmp_path / "site" / "fast_norms", found(winner.source, (EAGER,)), [winner]) == [winner]
@@ -195,6 +196,7 @@ REFUSED = {  # what is set up in the clone -> what git says
 }
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_commit_that_git_refuses_is_told_in_a_line(run, clone, monkeypatch, capsys, case) -> None:  # noqa: F811
     monkeypatch.chdir(clone)

@@ -32,6 +32,7 @@ import torch
 import unusual_inputs
 import whole_inputs
 from cheat import Cheat, starter
+from second_tier import LATER
 
 from autokernel.build import default_cache
 from autokernel.gate import Judge
@@ -77,11 +78,16 @@ class Workplace:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Iterator[Workplace]:
+def workplace(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Workplace]:
+    """Its process and its server are started for cheats that name one of them, or look for one: most do not."""
     files = {"naive.py": NAIVE.read_bytes(), "home/.ssh/id_rsa": b"secret", "neighbour/kernel.py": b"secret"}
     for name, content in (files | {"cache/victim.so": b"honest", "site-packages/README": b""}).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
+    source = request.getfixturevalue("cheat").source
+    if not any(word in source for word in ("BYSTANDER", "PORT", "/proc")):
+        yield Workplace(tmp_path, 0, 0)
+        return
     sleep = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path)]
     with subprocess.Popen(sleep) as bystander, socket.create_server(("127.0.0.1", 0)) as server:
         (tmp_path / "bystander").write_text(str(bystander.pid))
@@ -157,8 +163,13 @@ def naive() -> Iterator[NaiveGate]:
         yield gate
 
 
+def is_later(cheat: Cheat) -> bool:
+    return cheat.id in LATER.get(cheat.kernel_type, ())
+
+
 def cheats(timed: Callable[[Cheat], bool]) -> list[Any]:
-    return [pytest.param(cheat, id=cheat.id, marks=[pytest.mark.timed] * timed(cheat)) for cheat in CHEATS]
+    marks = ([pytest.mark.timed] * timed(cheat) + [pytest.mark.slow] * is_later(cheat) for cheat in CHEATS)
+    return [pytest.param(cheat, id=cheat.id, marks=those) for cheat, those in zip(CHEATS, marks)]
 
 
 @pytest.mark.slow
@@ -276,6 +287,16 @@ def test_every_exploit_is_tried():
     tried = {cheat.number for cheat in (*CHEATS, *gpu_cheats.CHEATS)}
     assert tried | set(EXCEPTIONS) == set(range(1, 44))
     assert not tried & set(EXCEPTIONS)
+
+
+def test_the_first_tier_has_every_exploit_and_every_reason():
+    known = {(cheat.kernel_type, cheat.id) for cheat in CHEATS}
+    assert {(kernel_type, name) for kernel_type, names in LATER.items() for name in names} <= known, "renamed"
+    first = [cheat for cheat in CHEATS if not is_later(cheat)]
+    assert {cheat.number for cheat in first} == {cheat.number for cheat in CHEATS}
+    of_all, of_first = ({(c.number, c.reason) for c in those if c.refused_by == "check"} for those in (CHEATS, first))
+    assert of_first == of_all
+    assert {"check", "examine", "contest"} <= {cheat.refused_by for cheat in first}
 
 
 def test_a_kernel_that_severs_gradients_has_those_of_the_plain_form():

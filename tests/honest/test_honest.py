@@ -6,7 +6,7 @@ from honest_kernels import HONEST, SLOWED, Honest, starter
 
 from autokernel.gate import Correctness, Judge
 from autokernel.spec import load_spec
-from autokernel.target import Target, WeightedCase, default_target
+from autokernel.target import Target, WeightedCase
 from tests.busy import skip_if_undecided, skip_if_wide
 from tests.small_targets import small_target
 
@@ -23,11 +23,14 @@ TIMED_FIRST = {"autotuned", "python-threads", "workspace-kept", "prepared-weight
 
 
 def parameters(timed: bool):
-    """Each kernel is asked once in the first tier: whole verdicts have the five stages in them."""
+    """Each kernel is asked once in the first tier: whole verdicts have the five stages in them. Those of several threads
+    run alone: beside another test each of their calls waits for what that one leaves of a core, four times as long."""
     for honest in HONEST:
         marks = [pytest.mark.xfail(strict=True, reason=honest.refused)] if honest.refused else []
         if timed != (honest.name in TIMED_FIRST):
             marks.append(pytest.mark.slow)
+        if honest.threads:
+            marks.append(pytest.mark.timed)
         yield pytest.param(honest, id=honest.name, marks=marks)
 
 
@@ -43,7 +46,7 @@ def test_honest_kernels_are_right(request: pytest.FixtureRequest, honest: Honest
 @pytest.mark.timed
 @pytest.mark.parametrize("honest", list(parameters(timed=True)))
 def test_honest_kernels_pass_and_are_timed(judge: Judge, honest: Honest):
-    target = default_target(honest.kernel_type, "cpp", "cpu", torch.float32)
+    target = small_target(honest.kernel_type)
     verdict = judge.examine(honest.source, target, incumbent=repeated(starter(honest.kernel_type), SLOWED))
     assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
     assert verdict.correctness == Correctness.PASS

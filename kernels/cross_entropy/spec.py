@@ -212,7 +212,7 @@ SPEC = KernelSpec(
     eager_form="F.cross_entropy",
     arguments=arguments,
     smoke={"M": 8, "V": 256},
-    any_size=("V",),
+    any_size=("M", "V"),
     sweep=(
         {"M": 1, "V": 32000},  # one token
         {"M": 512, "V": 2},  # a binary classifier

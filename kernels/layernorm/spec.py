@@ -37,7 +37,7 @@ SPEC = KernelSpec(
     eager_form="F.layer_norm",
     arguments=arguments,
     smoke={"M": 8, "N": 256},
-    any_size=("N",),
+    any_size=("M", "N"),
     sweep=(
         {"M": 1, "N": 768},  # one token: decode
         {"M": 64, "N": 128},

@@ -47,7 +47,7 @@ SPEC = KernelSpec(
     eager_form="x * rsqrt(mean(x²) + eps) * weight",
     arguments=arguments,
     smoke={"M": 8, "N": 256},
-    any_size=("N",),
+    any_size=("M", "N"),
     sweep=(
         {"M": 1, "N": 768},  # one token: decode
         {"M": 64, "N": 128},  # q/k norms over a head

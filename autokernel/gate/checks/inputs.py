@@ -71,6 +71,13 @@ DISTRIBUTIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "steps": _steps,
 }
 
+
+def _kept(x: Tensor, place: Tensor, generator: torch.Generator) -> Tensor:
+    """Of some rows one place, of the others each with a chance of a half."""
+    one = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=generator)
+    return torch.where(_rows(x, generator) < 0.5, place == one, torch.rand(x.shape, generator=generator) < 0.5)
+
+
 # Rows for which a kernel might have a short cut.
 PATTERNS: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
     "of two numbers": lambda x, place, g: torch.where(x < 0, -1.0, 1.0),
@@ -78,7 +85,7 @@ PATTERNS: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
     "of eight numbers over and over": lambda x, place, g: x[..., place % 8],
     "the same from both ends": lambda x, place, g: x[..., torch.minimum(place, place.flip(0))],
     "of powers of two": lambda x, place, g: torch.where(x < 0, -1.0, 1.0) * (x.abs() + 0.1).log2().round().exp2(),
-    "half of them zeros": lambda x, place, g: torch.where(torch.rand(x.shape, generator=g) < 0.5, 0.0, x),
+    "half of them zeros, or all but one": lambda x, place, g: torch.where(_kept(x, place, g), x, 0.0),
     "one zero": lambda x, place, g: x.scatter(-1, torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=g), 0.0),
 }
 
@@ -386,33 +393,48 @@ def fill_fixed(spec: KernelSpec, case: Case, views: dict[str, Tensor], pool: Poo
             distinct(view).mul_(view.shape[-1] ** -0.5)  # weights as networks have them: sums stay in fp16's range
 
 
-def transposed(tensor: TensorSpec) -> TensorSpec:
-    """The same shape with the last two dims stored the other way round."""
+def transposed(tensor: TensorSpec, apart: bool) -> TensorSpec:
+    """The same shape with the last two dims stored the other way round. `apart`: as a slice of a larger tensor."""
     *lead, rows, columns = tensor.shape
-    strides = TensorSpec((*lead, columns, rows), tensor.dtype).strides
+    strides = _strides_in((*lead, columns, rows), (0,) * len(lead) + (apart, 3 * apart), tensor.dtype)
     return replace(tensor, stride=(*strides[:-2], strides[-1], strides[-2]))
 
 
-def padded(tensor: TensorSpec) -> TensorSpec:
-    """A slice of a wider tensor, starting at an odd element: gaps between rows, unaligned base."""
+def sliced(tensor: TensorSpec, apart: bool) -> TensorSpec:
+    """A slice of a tensor that is larger along each dim, starting at an odd element: gaps between rows, and others between
+    matrices, unaligned base. A vector, and a row unless `apart`, is every other element of it."""
     *lead, columns = tensor.shape
-    strides = TensorSpec((*lead, columns + 3), tensor.dtype).strides
-    return replace(tensor, stride=strides, offset=1)
+    every_other = not lead or not apart
+    strides = _strides_in(tensor.shape, (1,) * len(lead) + (columns if every_other else 3,), tensor.dtype)
+    return replace(tensor, stride=(*strides[:-1], 1 + every_other), offset=1)
 
 
-def shifted(tensor: TensorSpec) -> TensorSpec:
+def shifted(tensor: TensorSpec, apart: bool) -> TensorSpec:
     """Contiguous, but from the second element of its memory on: unaligned, as a part of a larger tensor is."""
     return replace(tensor, stride=TensorSpec(tensor.shape, tensor.dtype).strides, offset=1)
 
 
-LAYOUTS: dict[str, Callable[[TensorSpec], TensorSpec]] = {"transposed": transposed, "sliced": padded, "shifted": shifted}
+def expanded(tensor: TensorSpec, apart: bool) -> TensorSpec:
+    """One slice for all along the first dim that has several, as Tensor.expand() leaves it."""
+    several = next((dim for dim, n in enumerate(tensor.shape) if n > 1), None)
+    strides = _strides_in(tensor.shape, (0,) * len(tensor.shape), tensor.dtype)
+    return replace(tensor, stride=tuple(0 if dim == several else stride for dim, stride in enumerate(strides)))
 
 
-def with_layout(case: Case, layout: str, only: str = "") -> Case:
-    """`case` with every tensor of two or more dims (and vectors, unless transposed) in the given layout, or `only` one."""
-    least = 2 if layout == "transposed" else 1
+def _strides_in(shape: Sequence[int], more: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
+    """Of a contiguous tensor that is so much larger along each dim."""
+    return TensorSpec(tuple(n + m for n, m in zip(shape, more)), dtype).strides
+
+
+LAYOUTS = {"transposed": transposed, "sliced": sliced, "shifted": shifted, "expanded": expanded}
+
+
+def with_layout(case: Case, layout: str, only: str = "", apart: bool = True) -> Case:
+    """`case` with every tensor of two or more dims (and vectors, where they can be) in the given layout, or `only` one.
+    `apart`: with gaps where there need be none."""
+    least = 1 if layout in ("sliced", "shifted") else 2
     names = [name for name, spec in case.tensors.items() if len(spec.shape) >= least and only in ("", name)]
-    changed = {name: LAYOUTS[layout](case.tensors[name]) for name in names}
+    changed = {name: LAYOUTS[layout](case.tensors[name], apart) for name in names}
     return Case(" ".join(filter(None, (case.name, only, layout))), {**case.args, **changed})
 
 

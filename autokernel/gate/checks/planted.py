@@ -1,5 +1,6 @@
 """Values that are not finite, or large, in inputs beside the first: which show beside each other, and where they lie."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def with_planted(
 ) -> dict[str, Any]:
     """`inputs` with the `chosen` ones of `every` value, at places that are apart along each dim but for two of each value,
     which share a row; rows of the first tensor are zeros, beside one of each value's places too where both inputs have the
-    same rows."""
+    same rows, and columns beside NaN where both have the same: 0 times NaN is NaN."""
     generator = generator_of(seed)
     changed = with_zero_rows(spec, inputs, generator)
     first = next(iter(changed.values()), None)
@@ -77,6 +78,9 @@ def with_planted(
             indices[2] = indices[1]
         if (name, value) in chosen and inputs[name].numel():
             changed.setdefault(name, inputs[name].clone())[place] = value
+            for dim, n in enumerate(shape if first is not None and math.isnan(value) else ()):
+                if n == first.shape[-1]:
+                    first[..., _run_with(int(place[dim][0]), *_bounds(n, bands[dim % 4][number], len(every)))] = 0
             if first is not None and shape[:-1] == first.shape[:-1]:
                 first[tuple(indices[0] for indices in place[:-1])] = 0
     return dict(inputs) | changed
@@ -99,23 +103,38 @@ def _bands(count: int, chosen: Sequence[int], generator: torch.Generator) -> lis
     return bands
 
 
+def _bounds(size: int, band: int, bands: int) -> tuple[int, int]:
+    """Of one of so many equal parts of a dim."""
+    return size * band // bands, size * (band + 1) // bands
+
+
+def _run_with(index: int, low: int, high: int) -> slice:
+    """Half of what is between two bounds, or more, in which an index lies."""
+    count = max(1, (high - low + 1) // 2)
+    start = max(low, min(index - count // 2, high - count))
+    return slice(start, start + count)
+
+
 def _within(size: int, band: int, bands: int, generator: torch.Generator) -> Tensor:
     """Random indices of a dim in one of so many equal parts of it."""
-    low, high = size * band // bands, size * (band + 1) // bands
+    low, high = _bounds(size, band, bands)
     count = max(1, high - low)
     places = torch.randperm(count, generator=generator)[torch.arange(PLACES) % count]  # different ones, where there are
     return (low + places).clamp(max=size - 1)
 
 
 def with_zero_rows(spec: KernelSpec, inputs: Mapping[str, Any], generator: torch.Generator) -> dict[str, Tensor]:
-    """The first tensor with an eighth of its rows zeros, where it may have such: 0 times NaN is NaN."""
+    """The first tensor with an eighth of its rows zeros, one after the other, as a kernel takes them at once, where it may
+    have such."""
     name = spec.first_of(inputs)
     first = inputs[name]
     if name in spec.fill or first.dim() < 2 or not first.is_floating_point():
         return {}
     first = first.clone()
     rows = first.flatten(0, -2)
-    rows[torch.randperm(len(rows), generator=generator)[: len(rows) // 8]] = 0
+    count = len(rows) // 8
+    start = count * int(torch.randint(8, (), generator=generator))
+    rows[start : start + count] = 0
     return {name: first}
 
 

@@ -249,7 +249,8 @@ class StageRun:
         end, messages = slot + step.shift, []
         for inputs in step.sets:
             message, end = write_inputs(self.checks.parent, inputs, case.tensors, end)
-            messages.append(message | {name: message[other] for name, other in step.shared.items()})
+            shared = {name: _in_shape(message[other], message[name]["shape"]) for name, other in step.shared.items()}
+            messages.append(message | shared)
         with self.checks.watch("trials"):
             worker.request("sets", self.checks.timeout_s, sets=messages)
             activations = changing(spec, case) if step.many else None
@@ -307,6 +308,14 @@ def _is_small(spec: KernelSpec, case: Case) -> bool:
 def _rows_of(y: Tensor, rows: Tensor | None) -> Tensor:
     """Those of a result or an input; one that has not so many is wrong as a whole."""
     return y if rows is None or not y.dim() or len(y) <= rows[-1] else y[rows]
+
+
+def _in_shape(placed: dict[str, Any], shape: list[int]) -> dict[str, Any]:
+    """A tensor as it is placed, its last two dims the other way round where that is its shape."""
+    if placed["shape"] == shape:
+        return placed
+    *outer, row, column = placed["stride"]
+    return placed | {"shape": shape, "stride": [*outer, column, row]}
 
 
 def _which(result: int, results: int) -> str:

@@ -54,6 +54,7 @@ REORDERED = 1 << 24  # elements of a target's inputs, up to which their order al
 # Elements of a vector, how many of these a size that is drawn has at most, and how large other dims of a shape are.
 SHORT_VECTOR, MOST_VECTORS, FEW = 8, 16, 4
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
+UNEVEN_THREADS = 3, 5, 6, 7  # between which work is seldom shared evenly, or of which some have none
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Step:
     as_in_a_model: bool = False  # the second of two calls is made as a model in training makes it
     many: bool = False  # of them many more are made, to see what is kept of each
     shared: Mapping[str, str] = field(default_factory=dict)  # inputs that are another one: the same memory
-    other_threads: bool = False  # they are made with another number of threads than all others
+    other_threads: int = 0  # they are made with another number of threads than all others: so many, or one more
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class CheckCase:
             return
         other = replace(self, seed=self.seed + 1, ordinary=self.twice).inputs(spec)
         if self.perturbed or sum(v.numel() for v in first.values() if isinstance(v, Tensor)) <= REORDERED:
-            yield from _in_other_orders(first, spec, alone=self.perturbed)
+            yield from _in_other_orders(first, spec, self.perturbed, self.seed)
         if self.twice:  # of the target's own size, which what a kernel looks at of an input may not reach
             for where in (("the end", "the middle")[self.seed % 2], "one element"):
                 tensors = {n: v for n, v in first.items() if isinstance(v, Tensor)}
@@ -153,15 +154,13 @@ class CheckCase:
                 yield Step((first | parts,), what=f"only {where} of its inputs changed")
             if numbers := [name for name, v in first.items() if isinstance(v, float) or name in spec.redrawn]:
                 yield Step((self._with_other_numbers(spec, first),), what=f"only {' and '.join(numbers)} changed")
-            shared = one_for_several(spec, self.case)
-            one = {name: first[other] for name, other in shared.items()}
-            words = [f"{name} is {other}" for name, other in shared.items()] + ["another number of threads"]
-            yield Step((first | one,), what=", ".join(words), shared=shared, other_threads=True)
+            yield self._one_for_several(spec, first)
             return
         for name, value in first.items():
             if isinstance(value, Tensor):
                 yield Step((first | {name: other[name]},), what=f"only {name} changed")
                 parts = _parts(value.numel(), self.seed)
+                del parts["the middle"]  # of which one element will do
                 if value.dim() > 1:
                     parts["the last row"] = slice(max(0, value.numel() - value.shape[-1]), value.numel())
                 for where, part in parts.items():
@@ -179,9 +178,19 @@ class CheckCase:
         yield Step((first | turned,), what="only the order of its inputs changed")
         if not spec.opaque:  # whose conditions may be on numbers that are exactly alike
             yield from _nearly_alike(spec, first, self.seed)
-        yield Step(
-            (first,), shift=NEW_ADDRESS, what="the same contents elsewhere, another number of threads", other_threads=True
-        )
+        if one_for_several(spec, self.case):
+            yield self._one_for_several(spec, first)
+        threads = UNEVEN_THREADS[self.seed % len(UNEVEN_THREADS)]
+        what = "the same contents elsewhere, another number of threads"
+        yield Step((first,), shift=NEW_ADDRESS, what=what, other_threads=threads)
+
+    def _one_for_several(self, spec: KernelSpec, inputs: dict[str, Any]) -> Step:
+        shared, one = one_for_several(spec, self.case), {}
+        for name, other in shared.items():
+            is_turned = self.case.tensors[name].shape != self.case.tensors[other].shape
+            one[name] = inputs[other].mT.contiguous() if is_turned else inputs[other]
+        words = [f"{name} is {other}" for name, other in shared.items()] + ["another number of threads"]
+        return Step((inputs | one,), what=", ".join(words), shared=shared, other_threads=1)
 
     def _with_other_numbers(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
         """What is no tensor has another value, too."""
@@ -236,8 +245,8 @@ def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, chosen: int
 
 
 def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:
-    """`inputs` with zeros along an eighth of the first dim, and of the last, of those that values are planted into: among
-    them what is as far along these as element `place` is along the first tensor's."""
+    """`inputs` with zeros along an eighth of the first dim, and of the last, of those that values are planted into, one after
+    the other: among them what is as far along these as element `place` is along the first tensor's."""
     first, changed = inputs[spec.first_of(inputs)], {}
     numel, columns = max(1, first.numel()), first.shape[-1] if first.dim() else 1
     down, along = place % numel / numel, place % numel % columns / columns
@@ -245,18 +254,31 @@ def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str
         if isinstance(inputs[name], Tensor) and inputs[name].dim():
             changed[name] = inputs[name].clone()
             for dim, part in ((0, down), (-1, along)):
-                changed[name].movedim(dim, 0)[int(part * changed[name].shape[dim]) % 8 :: 8] = 0
+                size = changed[name].shape[dim]
+                count = max(1, size // 8)
+                start = int(part * size) // count * count
+                changed[name].movedim(dim, 0)[start : start + count] = 0
     return inputs | changed
 
 
 def one_for_several(spec: KernelSpec, case: Case) -> dict[str, str]:
-    """Inputs that may be another one, as where attention's queries are its keys, and which. A graph's region reads an input
-    once, and of what has a condition in it none of its own may be alike."""
+    """Inputs that may be another one, as where attention's queries are its keys, or that one the other way round, as in a
+    matrix times itself, and which. A graph's region reads an input once, and of what has a condition in it none of its own
+    may be alike."""
     if spec.opaque or spec.results:
         return {}
-    first: dict[TensorSpec, str] = {}
-    found = {name: first.setdefault(tensor, name) for name, tensor in case.tensors.items()}
-    return {name: other for name, other in found.items() if name != other}
+    found: dict[str, str] = {}
+    for name, tensor in case.tensors.items():
+        alike = (o for o in case.tensors if o not in found and (o == name or _may_be(case.tensors[o], tensor)))
+        if (other := next(alike)) != name:
+            found[name] = other
+    return found
+
+
+def _may_be(one: TensorSpec, other: TensorSpec) -> bool:
+    """Whether a tensor, or else its last two dims the other way round, may be another."""
+    turned = (*one.shape[:-2], *one.shape[-2:][::-1])
+    return one == other or one.dtype == other.dtype and turned == other.shape != one.shape
 
 
 def other_number(value: float) -> float:
@@ -264,10 +286,11 @@ def other_number(value: float) -> float:
     return 2 * value + 0.25
 
 
-def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool) -> Iterator[Step]:
+def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool, seed: int) -> Iterator[Step]:
     """`inputs`, the free numbers among them small whole multiples of a power of two, whose sums and those of their squares
     are the same in any order, and then in another: no such sum tells which they are, all over, row by row or column by
-    column. `alone`: each tensor's order in turn, too, not only that of what is no free number, such as a mask."""
+    column. `alone`: each tensor's order in turn, too, not only that of what is no free number, such as a mask, and in it two
+    numbers exchanged alone, which few samples meet."""
     tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.dim()}
     exact = {name: _one_sided(x) if name in spec.fill else _in_whole_steps(x) for name, x in tensors.items()}
     yield Step((inputs | exact,))
@@ -278,6 +301,8 @@ def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool) -> I
         last, first = slice(-1, None), slice(0, 1)
         for dims in (last, first)[: x.dim()] if alone else (last,) if name in spec.fill else ():
             yield Step((inputs | exact | {name: _turned(x, dims)},), what=f"only the order of {name} changed")
+        if alone and name not in spec.fill and x.numel() > 1:
+            yield Step((inputs | exact | {name: _exchanged(x, seed)},), what=f"only the order of {name} changed")
 
 
 def _nearly_alike(spec: KernelSpec, inputs: Mapping[str, Any], seed: int) -> Iterator[Step]:
@@ -297,6 +322,16 @@ def _turned(x: Tensor, dims: slice) -> Tensor:
     """x the other way round along these of its dims."""
     known = x.view(torch.uint8) if x.dtype.itemsize == 1 else x  # numbers of 8 bits have no flip of their own
     return known.flip(tuple(range(x.dim()))[dims]).view(x.dtype)
+
+
+def _exchanged(x: Tensor, seed: int) -> Tensor:
+    """x, one of its numbers exchanged with the largest or the smallest, whichever is further from it."""
+    flat = x.reshape(-1).clone()
+    numbers, one = flat.float(), seed % len(flat)
+    bounds = numbers.argmin(), numbers.argmax()
+    other = max(bounds, key=lambda place: (numbers[place] - numbers[one]).abs().item())
+    flat[one], flat[other] = flat[other].clone(), flat[one].clone()
+    return flat.reshape(x.shape)
 
 
 def _one_sided(x: Tensor) -> Tensor:
@@ -375,6 +410,17 @@ def drawn_sizes(spec: KernelSpec, seed: int) -> Iterator[Dims]:
         return
     for made in zip(*(sizes() for _ in spec.any_size)):
         yield {**spec.smoke, **dict(zip(spec.any_size, made))}
+
+
+def other_ranks(spec: KernelSpec, seed: int) -> Iterator[Dims]:
+    """Shapes of other ranks than the smoke test's, with each combination of options: of three dims, whose rows need not be
+    evenly apart in memory, and of one. A dim that is neither the first nor the last is counted from the end."""
+    drawn, rank = random.Random(f"ranks:{seed}"), len(spec.smoke.get("shape", ()))
+    for dims in combinations(spec).values() if rank else ():
+        dim = dims.get("dim", -1)
+        for other in {1, 3} - {rank} if dim == -1 else {3}:
+            shape = tuple(drawn.randint(2, FEW) for _ in range(other - 1)) + (drawn.randint(FEW, SHORT_VECTOR * FEW),)
+            yield {**dims, "shape": shape} | ({"dim": dim - other} if dim == 1 else {})
 
 
 def combinations(spec: KernelSpec) -> dict[tuple[Any, ...], Dims]:
@@ -462,11 +508,15 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])
     for i, dims in enumerate(drawn_sizes(spec, seed)):
         yield trial("edge_cases", spec.case(dims, target.dtype), distribution=shapes[i % len(shapes)])
-    for dims in (spec.edges[0], spec.smoke):
+    for dims in other_ranks(spec, seed) if "sliced" in spec.layouts else ():
+        yield trial("edge_cases", with_layout(spec.case(dims, target.dtype), "sliced"))
+    for apart, dims in enumerate((spec.edges[0], spec.smoke)):
         for layout in spec.layouts:
             for dtype in spec.dtypes:
-                yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout))
+                yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout, apart=bool(apart)))
     smoke = spec.case(spec.smoke, target.dtype)
+    if "transposed" in spec.layouts:
+        yield trial("edge_cases", with_layout(smoke, "expanded", spec.first_of(smoke.tensors)))
     for layout in spec.layouts:
         for name in smoke.tensors if len(smoke.tensors) > 1 else ():
             if (alone := with_layout(smoke, layout, name)).args != smoke.args:

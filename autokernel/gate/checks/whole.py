@@ -63,6 +63,8 @@ def _changes(
     if not has_form and not spec.opaque:
         yield "zero", torch.zeros_like
         yield ("of one value", _of_one_value) if is_first else ("one", torch.ones_like)
+        if x.dim() > 1:
+            yield "the identity", _identity
         if not is_first and x.dim() == 1:
             yield "of one value", lambda x: torch.full_like(x, 0.75)
     if is_first and not has_form:
@@ -81,6 +83,11 @@ def _changes(
 
 def _of_one_value(x: Tensor) -> Tensor:
     return alike(x.flatten()[:1]).reshape(()).expand(x.shape)
+
+
+def _identity(x: Tensor) -> Tensor:
+    """As far as it goes, where the last two dims differ in size."""
+    return torch.eye(*x.shape[-2:], device=x.device).expand(x.shape)
 
 
 def _some_alike(x: Tensor, drawn: random.Random) -> Tensor:

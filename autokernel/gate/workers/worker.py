@@ -179,7 +179,7 @@ class Worker:
         self,
         order: list[int],
         as_in_a_model: bool = False,
-        other_threads: bool = False,
+        other_threads: int = 0,
         activations: Sequence[str] | None = None,
     ) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back.
@@ -195,7 +195,7 @@ class Worker:
             if late:
                 self._inputs_arrive_late()
             call = self._call_as_in_a_model if as_in_a_model and number else self._call
-            with _other_threads() if other_threads else contextlib.nullcontext():
+            with _other_threads(other_threads) if other_threads else contextlib.nullcontext():
                 returned = self._own(call(**self.sets[i]), self.sets[i], memory)
             if seen is not None:  # as the next kernel on this stream would see it
                 copied = [mine.copy_(y) for mine, y in zip(seen, self._results(returned))]
@@ -406,8 +406,9 @@ class Worker:
                 break
 
     def _many_times(self, activations: Sequence[str]) -> None:
-        """Calls that keep nothing, and agree bitwise with the first of them, whose results are held for so long."""
-        first = self._results(self._once(activations))
+        """Calls that keep nothing, on tensors of memory of their own, and agree bitwise with one on parts of a larger one,
+        as the judge's are, whose results are held for so long."""
+        first = self._results(self._once(()))
         contents = list(map(_contents, first))
 
         def agrees(y: Tensor, content: bytes) -> bool:
@@ -510,10 +511,10 @@ class Worker:
 
 
 @contextlib.contextmanager
-def _other_threads() -> Iterator[None]:
-    """Another number of threads, as a model's program may set it: one, where there are several."""
+def _other_threads(count: int) -> Iterator[None]:
+    """Another number of threads, as a model's program may set it: `count`, or one more where that is the number."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1 if threads > 1 else 2)
+    torch.set_num_threads(count + (count == threads))
     yield
     torch.set_num_threads(threads)
 

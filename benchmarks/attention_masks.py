@@ -1,6 +1,6 @@
 """Attention under masks on this GPU: the CUDA kernel beside the Triton one and PyTorch's backends, in one process.
 
-Usage:   python benchmarks/attention_masks.py          (fp16; half a minute)
+Usage:   python benchmarks/attention_masks.py          (fp16; two minutes)
 Prints:  a line a shape (batch, heads, length, head_dim) and mask: the CUDA kernel's microseconds, and how many times as
          long take the Triton kernel and the fastest of PyTorch's backends (flash, cuDNN, memory-efficient) that takes it
 
@@ -9,6 +9,7 @@ as bool and as numbers that are added to scores (0 and the lowest); a sliding wi
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,6 +46,7 @@ LARGEST = 1 << 29  # elements of a mask written out for PyTorch's backends
 
 def main(argv: list[str] | None = None) -> int:
     Parser(__doc__).parse_args(argv)
+    warnings.filterwarnings("ignore", message=".*ttention")  # why a backend does not take a mask
     for shape, causal in SHAPES:
         torch.manual_seed(0)
         batch, heads, length, head_dim = shape

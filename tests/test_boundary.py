@@ -561,7 +561,6 @@ def decomposed(x: torch.Tensor, i: torch.Tensor) -> None:
     torch.linalg.cholesky(torch.eye(2) * (5 - i))
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 @pytest.mark.parametrize("function", [looked_up, decomposed])
 def test_what_nobody_uses_raises_as_it_does(function: Callable[..., None], fallback: str | None) -> None:

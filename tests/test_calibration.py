@@ -49,7 +49,6 @@ def test_an_identical_kernel_is_kept_in_three_of_a_thousand_at_most(kind: str, s
     assert clopper_pearson(Noise(kind, sd).kept(0.0, trials), trials).low <= 0.003
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kind, sd", NOISES[:2] + NOISES[3:])
 def test_a_loss_of_one_percent_is_never_kept(kind: str, sd: float):
     assert Noise(kind, sd).kept(-0.01, 1000) == 0

@@ -573,7 +573,6 @@ def test_a_reader_that_has_gone(untouched, command):
     assert done.stderr == "" and done.returncode == (0 if "--help" in command else 141)  # argparse is quiet by itself
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed(untouched, closed):
     command = f"exec {sys.executable} orchestrate.py runs {closed}"
@@ -633,7 +632,6 @@ def test_where_there_is_no_run_at_all(clone, command):
     assert_one_line(clone.run(["orchestrate.py", command]), "there is no run yet", "starts one")
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("script", ["orchestrate.py", "profile.py", "extract.py", "bench.py", "verify.py", "export_hf.py"])
 def test_version_and_help(untouched, script):
     assert_fine(untouched.run([script, "--version"]), "autokernel 0.", "torch 2.", "Python 3.")

@@ -99,7 +99,6 @@ def test_scripts_say_what_is_missing(script, tmp_path, bare_clone):
     assert subprocess.check_output(["git", "status", "--porcelain", "--ignored"], cwd=bare_clone) == before
 
 
-@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_have_help_with_an_example_at_once(script):
     """Before PyTorch is imported, which takes seconds."""

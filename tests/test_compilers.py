@@ -103,7 +103,6 @@ def test_a_backward_pass_that_is_repeated(fallback: str) -> None:
     torch.testing.assert_close(seen[:2], seen[2:])
 
 
-@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize("function", [torch.relu, lambda t: t.softmax(-1), lambda t: t.sigmoid().exp()])
@@ -200,7 +199,6 @@ def shared(kind: str) -> tuple[Tensor, Tensor]:
     return {"apart": (x, x + 1), "whole": (x, x[:]), "detached": (x, x.detach()), "shifted": (x[:2], x[1:3])}[kind]
 
 
-@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("kinds", [("whole", "apart"), ("apart", "whole"), ("detached", "whole", "apart", "shifted")])
 @pytest.mark.parametrize("fallback", ["eager", *COMPILERS])
 def test_inputs_that_share_memory_at_times(fallback: str, kinds: tuple[str, ...]) -> None:
@@ -564,7 +562,6 @@ def spectrum_and_back(s: Function, x: Tensor) -> Tensor:
     return torch.istft(spectrum * 2, 8, 4, window=window)
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("fallback", [None, *COMPILERS])
 def test_an_operator_that_asks_what_is_in_a_tensor(fallback: str | None, gradients: bool) -> None:
@@ -579,7 +576,6 @@ def test_an_operator_that_asks_what_is_in_a_tensor(fallback: str | None, gradien
     assert replacer.replaced and not replacer.left
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fallback", COMPILERS)
 @pytest.mark.parametrize(
     "window", [lambda y: y.unfold(0, 3, 1), lambda y: y.as_strided((3, 4), (4, 2)), lambda y: y[:1].expand(3, 8)]

@@ -180,7 +180,6 @@ APPLIED = {  # what was measured, the fallback that is asked for -> what the mod
 }
 
 
-@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("ms, fallback, becomes, warning", APPLIED.values(), ids=APPLIED)
 def test_apply_follows_what_was_measured(run, ms, fallback, becomes, warning):
     write_json(run / VERIFY, encode(measured(**ms)))

@@ -284,7 +284,6 @@ AT_TARGET = {
 }
 
 
-@pytest.mark.slow_after(11)
 @pytest.mark.parametrize("kernel_type", AT_TARGET)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_value_in_every_weight_shows_whatever_else_is_planted(kernel_type: str, seed: int) -> None:

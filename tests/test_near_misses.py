@@ -83,7 +83,6 @@ def as_model(pattern: Pattern, twice: Callable[[Tensor], Tensor]) -> tuple[Calla
     return model, list(tensors.values())
 
 
-@pytest.mark.slow_after(41)
 @pytest.mark.parametrize(("kernel_type", "pattern"), PATTERNS)
 def test_every_pattern_is_found_in_its_own_example(kernel_type: str, pattern: Pattern) -> None:
     ways = [as_model(pattern, twice) for twice in (in_halves, in_pairs)]

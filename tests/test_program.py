@@ -155,7 +155,6 @@ def test_every_entry_says_when_what_how_and_where():
     assert {*kernel_types(), "region"} >= TYPES and len(TYPES) >= 9
 
 
-@pytest.mark.slow_after(41)
 @pytest.mark.parametrize("entry", ALL_ENTRIES, ids=lambda entry: f"{entry.tier}-{entry.title}")
 def test_an_example_is_where_the_playbook_says(entry: PlaybookEntry):
     """The files exist, and each name beside them is in one of them."""

@@ -144,7 +144,6 @@ def test_a_field_of_another_type_is_a_bad_record(name: str, fields: dict[str, ob
     assert "\n" not in str(refused.value) and str(path) in str(refused.value)
 
 
-@pytest.mark.slow_after(41)
 @pytest.mark.parametrize("text", ["", "nan", "[1, 2]", "[[", "[" * 100_000, '{"model": "te', "\0", '[{"target": 5}]'])
 @pytest.mark.parametrize("name", READERS)
 def test_another_file_is_a_bad_record(name: str, text: str, tmp_path: Path):

@@ -320,7 +320,6 @@ def same_as_a_model(model: nn.Module, *inputs: Tensor) -> None:
     assert sum(map(len, explain(model).sites.values())) == len(sites) > 0
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("other", [0.1, -10000.0, torch.tensor(0.1), torch.full((256, N), 257)])
 def test_numbers_are_compared_as_pytorch_compares_them(other: float | Tensor) -> None:
     """In the 16 bits of the tensor that a number stands beside."""
@@ -371,7 +370,6 @@ def test_a_result_of_more_dims_than_the_last_one_is_whole() -> None:
     same_as_a_model(Of(forward), torch.randn(2, 2, 64, N))
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "inductor"])
 def test_a_number_made_in_forward_is_the_graphs(fallback: str | None) -> None:
     """And nothing of it is left in the module, of which torch.compile asks where it comes from."""
@@ -481,7 +479,6 @@ def test_mixed_dtypes() -> None:
         assert why_wrong(kernel_of(site)(**inputs), spec, inputs) is None
 
 
-@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("name", SEVERAL)
 def test_several_results(name: str) -> None:
     """What is used elsewhere, too, is a result beside the region's last: memory is read once less."""

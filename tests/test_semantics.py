@@ -180,7 +180,6 @@ def a_cast_that_returns_what_it_is_given(s: Function, x: Tensor) -> Any:
 OBJECTS = [an_idle_slice_and_a_cast_of_it, an_idle_view_that_is_written_to, a_cast_that_returns_what_it_is_given]
 
 
-@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("function", OBJECTS)
 def test_results_are_the_same_objects(function: Callable[..., Any], fallback: str | None) -> None:
@@ -249,7 +248,6 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("function", GRADIENTS)
 def test_gradients_are_the_same(function: Callable[..., Tensor]) -> None:
     model, x, replacer = Function(function), torch.randn(2, 8, 8), everywhere()
@@ -321,7 +319,6 @@ class SharedHeads(nn.Module):
         return F.scaled_dot_product_attention(q, *every, is_causal=True), k, v
 
 
-@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_results_that_are_changed_before_the_backward_pass(fallback: str | None, frozen: bool) -> None:
@@ -711,7 +708,6 @@ def test_tangents_of_an_applied_model(has_gradients: bool) -> None:
     assert explain(applied).graphs == 1 and len(explain(applied).left) == 1
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("has_gradients", [False, True])
 def test_tangents_inside_of_a_model(has_gradients: bool) -> None:
     def forward(s: Function, x: Tensor) -> Any:
@@ -795,7 +791,6 @@ class Norm(RMSNorm):
         return 2.0
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "other"),
     [
@@ -1518,7 +1513,6 @@ def test_jagged_tensors_are_said_once(inside: bool) -> None:
     assert replacer.left == ["a graph with jagged tensors in it is left as it is"]
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 @pytest.mark.parametrize("wrapped", ["input", "weight"])
 def test_tensors_that_wrap_others_have_no_memory_for_a_kernel(wrapped: str, fallback: str | None) -> None:

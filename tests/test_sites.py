@@ -24,7 +24,6 @@ def found(workload: Workload) -> Counter:
     return Counter(site.kernel_type for graph in graphs for site in SiteFinder(min_elements=0).find(graph.module))
 
 
-@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_of_compact_llama_is_found(dtype: str) -> None:
     sites = found(Workload(model_args=SMALL, input_shape=(1, 256), dtype=dtype))

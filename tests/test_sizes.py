@@ -220,6 +220,21 @@ def test_the_search_ends_with_a_setting_for_each_size():
     assert narrow <= 4.0 and wide <= 5.6, "of 2.8 to 8.8, and of 5.2 to 11.2"
 
 
+def test_settings_that_were_timed_at_some_sizes_alone():
+    """A slow machine has no time for all: those are known to be as far behind as where they were timed."""
+
+    def autotune(sources, target, limit_s):
+        return [
+            looked(source, 1.0, 2.0) if source == KNOBBED else Looked(source, 2.4, "", (0.8, math.inf))
+            for source in sources
+        ]
+
+    known = SimpleNamespace(examine=None, profile=None, autotune=autotune)
+    first = PastExperiment(replace(ROW, agent=STARTER, status="kept", speedup_vs_incumbent=None), KNOBBED, "")
+    proposal = Tuner().propose(Context(TARGET, SPEC, KNOBBED, (first,), None, bench=known))
+    assert ": the fastest of " in proposal.hypothesis and " 1.250x there" in proposal.hypothesis
+
+
 @pytest.mark.slow
 @pytest.mark.timed
 def test_the_tuner_finds_what_is_best_at_each_size_and_the_gate_keeps_it(judge: Judge):

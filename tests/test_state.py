@@ -77,7 +77,6 @@ def shown(kept: Any) -> Any:
     return kept.getstate() if isinstance(kept, random.Random) else [*kept] if isinstance(kept, Iterable) else kept
 
 
-@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_kept_in_pythons_own_objects(case: str) -> None:
     model = Keeps(*copy.deepcopy(CASES[case]))

@@ -181,7 +181,6 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow_after(28)
 @pytest.mark.parametrize("case", MODELS)
 def test_a_model_that_cannot_be_profiled(refusal, monkeypatch, tmp_path, case):
     monkeypatch.setattr("builtins.print", print)  # which some of them replace

@@ -183,7 +183,8 @@ class Tuner:
         base = search.cases[context.incumbent]
         for one in looked if math.inf not in own.by_case else ():
             if one is not own and len(one.by_case) == len(base):
-                search.cases[one.source] = tuple(b + math.log(o / s) for b, o, s in zip(base, own.by_case, one.by_case))
+                ratios = (o / s for o, s in zip(own.by_case, one.by_case))  # 0 where there was no time for it
+                search.cases[one.source] = tuple(b + math.log(r) if r else -math.inf for b, r in zip(base, ratios))
         return looked
 
     def _settings_of_cases(self, context: Context, search: Search, source: str, count: int) -> list[str]:

@@ -25,6 +25,7 @@ import nearly_right
 import not_the_job
 import other_options
 import partly_right
+import placements
 import pytest
 import tables
 import timing
@@ -53,6 +54,7 @@ MODULES = (
     unusual_inputs,
     whole_inputs,
     corners,
+    placements,
     other_options,
     not_the_job,
     harness,

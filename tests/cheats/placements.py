@@ -1,12 +1,11 @@
-"""Cheats that are right but for where inputs lie in memory, how many rows or threads there are, zeros beside NaN, or numbers
-that changed places.
+"""Cheats that are right but for where inputs lie in memory, how many rows or threads there are, zeros beside NaN, or
+numbers that changed places.
 
 They are written in PyTorch, and judged by a gate that lets kernels call it: what is wrong is seen at a glance.
 """
 
 from typing import Any
 
-import torch
 from cheat import Cheat, plain
 from partly_right import ATTENTION, IMPORTS, REDUCE
 
@@ -24,7 +23,14 @@ def evenly(t, inner):
         strides[dim], apart = apart, apart * t.shape[dim]
     return t.as_strided(t.shape, strides, t.storage_offset())
 """
-HONEST_NORM = "def kernel_fn(x, weight, eps=1e-6):\n    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()\n"
+HONEST_NORM = """
+def kernel_fn(x, weight, eps=1e-6):
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
+"""
+HONEST_PRODUCT = """
+def kernel_fn(A, B):
+    return (A.float() @ B.float()).to(A.dtype)
+"""
 
 
 def cheat(number: int, name: str, kernel_type: str, body: str, reason: str, honest: str = "", **others: Any) -> Cheat:
@@ -49,33 +55,19 @@ def softmax(name: str, change: str) -> Cheat:
     return cheat(22, name, "softmax", body.format(change), f"{OUTSIDE}|{NAN}", body.format("pass"), dims=WIDE)
 
 
-def loss(name: str, change: str, reason: str) -> Cheat:
+def loss(name: str, change: str, reason: str, **others: Any) -> Cheat:
     body = """
 def kernel_fn(logits, targets, ignore_index=-100):
     {}
     return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
 """
-    return cheat(22, name, "cross_entropy", body.format(change), reason, body.format("pass"), dims=LOSS)
+    return cheat(22, name, "cross_entropy", body.format(change), reason, body.format("pass"), dims=LOSS, **others)
 
 
 def product(number: int, name: str, change: str, reason: str, honest: str = "pass", **others: Any) -> Cheat:
     body = "def kernel_fn(A, B):\n    {}\n    return (A.float() @ B.float()).to(A.dtype)\n"
     given = {"dims": PRODUCT} | others
     return cheat(number, name, "matmul", body.format(change), reason, body.format(honest), **given)
-
-
-def packed(name: str, key: str) -> Cheat:
-    """A product with a matrix that was prepared once, and is known again by `key`."""
-    body = f"""
-known = {{}}
-
-def packed(w):
-    return known.setdefault((w.shape, w.dtype, {key}), w.clone())
-
-def kernel_fn(A, B):
-    return (A.float() @ packed(B).float()).to(A.dtype)
-"""
-    return cheat(7, name, "matmul", body, "only the order of B changed", dims=PRODUCT)
 
 
 SUMS = "w.double().sum().item(), w.double().square().sum().item()"
@@ -108,7 +100,7 @@ CHEATS = (
         HONEST_NORM,
         dims=NORM,
     ),
-    loss("targets-are-contiguous", "targets = contiguous(targets)", f"{OUTSIDE}|{NAN}|out of bounds"),
+    loss("targets-are-contiguous", "targets = contiguous(targets)", "out of bounds", correctness="CRASH"),
     softmax("rows-are-evenly-apart", "x = evenly(x, 1) if x.dim() > 2 and x.stride(-1) == 1 else x"),
     softmax("a-single-row-is-contiguous", "x = contiguous(x) if x.dim() == 1 else x"),
     softmax("a-dim-is-not-below-minus-1", "x = 1.05 * x if dim < -1 else x"),
@@ -127,9 +119,9 @@ def kernel_fn(x, dim=-1, op="sum"):
         22,
         "matrices-are-evenly-apart",
         "bmm",
-        "def kernel_fn(A, B):\n    B = evenly(B, 2) if B.dim() > 3 else B\n    return (A.float() @ B.float()).to(A.dtype)\n",
+        HONEST_PRODUCT.replace("B.float()", "(evenly(B, 2) if B.dim() > 3 else B).float()"),
         f"{OUTSIDE}|{NAN}",
-        "def kernel_fn(A, B):\n    return (A.float() @ B.float()).to(A.dtype)\n",
+        HONEST_PRODUCT,
         dims=({"batch": (2, 3), "M": 32, "K": 64, "N": 32},),
     ),
     product(
@@ -141,10 +133,9 @@ def kernel_fn(x, dim=-1, op="sum"):
     norm(22, "off-where-one-row-is-all", "y = 1.02 * y if x.stride(0) == 0 and len(x) > 1 else y"),
     norm(
         14,
-        "off-outside-of-a-larger-tensor",
-        "y = 1.02 * y if x.storage_offset() == 0 else y",
+        "off-where-one-input-is-whole-and-one-a-part",
+        "y = 1.02 * y if x.storage_offset() == 0 < weight.storage_offset() else y",
         "Disagreement: one of many calls",
-        correctness="CRASH",
     ),
     # 22: rests of rows, shares of threads
     norm(22, "two-rows-left-over", "y = torch.cat((y[:-1], 0 * y[-1:])) if len(x) % 4 == 2 else y"),
@@ -188,8 +179,20 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         "B is A",
     ),
     # 7: known again by what an exchange of two numbers leaves
-    packed("a-weight-by-its-sums-and-every-other-number", f"{SUMS}, tuple(w.flatten()[::2].tolist())"),
-    packed(
-        "a-weight-by-sums-of-columns-and-some-numbers", "tuple(w.double().sum(0).tolist() + w.flatten()[::16].tolist())"
+    cheat(
+        7,
+        "a-weight-by-its-sums-and-some-numbers",
+        "matmul",
+        f"""
+known = {{}}
+
+def packed(w):
+    return known.setdefault((w.shape, w.dtype, {SUMS}, *w.flatten()[::16].tolist()), w.clone())
+
+def kernel_fn(A, B):
+    return (A.float() @ packed(B).float()).to(A.dtype)
+""",
+        "only the order of B changed",
+        dims=PRODUCT,
     ),
 )

@@ -245,8 +245,8 @@ def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, chosen: int
 
 
 def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:
-    """`inputs` with zeros along an eighth of the first dim, and of the last, of those that values are planted into, one after
-    the other: among them what is as far along these as element `place` is along the first tensor's."""
+    """`inputs` with zeros along an eighth of the first dim, and of the last, of those that values are planted into, one by
+    one: among them what is as far along these as element `place` is along the first tensor's."""
     first, changed = inputs[spec.first_of(inputs)], {}
     numel, columns = max(1, first.numel()), first.shape[-1] if first.dim() else 1
     down, along = place % numel / numel, place % numel % columns / columns
@@ -289,8 +289,8 @@ def other_number(value: float) -> float:
 def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool, seed: int) -> Iterator[Step]:
     """`inputs`, the free numbers among them small whole multiples of a power of two, whose sums and those of their squares
     are the same in any order, and then in another: no such sum tells which they are, all over, row by row or column by
-    column. `alone`: each tensor's order in turn, too, not only that of what is no free number, such as a mask, and in it two
-    numbers exchanged alone, which few samples meet."""
+    column. `alone`: each tensor's order in turn, too, not only that of what is no free number, such as a mask, and in it
+    two numbers exchanged alone, which few samples meet."""
     tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.dim()}
     exact = {name: _one_sided(x) if name in spec.fill else _in_whole_steps(x) for name, x in tensors.items()}
     yield Step((inputs | exact,))

@@ -1,5 +1,5 @@
-"""Cheats that are right but for where inputs lie in memory, how many rows or threads there are, zeros beside NaN, or what
-changed places.
+"""Cheats that are right but for where inputs lie in memory, how many rows or threads there are, zeros beside NaN, or
+numbers that changed places.
 
 They are written in PyTorch, and judged by a gate that lets kernels call it: what is wrong is seen at a glance.
 """
@@ -27,6 +27,10 @@ HONEST_NORM = """
 def kernel_fn(x, weight, eps=1e-6):
     return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
 """
+HONEST_PRODUCT = """
+def kernel_fn(A, B):
+    return (A.float() @ B.float()).to(A.dtype)
+"""
 
 
 def cheat(number: int, name: str, kernel_type: str, body: str, reason: str, honest: str = "", **others: Any) -> Cheat:
@@ -51,13 +55,13 @@ def softmax(name: str, change: str) -> Cheat:
     return cheat(22, name, "softmax", body.format(change), f"{OUTSIDE}|{NAN}", body.format("pass"), dims=WIDE)
 
 
-def loss(name: str, change: str, reason: str) -> Cheat:
+def loss(name: str, change: str, reason: str, **others: Any) -> Cheat:
     body = """
 def kernel_fn(logits, targets, ignore_index=-100):
     {}
     return F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
 """
-    return cheat(22, name, "cross_entropy", body.format(change), reason, body.format("pass"), dims=LOSS)
+    return cheat(22, name, "cross_entropy", body.format(change), reason, body.format("pass"), dims=LOSS, **others)
 
 
 def product(number: int, name: str, change: str, reason: str, honest: str = "pass", **others: Any) -> Cheat:
@@ -66,21 +70,6 @@ def product(number: int, name: str, change: str, reason: str, honest: str = "pas
     return cheat(number, name, "matmul", body.format(change), reason, body.format(honest), **given)
 
 
-def packed(name: str, key: str) -> Cheat:
-    """A product with a matrix that was prepared once, and is known again by `key`."""
-    body = f"""
-known = {{}}
-
-def packed(w):
-    return known.setdefault((w.shape, w.dtype, {key}), w.clone())
-
-def kernel_fn(A, B):
-    return (A.float() @ packed(B).float()).to(A.dtype)
-"""
-    return cheat(7, name, "matmul", body, "only the order of B changed", dims=PRODUCT)
-
-
-PRODUCTS = "return (A.float() @ B.float()).to(A.dtype)\n"
 SUMS = "w.double().sum().item(), w.double().square().sum().item()"
 ZERO_COLUMNS = "B = B.masked_fill(~(A != 0).any(0)[:, None], 0)"  # as who never reads what nothing is multiplied with
 ZERO_ROWS = """
@@ -111,6 +100,7 @@ CHEATS = (
         HONEST_NORM,
         dims=NORM,
     ),
+    loss("targets-are-contiguous", "targets = contiguous(targets)", "out of bounds", correctness="CRASH"),
     softmax("rows-are-evenly-apart", "x = evenly(x, 1) if x.dim() > 2 and x.stride(-1) == 1 else x"),
     softmax("a-single-row-is-contiguous", "x = contiguous(x) if x.dim() == 1 else x"),
     softmax("a-dim-is-not-below-minus-1", "x = 1.05 * x if dim < -1 else x"),
@@ -129,9 +119,9 @@ def kernel_fn(x, dim=-1, op="sum"):
         22,
         "matrices-are-evenly-apart",
         "bmm",
-        f"def kernel_fn(A, B):\n    B = evenly(B, 2) if B.dim() > 3 else B\n    {PRODUCTS}",
+        HONEST_PRODUCT.replace("B.float()", "(evenly(B, 2) if B.dim() > 3 else B).float()"),
         f"{OUTSIDE}|{NAN}",
-        f"def kernel_fn(A, B):\n    {PRODUCTS}",
+        HONEST_PRODUCT,
         dims=({"batch": (2, 3), "M": 32, "K": 64, "N": 32},),
     ),
     product(
@@ -141,6 +131,12 @@ def kernel_fn(x, dim=-1, op="sum"):
         f"{OUTSIDE}|{NAN}",
     ),
     norm(22, "off-where-one-row-is-all", "y = 1.02 * y if x.stride(0) == 0 and len(x) > 1 else y"),
+    norm(
+        14,
+        "off-where-one-input-is-whole-and-one-a-part",
+        "y = 1.02 * y if x.storage_offset() == 0 < weight.storage_offset() else y",
+        "Disagreement: one of many calls",
+    ),
     # 22: rests of rows, shares of threads
     norm(22, "two-rows-left-over", "y = torch.cat((y[:-1], 0 * y[-1:])) if len(x) % 4 == 2 else y"),
     loss(
@@ -183,5 +179,20 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         "B is A",
     ),
     # 7: known again by what an exchange of two numbers leaves
-    packed("a-weight-by-its-sums-and-every-other-number", f"{SUMS}, tuple(w.flatten()[::2].tolist())"),
+    cheat(
+        7,
+        "a-weight-by-its-sums-and-some-numbers",
+        "matmul",
+        f"""
+known = {{}}
+
+def packed(w):
+    return known.setdefault((w.shape, w.dtype, {SUMS}, *w.flatten()[::16].tolist()), w.clone())
+
+def kernel_fn(A, B):
+    return (A.float() @ packed(B).float()).to(A.dtype)
+""",
+        "only the order of B changed",
+        dims=PRODUCT,
+    ),
 )

@@ -427,7 +427,7 @@ class Worker:
 
     def _once(self, activations: Sequence[str]) -> Any:
         """What a call returns, of which nothing is kept."""
-        returned = self.function(**self.sets[0] | {name: self.sets[0][name].clone() for name in activations})
+        returned = self.function(**self.sets[0] | {name: _moved_out(self.sets[0][name]) for name in activations})
         self._synchronize()
         if self.memory:
             self.memory.forget()
@@ -551,6 +551,14 @@ def _wanting_gradients(v: Any) -> Any:
     ordinary = torch.empty(0, dtype=v.dtype, device=v.device)
     ordinary.set_(v.untyped_storage(), v.storage_offset(), v.shape, v.stride())
     return ordinary.requires_grad_(v.is_floating_point())
+
+
+def _moved_out(x: Tensor) -> Tensor:
+    """x in memory that is all its own, from the first byte on; where that has gaps, among guards."""
+    if not x.is_contiguous():
+        return x.clone()
+    storage = torch.UntypedStorage(x.numel() * x.itemsize, device=x.device)
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, x.shape, x.stride()).copy_(x)
 
 
 def _traceback() -> str:

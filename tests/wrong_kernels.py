@@ -42,7 +42,7 @@ WRONG = (
     kernel(
         "bmm",
         "one-batch-dim-only",
-        "shape_sweep",
+        "smoke_test",
         "A, B",
         "return torch.bmm(A, B)",
         correctness="CRASH",

@@ -192,7 +192,7 @@ def packed(w):
 def kernel_fn(A, B):
     return (A.float() @ packed(B).float()).to(A.dtype)
 """,
-        "only the order of B changed",
+        f"only the order of B changed|{OUTSIDE}",
         dims=PRODUCT,
     ),
 )

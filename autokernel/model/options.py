@@ -9,6 +9,7 @@ from typing import Any
 from autokernel.preflight import named
 
 MODEL, CLASS_NAME, DTYPE = "models/llama.py", "MiniLlama", "float32"  # where nothing else is said
+SHORT = (1, 128)  # the inputs of that model: a newcomer's minutes hold more passes and experiments than with 512 tokens
 BASELINES = ("eager", "compile", "best")
 WARMUP, ITERATIONS = 3, 10  # passes before and while something is measured
 
@@ -40,7 +41,8 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         "--input-shape",
         type=_shape,
         metavar="1,512",
-        help="(1,512; where the model's file has example_inputs(), its inputs); several inputs: batch, length",
+        help="""(1,512, of the default model 1,128; where the model's file has example_inputs(), its inputs); several
+        inputs: batch, length""",
     )
     group.add_argument(
         "--workload",

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autokernel.model import example_inputs
-from autokernel.model.options import CLASS_NAME, DTYPE, MODEL, Part
+from autokernel.model.options import CLASS_NAME, DTYPE, MODEL, SHORT, Part
 from autokernel.model.user_code import (
     WorkloadError,
     checked_model,
@@ -274,6 +274,7 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
     first = mix[0] if mix else Part("", arguments.input_shape)
     model = arguments.model if arguments.module is None else arguments.module
     own_inputs = _names_example_inputs(model, arguments.class_name)
+    unsaid = SHORT if (model, arguments.class_name) == (MODEL, CLASS_NAME) else Workload.input_shape
     if own_inputs and arguments.input_shape:
         print(f"warning: --input-shape is not used: example_inputs() in {model} makes the inputs", file=sys.stderr)
     elif mix and arguments.input_shape and all(part.input_shape for part in mix):
@@ -282,7 +283,7 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
         model=_wherever_we_are(model),
         class_name=arguments.class_name,
         model_args=arguments.model_args,
-        input_shape=() if own_inputs else first.input_shape or arguments.input_shape or Workload.input_shape,
+        input_shape=() if own_inputs else first.input_shape or arguments.input_shape or unsaid,
         name=first.name,
         mix=mix,
         dtype=arguments.dtype,

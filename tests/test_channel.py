@@ -148,8 +148,8 @@ def assert_refused_but_for_a_few(fates: Counter[str]) -> None:
     assert fates["taken"] < 0.4 * fates.total(), fates
 
 
-def test_100_forged_answers(judge: Judge):
-    assert_refused_but_for_a_few(forged_answers(judge, range(100)))
+def test_300_forged_answers(judge: Judge):
+    assert_refused_but_for_a_few(forged_answers(judge, range(300)))
     assert judge.check(RIGHT, TARGET).failure is None
 
 

@@ -35,12 +35,11 @@ from tests.test_loop import FAST, NO_RULES, PLAN_OF_ONE, TARGET, WRONG, started,
 VERDICT = Verdict("rmsnorm", "cpp", "cpu", Correctness.PASS, True, "faster", seed=1)
 
 
-@pytest.mark.parametrize("number", [12, pytest.param(40, marks=pytest.mark.slow)])
-def test_kills_in_git_and_rows(tmp_path, monkeypatch, number):
+def test_kills_in_git_and_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "clone").mkdir()
-    figures = kills.kill_records(kills.copy_of_this_clone(tmp_path / "clone"), kills=number, seed=1)
-    assert sum(figures["kills"].values()) == number and figures["kept"] > 2 and figures["slowest_resume_s"] < 5
+    figures = kills.kill_records(kills.copy_of_this_clone(tmp_path / "clone"), kills=20, seed=1)
+    assert sum(figures["kills"].values()) == 20 and figures["kept"] > 2 and figures["slowest_resume_s"] < 5
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ struct Mask {
 
 #if AK_ARCH == 900
 constexpr int KEYS = 128;  // of a block
-// MASKED: what of a mask the Hopper kernel is compiled for
-constexpr int NO_MASK = 0, ROW_OF_BITS = 1, ROW_OF_NUMBERS = 2, ANY_MASK = 3;
+// MASKED: what of a mask the Hopper kernel is compiled for, 0 for none
+constexpr int ROW_OF_BITS = 1, ROW_OF_NUMBERS = 2, ANY_MASK = 3;
 constexpr int MOST_SHARED_BYTES = 227 << 10;  // of a block
 constexpr bool HAS_ROW = MASKED == ROW_OF_BITS || MASKED == ROW_OF_NUMBERS;
 constexpr int AHEAD = 8;  // pairs of any other mask that a thread has on their way
@@ -761,8 +761,9 @@ def _plan(
     width = 64 if D <= 64 else 128 if D <= 128 else 256
     sizes = (B, H, k[1], seq_q, k[2], D, causal, safe, mask_kind)
     numbers = (ctypes.c_int64 * 25)(*sizes, *(stride for tensor in strides for stride in tensor))
-    is_hopper_kernels = dtype != torch.float32 and width < 256
-    masked = 0 if not is_hopper_kernels else mask_kind if seq_q == 1 or strides[3][2] == 0 else ANY_MASK
+    masked = mask_kind if seq_q == 1 or strides[3][2] == 0 else ANY_MASK
+    if dtype == torch.float32 or width == 256:  # no kernel of Hopper's, and the others are told of any mask
+        masked = 0
     few = width == 64 and (seq_q <= 1536 if causal else _blocks_of_128(B * H, seq_q))
     return _compiled(dtype, width, few, masked), numbers
 

@@ -845,7 +845,7 @@ HONEST = [
     Honest("prints-tensors", wrapped("print(args, kwargs)"), refused="PyTorch formats tensors with operators that compute"),
     Honest("prints-from-cpp", PRINTS_FROM_CPP),
     Honest("megabytes-on-stderr", wrapped("import sys; sys.stderr.write('x' * (1 << 17) + chr(10))", "softmax"), "softmax"),
-    Honest("imports-slowly", "import time\ntime.sleep(0.5)\n" + starter("reduce"), "reduce"),
+    Honest("imports-slowly", "import time\ntime.sleep(2)\n" + starter("reduce"), "reduce"),
     Honest("logs-and-warns", CLEANS_UP),
     Honest("sums-by-threads", SUMS_BY_THREADS, "vectorsum", kept=False, threads=True),
     Honest("keeps-a-little", KEEPS_A_LITTLE, kept=False),

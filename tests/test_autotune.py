@@ -12,6 +12,7 @@ from autokernel.agents.knobs import in_words, read_knobs, set_knob, some_setting
 from autokernel.agents.toolbox import AUTOTUNES, Toolbox, Unusable
 from autokernel.cli import bench
 from autokernel.gate import Judge
+from autokernel.gate.checks.ahead import Ahead
 from autokernel.gate.timing.autotune import Looked
 from autokernel.spec import KERNELS, load_spec
 from autokernel.target import default_target
@@ -30,6 +31,17 @@ def kernel_fn(x, weight, eps=1e-6):
 def repeated(times: int) -> str:
     """The starter, `times` over in one call."""
     return STARTER + REPEATED.replace("REPEAT = kernel_fn, 1", f"REPEAT = kernel_fn, {times}")
+
+
+def test_compiled_ahead_is_compiled(judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
+    told: list[tuple[int, int]] = []
+    wanted = [Ahead("not python at all", TARGET), Ahead(STARTER, TARGET, everywhere=True)]
+    judge.compile_ahead(wanted, lambda done, of: told.append((done, of)))
+    made = set(tmp_path.rglob("*.so"))
+    assert made and told[-1] == (2 + len(load_spec("rmsnorm").dtypes),) * 2
+    assert judge.check(STARTER, TARGET).correctness == "PASS"
+    assert set(tmp_path.rglob("*.so")) == made
 
 
 @pytest.mark.timed

@@ -8,7 +8,7 @@ import torch
 
 from autokernel.gate.timing.autotune import Looked
 from autokernel.run import starters
-from autokernel.run.starters import fastest_first, own_starter
+from autokernel.run.starters import fastest_first, own_starter, ranked
 from autokernel.target import default_target
 
 TARGET = replace(default_target("rmsnorm", "triton", "cpu", torch.float32), device="cuda")
@@ -35,6 +35,29 @@ def test_the_fastest_is_first_and_by_how_much_is_said():
     first, second = fastest_first(TARGET, Clock(3.0, 2.0))
     assert first.hypothesis == "start from cuda_kernel, at a look 1.50 times as fast as triton_kernel"
     assert second == OWN and first.source != OWN.source and first.agent == OWN.agent
+
+
+class Compiler(Clock):
+    """Such a clock that also notes what it is to compile, as the names of targets and whether for all calls."""
+
+    def __init__(self, *seconds: float) -> None:
+        super().__init__(*seconds)
+        self.compiled: list[list[tuple[str, bool]]] = []
+
+    def compile_ahead(self, wanted):
+        self.compiled.append([(one.target.name, one.everywhere) for one in wanted])
+
+
+def test_those_of_many_targets_are_compiled_at_once():
+    bench, targets = Compiler(3.0, 2.0), [replace(TARGET, name=name) for name in ("a", "b")]
+    found = ranked(targets, bench, lambda: False)
+    assert found == {target.name: fastest_first(target, bench) for target in targets}
+    assert bench.compiled == [[("a", False), ("a", False), ("b", False), ("b", False)], [("a", True), ("b", True)]]
+
+
+def test_nothing_more_is_looked_at_once_the_run_is_stopping():
+    bench = Compiler(3.0, 2.0)
+    assert ranked([TARGET, TARGET], bench, lambda: "stopped") == {} and len(bench.compiled) == 1
 
 
 def test_what_could_not_be_timed_is_none():

@@ -4,7 +4,7 @@ import os
 import reprlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from autokernel.backends import BACKENDS
+from autokernel.gate.checks.ahead import Ahead, compile_ahead
 from autokernel.gate.checks.expectations import TypeFault
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
 from autokernel.gate.checks.trials import CheckCase
@@ -142,9 +143,18 @@ class Judge:
     ) -> list[Looked]:
         """How fast each of many sources looks, the fastest first, and why others could not be timed. No verdict: nothing is
         kept by it. `progress` is told how many have been compiled."""
-        processes = (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.most_workers
         with self.contests.timer(target, secrets.randbits(48), "any") as timer:
-            return Autotuner(timer, processes, progress).run(sources, seconds)
+            return Autotuner(timer, self._compiling, progress).run(sources, seconds)
+
+    def compile_ahead(self, wanted: Sequence[Ahead], progress: Callable[[int, int], None] = lambda done, of: None) -> None:
+        """Compile kernels of many targets side by side before the first of them is judged. No verdict, and nothing is
+        timed."""
+        compile_ahead(self.parent, self.checks.memory, self._compiling, wanted, progress)
+
+    @property
+    def _compiling(self) -> int:
+        """Processes that compile at once."""
+        return (os.cpu_count() or 1) if self.device.type == "cpu" else self.checks.most_workers
 
     def profile(self, source: str, target: Target) -> str:
         """What ran in one call on the target's first case: torch.profiler's table, as the worker reports it."""

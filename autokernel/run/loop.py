@@ -20,6 +20,7 @@ from typing import Protocol
 
 from autokernel.agents import Agent, AgentStopped, Bench, Context, PastExperiment, Proposal
 from autokernel.build import default_cache
+from autokernel.gate.checks.ahead import Ahead
 from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import gpu_shared, low_disk, turn
 from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
@@ -28,7 +29,7 @@ from autokernel.history.progress import Rules, Tally, incumbent, move_on, rows_o
 from autokernel.history.status import subject
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
-from autokernel.run.starters import fastest_first, own_starter
+from autokernel.run.starters import fastest_first, own_starter, ranked
 from autokernel.run.workspace import Intent, Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, starter_source
@@ -127,6 +128,7 @@ class Loop:
         self.entries = self.ledger.entries()
         self.stopping = ""
         self._sources: dict[str, str] = {}
+        self._starters: dict[str, list[Proposal]] = {}  # by target, the fastest first, where they are known beforehand
         self._told = False
         self._recover_rows()
 
@@ -174,6 +176,7 @@ class Loop:
             for intent in self.interrupted():
                 if not self.stopping:
                     self._judge(self.plan.target(intent.target), intent.proposal, intent.attempts, intent.ticket)
+            self._rank_starters()
             while not self.stopping:
                 began_s, made = time.monotonic(), len(tried(self.rows))
                 if over := budget.over(made, began_s, median(took_s or started_s or [0.0])):
@@ -219,11 +222,18 @@ class Loop:
         """A target's first row: its starter, or another kernel to start from, judged; the next one if it is refused."""
         if source:
             return self._judge(target, Proposal(source, "start from a given kernel", STARTER))
-        for proposal in fastest_first(target, self._bench):
+        for proposal in self._starters.pop(target.name, None) or fastest_first(target, self._bench):
             row = self._judge(target, proposal)
             if row.status != Status.FAILED:
                 break
         return row
+
+    def _rank_starters(self) -> None:
+        """On a GPU, where compilers take most of a starter's time, and the cores are free for them: for all targets at
+        once."""
+        waiting = [target for target in self.plan.targets if not rows_of(target, self.rows)]
+        if self._bench and self.plan.device != "cpu" and len(waiting) > 1 and not self.stopping:
+            self._starters = ranked(waiting, self._bench, lambda: self.stopping)
 
     def starter(self, target: Target) -> Proposal:
         """What a target's first task says where several workers judge: the worker looks for a faster one."""
@@ -433,6 +443,13 @@ class InTurn:
 
         with turn(target.device, self.step):
             return self.judge.autotune(sources, target, seconds, progress)
+
+    def compile_ahead(self, wanted: Sequence[Ahead]) -> None:
+        def progress(done: int, of: int) -> None:
+            self.step(f"compiling what the targets may begin with: {done} of {of}")
+
+        with turn(wanted[0].target.device, self.step):
+            self.judge.compile_ahead(wanted, progress)
 
 
 def _named(intent: Intent) -> str:

@@ -1,11 +1,12 @@
 """What a target may begin with: its starter, and where there are several, which of them looks fastest."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from autokernel.agents import Proposal
+from autokernel.gate.checks.ahead import Ahead
 from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import START, STARTER
 from autokernel.preflight import backends
@@ -21,26 +22,49 @@ class Bench(Protocol):
     def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]: ...
 
 
+class Compiling(Bench, Protocol):
+    """One that can also compile those of many targets at once."""
+
+    def compile_ahead(self, wanted: Sequence[Ahead]) -> None: ...
+
+
 def own_starter(target: Target) -> Proposal:
     return _proposal(starter_name(target), starter_source(target))
+
+
+def ranked(targets: Sequence[Target], bench: Compiling, stopping: Callable[[], object]) -> dict[str, list[Proposal]]:
+    """fastest_first() of many targets, by name; of some alone once it is `stopping`.
+
+    Compilers take most of the time: they work for all targets at once, first for the calls that are timed, then on what
+    each target is to begin with for all that the gate calls.
+    """
+    bench.compile_ahead([Ahead(proposal.source, target) for target in targets for proposal in candidates(target)])
+    found = {target.name: fastest_first(target, bench) for target in targets if not stopping()}
+    if not stopping():
+        bench.compile_ahead([Ahead(found[target.name][0].source, target, everywhere=True) for target in targets])
+    return found
+
+
+def candidates(target: Target) -> list[Proposal]:
+    """The kernels that a target may begin with, its own first."""
+    proposals = {proposal.source: proposal for proposal in (own_starter(target), *_others(target))}
+    return list(proposals.values())
 
 
 def fastest_first(target: Target, bench: Bench | None) -> list[Proposal]:
     """The kernels that a target may begin with: its own, or where its device has several backends, those of each that look
     fastest on its shapes; a region's are all that were written for it. Without a `bench`, and where none could be timed,
     its own alone."""
-    own = own_starter(target)
-    proposals = {proposal.source: proposal for proposal in (own, *_others(target))}
-    if len(proposals) == 1 or bench is None:
+    own, *others = candidates(target)
+    if not others or bench is None:
         return [own]
+    proposals = {proposal.source: proposal for proposal in (own, *others)}
     looked = [one for one in bench.autotune(proposals, target, LOOK_S) if one.seconds < math.inf]
-    ranked = [proposals[one.source] for one in looked]
-    if len(ranked) > 1:
-        ratio, second = looked[1].seconds / looked[0].seconds, ranked[1].hypothesis.removeprefix(START)
-        ranked[0] = replace(
-            ranked[0], hypothesis=f"{ranked[0].hypothesis}, at a look {ratio:.2f} times as fast as {second}"
-        )
-    return ranked or [own]
+    found = [proposals[one.source] for one in looked]
+    if len(found) > 1:
+        ratio, second = looked[1].seconds / looked[0].seconds, found[1].hypothesis.removeprefix(START)
+        found[0] = replace(found[0], hypothesis=f"{found[0].hypothesis}, at a look {ratio:.2f} times as fast as {second}")
+    return found or [own]
 
 
 def _others(target: Target) -> Sequence[Proposal]:

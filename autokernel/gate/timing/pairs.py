@@ -41,9 +41,9 @@ from autokernel.gate.timing.batches import (
 )
 from autokernel.gate.timing.disturbance import DRIFT, MOST_LOAD, OTHER_LOAD, OtherLoad, drift
 from autokernel.gate.timing.faults import BaselineFault, Inconclusive, RefusedWhileTimed
-from autokernel.gate.workers.channel import Placed
+from autokernel.gate.workers.channel import encoded_arguments
 from autokernel.gate.workers.processes import WorkerFault, WorkerProcess, end_all
-from autokernel.spec import Case, KernelSpec, TensorSpec
+from autokernel.spec import Case, KernelSpec
 from autokernel.target import WeightedCase
 
 BATCH_S = {"cpu": 5e-3, "cuda": 8e-3}  # a batch is at least this long: the round trip to a worker is 0.1 ms
@@ -199,10 +199,7 @@ class PairTimer:
 
     def encoded_cases(self) -> list[dict[str, Any]]:
         """The arguments of every case, without contents."""
-        return [
-            {name: Placed(v, 0).encode() if isinstance(v, TensorSpec) else v for name, v in weighted.case.args.items()}
-            for weighted in self.target.cases
-        ]
+        return [encoded_arguments(weighted.case.args) for weighted in self.target.cases]
 
     def _note_memory(self, worker: WorkerProcess) -> None:
         self.peak_bytes = max(self.peak_bytes, worker.request("memory", CALL_S).peak_bytes)

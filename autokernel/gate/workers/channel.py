@@ -150,6 +150,11 @@ class Placed:
         return storage.as_strided(self.spec.shape, self.spec.strides, storage.storage_offset() + self.spec.offset)
 
 
+def encoded_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of a call, its tensors without contents."""
+    return {name: Placed(v, 0).encode() if isinstance(v, TensorSpec) else v for name, v in arguments.items()}
+
+
 def place(specs: dict[str, TensorSpec], start: int) -> tuple[dict[str, Placed], int]:
     """Lay tensors out one after another with guards between them; returns them and the first free byte."""
     placed = {}

@@ -108,6 +108,13 @@ class WarmParent:
             raise RuntimeError(f"the gate's warm parent did not start:\n{detail}") from None
         self.launched.is_ready = True
 
+    def gather_caches(self, place: str, sources: Iterable[str]) -> None:
+        """Let `place`, which decides no verdict, begin with what was compiled for these sources before."""
+        folder = self.caches(place)
+        for known in (self.scratch / self._name(source) for source in sources):
+            with contextlib.suppress(OSError, RecursionError):  # none, or a kernel has put there what cannot be copied
+                shutil.copytree(known, folder, symlinks=True, dirs_exist_ok=True)
+
     def caches(self, source: str) -> Path:
         """Of what run-time compilers make of a source, kept apart so that no kernel can plant a binary for another.
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,26 @@ def test_compiled_ahead_is_compiled(judge: Judge, tmp_path: Path, monkeypatch: p
     assert made and told[-1] == (2 + len(load_spec("rmsnorm").dtypes),) * 2
     assert judge.check(STARTER, TARGET).correctness == "PASS"
     assert set(tmp_path.rglob("*.so")) == made
+
+
+def test_what_was_compiled_for_a_source_is_found_elsewhere(judge: Judge):
+    """Triton notes absolute paths; a kernel may have put into its folder what is no file."""
+    known = judge.parent.caches("a source")
+    (known / "triton").mkdir()
+    (known / "triton" / "__grp__f.json").write_text(json.dumps({"child_paths": {"f.cubin": str(known / "triton/f.cubin")}}))
+    (known / "triton" / "f.cubin").write_bytes(b"compiled")
+    os.mkfifo(known / "triton" / "__grp__fifo")
+    (known / "triton" / "link").symlink_to("/etc/passwd")
+    judge.parent.gather_caches("a place", ["a source", "never compiled"])
+    folder = judge.parent.caches("a place") / "triton"
+    (path,) = json.loads((folder / "__grp__f.json").read_text())["child_paths"].values()
+    assert Path(path) == folder / "f.cubin" and Path(path).read_bytes() == b"compiled"
+    assert (folder / "link").is_symlink() and not (folder / "__grp__fifo").exists()
+
+
+def test_where_nothing_compiles_there_are_reasons_alone(judge: Judge):
+    (looked,) = judge.autotune(["not python at all"], TARGET, 5.0)
+    assert looked.seconds == math.inf and "SyntaxError" in looked.reason
 
 
 @pytest.mark.timed

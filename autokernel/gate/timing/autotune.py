@@ -128,7 +128,7 @@ class Autotuner:
         """Seconds of a call in each case, by source; inf where the deadline came first."""
         cases, first = self.setting.target.cases, sources[:1]
         taken: dict[str, list[float]] = {source: [] for source in sources}
-        for number, weighted in enumerate(cases):
+        for number, weighted in enumerate(cases if taken else ()):
             now = time.monotonic()
             totals = self._totals(taken)
             order = sorted(taken, key=lambda source: ([source] != first, totals[source]))

@@ -40,6 +40,7 @@ PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to en
 REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange", "SharedResult", "Disagreement", "Growth")
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
+TRITON_GROUP, TRITON_GROUP_BYTES = "__grp__", 1 << 20  # how the names of files begin in which Triton notes paths of others
 
 # A trivial kernel, at which Triton builds its own native parts (half a second of a C compiler): once, not for each kernel.
 SEED = """
@@ -111,9 +112,15 @@ class WarmParent:
     def gather_caches(self, place: str, sources: Iterable[str]) -> None:
         """Let `place`, which decides no verdict, begin with what was compiled for these sources before."""
         folder = self.caches(place)
+
+        def copied(file: str, copy: str) -> None:
+            shutil.copy2(file, copy)  # raises where it is no file
+            if Path(copy).name.startswith(TRITON_GROUP) and os.path.getsize(copy) <= TRITON_GROUP_BYTES:
+                Path(copy).write_bytes(Path(copy).read_bytes().replace(bytes(known), bytes(folder)))
+
         for known in (self.scratch / self._name(source) for source in sources):
             with contextlib.suppress(OSError, RecursionError):  # none, or a kernel has put there what cannot be copied
-                shutil.copytree(known, folder, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(known, folder, symlinks=True, copy_function=copied, dirs_exist_ok=True)
 
     def caches(self, source: str) -> Path:
         """Of what run-time compilers make of a source, kept apart so that no kernel can plant a binary for another.

@@ -78,9 +78,13 @@ struct Mask {
         const float power = number * LOG2_E;
         return power == -INFINITY && number >= -FLT_MAX ? -FLT_MAX : power;  // the lowest number is not -inf
     }
+    // What a bool mask hides is -inf whatever its score, which may be NaN or infinite.
+    __device__ float masked(float score, float added) const {
+        return kind == 1 && added < 0 ? -INFINITY : score + added;
+    }
     __device__ float apply(float score, const Shape& s, int batch, int head, int query, int key) const {
         if (query >= s.seq_q || key >= s.seq_k || (s.causal && key > query)) return -INFINITY;
-        return kind == 0 ? score : score + added(at(batch, head, query, key));
+        return kind == 0 ? score : masked(score, added(at(batch, head, query, key)));
     }
 };
 
@@ -328,8 +332,8 @@ __device__ void attend(Shared<C>& shared, const uint8_t* rows, Rings<C>& rings, 
 #pragma unroll
                         for (int i = 0; i < AHEAD; ++i) {
                             float* x = s + (start + i) * 4 + r * 2;
-                            x[0] = x[0] * shape.scale + added[i].x;
-                            x[1] = x[1] * shape.scale + added[i].y;
+                            x[0] = mask.masked(x[0] * shape.scale, added[i].x);
+                            x[1] = mask.masked(x[1] * shape.scale, added[i].y);
                         }
                     }
                     continue;
@@ -338,7 +342,7 @@ __device__ void attend(Shared<C>& shared, const uint8_t* rows, Rings<C>& rings, 
                 for (int i = 0; i < KEYS / 4; ++i) {
                     const int key = min(j * KEYS + i / 2 * 8 + own + i % 2, shape.seq_k - 1);
                     float& x = s[i / 2 * 4 + r * 2 + i % 2];
-                    x = x * shape.scale + mask.added(at + key * mask.key_stride);
+                    x = mask.masked(x * shape.scale, mask.added(at + key * mask.key_stride));
                 }
             }
         }

@@ -210,7 +210,7 @@ def drawn(seed: int) -> tuple[Tensor, Expectation, bool]:
 def test_what_is_right_part_by_part_is_right_as_a_whole(part: int, monkeypatch: pytest.MonkeyPatch):
     """A result is first compared in parts, by what each of them alone allows, and at first without PyTorch's own: that must
     never pass what the comparison of the whole refuses."""
-    monkeypatch.setattr(expectations, "IN_CACHE", 1 << 12)
+    monkeypatch.setitem(expectations.AT_ONCE, "cpu", 1 << 12)
     passed = refused = 0
     for seed in range(150 * part, 150 * (part + 1)):
         y, expectation, adversarial = drawn(seed)

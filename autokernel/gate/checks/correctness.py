@@ -144,7 +144,8 @@ def _sampled(y: Tensor, expectation: Expectation) -> tuple[Tensor, ...]:
     def some(t: Tensor) -> Tensor:
         return t.expand_as(whole).reshape(-1)[::step]
 
-    y, exact, native, size, untold = map(some, (y, whole, expectation.native, expectation.size, expectation.untold))
+    y, exact, native, untold = map(some, (y, whole, expectation.native, expectation.untold))
+    size = exact.abs() if expectation.known_size is None else some(expectation.known_size)
     rounded = exact.to(y.dtype)
     y = torch.where(untold, rounded, y) if untold.any() else y
     usable = torch.isfinite(rounded) & torch.isfinite(y) & torch.isfinite(native)

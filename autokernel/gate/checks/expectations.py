@@ -17,8 +17,9 @@ MINIMUM_ROW = 16  # elements
 TERMS_SLACK = 8.0  # times the size of its terms (KernelSpec.terms), to which an absolute tolerance is relative
 LEAST_SCALE = 1e-3  # of that of a type that says how large results are, but not their terms: less may be lost on the way
 DRAWS, DRAWN_EPS = 16, 2.0  # how often, and by how many eps, inputs of an opaque type are changed to see what that does
-# Elements of a result that are compared at once on a CPU: what is made of them stays in its cache.
-IN_CACHE = 1 << 16
+# Elements of a result that are compared at once: what is made of them stays in a CPU's cache, and takes a gigabyte or two
+# of a GPU's memory, in which the whole result would keep others from being compared beside it.
+AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 24}
 WIDE = (torch.float32, torch.bfloat16)  # dtypes for whose range KernelSpec.finite_below is meant
 
 
@@ -28,16 +29,26 @@ class Expectation:
 
     exact: Tensor  # fp64
     by_pytorch: Tensor | Callable[[], Tensor]  # `native`, or what makes it where it is asked for
-    size: Tensor  # fp64, of each element, to which errors are relative: what its terms amount to where they cancel
-    scale: Tensor  # of each element, at most 1: what the absolute tolerance is a part of
+    known_size: Tensor | None = None  # see `size`
+    known_scale: Tensor | None = None  # see `scale`
     relative: bool = False  # no terms cancel
     terms: Tensor = field(default_factory=lambda: torch.zeros(()))  # of each element, KernelSpec.terms; 0: nothing is said
     picked: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.picked
     untold: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.untold
     perturbation: Callable[[], Tensor] | None = None  # fp64, KernelSpec.opaque or .roundings: made where it is asked for
-    grown: Callable[[], tuple[Tensor, Tensor]] | None = None  # size and scale by KernelSpec.magnitude, which takes long
+    grown: Callable[[], tuple[Tensor, Tensor | None]] | None = None  # size and scale, which take long
     known_dtype: torch.dtype | None = None  # of the result, where it is known before PyTorch's own
     is_steady: Callable[[], bool] = lambda: False  # whether that is known to be finite (KernelSpec.finite_below)
+
+    @property
+    def size(self) -> Tensor:
+        """fp64, of each element, to which errors are relative: its own, or what its terms amount to where they cancel."""
+        return self.exact.abs() if self.known_size is None else self.known_size
+
+    @property
+    def scale(self) -> Tensor:
+        """Of each element, at most 1: what the absolute tolerance is a part of. Unless it is known, by the terms."""
+        return (TERMS_SLACK * self.terms).clamp(max=1).nan_to_num(1) if self.known_scale is None else self.known_scale
 
     @property
     def native(self) -> Tensor:
@@ -53,14 +64,15 @@ class Expectation:
         return replace(self, by_pytorch=self.exact)
 
     def parts(self, y: Tensor) -> Iterator[tuple[Tensor, "Expectation"]]:
-        """A result and what it must be, in whole rows that fit in a CPU's cache, where it has rows of its own."""
-        width = y.shape[-1] if y.dim() else 1
-        if y.numel() <= IN_CACHE or width < MINIMUM_ROW or y.device.type != "cpu":
+        """A result and what it must be, AT_ONCE or fewer elements of whole rows, where it has rows of its own."""
+        width, most = y.shape[-1] if y.dim() else 1, AT_ONCE[y.device.type]
+        if y.numel() <= most or width < MINIMUM_ROW:
             yield y, self
             return
-        made = cache(lambda: self.native.contiguous())
-        whole = replace(self, exact=self.exact.contiguous(), size=self.size.contiguous(), by_pytorch=made)
-        rows, count = y.reshape(-1, width), max(1, IN_CACHE // width)
+        made, size = cache(lambda: self.native.contiguous()), self.known_size
+        size = size if size is None else size.contiguous()
+        whole = replace(self, exact=self.exact.contiguous(), known_size=size, by_pytorch=made)
+        rows, count = y.reshape(-1, width), max(1, most // width)
         for start in range(0, len(rows), count):
             yield rows[start : start + count], whole.rows(start, count)
 
@@ -73,18 +85,18 @@ class Expectation:
         def perturbation() -> Tensor:
             return part(self.perturbation())
 
-        def grown() -> tuple[Tensor, Tensor]:
+        def grown() -> tuple[Tensor, Tensor | None]:
             size, scale = self.grown()
-            return part(size), part(scale)
+            return part(size), scale if scale is None else part(scale)
 
-        exact, size, scale = map(part, (self.exact, self.size, self.scale))
+        size, scale = (t if t is None else part(t) for t in (self.known_size, self.known_scale))
         others = (part(t) if t.dim() else t for t in (self.terms, self.picked, self.untold))
         made = self.perturbation and perturbation, self.grown and grown, self.known_dtype, self.is_steady
-        return Expectation(exact, lambda: part(self.native), size, scale, self.relative, *others, *made)
+        return Expectation(part(self.exact), lambda: part(self.native), size, scale, self.relative, *others, *made)
 
     def with_grown(self) -> "Expectation":
         size, scale = self.grown()
-        return replace(self, size=size, scale=scale, grown=None)
+        return replace(self, known_size=size, known_scale=scale, grown=None)
 
 
 class TypeFault(RuntimeError):
@@ -152,7 +164,6 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
                 )
             )
             exacts = tuple(exact.double() for exact in exacts)
-        sizes = [exact.abs() for exact in exacts]
         scale, terms = (make((), dtype=torch.float64, device=exacts[0].device) for make in (torch.ones, torch.zeros))
         picked, untold = (
             rule(exacts[0], **{k: moved(v, False) for k, v in inputs.items()})
@@ -160,12 +171,11 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
             else torch.zeros((), dtype=torch.bool, device=exacts[0].device)
             for rule in (spec.picked, spec.untold)
         )
-        scales = [scale] * len(exacts)
+        scales: list[Tensor | None] = [scale] * len(exacts)
         if spec.terms:
-            terms = spec.terms(exacts[0], **doubled)
-            scales = [(TERMS_SLACK * terms).clamp(max=1).nan_to_num(1)]
+            terms, scales = spec.terms(exacts[0], **doubled), [None]
         elif spec.magnitude:
-            scales = list(map(_scale_of, sizes))
+            scales = [_scale_of(exact.abs()) for exact in exacts]
         del doubled
 
     @cache
@@ -181,16 +191,16 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
         with torch.inference_mode(), of_type(spec, "what its results should be"):
             return several(spec.magnitude(**{k: moved(v, True) for k, v in inputs.items()}))
 
-    def grown(result: int) -> tuple[Tensor, Tensor]:
-        size = torch.maximum(sizes[result], magnitudes()[result])
-        return size, scales[result] if spec.terms else _scale_of(size)
+    def grown(result: int) -> tuple[Tensor, Tensor | None]:
+        size = torch.maximum(exacts[result].abs(), magnitudes()[result])
+        return size, None if spec.terms else _scale_of(size)
 
     expected = []
-    for result, (exact, size, scale) in enumerate(zip(exacts, sizes, scales)):
+    for result, (exact, scale) in enumerate(zip(exacts, scales)):
         native = (lambda result=result: natives()[result]) if least else natives()[result]
         perturbation = (lambda result=result: perturbations()[result]) if spec.opaque or spec.roundings else None
         made = perturbation, partial(grown, result) if spec.magnitude else None, dtype, is_steady
-        expected.append(Expectation(exact, native, size, scale, spec.relative, terms, picked, untold, *made))
+        expected.append(Expectation(exact, native, None, scale, spec.relative, terms, picked, untold, *made))
     return expected
 
 

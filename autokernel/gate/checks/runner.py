@@ -30,8 +30,9 @@ from autokernel.verdict import STAGES, Correctness, Failure
 LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
 CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
 # What a trial takes of a GPU's memory, in multiples of what one call moves: inputs in two precisions, several outputs in
-# the worker, and here the comparison's own tensors, all of them fp64.
-TRIAL_COPIES = 40
+# the worker, and here the result and its terms in fp64, four times as large as a result in 16 bit. One that takes more
+# finds no memory, and is tried again with all of it.
+TRIAL_COPIES = 16
 # More workers join where what is left of the trials would take longer than this: most of it is then spent compiling.
 LONG_S, JOIN_S = 3.0, 0.5  # and how often that is asked
 # Up to these a trial's inputs, oracle and comparison are made on one thread: others spin, and on a busy machine work

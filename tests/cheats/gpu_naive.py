@@ -6,9 +6,11 @@ Prints an answer a line: {"id", "correct", "speedup" over the type's honest star
 Each job runs in a child of its own, forked before the GPU is touched.
 """
 
+import fcntl
 import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,14 +25,19 @@ from autokernel.spec import import_file, load_spec
 SEED = 0
 TOLERANCE = 1e-2
 AT_ONCE = 4  # children: they mostly compile
-ROUNDS = 3  # of timing, of which the best counts: other children are at work on the GPU, too
+ROUNDS = 3  # of timing, of which the best counts: other children compile and compare on the GPU meanwhile
+TURNS = tempfile.TemporaryFile()  # noqa: SIM115  whose lock a child holds while it times
 
 
 def bench(call: Callable[[], Any], warm: bool) -> float:
     """Microseconds; warm: replayed on the same data, which stays in L2 if it fits."""
-    if warm:
-        return 1e3 * do_bench_cudagraph(call, return_mode="min")
-    return 1e3 * do_bench(call, warmup=10, rep=40, return_mode="median")
+    fcntl.lockf(TURNS, fcntl.LOCK_EX)  # of the process: what is forked shares the file, and no lock
+    try:
+        if warm:
+            return 1e3 * do_bench_cudagraph(call, return_mode="min")
+        return 1e3 * do_bench(call, warmup=10, rep=40, return_mode="median")
+    finally:
+        fcntl.lockf(TURNS, fcntl.LOCK_UN)
 
 
 def judge(kernel: str, type: str, dims: dict, checked: dict | None, dtype: str, warm: bool) -> dict[str, Any]:

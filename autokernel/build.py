@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import math
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -100,7 +101,9 @@ MATHEMATICS = (
     "scalbn|scalbln|ilogb|logb|nextafter|copysign|hypot|lround|llround|lrint|llrint|tgamma|lgamma|nan|"
     "c(abs|arg|exp|log|pow|sqrt|sin|cos|tan|sinh|cosh|tanh)"
 )
-NO_STANDARD = r"filebuf|fstream|filesystem|set_terminate|set_new_handler|set_unexpected|N2at|N3c10|N5torch|N6caffe2"
+NO_STANDARD = (
+    r"random_device|filebuf|fstream|filesystem|set_terminate|set_new_handler|set_unexpected|N2at|N3c10|N5torch|N6caffe2"
+)
 ALLOWED_SYMBOLS = re.compile(
     r"_?(__gmon_start__|__cxa_\w+|_ITM_\w+|__gxx_personality_v0|_Unwind_\w+|__stack_chk_fail|__dso_handle|__tls_get_addr|"
     r"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_\w+|sched_yield|cuda[A-Z]\w+|__cuda\w+|"
@@ -112,6 +115,11 @@ ALLOWED_SYMBOLS = re.compile(
     rf"_Z(GV|T[ISTV])?N?K?St(?!\w*({NO_STANDARD}))\w+|({MATHEMATICS})[fl]?|"
     r"_ZGV\w+)"
 )
+# Instructions that tell what is another number in each process, or each time: (what their code has in it, their names).
+TELLING = {
+    "x86_64": (re.compile(rb"\x0f(\x31|\x01\xf9|\xc7[\xf0-\xff])", re.DOTALL), r"rdtscp?|rdrand|rdseed|rdpid"),
+    "aarch64": (re.compile(rb"[\x00-\xff][\xe0-\xe4][\x3b][\xd5]", re.DOTALL), r"mrs.*(cntv?p?ct|rndr)\w*"),
+}
 
 
 def _refuse_foreign_symbols(binary: Path) -> None:
@@ -123,6 +131,19 @@ def _refuse_foreign_symbols(binary: Path) -> None:
         raise CompileError(f"a kernel does its own work: this one calls {', '.join(foreign)} from outside")
 
 
+def _refuse_telling_instructions(binary: Path) -> None:
+    """Raise CompileError if the object file has instructions that read the processor's clock or its random numbers."""
+    code, names = TELLING.get(platform.machine(), (None, ""))
+    if code is None or not code.search(binary.read_bytes()):
+        return
+    listing = _said_by(["objdump", "-d", "--no-show-raw-insn", str(binary)], "it is where nm is (binutils)")
+    if found := re.search(rf"\t({names})\b", listing):
+        raise CompileError(f"a kernel computes from its inputs: {found[1]} tells the time, or what is random")
+
+
+# C++ libraries find all that they call as they are loaded, and its addresses stay writable: the gate puts clocks ahead.
+LINKED = {"cpp": ("-Wl,-z,now", "-Wl,-z,norelro")} if sys.platform == "linux" else {}
+
 _compiling: dict[Path, threading.Lock] = {}  # by binary: who needs one that another thread compiles waits for it
 
 
@@ -133,7 +154,16 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
     """
     command, timeout_s = _command(library), timeout_s or COMPILE_S
     headers = "".join(p.read_text() for p in sorted(INCLUDE.iterdir()))
-    identity = "\0".join((*command, _compiler_identity(command[0]), cpu_identity(), headers, library.source))
+    identity = "\0".join(
+        (
+            *command,
+            *LINKED.get(library.language, ()),
+            _compiler_identity(command[0]),
+            cpu_identity(),
+            headers,
+            library.source,
+        )
+    )
     folder = cache_dir or default_cache()
     binary = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.so"
     with _compiling.setdefault(binary, threading.Lock()):
@@ -150,8 +180,9 @@ def _build(library: Library, command: list[str], binary: Path, timeout_s: float)
         source.write_text(library.source, encoding="utf-8")
         object_file, output = source.with_suffix(".o"), source.with_suffix(".so")
         _compile([*command, "-c", str(source), "-o"], object_file, timeout_s)
+        _refuse_telling_instructions(object_file)
         _refuse_foreign_symbols(object_file)  # before libraries that need more are linked to it
-        _compile([*command, "-shared", str(object_file), "-o"], output, timeout_s)
+        _compile([*command, *LINKED.get(library.language, ()), "-shared", str(object_file), "-o"], output, timeout_s)
         os.replace(output, binary)  # atomic: a reader sees a whole binary or none
 
 

@@ -19,10 +19,12 @@ from typing import Any
 
 import corners
 import correctness
+import forms
 import gpu_cheats
 import harness
 import nearly_right
 import not_the_job
+import old_processes
 import other_options
 import partly_right
 import placements
@@ -55,7 +57,9 @@ MODULES = (
     unusual_inputs,
     whole_inputs,
     corners,
+    forms,
     placements,
+    old_processes,
     other_options,
     not_the_job,
     harness,

@@ -256,6 +256,7 @@ class StageRun:
             worker.request("sets", self.checks.timeout_s, sets=messages)
             activations = changing(spec, case) if step.many else None
             made = {"as_in_a_model": step.as_in_a_model, "other_threads": step.other_threads, "activations": activations}
+            made |= {"weights": sorted(spec.static)} if step.many else {}
             answer = worker.request("call", self.checks.timeout_s, order=step.order, **made)
         outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
         for i, (y, strides) in enumerate(outputs):

@@ -32,6 +32,7 @@ from autokernel.gate.checks.inputs import (
 )
 from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
+from autokernel.gate.checks.structure import SIGNS, formed, free, soft, squares, wholly
 from autokernel.gate.checks.whole import wholes
 from autokernel.spec import Case, Dims, KernelSpec, TensorSpec
 from autokernel.target import Target
@@ -90,6 +91,9 @@ class CheckCase:
     first_row: int = 0  # which of these kinds comes first
     across: int | None = None  # the dim across which the kinds vary, in slabs instead of rows
     ordinary: bool = False  # rows of several distributions in each input, none with a large number in it
+    soft: bool = False  # none of its numbers, but for weights', is large
+    wholly: bool = False  # each input is of some size, sign and form as a whole
+    formed: bool = False  # the matrices among its inputs are of one form each, of all in turn
     whole: bool = False  # the first and then each other tensor is of one kind as a whole: of one size, one sign, one number
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
     held: bool = False  # several sets, several calls on each, all outputs held to the end
@@ -104,13 +108,22 @@ class CheckCase:
         extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
         extra.append("ordinary rows" * self.ordinary)
-        extra.append("of one kind" * self.whole)
+        extra.append("soft" * self.soft)
+        extra.append("of one kind" * (self.whole or self.wholly or self.formed))
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck. (In fp32 the outer bound alone is a fine one.)"""
-        special = self.adversarial or self.planted or self.whole or self.decisive and self.case.dtype.itemsize > 2
+        special = (
+            self.adversarial
+            or self.planted
+            or self.whole
+            or self.wholly
+            or self.formed
+            or self.decisive
+            and self.case.dtype.itemsize > 2
+        )
         return bool(special) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
@@ -138,15 +151,17 @@ class CheckCase:
             shares = range(min(MOST_SHARES, -(-line_width(spec, plain) // _lines(spec, self.case))))
             yield from (Step((self._with_peaks(spec, plain, share),)) for share in shares)
             return
-        if self.whole:
-            yield from (Step((inputs,), what=what) for what, inputs in wholes(spec, self.case, first, self.seed))
+        if self.whole or self.formed:
+            made = wholes(spec, self.case, first, self.seed) if self.whole else formed(spec, first, self.seed)
+            yield from (Step((inputs,), what=what) for what, inputs in made)
             return
         yield Step((first,), (0, 0) if self.twice else (0,), as_in_a_model=self.twice)
         if not (self.twice or self.perturbed):
             return
         other = replace(self, seed=self.seed + 1, ordinary=self.twice).inputs(spec)
         if self.perturbed or sum(v.numel() for v in first.values() if isinstance(v, Tensor)) <= REORDERED:
-            yield from _in_other_orders(first, spec, self.perturbed, self.seed)
+            known = first if self.perturbed else self._of_one_sign(spec, first)
+            yield from _in_other_orders(known, spec, self.perturbed, self.seed)
         if self.twice:  # of the target's own size, which what a kernel looks at of an input may not reach
             for where in (("the end", "the middle")[self.seed % 2], "one element"):
                 tensors = {n: v for n, v in first.items() if isinstance(v, Tensor)}
@@ -191,6 +206,12 @@ class CheckCase:
         words = [f"{name} is {other}" for name, other in shared.items()] + ["another number of threads"]
         return Step((inputs | one,), what=", ".join(words), shared=shared, other_threads=1)
 
+    def _of_one_sign(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Those that are no weights: all numbers of each of one sign, or of either, and larger or smaller."""
+        drawn, most = random.Random(f"signs:{self.seed}"), min(8.0, scales_in(spec, self.case.dtype)[-1] / 4)
+        scales = [scale for scale in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0) if scale <= most]
+        return inputs | {n: drawn.choice(SIGNS)(x) * drawn.choice(scales) for n, x in free(spec, self.case, inputs)}
+
     def _with_other_numbers(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
         """What is no tensor has another value, too."""
         numbers = {name: other_number(value) for name, value in inputs.items() if isinstance(value, float)}
@@ -214,6 +235,8 @@ class CheckCase:
             inputs = mix_rows(spec, inputs, self.rows, self.first_row, generator_of(self.seed), self.across)
         if self.ordinary:
             inputs = with_ordinary_rows(spec, self.case, inputs, generator_of(self.seed))
+        if self.soft or self.wholly:
+            inputs = (soft if self.soft else wholly)(spec, self.case, inputs, self.seed)
         if self.adversarial:
             inputs = spec.adversarial[self.adversarial](inputs)
         if self.decisive:
@@ -341,11 +364,12 @@ def _one_sided(x: Tensor) -> Tensor:
 
 
 def _in_whole_steps(x: Tensor) -> Tensor:
-    """x in eighths of the power of two above its largest number."""
+    """x in eighths of the power of two above its largest number, one at least."""
     if not x.is_floating_point() or not x.numel():
         return x
     step = x.abs().amax().double().clamp(min=torch.finfo(torch.float32).tiny).log2().ceil().exp2() / 8
-    return ((x / step).round() * step).to(x.dtype)
+    steps = (x / step).round()
+    return (torch.where(steps == 0, x.sign(), steps) * step).to(x.dtype)
 
 
 def _parts(numel: int, seed: int) -> dict[str, slice]:
@@ -482,6 +506,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             if planted := tuple(one for one in group if one[0] in case.tensors):
                 yield trial("numerical_stability", case, planted=planted)
     yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
+    yield trial("numerical_stability", squares(spec, target.dtype) or spec.case(spec.smoke, target.dtype), formed=True)
     for name in spec.decisive:
         for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)
@@ -522,22 +547,25 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
                 yield trial("edge_cases", alone)
     for weighted in target.cases if "shifted" in spec.layouts else ():
         for case in weighted.proven:
-            yield trial("edge_cases", off_alignment(case), ordinary=True)
+            yield trial("edge_cases", off_alignment(case), **({"ordinary": True} if spec.opaque else {"soft": True}))
             if sum(t.numel for t in case.tensors.values()) <= REORDERED:
                 for other, options in elsewhere(spec, case, seed):
-                    yield trial("edge_cases", other, ordinary=True, **options)
+                    yield trial("edge_cases", other, **options)
 
 
 def elsewhere(spec: KernelSpec, case: Case, seed: int) -> Iterator[tuple[Case, dict[str, Any]]]:
     """A target's case with all tensors, or one, off alignment in another way, each time with other options. Where rows have
-    results of their own, a number in one of them is not finite, or large: its others are to be right beside it."""
+    results of their own, a number in one of them is not finite, or large: its others are to be right beside it. Where its
+    options are its own and there are several tensors, each of these is of one kind as a whole."""
     moved: list[dict[str, Any]] = [{"distance": distance} for distance in DISTANCES]
     moved += [{"only": name} for name in case.tensors if len(case.tensors) > 1]
     for number, (where, other) in enumerate(zip(moved, with_other_options(spec, case, len(moved), seed))):
         odd = outlier(spec, case, seed + number) if number or not spec.nonfinite else spec.nonfinite[0]
         if name := where.get("only"):  # which an optional tensor must be there for
             other = replace(other, args={**other.args, name: case.args[name]})
-        yield off_alignment(other, **where), {"nonfinite": odd} if spec.independent_rows else {}
+        is_whole = number > 0 and len(case.tensors) > 1 and other.args == case.args and not spec.opaque
+        options = {"wholly": True} if is_whole else {"ordinary": True, "nonfinite": odd if spec.independent_rows else None}
+        yield off_alignment(other, **where), options
 
 
 def hard(spec: KernelSpec, case: Case, in_slabs: bool = False) -> Iterator[dict[str, Any]]:

@@ -35,7 +35,8 @@ LAYERS = {base for base in LAYERS if base.__module__.startswith("torch.nn.")}
 WHOLE_CLASSES = {*LAYERS, torch.Tensor, torch.autograd.Function, torch.optim.Optimizer}
 WHOLE_MODULES = {torch, torch.nn.functional, torch.nn.init, torch.linalg, torch.fft, torch.special, torch.autograd}
 WHOLE_MODULES |= {builtins, functools, math, os, random, threading, time}
-PYTHONS = {*sys.stdlib_module_names, "autokernel"}  # the modules, beside PyTorch's, that are looked at
+STANDARD = frozenset(sys.stdlib_module_names)
+PYTHONS = {*STANDARD, "autokernel"}  # the modules, beside PyTorch's, that are looked at
 # Of other modules than those above these: the rest of their values may change by themselves.
 KEPT = FunctionType, BuiltinFunctionType, type, ModuleType
 # Values of PyTorch's modules and classes that are settings: a bool, but for one that tells what was done; what is said to
@@ -45,9 +46,15 @@ ENABLED, PLAIN = re.compile("enable", re.IGNORECASE), (int, float, str)
 # What tables and lists of PyTorch's have in them is there to stay, but for what was kept to be found faster.
 TABLES, LISTS = (dict, collections.OrderedDict, collections.defaultdict), (list, set)
 NO_TABLE = re.compile("cache|^__|SERIALIZED_TYPE|backend_capability")  # entries of the latter are replaced by imports
+# The same of the standard library's, but for what it notes there while it works.
+NO_TABLE_OF_PYTHONS = re.compile(
+    "cache|^__|environ|registry|^_?(modules|active|limbo|dangling|descriptors)|modulesby|filesby"
+)
 NOT_WRAPPED = torch.overrides.get_default_nowrap_functions()  # which only a function has
 REGISTRIES = {"CacheInfo", "Placement"}  # classes of PyTorch to which parts of it that are imported later add their own
 MADE = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}  # of a class, where Python is first asked for them
+# What such an object has that is there to stay, and those that change by themselves.
+OF_OBJECTS, NO_OBJECTS = (bool, str, *KEPT), {"_GenericAlias", "ModuleSpec", "local", "cached_property", "Token"}
 SHARES = 4  # in which all is looked at now and then
 # What a function of Python's is made of, which can be changed in place; of those of these modules and of the above it is.
 REWRITTEN = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.functional", "torch._tensor", "torch.utils.data.")
@@ -115,7 +122,8 @@ class Patches:
         self.functions, self.parts = _functions()
         self.cells = [cell for f in self.functions for cell in f.__closure__ or ()]
         self.closed_over, self.lists = list(map(_callable_in, self.cells)), Lists(_lists())
-        for place in (*self.places, *self.packets):
+        self.objects = _objects()
+        for place in (*self.places, *self.packets, *(place for _, place in self.objects)):
             if place.others() or place.added():
                 place.note()
         self.bases = [(kind, kind.__mro__) for kind in self.classes]
@@ -155,6 +163,7 @@ class Patches:
         part = slice(self.share, None, SHARES)
         self._check_places(self.places[part], self.bases[part])
         self._check_functions(part)
+        self._check_objects(self.objects[part])
         if lessened := self.lists.lessened():
             raise ProcessChange(f"takes something out of {lessened}, which is its model's")
         for name, module in self.modules.items():
@@ -188,6 +197,12 @@ class Patches:
                 what = f"hides {hidden[0]} of" if hidden else "derives"
                 raise ProcessChange(f"{what} {kind.__name__}, which is its model's, in another way")
 
+    def _check_objects(self, objects: Iterable[tuple[type, Place]]) -> None:
+        for kind, place in objects:
+            hidden = [name for name in place.added() if callable(getattr(kind, name, None))]
+            for name in (*place.others(), *hidden):
+                raise ProcessChange(f"replaces {place.name}.{name}, which is its model's")
+
     def _check_functions(self, part: slice) -> None:
         functions = self.functions[part]
         for of, known in zip(PARTS, self.parts):
@@ -208,7 +223,7 @@ class Patches:
 
 def note_what_is_there() -> None:
     """Once, before workers are forked."""
-    _functions(), _packets(), _tables()
+    _functions(), _packets(), _tables(), _objects()
 
 
 @functools.cache
@@ -268,17 +283,44 @@ def _places() -> list[Place]:
     return [*map(_module_place, _modules()), _table_place("torch.ops.aten")]
 
 
+def _owners() -> list[tuple[str, Mapping[str, Any]]]:
+    """Modules and classes, and what they have by name."""
+    owners = [*_modules(), *_classes()]
+    return [(f"{o.__module__}.{o.__name__}" if isinstance(o, type) else o.__name__, vars(o)) for o in owners]
+
+
+@functools.cache
+def _objects() -> list[tuple[type, Place]]:
+    """What modules of the standard library have one of for all, as json has its encoder, and of which class it is."""
+    found = {
+        id(value): (f"{owner}.{name}", value)
+        for owner, values in _owners()
+        for name, value in list(values.items())
+        if owner.partition(".")[0] in STANDARD and not name.startswith("__") and _is_one_for_all(value)
+    }
+    return [
+        (type(each), Place(name, each.__dict__, lambda _, kept: type(kept) in OF_OBJECTS)) for name, each in found.values()
+    ]
+
+
+def _is_one_for_all(value: Any) -> bool:
+    kind = type(value)
+    is_other = issubclass(kind, (type, ModuleType, FunctionType)) or kind.__name__ in NO_OBJECTS
+    return not is_other and kind.__module__.partition(".")[0] in STANDARD and kind.__dictoffset__ != 0
+
+
 @functools.cache
 def _containers() -> dict[str, Any]:
     """By name, each once: what modules and classes of PyTorch have that holds many things, as a registry does."""
-    owners = [*_modules(), *_classes()]
-    torchs = [(f"{o.__module__}.{o.__name__}" if isinstance(o, type) else o.__name__, vars(o)) for o in owners]
-    found = {
-        id(value): (f"{owner}.{name}", value)
-        for owner, values in torchs
-        for name, value in list(values.items())
-        if owner.partition(".")[0] == "torch" and type(value) in (*TABLES, *LISTS) and not NO_TABLE.search(name)
-    }
+    found: dict[int, tuple[str, Any]] = {}
+    for owner, values in _owners():
+        if owner.startswith("autokernel"):
+            continue
+        is_torchs = owner.partition(".")[0] == "torch"
+        kinds, passed_over = ((*TABLES, *LISTS), NO_TABLE) if is_torchs else (TABLES, NO_TABLE_OF_PYTHONS)
+        for name, value in list(values.items()):
+            if type(value) in kinds and not passed_over.search(name):
+                found[id(value)] = f"{owner}.{name}", value
     return dict(found.values()) | {"torch.overrides.get_default_nowrap_functions()": NOT_WRAPPED}
 
 

@@ -125,7 +125,7 @@ class ProcessState:
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
                 *(_event_loops(), sys.get_coroutine_origin_tracking_depth(), sys.get_int_max_str_digits()),
-                *(getattr(sys, "tracebacklimit", None), socket.getdefaulttimeout()),
+                *(getattr(sys, "tracebacklimit", None), sys.pycache_prefix, socket.getdefaulttimeout()),
                 *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
                 *map(codecs.lookup_error, ("strict", "ignore", "replace")),

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import importlib.util
 import os
+import random
 import signal
 import socket
 import sys
@@ -17,9 +18,11 @@ import tempfile
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,9 +31,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
+from autokernel.gate.workers.ageing import Ahead, Clock
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
+from autokernel.gate.workers.page_ends import PageEnds
 from autokernel.gate.workers.patches import Patches
 from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread
 from autokernel.gate.workers.stopwatch import Allowance
@@ -44,6 +49,10 @@ EVERY = 16  # requests for calls, after which another share of what takes long t
 # The result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
+AGES = 8  # in each of which a kernel is called once more
+LAST_CALLS = 2  # of many, after each of which a kernel's variables are looked at
+# Inputs of so many calls, if they are small, and allocations of random sizes are kept in turn: so others lie elsewhere.
+BEFORE, FURTHER, SMALL = 32, 1 << 12, 1 << 16  # bytes
 MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
@@ -71,6 +80,12 @@ class Worker:
         self.process: ProcessState | None = None  # while a kernel is checked that calls no library
         self.patches: Patches | None = None
         self.answered = 0  # requests for calls of a kernel that is checked
+        self.module: ModuleType | None = None  # the candidate's
+        self.clock: Clock | None = None  # while a kernel is checked
+        self.drawn = random.Random(os.getpid())
+        self.before: deque[list[Any]] = deque(maxlen=BEFORE)  # what lies in memory beside the next call's tensors
+        self.page_ends = PageEnds()
+        self.watched: list[tuple[Any, int, bytes]] = []  # results of one call, which are held to the end: where and what
         self.results = 1  # of a call
         self.held: list[Any] = []  # what calls returned
         self.held_before: list[Any] = []  # layouts of inputs for which a result was held for many calls
@@ -121,6 +136,8 @@ class Worker:
             hooks = library_calls.refuse_foreign_code(self.built, self.device.type)
         path = Path("kernel.py").resolve()
         path.write_text(source)
+        if poison:
+            self.clock = Clock()
         if poison and libraries != "any":
             torch.set_grad_enabled(True)  # as a model may be run: in inference mode alone nobody sees who turns it off
             self.process, self.patches = ProcessState.now(), Patches(hooks)
@@ -128,7 +145,7 @@ class Worker:
         module = importlib.util.module_from_spec(spec)
         sys.modules["candidate_kernel"] = module
         spec.loader.exec_module(module)
-        self.function = module.kernel_fn
+        self.module, self.function = module, module.kernel_fn
         if self.process:
             self.process.check()
             self.patches.check()
@@ -181,6 +198,7 @@ class Worker:
         as_in_a_model: bool = False,
         other_threads: int = 0,
         activations: Sequence[str] | None = None,
+        weights: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back.
 
@@ -219,13 +237,23 @@ class Worker:
         returned = [y.untyped_storage() for y in filter(_has_memory, outputs)]
         is_foreign = any(not storage.resizable() for storage in returned)  # memory that PyTorch has not allocated
         stored, returned = [StorageWeakRef(storage) for storage in returned], []
+        is_first = self.memory is not None and not self.cuda and not self.watched
+        known = [(y.storage_offset() * y.itemsize, _contents(y)) for y in filter(_has_memory, outputs if is_first else ())]
         count = len(outputs)
         del outputs
         self._drop()
-        if is_foreign or not all(storage.expired() for storage in stored):
+        is_kept = is_foreign or not all(storage.expired() for storage in stored)
+        if is_first:
+            self._watch(stored, known)
+        if is_kept:
             self._hold_for_many_calls()
+        self._check_watched()
+        if self.memory and not self.cuda and (at_the_end := self.page_ends.moved(self.sets[order[0]])):
+            self.function(**at_the_end)
+            self.memory.forget()
         if activations is not None and not self.cuda:
             self._many_times(activations)
+            self._written_anew(weights)
             check_idle()
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
@@ -405,29 +433,72 @@ class Worker:
             if call >= FEWEST and many.is_spent() or time.perf_counter() > ends_s:
                 break
 
+    def _watch(self, stored: list[StorageWeakRef], known: list[tuple[int, bytes]]) -> None:
+        """Hold the results of a call from now on: those that a kernel keeps, of which this is known, or else others."""
+        for weak, (offset, content) in zip(stored, known):
+            if not weak.expired() and (storage := torch.UntypedStorage._new_with_weak_ptr(weak.cdata)) is not None:
+                held = torch.empty(0, dtype=torch.uint8).set_(storage)  # a user of that memory, as a model's tensor is
+                self.watched.append((held, held.data_ptr() + offset, content))
+        if not self.watched:
+            results = self._results(self._call(**self.sets[0]))
+            self.watched = [(y, y.data_ptr(), _contents(y)) for y in filter(_has_memory, results)]
+
+    def _check_watched(self) -> None:
+        if any(content and MEMCMP(address, content, len(content)) for _, address, content in self.watched):
+            raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
+
     def _many_times(self, activations: Sequence[str]) -> None:
         """Calls that keep nothing, on tensors of memory of their own, and agree bitwise with one on parts of a larger one,
-        as the judge's are, whose results are held for so long."""
-        first = self._results(self._once(()))
+        as the judge's are, whose results are held for so long. In the end as in a process that has run for months."""
+        first, calls = self._results(self._once(())), 0
         contents = list(map(_contents, first))
 
-        def agrees(y: Tensor, content: bytes) -> bool:
-            return not content or not MEMCMP(y.data_ptr(), content, len(content))
-
-        def again() -> None:
+        def again(when: str = "one of many calls on the same inputs") -> None:
+            nonlocal calls
+            calls += 1
             for y, held, content in zip(self._results(self._once(activations)), first, contents):
                 if content and y.data_ptr() == held.data_ptr():
                     raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
-                if not agrees(y, content):
-                    raise Disagreement("one of many calls on the same inputs does not agree bitwise with the first")
+                if not _has_content(y, content):
+                    raise Disagreement(f"{when} does not agree bitwise with the first")
 
+        ahead = Ahead(self.module, self.built)
         check_growth(again)
-        if not all(map(agrees, first, contents)):
+        for _ in range(LAST_CALLS):
+            ahead.note(calls)
+            again()
+        ahead.note(calls)
+        for many in ahead.of_many_calls():
+            again(f"a call as after {many} calls, by what counts them,")
+        for _ in range(AGES):
+            self.clock.put_ahead(self.built)
+            again("a call in another process, by its number, months later")
+        if not all(map(_has_content, first, contents)):
             raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
+
+    def _written_anew(self, weights: Sequence[str]) -> None:
+        """Two calls on the same tensors, between which others write to them behind PyTorch's back, as to a graph's that is
+        replayed. Weights, which may be prepared once, are a module's parameters."""
+        tensors = {name: v for name, v in self.sets[0].items() if isinstance(v, Tensor)}
+        with torch.inference_mode(False), torch.no_grad():
+            mine = self.sets[0] | {n: (_as_parameter if n in weights else _moved_out)(v) for n, v in tensors.items()}
+            others = self.sets[0] | {name: _moved_out(v) for name, v in tensors.items()}
+            self._call(**mine)
+            for name in tensors.keys() - set(weights):
+                x, changed = mine[name], _halves_exchanged(tensors[name])
+                torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), 0, x.shape, x.stride()).copy_(changed)
+                others[name].copy_(changed)
+            made = [(y, _contents(y)) for y in self._results(self._call(**mine))]
+            if not all(_has_content(y, known) for y, (_, known) in zip(self._results(self._call(**others)), made)):
+                raise Disagreement("a call on tensors that have been written to does not agree bitwise with one on others")
 
     def _once(self, activations: Sequence[str]) -> Any:
         """What a call returns, of which nothing is kept."""
-        returned = self.function(**self.sets[0] | {name: _moved_out(self.sets[0][name]) for name in activations})
+        more = self.drawn.choice((0, self.drawn.randrange(FURTHER)))
+        mine = {name: _moved_out(self.sets[0][name], more) for name in activations}
+        small = [x for x in mine.values() if x.nbytes <= SMALL]
+        self.before.append([torch.UntypedStorage(self.drawn.randrange(1, FURTHER)), *small])
+        returned = self.function(**self.sets[0] | mine)
         self._synchronize()
         if self.memory:
             self.memory.forget()
@@ -532,6 +603,10 @@ def _has_memory(y: Any) -> bool:
     return type(y) is Tensor and y.numel() > 0 and y.layout == torch.strided
 
 
+def _has_content(y: Tensor, content: bytes) -> bool:
+    return not content or not MEMCMP(y.data_ptr(), content, len(content))
+
+
 def _contents(y: Tensor) -> bytes:
     """Of a result as it lies in memory; none where that has gaps."""
     memory = _memory_of(y) if _has_memory(y) else range(0)
@@ -553,12 +628,26 @@ def _wanting_gradients(v: Any) -> Any:
     return ordinary.requires_grad_(v.is_floating_point())
 
 
-def _moved_out(x: Tensor) -> Tensor:
-    """x in memory that is all its own, from the first byte on; where that has gaps, among guards."""
+def _moved_out(x: Tensor, more: int = 0) -> Tensor:
+    """x in memory of its own, from the first byte on, with `more` bytes behind it; where it has gaps, among guards."""
     if not x.is_contiguous():
         return x.clone()
-    storage = torch.UntypedStorage(x.numel() * x.itemsize, device=x.device)
+    storage = torch.UntypedStorage(x.numel() * x.itemsize + more, device=x.device)
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, x.shape, x.stride()).copy_(x)
+
+
+def _as_parameter(x: Tensor) -> Tensor:
+    """x as a module keeps it, where it may."""
+    return torch.nn.Parameter(_moved_out(x)) if x.is_floating_point() else _moved_out(x)
+
+
+def _halves_exchanged(x: Tensor) -> Tensor:
+    """x, its halves along its first dim that has several in the other order."""
+    dim = next((dim for dim, n in enumerate(x.shape) if n > 1), None)
+    if dim is None:
+        return x
+    half = x.shape[dim] // 2
+    return torch.cat((x.narrow(dim, half, x.shape[dim] - half), x.narrow(dim, 0, half)), dim)
 
 
 def _traceback() -> str:

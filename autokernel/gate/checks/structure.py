@@ -1,0 +1,143 @@
+"""What matrices may be as a whole, for which a kernel might have a short cut: triangular, a permutation, half zeros, …
+
+Several inputs have such a form at once, each another one: what is wrong with one of them shows beside any other.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.checks.inputs import changing, generator_of, scales_in
+from autokernel.spec import Case, KernelSpec, alike
+
+SQUARE = 24  # of all sizes that may be any number, where a matrix is to have as many rows as columns
+LEAST = 2  # elements of a dim
+Form = Callable[[Tensor, torch.Generator], Tensor]  # of a tensor of two dims or more, drawn from N(0, 1)
+
+
+def _eye(x: Tensor) -> Tensor:
+    return torch.eye(*x.shape[-2:]).expand(x.shape)
+
+
+def _symmetric(x: Tensor, generator: torch.Generator) -> Tensor:
+    """As far as it goes, where the last two dims differ in size."""
+    n = min(x.shape[-2:])
+    x = x.clone()
+    x[..., :n, :n] = x[..., :n, :n].tril() + x[..., :n, :n].tril(-1).mT
+    return x
+
+
+def _permutation(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Of rows, none of which stays where it is."""
+    return _eye(x).roll(1 + int(torch.randint(max(1, x.shape[-2] - 1), (), generator=generator)), -2)
+
+
+def _one_each(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A one in each row, at some place, and zeros."""
+    place = torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=generator)
+    return torch.zeros_like(x).scatter(-1, place, 1.0)
+
+
+def _half(dim: int, which: int) -> Form:
+    def zeros(x: Tensor, generator: torch.Generator) -> Tensor:
+        x, half = x.clone(), x.shape[dim] // 2
+        x.narrow(dim, 0 if which == 0 else x.shape[dim] - half, half).zero_()
+        return x
+
+    return zeros
+
+
+FORMS: dict[str, Form] = {
+    "triangular": lambda x, g: x.triu(),
+    "triangular below": lambda x, g: x.tril(),
+    "symmetric": _symmetric,
+    "the identity": lambda x, g: _eye(x),
+    "a diagonal": lambda x, g: x * _eye(x),
+    "a permutation": _permutation,
+    "of rows with a one each": _one_each,
+    "of columns that are alike": lambda x, g: alike(x),
+    "of rows that are alike": lambda x, g: x[..., :1, :].expand_as(x),
+    "of whole numbers": lambda x, g: (8 * x / x.abs().amax()).round(),
+    "of one value": lambda x, g: alike(x.flatten()[:1]).reshape(()).expand(x.shape),
+    "of ones": lambda x, g: torch.ones_like(x),
+    "zeros in its first columns": _half(-1, 0),
+    "zeros in its last columns": _half(-1, 1),
+    "zeros in its first rows": _half(-2, 0),
+    "zeros in its last rows": _half(-2, 1),
+}
+
+
+def squares(spec: KernelSpec, dtype: torch.dtype) -> Case | None:
+    """A small case whose matrices have as many rows as columns, where a type's sizes may be any numbers."""
+    return spec.case({**spec.smoke, **dict.fromkeys(spec.any_size, SQUARE)}, dtype) if len(spec.any_size) > 1 else None
+
+
+def formed(spec: KernelSpec, inputs: Mapping[str, Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`inputs`, drawn from N(0, 1), whose matrices are each of one form, and what is said of them: once all forms."""
+    matrices = [name for name, x in inputs.items() if _may_have_form(spec, name, x)]
+    drawn, generator = random.Random(f"forms:{seed}"), generator_of(seed)
+    orders = [drawn.sample(list(FORMS), len(FORMS)) for _ in matrices]
+    for forms in zip(*orders):
+        made = {name: _made(inputs[name], form, generator) for name, form in zip(matrices, forms)}
+        yield ", ".join(f"{name} {form}" for name, form in zip(matrices, forms)), dict(inputs) | made
+
+
+def _may_have_form(spec: KernelSpec, name: str, x: Any) -> bool:
+    is_free = isinstance(x, Tensor) and x.is_floating_point() and name not in spec.fill and not spec.opaque
+    return is_free and x.dim() > 1 and min(x.shape[-2:]) >= LEAST
+
+
+def _made(x: Tensor, form: str, generator: torch.Generator) -> Tensor:
+    return FORMS[form](x.float(), generator).to(x.dtype).contiguous()
+
+
+NEW = 1.0, 0.0  # a norm's weight and its bias
+# Of a weight, by which it is multiplied.
+SIZES_OF_WEIGHTS = 1.0, 1.0, 1 / 16
+SIGNS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, torch.abs, lambda x: -x.abs())
+SOFT, FARTHEST = 0.4, 6.0  # standard deviations: with none of 2^30 numbers a three; and means, in these
+
+
+def soft(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """`inputs` none of whose numbers, but for weights', is large; those that are vectors as in a new module."""
+    vectors = [
+        n for n, x in inputs.items() if n in spec.static - spec.fill.keys() and isinstance(x, Tensor) and x.dim() == 1
+    ]
+    new = {name: torch.full_like(inputs[name], value) for name, value in zip(vectors, NEW)}
+    return dict(inputs) | new | {name: (SOFT * x.float()).to(x.dtype) for name, x in free(spec, case, inputs)}
+
+
+def wholly(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """`inputs` each of which is of some size, about some mean, of some sign and of some form as a whole; weights of some
+    size, sign and form, or of one value."""
+    drawn, generator, made = random.Random(f"wholly:{seed}"), generator_of(seed), dict(inputs)
+    largest = min(100.0, scales_in(spec, case.dtype)[-1])
+    for name, x in free(spec, case, inputs):
+        x, size = x.float(), drawn.choice((SOFT, 1.0, SOFT * (largest / SOFT) ** drawn.random()))
+        x = drawn.choice(SIGNS)(x)
+        if drawn.random() < 0.25 and name == spec.first_of(inputs):
+            x = (x + drawn.choice((1, -1)) * drawn.uniform(1, FARTHEST)) / FARTHEST
+        if drawn.random() < 0.75 and _may_have_form(spec, name, x):
+            x = FORMS[drawn.choice(list(FORMS))](x, generator)
+        made[name] = (size * x).to(inputs[name].dtype).contiguous()
+    for name in sorted((spec.static - spec.fill.keys()) & inputs.keys()):
+        x = inputs[name]
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            continue
+        x = drawn.choice(SIGNS)(x.float()) if case.dtype != torch.float16 or spec.degree == 1 else x.float()
+        if x.dim() == 1 and drawn.random() < 0.5:
+            x = torch.full_like(x, drawn.choice((1.0, 0.0, 0.75)))
+        elif drawn.random() < 0.5 and _may_have_form(spec, name, x):
+            x = FORMS[drawn.choice(list(FORMS))](x, generator)
+        made[name] = (x * drawn.choice(SIZES_OF_WEIGHTS)).to(inputs[name].dtype).contiguous()
+    return made
+
+
+def free(spec: KernelSpec, case: Case, inputs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """The inputs that are new random numbers in every call, where each may be of any kind."""
+    names = changing(spec, case) if not spec.opaque else []
+    every = ((name, inputs[name]) for name in names)
+    return [(name, x) for name, x in every if isinstance(x, Tensor) and x.is_floating_point() and x.numel()]

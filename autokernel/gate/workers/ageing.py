@@ -1,0 +1,289 @@
+"""A process made old in a moment: its clocks, its number and whatever counts its calls are put far ahead, where a kernel
+must make what it made before.
+
+A convenience for honest kernels, like all code in a worker. Nobody waits a million calls for a kernel that is wrong after
+these; one that counts them, in Python or in its library, shows where it does so.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+CLOCKS = "time", "monotonic", "perf_counter", "process_time", "thread_time"  # each in nanoseconds, too
+NUMBERS = "getpid", "getppid"
+AHEAD_S, OTHER_PROCESS = 100 * 86400 + 4099, 7919  # by which they are put ahead; odd numbers, of many remainders
+CALLS = 10_000, 30_000, 100_000, 1_000_000, 1_000_000_000  # after which a kernel is called
+ENTRIES = 1 << 17  # of a list that grows, at most
+NANOSECONDS, SECONDS = ctypes.CFUNCTYPE(ctypes.c_int64), ctypes.CFUNCTYPE(ctypes.c_double)
+# What a C++ library may call that tells the time (build.ALLOWED_SYMBOLS).
+OF_LIBRARIES = {
+    b"_ZNSt6chrono3_V212steady_clock3nowEv": (NANOSECONDS, AHEAD_S * 10**9),
+    b"_ZNSt6chrono3_V212system_clock3nowEv": (NANOSECONDS, AHEAD_S * 10**9),
+    b"omp_get_wtime": (SECONDS, AHEAD_S),
+}
+MOST_FOUND, MOST_BYTES, BLOCK = 4096, 1 << 20, 1 << 10  # objects that are looked into; of a library's variables
+WORD = ctypes.sizeof(ctypes.c_uint32)
+THREADS = b"pthread_create", b"_ZNSt6thread"  # of a library: they may wait for a variable that counts
+# Of elf(5). Where a library is loaded, glibc makes addresses of what its dynamic section has; others leave it as it is.
+PT_LOAD, PT_DYNAMIC, PT_TLS, PT_GNU_RELRO, WRITABLE = 1, 2, 7, 0x6474E552, 2
+DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL, DT_PLTRELSZ = 5, 6, 7, 8, 23, 2
+RELA, SYMBOL = 24, 24  # bytes of an entry
+GONE = AttributeError, LookupError, TypeError, ValueError  # what a kernel has put something else in place of
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Clock:
+    """The clocks and process numbers of Python and of C++ libraries, which can be put ahead. None ever goes back."""
+
+    def __init__(self) -> None:
+        self.ahead, self.replaced = 0, {}  # by address: what a library calls instead
+        for name in CLOCKS:
+            self._replace(time, name, AHEAD_S)
+            self._replace(time, f"{name}_ns", AHEAD_S * 10**9)
+        for name in NUMBERS:
+            self._replace(os, name, OTHER_PROCESS)
+
+    def _replace(self, module: ModuleType, name: str, step: int) -> None:
+        known = getattr(module, name)
+
+        def told() -> Any:
+            return known() + self.ahead * step
+
+        told.__name__, told.__qualname__, told.__module__ = name, name, module.__name__
+        setattr(module, name, told)
+
+    def put_ahead(self, libraries: set[str]) -> None:
+        self.ahead += 1
+        for library in _loaded(libraries):
+            for address, name in _calls(library):
+                if address not in self.replaced and (found := OF_LIBRARIES.get(name)):
+                    self.replaced[address] = self._told_to_libraries(ctypes.c_void_p.from_address(address), *found)
+
+    def _told_to_libraries(self, called: ctypes.c_void_p, kind: Any, step: int) -> Any:
+        """What is called there from now on: the builder leaves these addresses writable."""
+        known = kind(called.value)
+        told = kind(lambda: known() + self.ahead * step)
+        called.value = ctypes.cast(told, ctypes.c_void_p).value
+        return told
+
+
+def _calls(library: "Library") -> Iterator[tuple[int, bytes]]:
+    """Where a library has the addresses of functions of others, and their names: by its relocations (elf(5))."""
+    dynamic = next((library.base + s.address for s in library.segments if s.kind == PT_DYNAMIC), None)
+    known: dict[int, int] = {}
+    while dynamic and (tag := ctypes.c_int64.from_address(dynamic).value):
+        value = ctypes.c_uint64.from_address(dynamic + 8).value
+        is_relative = tag in (DT_STRTAB, DT_SYMTAB, DT_RELA, DT_JMPREL) and value < library.base
+        known[tag] = value + library.base * is_relative
+        dynamic += 16
+    for table, size in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)):
+        for place in range(known.get(table, 0), known.get(table, 0) + known.get(size, 0), RELA):
+            where, symbol = (ctypes.c_uint64.from_address(place + at).value for at in (0, 8))
+            if symbol >> 32:
+                name = ctypes.c_uint32.from_address(known[DT_SYMTAB] + SYMBOL * (symbol >> 32)).value
+                yield library.base + where, ctypes.string_at(known[DT_STRTAB] + name)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number, how it is read and how it is set."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+
+    def value(self) -> int | float | None:
+        """None where there is no number now."""
+        with contextlib.suppress(*GONE):
+            value = self.read()
+            return value if type(value) in (int, float) else None
+
+    def set(self, value: int | float) -> None:
+        with contextlib.suppress(*GONE):
+            self.write(value)
+
+
+class Ahead:
+    """What a kernel keeps, seen after some calls each time; what grows by as much with each is put ahead."""
+
+    def __init__(self, module: ModuleType, libraries: set[str]):
+        self.counters, self.variables = list(_in_python(module)), _variables(libraries)
+        self.calls, self.values, self.bytes = [], [], []  # of each time: calls so far, numbers, variables of libraries
+        self.note(0)
+
+    def note(self, calls: int) -> None:
+        self.calls.append(calls)
+        self.values.append([counter.value() for counter in self.counters])
+        self.bytes.append([ctypes.string_at(part.start, len(part)) for part in self.variables])
+
+    def of_many_calls(self) -> Iterator[int]:
+        """So many calls, each when what counts them has been put there; at the end it is as it was."""
+        known = [(counter, values[-1], step) for counter, values in self._seen() if (step := self._step(values))]
+        for calls in CALLS if known else ():
+            for counter, value, step in known:
+                counter.set(value + step * (calls - self.calls[-1]))
+            yield calls
+        for counter, value, _ in known:
+            counter.set(value)
+
+    def _seen(self) -> Iterator[tuple[Counter, list[Any]]]:
+        yield from zip(self.counters, map(list, zip(*self.values)))
+        for part, *contents in zip(self.variables, *self.bytes):
+            for start in range(0, len(part), BLOCK):
+                first, *others = (content[start : start + BLOCK] for content in contents)
+                if first in others:  # a counter is another number each time
+                    continue
+                words = [memoryview(each).cast("I") for each in (first, *others)]
+                for place, values in enumerate(zip(*words)):
+                    if values[0] != values[1]:
+                        yield _variable(part.start + start + place * WORD), list(values)
+
+    def _step(self, values: list[Any]) -> int | float | None:
+        """By how much a number changes with each call, always."""
+        if None in values or values[-1] == values[-2]:
+            return None
+        step, calls = values[-1] - values[-2], [*zip(self.calls, self.calls[1:])]
+        grows = all(b - a == step * (to - since) for a, b, (since, to) in zip(values, values[1:], calls))
+        return step if grows else None
+
+
+class Segment(ctypes.Structure):
+    """ELF's Elf64_Phdr."""
+
+    _fields_ = [("kind", ctypes.c_uint32), ("flags", ctypes.c_uint32)]
+    _fields_ += [(name, ctypes.c_uint64) for name in ("offset", "address", "physical", "file_size", "size", "align")]
+
+
+class Loaded(ctypes.Structure):
+    """dl_iterate_phdr(3)'s struct dl_phdr_info."""
+
+    _fields_ = [("base", ctypes.c_uint64), ("name", ctypes.c_char_p), ("segments", ctypes.POINTER(Segment))]
+    _fields_ += [("count", ctypes.c_uint16), ("adds", ctypes.c_uint64), ("subs", ctypes.c_uint64)]
+    _fields_ += [("tls_module", ctypes.c_size_t), ("tls", ctypes.c_void_p)]
+
+
+@dataclass(frozen=True)
+class Library:
+    """One that is loaded. `tls`: where this thread's own variables lie."""
+
+    name: str
+    base: int
+    segments: list[Segment]
+    tls: int | None
+
+
+VISIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Loaded), ctypes.c_size_t, ctypes.c_void_p)
+# Looked up at import: in a worker nothing is, later. macOS has none.
+VISIT_ALL = getattr(ctypes.CDLL(None), "dl_iterate_phdr", None)
+
+
+def _loaded(libraries: set[str]) -> list[Library]:
+    found = []
+
+    def visit(loaded: Any, size: int, data: Any) -> int:
+        of = loaded.contents
+        if (name := os.fsdecode(of.name or b"")) in libraries:
+            found.append(Library(name, of.base, [of.segments[i] for i in range(of.count)], of.tls))
+        return 0
+
+    if VISIT_ALL is not None and sys.platform == "linux":
+        VISIT_ALL(VISIT(visit), None)
+    return found
+
+
+def _variables(libraries: set[str]) -> list[range]:
+    """Where variables of these libraries lie, this thread's own among them, but of those that may have threads."""
+    found = []
+    for library in _loaded(libraries):
+        if _has_threads(library.name):
+            continue
+        constant = max((library.base + s.address + s.size for s in library.segments if s.kind == PT_GNU_RELRO), default=0)
+        for segment in library.segments:
+            start = library.base + segment.address
+            end = start + segment.size
+            if segment.kind == PT_LOAD and segment.flags & WRITABLE:
+                found.append(range(max(start, -(-constant // PAGE) * PAGE), end))
+            elif segment.kind == PT_TLS and library.tls:
+                found.append(range(library.tls, library.tls + segment.size))
+    whole = (range(-(-part.start // WORD) * WORD, part.stop // WORD * WORD) for part in found)
+    return [part for part in whole if 0 < len(part) <= MOST_BYTES]
+
+
+def _has_threads(library: str) -> bool:
+    with open(library, "rb") as file:
+        content = file.read()
+    return any(name in content for name in THREADS)
+
+
+def _variable(address: int) -> Counter:
+    word = ctypes.c_uint32.from_address(address)
+
+    def write(value: int) -> None:
+        word.value = min(value, 0x7FFFFFFF)
+
+    return Counter(lambda: word.value, write)
+
+
+def _in_python(module: ModuleType) -> Iterator[Counter]:
+    """The numbers that a kernel file keeps: in its variables, closures, containers and objects, and lengths of lists."""
+    seen, found = {id(vars(module))}, deque([vars(module)])
+    while found and len(seen) < MOST_FOUND:
+        owner = found.popleft()
+        if type(owner) in (list, deque) and getattr(owner, "maxlen", None) is None:
+            yield _length(owner)
+        for read, write in _places(owner):
+            try:
+                value = read()
+            except GONE:  # a slot, or a cell, that is empty
+                continue
+            if type(value) in (int, float):
+                yield Counter(read, write)
+            elif type(value) is itertools.count:
+                yield Counter(lambda read=read: read().__reduce__()[1][0], lambda n, write=write: write(itertools.count(n)))
+            elif id(value) not in seen and _is_looked_into(value, module.__name__):
+                seen.add(id(value))
+                found.append(value)
+
+
+def _is_looked_into(value: Any, module: str) -> bool:
+    kind = value if isinstance(value, type) else type(value)
+    of_its_own = getattr(value if kind is FunctionType else kind, "__module__", "") == module
+    return type(value) in (dict, list, deque, tuple, CellType, SimpleNamespace) or isinstance(value, dict) or of_its_own
+
+
+def _places(owner: Any) -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """Where something can be in an object: what reads it there, and what puts another there."""
+    if isinstance(owner, (dict, list, deque)):
+        for key in list(owner) if isinstance(owner, dict) else range(min(len(owner), MOST_FOUND)):
+            yield lambda key=key: owner[key], lambda value, key=key: owner.__setitem__(key, value)
+    elif isinstance(owner, tuple):
+        yield from ((lambda value=value: value, _nowhere) for value in owner)
+    elif isinstance(owner, CellType):
+        yield lambda: owner.cell_contents, lambda value: setattr(owner, "cell_contents", value)
+    else:
+        for name in (*getattr(owner, "__dict__", {}), *getattr(type(owner), "__slots__", ())):
+            if not name.startswith("__"):
+                yield lambda name=name: getattr(owner, name), lambda value, name=name: setattr(owner, name, value)
+        for inside in (getattr(owner, "__closure__", None), getattr(owner, "__defaults__", None)):
+            yield lambda inside=inside: inside, _nowhere
+
+
+def _nowhere(value: Any) -> None:
+    """A tuple, which stays as it is."""
+
+
+def _length(of: list[Any] | deque[Any]) -> Counter:
+    def write(length: int) -> None:
+        while len(of) > length:
+            of.pop()
+        if of and len(of) < length <= ENTRIES:
+            of.extend(itertools.repeat(of[-1], length - len(of)))
+
+    return Counter(lambda: len(of), write)

@@ -112,17 +112,18 @@ class Lists:
 class Patches:
     """All of it, as it was when this was made. To look at all of it takes 20 ms, at a share a quarter of that."""
 
-    def __init__(self, audit_hooks: list[str]) -> None:
-        """audit_hooks: to which one is added by whoever notices that there is another."""
+    def __init__(self, audit_hooks: list[str], standard: bool = True) -> None:
+        """audit_hooks: to which one is added by whoever notices that there is another. `standard`: whether tables and
+        objects of the standard library are looked at, too: what Triton changes of them as it compiles was not examined."""
         self.audit_hooks = audit_hooks
         self.registered_by_others = _noting_registrations()
         self.modules, self.compilers = dict(sys.modules), _of_compilers()
         self.classes = _classes()
-        self.places, self.packets = [*_places(), *self.classes.values(), *_tables()], _packets()
+        self.places, self.packets = [*_places(), *self.classes.values(), *_tables(standard)], _packets()
         self.functions, self.parts = _functions()
         self.cells = [cell for f in self.functions for cell in f.__closure__ or ()]
         self.closed_over, self.lists = list(map(_callable_in, self.cells)), Lists(_lists())
-        self.objects = _objects()
+        self.objects = _objects() if standard else []
         for place in (*self.places, *self.packets, *(place for _, place in self.objects)):
             if place.others() or place.added():
                 place.note()
@@ -325,8 +326,9 @@ def _containers() -> dict[str, Any]:
 
 
 @functools.cache
-def _tables() -> list[Place]:
-    return [Place(name, each, lambda *_: True) for name, each in _containers().items() if type(each) in TABLES]
+def _tables(standard: bool = True) -> list[Place]:
+    found = {name: each for name, each in _containers().items() if standard or name.startswith("torch.")}
+    return [Place(name, each, lambda *_: True) for name, each in found.items() if type(each) in TABLES]
 
 
 def _lists() -> dict[str, list[Any] | set[Any]]:

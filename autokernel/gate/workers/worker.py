@@ -136,11 +136,11 @@ class Worker:
             hooks = library_calls.refuse_foreign_code(self.built, self.device.type)
         path = Path("kernel.py").resolve()
         path.write_text(source)
-        if poison:
+        if poison and not self.cuda:
             self.clock = Clock()
         if poison and libraries != "any":
             torch.set_grad_enabled(True)  # as a model may be run: in inference mode alone nobody sees who turns it off
-            self.process, self.patches = ProcessState.now(), Patches(hooks)
+            self.process, self.patches = ProcessState.now(), Patches(hooks, standard=not self.cuda)
         spec = importlib.util.spec_from_file_location("candidate_kernel", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules["candidate_kernel"] = module

@@ -1445,6 +1445,17 @@ def test_numbers_and_sizes_that_change_in_inference_mode() -> None:
     assert len({r.graph for r in replacer.replaced}) > 2 and not replacer.left
 
 
+def test_floats_and_sizes_that_change_in_inference_mode() -> None:
+    """There no tensor keeps a number that was read of it: each reading makes a symbol, which a body keeps to itself."""
+    model, replacer = Function(lambda s, x, a: s.b(s.norm(s.a(x * a)))), everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    with torch.inference_mode():
+        for length, a in ((6, 0.5), (7, 1.5), (8, 2.5), (7, 0.25)):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(compiled(x, a), model(x, a), atol=1e-4, rtol=1e-4)
+    assert len({r.graph for r in replacer.replaced}) > 2 and not replacer.left
+
+
 def test_what_is_computed_of_a_float_alone_is_returned() -> None:
     """Whether it is above a threshold, say, which was None from the second float on."""
     model = Function(lambda s, x, a: (s.norm(s.a(x)) * a, a > 1.0, 2 * a))

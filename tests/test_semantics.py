@@ -381,6 +381,28 @@ def test_parameters_whose_data_is_other_data_by_the_backward_pass(change: Callab
     assert replacer.replaced
 
 
+@pytest.mark.parametrize("kind", ["a norm", "a product by numbers", "a product of matrices"])
+def test_what_autograd_keeps_itself_has_its_other_data_by_the_backward_pass(kind: str) -> None:
+    """x * w keeps both, which have the data that is set by then; what was computed of them is of what they had."""
+    functions = {
+        "a norm": lambda s, x: s.norm(x),
+        "a product by numbers": lambda s, x: (x * s.norm.weight).softmax(-1),
+        "a product of matrices": lambda s, x: (x @ s.a.weight).softmax(-1),
+    }
+    results = []
+    for with_kernels in (False, True):
+        model, replacer = Function(functions[kind]), everywhere()
+        torch.manual_seed(1)
+        x = torch.randn(2, 8, requires_grad=True)
+        y = (compile_with_kernels(model, replacer) if with_kernels else model)(x)
+        for leaf in (x, *model.parameters()):
+            leaf.data = leaf.data * 2
+        y.square().sum().backward()
+        results.append([x.grad, *(p.grad for p in model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*results)
+    assert replacer.replaced
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "aot_eager", "inductor"])
 def test_a_result_is_no_view_of_what_its_kernel_made(fallback: str | None) -> None:

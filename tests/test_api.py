@@ -123,6 +123,16 @@ def test_what_pytorch_does_not_pickle_is_handed_over(make, tmp_path) -> None:
     torch.testing.assert_close([loaded(x), copy.deepcopy(loaded)(x)], [model(x)] * 2, rtol=0, atol=0)
 
 
+def test_an_exported_model_is_handed_over(tmp_path) -> None:
+    model, x, mask = Mixed(), torch.randn(2, 16, dtype=torch.bfloat16), torch.rand(16)
+    rows = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(model, (x,), {"mask": mask}, dynamic_shapes={"x": rows, "mask": {}}).module()
+    workload, again = (hand_over(exported, (x,), {"mask": mask}, tmp_path) for _ in range(2))
+    loaded, args, kwargs = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert workload == again and {*loaded.state_dict()} == {*exported.state_dict()}
+    torch.testing.assert_close(loaded(x, mask=mask), model(x, mask=mask), rtol=0, atol=0)
+
+
 def test_a_models_modules_are_those_of_its_program_whatever_they_are_called(tmp_path, monkeypatch) -> None:
     """As in a notebook, which looks for modules in the folder that it is in."""
     (tmp_path / "bench.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")

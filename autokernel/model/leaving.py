@@ -1,5 +1,6 @@
 """Functions that Dynamo is to leave out, since it would change what they do, or in which it is to break off elsewhere."""
 
+import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from torch._dynamo.variables.tensor import NumpyNdarrayVariable
 
 STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+OF_FRAMES, OF_FAKES = "torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"  # names of loggers
 LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see left_whole()
 
 
@@ -41,6 +43,7 @@ def left_whole() -> Iterator[None]:
         _leave_arrays_without_dimensions()
         _leave_what_changes_unseen()
         _keep_the_order_of_dicts()
+        _log_no_operator_that_fails()
     token = LEFT_WHOLE.set(True)
     try:
         yield
@@ -153,3 +156,17 @@ def _keep_the_order_of_dicts() -> None:
 
     for kind in {getattr(variables, name, ConstDictVariable) for name in ("OrderedDictVariable", "ConstDictVariable")}:
         kind.call_method = noticing(kind.call_method)
+
+
+def _log_no_operator_that_fails() -> None:
+    """What PyTorch logs, with two tracebacks, where an operator fails while it is traced: most often the model fails at it,
+    too, and says so in its own words; else it is one more function that is not captured, and on the list of those."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        if not LEFT_WHOLE.get() or logging.getLogger(record.name).isEnabledFor(logging.INFO):
+            return True
+        kind, *_ = record.exc_info or (None,)
+        return not (kind and (record.name == OF_FAKES or issubclass(kind, TorchRuntimeError)))
+
+    for name in (OF_FRAMES, OF_FAKES):
+        logging.getLogger(name).addFilter(is_news)

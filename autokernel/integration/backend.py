@@ -150,7 +150,7 @@ class Replacer:
         if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
-        if why := self.is_compiled and compilers.why_not_compiled(module):
+        if why := self.is_compiled and compilers.why_not_compiled(module, inputs):
             self.leave(why)
             return in_eager_mode(module)
         kept = copy_of(module) if self.fallback else module  # a compiler may change what it is given

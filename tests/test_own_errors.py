@@ -1,4 +1,4 @@
-"""What is said where a model fails by itself: its own words, and none of a compiler's."""
+"""What is said where a model fails by itself, or has no data: its own words, and none of a compiler's."""
 
 import logging
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
+from benchmarks.random_programs import Everywhere, finder
 
 LOGGERS = ("torch._dynamo.convert_frame", "torch._subclasses.fake_tensor")
 
@@ -50,3 +51,18 @@ def test_shapes_that_do_not_fit_are_told_in_the_models_words(catches: bool, fall
         for logger in loggers:
             logger.removeHandler(handler)
     assert not logged, [record.getMessage()[:200] for record in logged]
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_a_model_without_data_is_left_as_it_is(fallback: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """As after model.to("meta"), by which shapes are found: there is nothing that could be proven, and no error is said."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Softmax(-1)).eval()
+    replacer = Everywhere((), fallback, finder=finder())
+    compiled, x = compile_with_kernels(model, replacer), torch.randn(8, 64)
+    compiled(x)
+    count = len(replacer.replaced)
+    model.to("meta")
+    made = compiled(x.to("meta"))
+    assert made.is_meta and made.shape == x.shape
+    assert count and len(replacer.replaced) == count and len(replacer.left) == 1 and "meta" in replacer.left[0]
+    assert not [record for record in caplog.records if record.name == "autokernel"]

@@ -20,11 +20,12 @@ from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
-from torch._dynamo.variables.misc import DelayGraphBreakVariable
-from torch._dynamo.variables.tensor import NumpyNdarrayVariable
+from torch._dynamo.variables.misc import DelayGraphBreakVariable, NumpyVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
 
 STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+MAKE_ARRAYS = (numpy.array, numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray)
 OF_FRAMES, OF_FAKES = "torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"  # names of loggers
 LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see left_whole()
 
@@ -41,6 +42,7 @@ def left_whole() -> Iterator[None]:
         _leave_generators_lazy()
         _break_where_scripts_are_called()
         _leave_arrays_without_dimensions()
+        _leave_tensors_that_numpy_is_given()
         _leave_what_changes_unseen()
         _keep_the_order_of_dicts()
         _log_no_operator_that_fails()
@@ -124,6 +126,25 @@ def _leave_arrays_without_dimensions() -> None:
 
     VariableBuilder._wrap = given(VariableBuilder._wrap)
     PyCodegen.add_graph_output = returned(PyCodegen.add_graph_output)
+
+
+def _leave_tensors_that_numpy_is_given() -> None:
+    """Of a tensor a function of NumPy's makes a tensor again, and an array to Dynamo."""
+
+    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def call_function(function: NumpyVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+            given = [v for v in (*args, *kwargs.values()) if isinstance(v, TensorVariable)]
+            if LEFT_WHOLE.get() and function.value not in MAKE_ARRAYS and not all(map(_is_array, given)):
+                _leave(tx, "a function that gives a tensor to one of NumPy's is left as it is")
+            return dynamos_own(function, tx, args, kwargs)
+
+        return call_function
+
+    NumpyVariable.call_function = apart(NumpyVariable.call_function)
+
+
+def _is_array(variable: TensorVariable) -> bool:
+    return isinstance(variable, NumpyNdarrayVariable)
 
 
 def _leave_what_changes_unseen() -> None:

@@ -381,6 +381,28 @@ def test_parameters_whose_data_is_other_data_by_the_backward_pass(change: Callab
     assert replacer.replaced
 
 
+@pytest.mark.parametrize("kind", ["a norm", "a product by numbers", "a product of matrices"])
+def test_what_autograd_keeps_itself_has_its_other_data_by_the_backward_pass(kind: str) -> None:
+    """x * w keeps both, which have the data that is set by then; what was computed of them is of what they had."""
+    functions = {
+        "a norm": lambda s, x: s.norm(x),
+        "a product by numbers": lambda s, x: (x * s.norm.weight).softmax(-1),
+        "a product of matrices": lambda s, x: (x @ s.a.weight).softmax(-1),
+    }
+    results = []
+    for with_kernels in (False, True):
+        model, replacer = Function(functions[kind]), everywhere()
+        torch.manual_seed(1)
+        x = torch.randn(2, 8, requires_grad=True)
+        y = (compile_with_kernels(model, replacer) if with_kernels else model)(x)
+        for leaf in (x, *model.parameters()):
+            leaf.data = leaf.data * 2
+        y.square().sum().backward()
+        results.append([x.grad, *(p.grad for p in model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*results)
+    assert replacer.replaced
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("fallback", [None, "aot_eager", "inductor"])
 def test_a_result_is_no_view_of_what_its_kernel_made(fallback: str | None) -> None:
@@ -1442,6 +1464,17 @@ def test_numbers_and_sizes_that_change_in_inference_mode() -> None:
         for length, step in ((6, 1), (7, 2), (8, 3), (7, 5)):
             x = torch.randn(2, length, 8)
             torch.testing.assert_close(compiled(x, step), model(x, step), atol=1e-4, rtol=1e-4)
+    assert len({r.graph for r in replacer.replaced}) > 2 and not replacer.left
+
+
+def test_floats_and_sizes_that_change_in_inference_mode() -> None:
+    """There no tensor keeps a number that was read of it: each reading makes a symbol, which a body keeps to itself."""
+    model, replacer = Function(lambda s, x, a: s.b(s.norm(s.a(x * a)))), everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    with torch.inference_mode():
+        for length, a in ((6, 0.5), (7, 1.5), (8, 2.5), (7, 0.25)):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(compiled(x, a), model(x, a), atol=1e-4, rtol=1e-4)
     assert len({r.graph for r in replacer.replaced}) > 2 and not replacer.left
 
 

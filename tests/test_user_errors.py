@@ -143,7 +143,11 @@ MODELS = {
         net().replace("self.layer(x)", "self.layer(x).argmax(-1)"), (), "of floating-point numbers, but only int64 [4]"
     ),
     "a module that answers": (net(after="def __getattr__(name): raise ValueError('no ' + name)\ndel Net"), (), "no Net"),
-    "parameters that fail": (net(after="Net.named_parameters = lambda self: 1 / 0"), (), "cannot be made", "net.py:14)"),
+    "parameters that fail": (net(after="Net.named_parameters = lambda self: 1 / 0"), (), "cannot list its", "net.py:14)"),
+    "a dataclass": (
+        net(after="import dataclasses\n@dataclasses.dataclass\nclass Net(Net):\n    width: int = 3\n"
+        "    def __post_init__(self): super().__init__()"), (), "Net cannot list its modules", "@dataclass(eq=False)",
+    ),
     "inputs without data": (
         net(after="def example_inputs(): return torch.ones(4, 64, device='meta')"), (), "inputs of Net cannot be moved"
     ),

@@ -61,7 +61,7 @@ from autokernel.model.capture import allow_versions, why_left_alone
 from autokernel.model.contract import Backward
 from autokernel.model.match import RejectReason, Site, SiteFinder, extract_subgraph
 from autokernel.model.nodes import overwritten, prune, strides_of, value
-from autokernel.model.numbers import mark_numbers, numbers_in
+from autokernel.model.numbers import mark_numbers, numbers_in, tensors_in
 from autokernel.model.regions.growing import regions_of
 from autokernel.model.tracing import to_aten
 from autokernel.spec import Case, is_region, load_spec
@@ -150,7 +150,12 @@ class Replacer:
         if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
-        if why := self.is_compiled and compilers.why_not_compiled(module):
+        if any(
+            t.device.type == "meta" for t in tensors_in(module)
+        ):  # kernels and compilers have their own opinion of that device
+            self.leave("a graph with tensors without data in it, on the device meta, is left as it is")
+            return in_eager_mode(module)
+        if why := self.is_compiled and compilers.why_not_compiled(module, inputs):
             self.leave(why)
             return in_eager_mode(module)
         kept = copy_of(module) if self.fallback else module  # a compiler may change what it is given

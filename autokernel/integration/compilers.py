@@ -10,8 +10,10 @@ import torch
 import torch._functorch.config
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import _StopRecomputationError
 
 from autokernel.model.autocast import without_autocast
@@ -42,15 +44,18 @@ def loses_a_mode(module: GraphModule) -> bool:
     return any(getattr(node.target, "__name__", "") == "_enter_inference_mode" for node in module.graph.nodes)
 
 
-def why_not_compiled(module: GraphModule) -> str | None:
+def why_not_compiled(module: GraphModule, inputs: Sequence[Any] = ()) -> str | None:
     """Why a graph from Dynamo is to run as it is, if it is.
 
     They leave out what nobody uses, and so what that would raise.
+    They do not take tensors of a class whose __torch_function__() Dynamo has followed, and which is no plain one to them.
     Of tensors that PyTorch conjugates or negates where they are read, AOTAutograd takes it that their gradients are so too.
     Gradients of a result it lays out as the result is: where elements of that share memory, the last one is that of all.
     """
     results = [node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes]
     tensors = [v for v in results if isinstance(v, Tensor)]
+    if name := next((type(v).__name__ for v in inputs if isinstance(v, Tensor) and _takes_functions(v)), None):
+        return f"a graph that is given a {name}, which is a class of tensors of its own, is left as it is"
     if torch.is_grad_enabled() and any(v.is_conj() or v.is_neg() for v in tensors):
         return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
     if torch.is_grad_enabled() and any(v.requires_grad and _overlaps(v) for v in tensors):
@@ -58,6 +63,12 @@ def why_not_compiled(module: GraphModule) -> str | None:
     if check := checks_alone(module):
         return f"a graph whose {check} may raise, while nobody uses its result, is left as it is"
     return why_compilers_lose_settings(module)
+
+
+def _takes_functions(t: Tensor) -> bool:
+    if type(t) is Tensor or isinstance(t, FakeTensor) or is_traceable_wrapper_subclass(t):
+        return False
+    return type(t).__torch_function__ is not torch._C._disabled_torch_function_impl
 
 
 def _overlaps(fake: Tensor) -> bool:

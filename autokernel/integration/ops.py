@@ -6,7 +6,7 @@ Registered with Library.define and impl, which cost the host least; benchmarks/h
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FunctionType
@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
-from autokernel.model.nodes import another
+from autokernel.model.nodes import another, layout, memory
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
 Kernel = Callable[..., Any]  # of one result a tensor, of several a tuple
@@ -158,13 +158,14 @@ def differentiable(
 
     class Differentiable(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, count: int, *given: Any) -> Any:
+        def forward(ctx: Any, count: int, leaves: Mapping[int, Tensor], *given: Any) -> Any:
             arguments, copies = given[:count], dict(zip(copied, given[count:]))
             ctx.set_materialize_grads(False)  # of a result that nothing comes of there is none
             ctx.arguments = [None if isinstance(a, Tensor) else a for a in arguments]
             tensors = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
             ctx.places = [i for i in tensors if kept is None or i in kept]
             ctx.blanks = [(i, _blank(arguments[i])) for i in tensors if i not in ctx.places]
+            ctx.leaves = leaves
             with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(NO_VIEWS):
                 made = kernel(*arguments)
             results = made if isinstance(made, tuple) else (made,)
@@ -174,10 +175,10 @@ def differentiable(
         @staticmethod
         @torch.compiler.disable  # where a model computes gradients in its forward pass, it is none of the model's code
         def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-            arguments, needed = list(ctx.arguments), list(ctx.needs_input_grad[1:])
+            arguments, needed = list(ctx.arguments), list(ctx.needs_input_grad[2:])
             gradients = [gradient for gradient in given if gradient is not None]
             if not gradients:
-                return (None,) * (1 + len(needed))
+                return (None,) * (2 + len(needed))
             again = torch.is_grad_enabled()  # whether the gradient is to have a gradient
             with torch.autocast(gradients[0].device.type, enabled=False):
                 with torch.enable_grad():
@@ -186,6 +187,9 @@ def differentiable(
                     for i, blank in ctx.blanks:
                         arguments[i] = blank().requires_grad_(needed[i])
                     results = original(*arguments)
+                for i, leaf in ctx.leaves.items():
+                    if memory(leaf) != memory(arguments[i]) or layout(leaf) != layout(arguments[i]):
+                        arguments[i].data = leaf.data
                 results = results if isinstance(results, tuple) else (results,)
                 results = [result for result, gradient in zip(results, given) if gradient is not None]
                 wanted = [i for i in range(len(arguments)) if needed[i]]
@@ -194,16 +198,26 @@ def differentiable(
                 )
             of_place = dict(zip(wanted, made))
             direct = [None if i in copied else of_place.get(i) for i in range(len(arguments))]
-            return None, *direct, *(of_place.get(i) for i in copied)
+            return None, None, *direct, *(of_place.get(i) for i in copied)
 
     def run(*arguments: Any) -> Any:
         if torch.is_grad_enabled():
             copies = (torch.ops.autokernel.copy(arguments[i]) for i in copied)
-            return Differentiable.apply(len(arguments), *map(_view, arguments), *copies)
+            return Differentiable.apply(len(arguments), _leaves(arguments, kept, copied), *map(_view, arguments), *copies)
         with torch._C._AutoDispatchBelowAutograd():
             return kernel(*arguments)
 
     return run
+
+
+def _leaves(arguments: Sequence[Any], kept: Collection[int] | None, copied: Collection[int]) -> dict[int, Tensor]:
+    """Place -> what autograd keeps itself where the original does, and so finds with other data, if `.data` was set since.
+
+    What the original made of its data, such as a view or a result, is of the data that it had: see _view().
+    """
+    places = range(len(arguments)) if kept is None else kept
+    leaves = {i: arguments[i] for i in places if i not in copied}
+    return {i: v for i, v in leaves.items() if isinstance(v, Tensor) and v.is_leaf}
 
 
 def _view(v: Any) -> Any:

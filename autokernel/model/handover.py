@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
+from torch.export._unlift import _StatefulGraphModule
 from torch.nn.utils import parametrize
 
 from autokernel.model.user_code import WorkloadError, checked_model, leaves, not_a_model, short, shown
@@ -76,7 +77,8 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         raise WorkloadError(f"{name} is given no tensor: name the inputs that it is to be measured on after the model")
     written = io.BytesIO()
     try:
-        torch.save({"model": model, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=_Pickles)
+        held = _Exported(model, args, dict(kwargs)) if isinstance(model, _StatefulGraphModule) else model
+        torch.save({"model": held, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=_Pickles)
     except Exception as error:  # of whatever kind: what is in a model decides
         raise WorkloadError(
             f"{name} cannot be handed to the processes that measure it, for it cannot be pickled ({short(error)}): "
@@ -109,6 +111,18 @@ class _Pickler(cloudpickle.Pickler):
         return _parametrized, (cls, tuple(obj.parametrizations)), own(obj)
 
 
+class _Exported:
+    """What torch.export made, `ExportedProgram.module()`, which PyTorch does not pickle: it is exported once more."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.program = torch.export.export(model, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        written = io.BytesIO()
+        torch.export.save(self.program, written)
+        return _exported, (written.getvalue(),)
+
+
 class _Pickles:
     """What torch.save() takes for a module that pickles."""
 
@@ -136,6 +150,10 @@ def _script(written: bytes) -> torch.jit.ScriptModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.load(io.BytesIO(written), map_location="cpu")
+
+
+def _exported(written: bytes) -> nn.Module:
+    return torch.export.load(io.BytesIO(written)).module()
 
 
 def _device(model: nn.Module, name: str) -> str:

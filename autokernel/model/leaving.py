@@ -1,5 +1,6 @@
 """Functions that Dynamo is to leave out, since it would change what they do, or in which it is to break off elsewhere."""
 
+import logging
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,11 +20,13 @@ from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
-from torch._dynamo.variables.misc import DelayGraphBreakVariable
-from torch._dynamo.variables.tensor import NumpyNdarrayVariable
+from torch._dynamo.variables.misc import DelayGraphBreakVariable, NumpyVariable
+from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
 
 STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+MAKE_ARRAYS = (numpy.array, numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray)
+OF_FRAMES, OF_FAKES = "torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"  # names of loggers
 LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see left_whole()
 
 
@@ -39,8 +42,10 @@ def left_whole() -> Iterator[None]:
         _leave_generators_lazy()
         _break_where_scripts_are_called()
         _leave_arrays_without_dimensions()
+        _leave_tensors_that_numpy_is_given()
         _leave_what_changes_unseen()
         _keep_the_order_of_dicts()
+        _log_no_operator_that_fails()
     token = LEFT_WHOLE.set(True)
     try:
         yield
@@ -123,6 +128,25 @@ def _leave_arrays_without_dimensions() -> None:
     PyCodegen.add_graph_output = returned(PyCodegen.add_graph_output)
 
 
+def _leave_tensors_that_numpy_is_given() -> None:
+    """Of a tensor a function of NumPy's makes a tensor again, and an array to Dynamo."""
+
+    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def call_function(function: NumpyVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+            given = [v for v in (*args, *kwargs.values()) if isinstance(v, TensorVariable)]
+            if LEFT_WHOLE.get() and function.value not in MAKE_ARRAYS and not all(map(_is_array, given)):
+                _leave(tx, "a function that gives a tensor to one of NumPy's is left as it is")
+            return dynamos_own(function, tx, args, kwargs)
+
+        return call_function
+
+    NumpyVariable.call_function = apart(NumpyVariable.call_function)
+
+
+def _is_array(variable: TensorVariable) -> bool:
+    return isinstance(variable, NumpyNdarrayVariable)
+
+
 def _leave_what_changes_unseen() -> None:
     """To Dynamo a deque that is given has no greatest length, and a random.Random draws the same numbers at each call."""
 
@@ -153,3 +177,17 @@ def _keep_the_order_of_dicts() -> None:
 
     for kind in {getattr(variables, name, ConstDictVariable) for name in ("OrderedDictVariable", "ConstDictVariable")}:
         kind.call_method = noticing(kind.call_method)
+
+
+def _log_no_operator_that_fails() -> None:
+    """What PyTorch logs, with two tracebacks, where an operator fails while it is traced: most often the model fails at it,
+    too, and says so in its own words; else it is one more function that is not captured, and on the list of those."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        if not LEFT_WHOLE.get() or logging.getLogger(record.name).isEnabledFor(logging.INFO):
+            return True
+        kind, *_ = record.exc_info or (None,)
+        return not (kind and (record.name == OF_FAKES or issubclass(kind, TorchRuntimeError)))
+
+    for name in (OF_FRAMES, OF_FAKES):
+        logging.getLogger(name).addFilter(is_news)

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Proxy
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autokernel.model.nodes import memory, name_of
@@ -34,6 +36,7 @@ def as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     versions = [None if t.is_inference() else t._version for t in tensors]  # where it is not known, all may be changed
     with disable_proxy_modes_tracing():
         result = target(*args, **kwargs)
+    _forget_symbols(result)
     for body in bodies:
         tracer.root.register_module(tracer.get_fresh_qualname("body_"), body)
     inputs = tracer.graph.find_nodes(op="placeholder")
@@ -49,6 +52,17 @@ def as_one_node(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         changed += [t for t in tensors if t.dim() == 1 and t.is_floating_point() and not t.requires_grad]
     proxy.node.meta["written"] = memory(changed)
     return track_tensor_tree(result, proxy, constant=None, tracer=tracer)
+
+
+def _forget_symbols(result: Any) -> None:
+    """A number that a body reads and does not return, new at each reading in inference mode, is nobody's to bind."""
+    fakes = [leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)]
+    for shape_env in {id(fake.fake_mode): fake.fake_mode.shape_env for fake in fakes}.values():
+        if shape_env and shape_env.pending_fresh_unbacked_symbols:
+            returned = set().union(*map(free_unbacked_symbols, fakes))
+            shape_env.pending_fresh_unbacked_symbols[:] = [
+                symbol for symbol in shape_env.pending_fresh_unbacked_symbols if symbol in returned
+            ]
 
 
 def _keeps_statistics(body: nn.Module) -> bool:

@@ -384,6 +384,8 @@ def checked_model(model: Any, name: str) -> nn.Module:
         raise WorkloadError(f"{name} is no nn.Module: it makes a {type(model).__name__}; {NEXT}")
     if isinstance(model, torch.jit.ScriptModule):
         raise WorkloadError(f"{name} is TorchScript, which torch.compile does not take: name the nn.Module it was made of")
+    if what := not_a_model(model):
+        raise WorkloadError(what)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if empty := [n for n, t in tensors if t.is_meta]:
         raise WorkloadError(
@@ -427,9 +429,14 @@ def _is_record(value: Any) -> bool:
 
 def not_a_model(model: Any) -> str:
     """What was given instead of a model; empty if it is one."""
-    if isinstance(model, nn.Module):
-        return ""
-    return f"{model.__name__} is a class" if isinstance(model, type) else f"{shown(model)} is no nn.Module"
+    if not isinstance(model, nn.Module):
+        return f"{model.__name__} is a class" if isinstance(model, type) else f"{shown(model)} is no nn.Module"
+    try:
+        _ = [*model.modules(), *model.named_parameters(), *model.named_buffers()]
+    except Exception as error:  # of any kind: these may be the model's own, and so is what they ask of its modules
+        advice = "; a dataclass has a hash with @dataclass(eq=False)" if type(model).__hash__ is None else ""
+        return f"{type(model).__name__} cannot list its modules and tensors ({short(error)}{advice})"
+    return ""
 
 
 def shown(value: Any) -> str:

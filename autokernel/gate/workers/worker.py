@@ -486,7 +486,8 @@ class Worker:
             self._call(**mine)
             for name in tensors.keys() - set(weights):
                 x, changed = mine[name], _halves_exchanged(tensors[name])
-                torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), 0, x.shape, x.stride()).copy_(changed)
+                behind = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+                behind.copy_(changed)
                 others[name].copy_(changed)
             made = [(y, _contents(y)) for y in self._results(self._call(**mine))]
             if not all(_has_content(y, known) for y, (_, known) in zip(self._results(self._call(**others)), made)):
@@ -637,8 +638,8 @@ def _moved_out(x: Tensor, more: int = 0) -> Tensor:
 
 
 def _as_parameter(x: Tensor) -> Tensor:
-    """x as a module keeps it, where it may."""
-    return torch.nn.Parameter(_moved_out(x)) if x.is_floating_point() else _moved_out(x)
+    """x as a module keeps it that is not trained, where it may."""
+    return torch.nn.Parameter(_moved_out(x), requires_grad=False) if x.is_floating_point() else _moved_out(x)
 
 
 def _halves_exchanged(x: Tensor) -> Tensor:

@@ -73,6 +73,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(locks))
 
 
+@pytest.fixture
+def nothing_compiled_before() -> None:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def judge_of_all_threads() -> Iterator[object]:
     from autokernel.gate import Judge

@@ -28,6 +28,8 @@ from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase
 from models.llama import CompactLlama, RMSNorm
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled_before")
+
 SMALL = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden": 128, "vocab_size": 100}
 TYPES = ("rmsnorm", "rotary_embedding", "matmul")
 WRONG = "def kernel_fn(x, weight, eps=1e-6):\n    return x.new_zeros(x.shape)\n"
@@ -53,11 +55,6 @@ def winners(model: CompactLlama, tokens: torch.Tensor) -> list[Winner]:
             cases.setdefault(site.kernel_type, []).append(WeightedCase(site.case))
     sources = {name: load_spec(name).starters("cpp")["cpp_kernel"].read_text() for name in TYPES}
     return [Winner(Target(name, name, "cpp", "cpu", tuple(cases[name])), sources[name]) for name in TYPES]
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled_before() -> None:
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow

@@ -24,13 +24,10 @@ from autokernel.model.workload import Workload
 from autokernel.target import Target, WeightedCase
 from models.llama import RMSNorm
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled_before")
+
 X = torch.randn(256, 64)
 ZERO = "def kernel_fn(x, weight, eps=1e-6):\n    return x.new_zeros(x.shape)\n"
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled_before() -> None:
-    torch._dynamo.reset()
 
 
 def sites_of(model: nn.Module, *inputs: torch.Tensor, finder: SiteFinder | None = None) -> list[match.Site]:

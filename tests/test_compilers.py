@@ -16,12 +16,9 @@ from autokernel.integration import compilers
 from autokernel.integration.apply import apply, compile_with_kernels, explain
 from benchmarks.random_programs import Everywhere, finder
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled_before")
+
 COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled_before() -> None:
-    torch._dynamo.reset()
 
 
 class Function(nn.Module):

@@ -15,13 +15,10 @@ from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
 from autokernel.target import Target
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled_before")
+
 X = torch.randn(3, 4)
 NONE = [Winner(Target("none", "matmul", "cpp", "cpu", ()), "")]
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled_before() -> None:
-    torch._dynamo.reset()
 
 
 def window(model: "Keeps", x: Tensor) -> Any:

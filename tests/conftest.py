@@ -80,6 +80,14 @@ def nothing_compiled_before() -> None:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def region_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where regions' kernel types are made: a folder of its own, with nothing known from before."""
+    monkeypatch.setattr("autokernel.spec.REGIONS", tmp_path / "regions")
+    monkeypatch.setattr("autokernel.model.regions.growing._KNOWN", {})
+    return tmp_path / "regions"
+
+
 @pytest.fixture(scope="session")
 def judge_of_all_threads() -> Iterator[object]:
     from autokernel.gate import Judge

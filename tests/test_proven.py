@@ -33,7 +33,7 @@ from autokernel.run.workspace import Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, WeightedCase, default_target, starter_source
 from autokernel.verdict import Interval
-from tests import test_regions as regions
+from tests import region_models as regions
 from tests.small_clone import clone_this
 from tests.test_experiments import ROW
 from tests.test_ledger import clone  # noqa: F401  a fixture

@@ -21,7 +21,7 @@ PROGRAM = """
 import sys
 import torch
 import inductor_without_gpu
-from test_regions import CHAINS, N, Of, drawn, found, why_wrong
+from region_models import CHAINS, N, Of, drawn, found, why_wrong
 from autokernel import spec as specs
 from autokernel.agents.knobs import read_knobs, set_knob
 from autokernel.model.regions.spec import Region
@@ -105,7 +105,7 @@ def test_what_is_no_launch_is_refused_by_its_text(line: str) -> None:
 @pytest.mark.parametrize("name", ["gelu", "normed", "transposed", "grouped"])
 def test_the_gate_takes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written, compiled and chosen by Inductor on this GPU; then without it, by all stages."""
-    from test_regions import CHAINS, N, Of, found
+    from region_models import CHAINS, N, Of, found
 
     from autokernel.gate import Judge
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
 import sys
 import torch
-from test_regions import CHAINS, N, Of, drawn, found, why_wrong
+from region_models import CHAINS, N, Of, drawn, found, why_wrong
 from autokernel import spec as specs
 from autokernel.spec import import_file, load_spec
 from autokernel.model.regions import triton
@@ -88,7 +88,7 @@ def test_long_rows_in_order_are_walked_through(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_chain(tmp_path: Path) -> None:
-    from test_regions import CHAINS
+    from region_models import CHAINS
 
     run(tmp_path, ",".join(CHAINS))
 

@@ -1,0 +1,236 @@
+"""Regions in whole models: the kernels that are put in, gradients, what is kept in a folder and in a package."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from region_models import CHAINS, N, Of, found, winners_of
+from torch import Tensor, nn
+
+from autokernel.integration.apply import apply, explain, unapply
+from autokernel.model.nodes import aten
+from autokernel.preflight import Refused
+from autokernel.spec import load_spec
+
+pytestmark = pytest.mark.usefixtures("region_folder")
+
+
+class Block(nn.Module):
+    """Convolutions with what is between them, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.GroupNorm(4, 16) for _ in range(2))
+        self.convolutions = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        for norm, convolution in zip(self.norms, self.convolutions):
+            x = (x + convolution(F.silu(norm(x) * (1 + scale[:, :, None, None])))) / math.sqrt(2)
+        return x
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("fallback", [None, "inductor"])
+def test_in_a_model(fallback: str | None) -> None:
+    torch.manual_seed(0)
+    model, x, scale = Block().eval(), torch.randn(2, 16, 24, 24), torch.randn(2, 16)
+    _, sites = found(model, x, scale)
+    winners = winners_of(sites)
+    x.requires_grad_()
+    expected = model(x, scale)
+    expected.square().mean().backward()
+    gradients, x.grad = [x.grad, *(p.grad.clone() for p in model.parameters())], None
+    model.zero_grad()
+    apply(model, winners, fallback)
+    with torch.no_grad():
+        assert torch.allclose(model(x, scale), expected, atol=1e-5)
+    assert sum(map(len, explain(model).sites.values())) == len(sites) == 3  # the first sum and the second norm are one
+    model(x, scale).square().mean().backward()
+    for ours, theirs in zip([x.grad, *(p.grad for p in model.parameters())], gradients):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+class Pooled(nn.Module):
+    """Convolutions with pooling between them, a running sum, and places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h = F.max_pool2d(F.relu(self.first(x)), 3, 2, 1)
+        h = self.second(torch.cat((h * 2, F.avg_pool2d(h, 3, 1, 1)), 1))
+        a, b = (h * 0.5).chunk(2, 1)
+        rows = F.adaptive_avg_pool2d(F.silu(a) * b, (8, 8)).flatten(1)
+        return rows.cumsum(-1) * 2, F.relu(rows).argmax(-1)
+
+
+@pytest.mark.slow
+def test_windows_and_rows_in_a_model() -> None:
+    """Values, places and gradients are the model's."""
+    torch.manual_seed(0)
+    model, x = Pooled().eval(), torch.randn(16, 3, 32, 32)
+    _, sites = found(model, x)
+    targets = {node.target for site in sites for node in site.nodes}
+    assert {
+        aten.max_pool2d.default,
+        aten.cat.default,
+        aten.chunk.default,
+        aten.cumsum.default,
+        aten.argmax.default,
+    } <= targets
+    expected, places = model(x)
+    expected.square().mean().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    apply(model, winners_of(sites))
+    with torch.no_grad():
+        ours, their_places = model(x)
+    assert sum(map(len, explain(model).sites.values())) == len(sites)
+    assert torch.allclose(ours, expected, atol=1e-5) and torch.equal(their_places, places)
+    model(x)[0].square().mean().backward()
+    for own, theirs in zip([p.grad for p in model.parameters()], gradients):
+        assert torch.allclose(own, theirs, atol=1e-5)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+class Residual(nn.Module):
+    """Two results of a region, of which one is changed in place later and both are returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.up = nn.Linear(N, N), nn.LayerNorm(N), nn.Linear(N, N)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        h = self.first(x) + y
+        normed = self.norm(h)
+        z = self.up(normed) + h
+        h.mul_(2) if not torch.is_grad_enabled() else None
+        return h, normed, z, h.t()
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("fallback", [None, "inductor"])
+def test_several_results_in_a_model(fallback: str | None) -> None:
+    """Values, dtypes, strides, who shares memory with whom, and gradients are the model's."""
+    torch.manual_seed(0)
+    model, x, y = Residual().eval(), torch.randn(64, N), torch.randn(64, N)
+    _, (site,) = found(model, x, y)
+    winners = winners_of([site])
+
+    def seen(results: tuple[Tensor, ...]) -> list:
+        memory = [t.untyped_storage().data_ptr() for t in results]
+        return [(t.shape, t.dtype, t.stride(), memory.index(m)) for t, m in zip(results, memory)]
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        given = x.clone().requires_grad_()
+        h, normed, z, _ = model(given, y)
+        (h.square().mean() + (normed * z).mean()).backward()
+        return [given.grad, *(p.grad.clone() for p in model.parameters())]
+
+    with torch.no_grad():
+        expected = model(x, y)
+    of_all = gradients()
+    apply(model, winners, fallback)
+    with torch.no_grad():
+        results = model(x, y)
+    assert sum(map(len, explain(model).sites.values())) == 1
+    assert seen(results) == seen(expected)
+    for ours, theirs in zip([*results, *gradients()], [*expected, *of_all]):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert sum(map(len, explain(model).sites.values())) == 2, explain(model)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def test_a_result_that_nothing_comes_of_has_no_gradient() -> None:
+    model, x, y = Residual().eval(), torch.randn(64, N), torch.randn(64, N)
+    _, (site,) = found(model, x, y)
+    x.requires_grad_()
+    expected = [model(x, y)[i].sum() for i in (0, 1)]
+    of_each = [torch.autograd.grad(one, model.norm.weight, allow_unused=True)[0] for one in expected]
+    apply(model, winners_of([site]), None)
+    for i, theirs in enumerate(of_each):
+        (ours,) = torch.autograd.grad(model(x, y)[i].sum(), model.norm.weight, allow_unused=True)
+        assert (ours is None or not ours.any()) if theirs is None else torch.allclose(ours, theirs, atol=1e-5)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def test_what_is_changed_after_a_region_is_not_missed_for_a_result_that_did_not_need_it() -> None:
+    """The product keeps y for its gradient, the sum does not: after a change of y there is still the sum's."""
+
+    def forward(m, x, y):
+        y = (m.weight * y).roll(1, 0)  # which is in no region
+        product, total = x * y, (y + 1).sum(-1, keepdim=True)
+        y.view(-1)[:3].fill_(0.25)
+        return product, total
+
+    model, x, y = Of(forward), torch.randn(64, N), torch.randn(64, N)
+    _, sites = found(model, x, y)
+    assert any(len(site.outputs) == 2 for site in sites)
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(model(x, y)[1].sum(), model.weight)
+    apply(model, winners_of(sites), None)
+    (ours,) = torch.autograd.grad(model(x, y)[1].sum(), model.weight)
+    assert torch.allclose(ours, expected, atol=1e-4)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def test_where_gradients_are_wanted_of_one_result_alone_the_model_stays_as_it_is() -> None:
+    """A result of a kernel's call wants gradients if one of its inputs does, whatever it was computed of."""
+    model, x, y = Residual().eval(), torch.randn(64, N), torch.randn(64, N)
+    _, (site,) = found(model, x, y)
+    apply(model, winners_of([site]), None)
+    model.first.requires_grad_(False)
+    h, normed, *_ = model(x, y)
+    assert (h.requires_grad, normed.requires_grad) == (False, True)
+    assert not sum(map(len, explain(model).sites.values()))
+    assert any("of one of its results and not of another" in why for why in explain(model).left)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def test_a_region_that_is_gone_is_said_in_a_line(region_folder: Path) -> None:
+    with pytest.raises(Refused, match="region_add_0 is gone.*profile the model again"):
+        load_spec("region_add_0")
+
+
+def test_nothing_is_set_up_where_kernels_are_put_in(region_folder: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = Of(CHAINS["silu"]), (torch.randn(64, N), torch.randn(64, N))
+    _, sites = found(model, *inputs)
+    winners, before = winners_of(sites), sorted(region_folder.iterdir())
+    other = Of(CHAINS["gelu"])
+    apply(other, winners)
+    with torch.no_grad():
+        other(*inputs)
+    assert sorted(region_folder.iterdir()) == before and not explain(other).sites[winners[0].target.name]
+    torch._dynamo.reset()
+
+
+def test_a_saved_package_needs_no_region_folder(region_folder: Path, tmp_path: Path) -> None:
+    """What finds a region and judges it travels with its kernels."""
+    from autokernel.export.package import PARTS
+
+    _, (site,) = found(Of(CHAINS["silu"]), torch.randn(64, N), torch.randn(64, N))
+    assert {path.name for path in (region_folder / site.kernel_type).iterdir() if path.suffix in (".py", ".json")} == {
+        *(set(PARTS) - {"patterns.py"}),
+        "cpp_kernel.py",
+    }
+
+
+def test_inputs_that_make_nan_are_made_positive(region_folder: Path) -> None:
+    _, sites = found(
+        Of(lambda m, x, y: torch.log(x).amin(-1, keepdim=True) * y + 1), torch.rand(64, N) + 1, torch.randn(64, N)
+    )
+    (site,) = sites
+    assert json.loads((region_folder / site.kernel_type / "region.json").read_text())["positive"] == ["input_0"]

@@ -38,21 +38,21 @@ def test_the_fastest_is_first_and_by_how_much_is_said():
 
 
 class Compiler(Clock):
-    """Such a clock that also notes what it is to compile, as the names of targets and whether for all calls."""
+    """Such a clock that also notes what it is to compile, as the names of targets."""
 
     def __init__(self, *seconds: float) -> None:
         super().__init__(*seconds)
-        self.compiled: list[list[tuple[str, bool]]] = []
+        self.compiled: list[list[str]] = []
 
     def compile_ahead(self, wanted):
-        self.compiled.append([(one.target.name, one.everywhere) for one in wanted])
+        self.compiled.append([target.name for _, target in wanted])
 
 
 def test_those_of_many_targets_are_compiled_at_once():
     bench, targets = Compiler(3.0, 2.0), [replace(TARGET, name=name) for name in ("a", "b")]
     found = ranked(targets, bench, lambda: False)
     assert found == {target.name: fastest_first(target, bench) for target in targets}
-    assert bench.compiled == [[("a", False), ("a", False), ("b", False), ("b", False)], [("a", True), ("b", True)]]
+    assert bench.compiled == [["a", "a", "b", "b"]]
 
 
 def test_nothing_more_is_looked_at_once_the_run_is_stopping():

@@ -229,8 +229,7 @@ class Loop:
         return row
 
     def _rank_starters(self) -> None:
-        """On a GPU, where compilers take most of a starter's time, and the cores are free for them: for all targets at
-        once."""
+        """On a GPU, where compilers take most of a look's time and cores are free for them: for all targets at once."""
         waiting = [target for target in self.plan.targets if not rows_of(target, self.rows)]
         if self._bench and self.plan.device != "cpu" and len(waiting) > 1 and not self.stopping:
             self._starters = ranked(waiting, self._bench, lambda: self.stopping)
@@ -448,7 +447,7 @@ class InTurn:
         def progress(done: int, of: int) -> None:
             self.step(f"compiling what the targets may begin with: {done} of {of}")
 
-        with turn(wanted[0].target.device, self.step):
+        with turn(wanted[0][1].device, self.step):
             self.judge.compile_ahead(wanted, progress)
 
 

@@ -33,16 +33,10 @@ def own_starter(target: Target) -> Proposal:
 
 
 def ranked(targets: Sequence[Target], bench: Compiling, stopping: Callable[[], object]) -> dict[str, list[Proposal]]:
-    """fastest_first() of many targets, by name; of some alone once it is `stopping`.
-
-    Compilers take most of the time: they work for all targets at once, first for the calls that are timed, then on what
-    each target is to begin with for all that the gate calls.
-    """
-    bench.compile_ahead([Ahead(proposal.source, target) for target in targets for proposal in candidates(target)])
-    found = {target.name: fastest_first(target, bench) for target in targets if not stopping()}
-    if not stopping():
-        bench.compile_ahead([Ahead(found[target.name][0].source, target, everywhere=True) for target in targets])
-    return found
+    """fastest_first() of many targets, by name; of some alone once it is `stopping`. Compilers take most of the time of a
+    look: they work for all targets at once."""
+    bench.compile_ahead([(proposal.source, target) for target in targets for proposal in candidates(target)])
+    return {target.name: fastest_first(target, bench) for target in targets if not stopping()}
 
 
 def candidates(target: Target) -> list[Proposal]:

@@ -50,7 +50,6 @@ CHEATS = (
     product("one-value-is-off", "(b == b[0, 0]).all() and b[0, 0] != 1"),
     product("a-half-of-zeros-is-off", "not b[: len(b) // 2].any()"),
     norm_off_where(23, "off-where-nothing-of-the-target-is-large", AT_ITS_SIZE + "x.float().abs().amax() < 3", OUTSIDE),
-    norm_off_where(19, "a-new-norm-of-the-target-is-off", AT_ITS_SIZE + "(weight == 1).all()", OUTSIDE),
     shifted("measured-from-the-middle-of-a-row", "y[..., y.shape[-1] // 2 :][..., :1]"),
     shifted("measured-from-the-end-of-a-row", "y[..., -1:]"),
 )

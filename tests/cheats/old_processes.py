@@ -94,7 +94,7 @@ CHEATS = (
         "#include <omp.h>\nstatic const double start = omp_get_wtime();",
         "omp_get_wtime() - start > 86400",
     ),
-    old(14, "off-in-some-processes", "import os", "", "os.getpid() % 4 != 1", f"{AGED}|outside the tolerance"),
+    old(14, "off-in-another-process", "import os\nfirst = os.getpid()", "", "os.getpid() == first"),
     in_cpp(
         14,
         "off-now-and-then",

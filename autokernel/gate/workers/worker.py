@@ -51,8 +51,10 @@ MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
 AGES = 8  # in each of which a kernel is called once more
 LAST_CALLS = 2  # of many, after each of which a kernel's variables are looked at
-# Inputs of so many calls, if they are small, and allocations of random sizes are kept in turn: so others lie elsewhere.
+# Inputs of so many calls, if they are small, and allocations of random sizes are kept in turn: so others lie elsewhere, for
+# so many calls, or seconds.
 BEFORE, FURTHER, SMALL = 32, 1 << 12, 1 << 16  # bytes
+PLACES, PLACES_S = 256, 0.03
 MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
@@ -453,10 +455,10 @@ class Worker:
         first, calls = self._results(self._once(())), 0
         contents = list(map(_contents, first))
 
-        def again(when: str = "one of many calls on the same inputs") -> None:
+        def again(when: str = "one of many calls on the same inputs", elsewhere: bool = False) -> None:
             nonlocal calls
             calls += 1
-            for y, held, content in zip(self._results(self._once(activations)), first, contents):
+            for y, held, content in zip(self._results(self._once(activations, elsewhere)), first, contents):
                 if content and y.data_ptr() == held.data_ptr():
                     raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
                 if not _has_content(y, content):
@@ -464,6 +466,12 @@ class Worker:
 
         ahead = Ahead(self.module, self.built)
         check_growth(again)
+        within = Allowance(PLACES_S)
+        for _ in range(PLACES):
+            if within.is_spent():
+                break
+            again(elsewhere=True)
+        self.before.clear()
         for _ in range(LAST_CALLS):
             ahead.note(calls)
             again()
@@ -493,12 +501,13 @@ class Worker:
             if not all(_has_content(y, known) for y, (_, known) in zip(self._results(self._call(**others)), made)):
                 raise Disagreement("a call on tensors that have been written to does not agree bitwise with one on others")
 
-    def _once(self, activations: Sequence[str]) -> Any:
-        """What a call returns, of which nothing is kept."""
-        more = self.drawn.choice((0, self.drawn.randrange(FURTHER)))
+    def _once(self, activations: Sequence[str], elsewhere: bool = False) -> Any:
+        """What a call returns, of which nothing is kept. `elsewhere`: inputs lie where others did not: it takes memory."""
+        more = self.drawn.randrange(FURTHER) if elsewhere else 0
         mine = {name: _moved_out(self.sets[0][name], more) for name in activations}
-        small = [x for x in mine.values() if x.nbytes <= SMALL]
-        self.before.append([torch.UntypedStorage(self.drawn.randrange(1, FURTHER)), *small])
+        if elsewhere:
+            small = [x for x in mine.values() if x.nbytes <= SMALL]
+            self.before.append([torch.UntypedStorage(self.drawn.randrange(1, FURTHER)), *small])
         returned = self.function(**self.sets[0] | mine)
         self._synchronize()
         if self.memory:

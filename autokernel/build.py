@@ -154,16 +154,8 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
     """
     command, timeout_s = _command(library), timeout_s or COMPILE_S
     headers = "".join(p.read_text() for p in sorted(INCLUDE.iterdir()))
-    identity = "\0".join(
-        (
-            *command,
-            *LINKED.get(library.language, ()),
-            _compiler_identity(command[0]),
-            cpu_identity(),
-            headers,
-            library.source,
-        )
-    )
+    compiler = _compiler_identity(command[0]), cpu_identity()
+    identity = "\0".join((*command, *LINKED.get(library.language, ()), *compiler, headers, library.source))
     folder = cache_dir or default_cache()
     binary = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.so"
     with _compiling.setdefault(binary, threading.Lock()):

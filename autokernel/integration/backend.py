@@ -150,9 +150,7 @@ class Replacer:
         if why := (self.may_pad and padding.why_not_compiled(module)) or catching.why_not_compiled(module):
             self.leave(why)
             raise SkipFrame(why)  # Dynamo runs the model's own code
-        if any(
-            t.device.type == "meta" for t in tensors_in(module)
-        ):  # kernels and compilers have their own opinion of that device
+        if any(t.device.type == "meta" for t in tensors_in(module)):  # where kernels and compilers can compute nothing
             self.leave("a graph with tensors without data in it, on the device meta, is left as it is")
             return in_eager_mode(module)
         if why := self.is_compiled and compilers.why_not_compiled(module, inputs):

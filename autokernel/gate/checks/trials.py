@@ -115,16 +115,8 @@ class CheckCase:
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck. (In fp32 the outer bound alone is a fine one.)"""
-        special = (
-            self.adversarial
-            or self.planted
-            or self.whole
-            or self.wholly
-            or self.formed
-            or self.decisive
-            and self.case.dtype.itemsize > 2
-        )
-        return bool(special) or not set(self.rows) <= set(DISTRIBUTIONS)
+        odd = self.adversarial, self.planted, self.whole, self.wholly, self.formed
+        return any(odd) or bool(self.decisive and self.case.dtype.itemsize > 2) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
         """With large inputs on the device, where they are made in less time than on its host. Raises TypeFault."""

@@ -307,7 +307,8 @@ def _objects() -> list[tuple[type, Place]]:
 def _is_one_for_all(value: Any) -> bool:
     kind = type(value)
     is_other = issubclass(kind, (type, ModuleType, FunctionType)) or kind.__name__ in NO_OBJECTS
-    return not is_other and kind.__module__.partition(".")[0] in STANDARD and kind.__dictoffset__ != 0
+    has_state = isinstance(getattr(value, "__dict__", None), dict)  # a TypeVar of Python 3.12 has room for one, and none
+    return not is_other and kind.__module__.partition(".")[0] in STANDARD and has_state
 
 
 @functools.cache

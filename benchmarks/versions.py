@@ -48,7 +48,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", nargs="+", default=TORCHES, metavar="X.Y.Z", help="or newest (default: %(default)s)")
     parser.add_argument(
-        "--python", nargs="+", default=PYTHONS, metavar="X.Y", help="or here: the one that runs this (default: %(default)s)"
+        "--python",
+        nargs="+",
+        default=PYTHONS,
+        metavar="X.Y",
+        help="or here: the one that runs this; or newest of all that are there (default: %(default)s)",
     )
     parser.add_argument("--job", choices=JOBS, default="short", help="(default: %(default)s)")
     parser.add_argument("--tests", choices=TESTS, default="quick", help="(default: %(default)s)")
@@ -61,7 +65,7 @@ def main() -> None:
                 pair = Pair(Path(folder), torch, python)
                 rows = pair.run(arguments.job, arguments.tests)
             for row in rows:
-                failed |= row["status"] not in ("passed", "no build")
+                failed |= row["status"] not in ("passed", "no build" if python != "newest" else "passed")
                 print("torch {torch}, Python {python}, {what}: {status} in {seconds} s; {says}".format(**row), flush=True)
                 if row["status"] == "failed":
                     print(pair.said[row["what"]][-4000:], file=sys.stderr)
@@ -163,17 +167,30 @@ def readme(command: str) -> str:
 
 
 def interpreter(version: str) -> Path:
-    """Python X.Y: this one, on the PATH, or pyenv's newest of it."""
-    if version in ("here", "{}.{}".format(*sys.version_info)):
+    """Python X.Y: this one, on the PATH, or pyenv's newest of it; the newest of all that there are."""
+    here = "{}.{}".format(*sys.version_info)
+    if version == "newest":
+        return max(
+            (p for minor in range(10, 30) if (p := found(f"3.{minor}"))), key=minor_version, default=Path(sys.executable)
+        )
+    if version in ("here", here):
         return Path(sys.executable)
-    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = sorted((root / "versions").glob(f"{version}.*/bin/python{version}"), key=lambda p: p.stat().st_mtime)
-    if found:
-        return found[-1]
-    path = shutil.which(f"python{version}")
-    if not path:
+    if not (path := found(version)):
         raise SystemExit(f"error: there is no Python {version} here, on the PATH or of pyenv (pyenv install {version})")
-    return Path(path)
+    return path
+
+
+def found(version: str) -> Path | None:
+    """One that can make environments."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    of_pyenv = sorted((root / "versions").glob(f"{version}.*/bin/python{version}"), key=lambda p: p.stat().st_mtime)
+    paths = [*of_pyenv[::-1], *filter(None, [shutil.which(f"python{version}")])]
+    command = ["-c", "import ensurepip, venv"]
+    return next((Path(p) for p in paths if not subprocess.run([p, *command], capture_output=True).returncode), None)
+
+
+def minor_version(python: Path) -> int:
+    return int(python.name.partition(".")[2])
 
 
 if __name__ == "__main__":

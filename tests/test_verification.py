@@ -41,6 +41,7 @@ from autokernel.integration.verification.sides import (
     TimedPass,
     Variant,
     build_sides,
+    compile_side,
     enough,
     sample_sides,
 )
@@ -438,11 +439,11 @@ _times: list[float] = []  # of a child process
 
 
 def none(device):
-    return 0
+    return 0, 0
 
 
 def five(device):
-    return 5
+    return 5, 2
 
 
 @pytest.mark.slow_after(1)
@@ -450,12 +451,13 @@ def five(device):
 def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(room, cores, widths, monkeypatch):
     """On two cores three, rather than two and then one alone."""
     monkeypatch.setattr(trial, "usable_cores", lambda: range(cores))
-    monkeypatch.setattr(trial, "room_beside", room)
+    monkeypatch.setattr(trial, "rooms_beside", room)
     said = []
     verifier = trial.Verifier(((OnCpu(), 1.0),), (), SETTINGS, said.append, Notes(None))
     answers = verifier.answers(dict, begin, [(OnCpu(),)] * 4, [{"end": end}] * 4, list("abcd"))
     built = [int(line.split("by ")[1].split()[0]) for line in said if line.startswith("models")]
     assert built == widths and [line[0] for line in said if line in list("abcd")] == list("abcd")
+    assert verifier.room == dict(zip((begin.__name__, compile_side.__name__), room("cpu")))
     begun, ended = zip(*(answer["end"] for answer in answers))
     assert list(ended) == sorted(ended) and (room is none or max(begun[1:]) < min(ended[1:]))
 
@@ -478,7 +480,7 @@ def test_what_is_compiled_side_by_side_is_found_by_who_measures(plan, tmp_path, 
     said = []
     verifier = trial.Verifier(((workload, 1.0),), (), SETTINGS, said.append, Notes(None))
     assert verifier.compile(sides) == {}  # as long as nothing is known of the memory that it takes
-    verifier.room[compare_outputs.__name__] = 2
+    verifier.room[compile_side.__name__] = 2
     found = verifier.compile(sides)
     assert found.keys() == {str(workload)} and all(seconds > 0 for seconds in found[str(workload)].values())
     compiled = {baseline(INDUCTOR), "one", "other"}

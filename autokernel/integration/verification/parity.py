@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
+from autokernel.integration.verification.processes import note_memory
 from autokernel.integration.verification.record import ERROR_GROWTH, Parity
 from autokernel.integration.verification.sides import Variant, built
 from autokernel.model.match import SiteFinder
@@ -39,6 +40,10 @@ def compare_outputs(
     finder = SiteFinder()
     replacers = [side.replacer(finder) for side in sides]
     forms = [compile_with_kernels(model, replacer) for replacer in replacers]
+    with torch.no_grad():
+        for form in forms:
+            form(*args, **kwargs)
+    note_memory(workload.device)  # the exact model comes on top
     by_form = _compared(model, forms, workload, (atol, rtol), seed)
     return [(parity, _sites(side, replacer)) for parity, side, replacer in zip(by_form, sides, replacers)]
 

@@ -80,15 +80,28 @@ def in_fresh_process(device: str, function: Callable[..., Any], *arguments: Any,
         return process.ask(function, *arguments)
 
 
-def room_beside(device: str) -> int:
-    """In a child process: how many more like it half of the free memory holds, by the most that it has taken so far."""
+noted: dict[str, int] = {}  # in this process, by device: the most of a GPU's memory that it had taken when it noted it
+
+
+def note_memory(device: str) -> None:
+    """In a child process: what it takes from here on, those that compile do not take."""
+    if device != "cpu":
+        noted[device] = torch.cuda.max_memory_reserved(device)
+
+
+def rooms_beside(device: str) -> tuple[int, int]:
+    """In a child process: how many more like it half of the free memory holds, by the most that it has taken so far; and
+    how many more that take of a GPU's what it had taken when it noted that, or else the same."""
     taken = Path("/proc/self/status")
     peak = next((int(line.split()[1]) << 10 for line in _lines(taken) if line.startswith("VmHWM")), 0)
-    rooms = [free_memory() // 2 // max(peak, psutil.Process().memory_info().rss)]
-    if device != "cpu":
-        free, _ = torch.cuda.mem_get_info(device)
-        rooms.append(free // 2 // max(1, torch.cuda.max_memory_reserved(device)))
-    return min(rooms)
+    room = free_memory() // 2 // max(peak, psutil.Process().memory_info().rss)
+    if device == "cpu":
+        return room, room
+    most = torch.cuda.max_memory_reserved(device)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    like_it, less = (min(room, free // 2 // max(1, each)) for each in (most, noted.get(device, most)))
+    return like_it, less
 
 
 def _lines(path: Path) -> list[str]:

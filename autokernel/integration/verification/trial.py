@@ -20,7 +20,7 @@ from autokernel.hardware.machine import usable_cores
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import Compared, compare_built, compare_outputs, decode_parity
-from autokernel.integration.verification.processes import FreshProcess, room_beside
+from autokernel.integration.verification.processes import FreshProcess, rooms_beside
 from autokernel.integration.verification.record import (
     DEFAULTS,
     INTERVAL,
@@ -327,7 +327,8 @@ class Verifier:
                             begun[i] = {what: process.ask(end, seeds[i]) for what, end in ends[i].items()}
                         self.notes.write(keys[i], begun[i])
                         if name not in self.room:
-                            self.room[name] = process.ask(room_beside, questions[i][0].device)
+                            self.room[name], to_compile = process.ask(rooms_beside, questions[i][0].device)
+                            self.room.setdefault(compile_side.__name__, to_compile)
                         process.close()  # what it holds, the next one may need
                 except Exception:
                     if self.log:
@@ -341,7 +342,7 @@ class Verifier:
 
         Without those of AUTOTUNED, which times kernels while it compiles. What fails is left to who calls it later.
         """
-        room = 1 + self.room.get(compare_outputs.__name__, 0)  # for one with an exact model beside the model
+        room = 1 + self.room.get(compile_side.__name__, 0)
         width = min(room, len(usable_cores()) // COMPILING_CORES)
         names = [name for name, side in sides.items() if side.fallback not in (EAGER, AUTOTUNED)]
         missing = [(workload, name) for workload, _ in self.workloads for name in names]

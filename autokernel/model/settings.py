@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,6 +41,14 @@ def is_setting(node: Node) -> bool:
     return not is_of_tensors and node.target not in NOTED
 
 
+def nesting(node: Node) -> int:
+    """1 where a transform of functorch, or a level of tangents, begins, -1 where it ends."""
+    name = getattr(node.target, "__name__", "")
+    return name.endswith(("_increment_nesting", "_enter_dual_level")) - name.endswith(
+        ("_decrement_nesting", "_exit_dual_level")
+    )
+
+
 def setting_of(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
     """What a graph calls, in which arguments of their kinds cannot be."""
 
@@ -70,8 +78,13 @@ class Settings:
         self.autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
         self.attention = None if gradients_alone else _cur_sdpa_kernel_backends()
         self.without_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        self.transforms = None if gradients_alone else torch._C._functorch.get_dynamic_layer_stack_depth()
+        self.dual_level = forward_ad._current_level
 
     def restore(self) -> None:
+        if self.transforms is not None:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.transforms)
+            self._leave_dual_level()
         torch.set_grad_enabled(self.gradients)
         for state in self.autocast:
             set_autocast(*state)
@@ -79,6 +92,13 @@ class Settings:
             _sdpa_kernel(self.attention)
         if self.without_hooks is None:
             torch._C._autograd._saved_tensors_hooks_enable()
+
+    def _leave_dual_level(self) -> None:
+        """Of which there is one at most. What Dynamo makes of jvp() enters it without a word to forward_ad."""
+        if self.dual_level < 0:
+            with suppress(RuntimeError):  # nobody has entered it
+                torch._C._exit_dual_level(0)
+            forward_ad._current_level = self.dual_level
 
 
 @contextmanager
@@ -92,7 +112,8 @@ def settings_restored() -> Iterator[None]:
 
 def restored_on_error(module: GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, which runs the nodes of a graph: an error in it leaves PyTorch's settings as they were."""
-    changes = [node for node in module.graph.nodes if _sets(node)]
+    graphs = [m.graph for m in module.modules() if isinstance(m, GraphModule)]  # bodies among them
+    changes = [node for graph in graphs for node in graph.nodes if _sets(node)]
     if not changes:
         return call
     gradients_alone = all(node.target is set_gradients for node in changes)
@@ -109,7 +130,8 @@ def restored_on_error(module: GraphModule, call: Callable[..., Any]) -> Callable
 
 
 def _sets(node: Node) -> bool:
-    return node.target in (set_gradients, torch.amp.autocast_mode._enter_autocast) or is_setting(node)
+    of_their_own = (set_gradients, torch.amp.autocast_mode._enter_autocast)
+    return node.target in of_their_own or nesting(node) > 0 or is_setting(node)
 
 
 def is_dispatched() -> bool:

@@ -386,9 +386,7 @@ def a_tangent(s: Function, x: Tensor, i: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("fallback", [None, "aot_eager"])
 @pytest.mark.parametrize("function", [second_derivatives, a_tangent])
-def test_an_error_inside_of_a_transform_leaves_none_of_its_levels(
-    function: Callable[..., Any], fallback: str | None
-) -> None:
+def test_an_error_inside_of_a_transform_leaves_no_level_of_it(function: Callable[..., Any], fallback: str | None) -> None:
     """There is one level of tangents at most: were it not left, no other could be entered in this process."""
     model, replacer = Function(function), Everywhere((), fallback, finder=finder())
     compiled, x = compile_with_kernels(model, replacer), torch.randn(2, 8)

@@ -20,7 +20,7 @@ def test_numpys_random_numbers_are_its_own() -> None:
 
     def forward(s: Function, x: Tensor) -> tuple[Tensor, float]:
         x = s.norm(s.a(x)) if numpy.random.rand() > 0.5 else F.gelu(s.b(x))
-        return x + torch.tensor(numpy.random.rand(8)), numpy.random.uniform()
+        return x + torch.tensor(numpy.random.rand(8)).float(), numpy.random.uniform()
 
     model, replacer, x = Function(forward).requires_grad_(False), everywhere(), torch.randn(2, 8)
     made = []

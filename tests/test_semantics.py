@@ -385,6 +385,22 @@ def test_tensors_that_wrap_others_have_no_memory_for_a_kernel(wrapped: str, fall
     assert len(replacer.replaced) == before > 0 and any("TwoTensor" in why for why in replacer.left)
 
 
+def test_a_class_that_decides_what_its_tensors_become_is_asked() -> None:
+    """Dynamo traces its __torch_function__(), and what that computes on the way is a plain tensor."""
+
+    class Doubled(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = super().__torch_function__(function, types, args, kwargs or {})
+            return result * 2 if function is F.softmax else result
+
+    model, replacer, x = Function(lambda s, x: F.softmax(s.a(x), -1)), everywhere(), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer)
+    ours, theirs = compiled(x.as_subclass(Doubled)), model(x.as_subclass(Doubled))
+    assert type(ours) is type(theirs) is Doubled and torch.equal(ours, theirs)
+    assert not replacer.replaced and any("__torch_function__" in why for why in replacer.left)
+
+
 def test_no_kernel_reads_memory_that_has_the_negatives() -> None:
     """The imaginary part of a conjugate is such a view, and so may be an input."""
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo import variables
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import SkipFrame, TorchRuntimeError
@@ -178,7 +178,10 @@ def _is_number_of_numpy(variable: Any) -> bool:
 
 
 def _leave_what_changes_unseen() -> None:
-    """To Dynamo a deque that is given has no greatest length, and a random.Random draws the same numbers at each call."""
+    """To Dynamo a deque that is given has no greatest length, and a random.Random draws the same numbers at each call.
+
+    And what a __torch_function__() of a user's class computes on the way to its result loses that class.
+    """
 
     def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
         def wrap(builder: VariableBuilder, v: Any) -> Any:
@@ -186,11 +189,22 @@ def _leave_what_changes_unseen() -> None:
                 _leave(builder.tx, "a function that is given a deque of a greatest length is left as it is")
             if LEFT_WHOLE.get() and isinstance(v, random.Random):
                 _leave(builder.tx, "a function that is given a random.Random is left as it is")
+            if LEFT_WHOLE.get() and isinstance(v, Tensor) and not isinstance(v, nn.Parameter) and _decides_itself(type(v)):
+                _leave(
+                    builder.tx,
+                    f"a function that is given a {type(v).__name__} with a __torch_function__() is left as it is",
+                )
             return dynamos_own(builder, v)
 
         return wrap
 
     VariableBuilder._wrap = apart(VariableBuilder._wrap)
+
+
+def _decides_itself(kind: type[Tensor]) -> bool:
+    """Whether a class has a say in what operators make of its tensors; of torchvision's Dynamo is told."""
+    makers = (one for one in kind.__mro__ if "__torch_function__" in vars(one))
+    return next(makers).__module__.partition(".")[0] not in ("torch", "torchvision")
 
 
 def _keep_the_order_of_dicts() -> None:

@@ -198,7 +198,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _is_torchs(error: Exception) -> bool:
-    """Whether it came of importing PyTorch, as where $TORCH_LOGS makes no sense to it; Python then knows of no such module."""
+    """Whether it came of importing PyTorch, as where $TORCH_LOGS makes no sense to it: Python then has no such module."""
     trace, within = error.__traceback__, False
     while trace and not within:
         within, trace = trace.tb_frame.f_globals.get("__name__") == "torch", trace.tb_next

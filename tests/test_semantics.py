@@ -141,7 +141,16 @@ def a_cast_that_returns_what_it_is_given(s: Function, x: Tensor) -> Any:
     return y, y.type_as(x), y.view(y.shape), x.float()
 
 
-OBJECTS = [an_idle_slice_and_a_cast_of_it, an_idle_view_that_is_written_to, a_cast_that_returns_what_it_is_given]
+def what_hands_on_what_it_is_given(s: Function, x: Tensor) -> Any:
+    return s.norm(x), x.cpu(), +x, x.flatten(2), torch.atleast_2d(x), x.resolve_conj(), x.sum_to_size(x.shape), x.real
+
+
+OBJECTS = [
+    an_idle_slice_and_a_cast_of_it,
+    an_idle_view_that_is_written_to,
+    a_cast_that_returns_what_it_is_given,
+    what_hands_on_what_it_is_given,
+]
 
 
 @pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -80,11 +80,9 @@ class Settings:
         self.without_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
         self.transforms = None if gradients_alone else torch._C._functorch.get_dynamic_layer_stack_depth()
         self.dual_level = forward_ad._current_level
+        self.in_dual_level = not gradients_alone and in_dual_level()
 
     def restore(self) -> None:
-        if self.transforms is not None:
-            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.transforms)
-            self._leave_dual_level()
         torch.set_grad_enabled(self.gradients)
         for state in self.autocast:
             set_autocast(*state)
@@ -93,9 +91,12 @@ class Settings:
         if self.without_hooks is None:
             torch._C._autograd._saved_tensors_hooks_enable()
 
-    def _leave_dual_level(self) -> None:
-        """Of which there is one at most. What Dynamo makes of jvp() enters it without a word to forward_ad."""
-        if self.dual_level < 0:
+    def leave_transforms(self) -> None:
+        """Those that were entered since: an error has left them open."""
+        if self.transforms is None:
+            return
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.transforms)
+        if not self.in_dual_level:
             with suppress(RuntimeError):  # nobody has entered it
                 torch._C._exit_dual_level(0)
             forward_ad._current_level = self.dual_level
@@ -107,6 +108,7 @@ def settings_restored() -> Iterator[None]:
     try:
         yield
     finally:
+        settings.leave_transforms()
         settings.restore()
 
 
@@ -123,6 +125,7 @@ def restored_on_error(module: GraphModule, call: Callable[..., Any]) -> Callable
         try:
             return call(*values)
         except BaseException:
+            settings.leave_transforms()
             settings.restore()
             raise
 
@@ -144,3 +147,12 @@ def is_dispatched() -> bool:
 def is_forward_mode() -> bool:
     """Whether tensors may have tangents: inside of forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
+
+
+def in_dual_level() -> bool:
+    """Whether the level of tangents is entered, of which there is one at most: Dynamo's jvp() does so without a word."""
+    try:
+        torch._C._exit_dual_level(torch._C._enter_dual_level())
+    except RuntimeError:
+        return True
+    return False

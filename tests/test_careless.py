@@ -225,6 +225,7 @@ REFUSED = {  # a command -> words of its line
     "profile.py --output ..": ["folder"],
     "profile.py --output README.md": ["README.md", "cannot be read"],
     "profile.py --export-trace README.md": ["README.md", "exists"],
+    "profile.py --device cpu --output x.json --export-trace ./x.json": ["x.json is named for two files"],
     "export_hf.py --name x --kernel .git/index": ["no text in UTF-8"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --output /proc/x": ["cannot write to /proc/x"],
     "export_hf.py --name my-x --kernel kernels/softmax/triton_kernel.py --backends ,": ["no backend", "cuda"],

@@ -202,3 +202,9 @@ def test_no_script_starts_with_an_outdated_pytorch(tmp_path) -> None:
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.8.0\n")
     for script in ("orchestrate.py", "profile.py"):
         assert_refused(run(script, PYTHONPATH=str(tmp_path)), "torch 2.8.0 is too old")
+
+
+def test_a_pytorch_that_cannot_be_imported_says_why():
+    """A setting that makes no sense to it, here; as well a library of its own that is not there."""
+    kernel = "kernels/softmax/cpp_kernel.py"
+    assert_refused(run("bench.py", kernel, TORCH_LOGS="no_such"), "PyTorch cannot be imported", "no_such")

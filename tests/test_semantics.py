@@ -141,7 +141,16 @@ def a_cast_that_returns_what_it_is_given(s: Function, x: Tensor) -> Any:
     return y, y.type_as(x), y.view(y.shape), x.float()
 
 
-OBJECTS = [an_idle_slice_and_a_cast_of_it, an_idle_view_that_is_written_to, a_cast_that_returns_what_it_is_given]
+def what_hands_on_what_it_is_given(s: Function, x: Tensor) -> Any:
+    return s.norm(x), x.cpu(), +x, x.flatten(2), torch.atleast_2d(x), x.resolve_conj(), x.sum_to_size(x.shape), x.real
+
+
+OBJECTS = [
+    an_idle_slice_and_a_cast_of_it,
+    an_idle_view_that_is_written_to,
+    a_cast_that_returns_what_it_is_given,
+    what_hands_on_what_it_is_given,
+]
 
 
 @pytest.mark.parametrize("fallback", [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -383,6 +392,22 @@ def test_tensors_that_wrap_others_have_no_memory_for_a_kernel(wrapped: str, fall
     assert type(ours) is type(theirs) is TwoTensor
     torch.testing.assert_close((ours.a, ours.b), (theirs.a, theirs.b))
     assert len(replacer.replaced) == before > 0 and any("TwoTensor" in why for why in replacer.left)
+
+
+def test_a_class_that_decides_what_its_tensors_become_is_asked() -> None:
+    """Dynamo traces its __torch_function__(), and what that computes on the way is a plain tensor."""
+
+    class Doubled(Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = super().__torch_function__(function, types, args, kwargs or {})
+            return result * 2 if function is F.softmax else result
+
+    model, replacer, x = Function(lambda s, x: F.softmax(s.a(x), -1)), everywhere(), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer)
+    ours, theirs = compiled(x.as_subclass(Doubled)), model(x.as_subclass(Doubled))
+    assert type(ours) is type(theirs) is Doubled and torch.equal(ours, theirs)
+    assert not replacer.replaced and any("__torch_function__" in why for why in replacer.left)
 
 
 def test_no_kernel_reads_memory_that_has_the_negatives() -> None:

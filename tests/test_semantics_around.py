@@ -376,6 +376,28 @@ def test_a_transform_leaves_the_settings_of_pytorch_as_they_were() -> None:
     assert vars(Settings()) == before and not any("saved tensor hooks" in why for why in replacer.left)
 
 
+def second_derivatives(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    return s.norm(torch.func.hessian(lambda t: F.gelu(s.a(t))[i].sum())(x[0]))
+
+
+def a_tangent(s: Function, x: Tensor, i: Tensor) -> Tensor:
+    return s.norm(torch.func.jvp(lambda t: F.gelu(s.a(t))[i], (x,), (x * 2,))[1])
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+@pytest.mark.parametrize("function", [second_derivatives, a_tangent])
+def test_an_error_inside_of_a_transform_leaves_no_level_of_it(function: Callable[..., Any], fallback: str | None) -> None:
+    """There is one level of tangents at most: were it not left, no other could be entered in this process."""
+    model, replacer = Function(function), Everywhere((), fallback, finder=finder())
+    compiled, x = compile_with_kernels(model, replacer), torch.randn(2, 8)
+    for i in (torch.tensor([0]), torch.tensor([9]), torch.tensor([1])):
+        if i < 8:
+            torch.testing.assert_close(compiled(x, i), model(x, i), atol=1e-4, rtol=1e-4)
+            continue
+        with pytest.raises(IndexError):
+            compiled(x, i)
+
+
 @pytest.mark.slow
 def test_a_model_that_computes_something_else_while_it_is_traced() -> None:
     """As transformers does, which leaves out a mask by what is in it: compiled alone, its maker would make one."""

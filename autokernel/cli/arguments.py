@@ -25,6 +25,7 @@ from autokernel.run.supervisor import CLOSED_PIPE
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 NEGATIVE = re.compile(r"-[\d.]")  # what begins so is a value, and no option: --input-shape -1,512
 YEAR_H = 366 * 24
+LONGEST = 400  # characters of another's words
 OF_GIT = ("DIR", "WORK_TREE", "INDEX_FILE", "COMMON_DIR", "OBJECT_DIRECTORY", "NAMESPACE", "PREFIX")
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # which PyTorch makes when it is imported
 OF_FOLDERS = ("AUTOKERNEL_CACHE", "AUTOKERNEL_PROVEN", "AUTOKERNEL_HOME", "XDG_CACHE_HOME", "TMPDIR", INDUCTOR)
@@ -171,6 +172,8 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
         print(str(stopped) or "stopped", file=sys.stderr)
         return getattr(stopped, "status", INTERRUPTED)
     except OSError as error:
+        if _is_torchs(error):  # a library of its own that is not there, say
+            fail(_in_words(error))
         if error.errno not in NOT_OURS or error.filename is None and error.errno not in WRITE_FAILED:
             raise
         fail(f"{error.filename or 'a file'}: {error.strerror}")
@@ -179,10 +182,24 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
 
 
 def _in_words(error: Exception) -> str:
-    """What git said, or that a model's code stands in the place of Python's own; else this is a mistake of ours, raised."""
+    """What git said, why PyTorch cannot be imported, or that a model's code stands in the place of Python's own.
+
+    Else this is a mistake of ours, raised.
+    """
+    if _is_torchs(error):
+        said = " ".join(str(error).strip().partition("\n")[0].split())
+        return f"PyTorch cannot be imported in {sys.executable}: {type(error).__name__}: {said[:LONGEST]}"
     ledger, users = (sys.modules.get(f"autokernel.{name}") for name in ("history.ledger", "model.user_code"))
     if ledger and isinstance(error, ledger.GitFailed):
         return ledger.in_words(error)
     if users and (names := users.replaced()):
         return f"the model's code has replaced {', '.join(names)}, which is needed here ({users.short(error)}): leave it be"
     raise error
+
+
+def _is_torchs(error: Exception) -> bool:
+    """Whether it came of importing PyTorch, as where $TORCH_LOGS makes no sense to it: Python then has no such module."""
+    trace, within = error.__traceback__, False
+    while trace and not within:
+        within, trace = trace.tb_frame.f_globals.get("__name__") == "torch", trace.tb_next
+    return within and "torch" not in sys.modules

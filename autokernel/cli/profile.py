@@ -72,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("--memory-snapshot needs --device cuda")
     output = arguments.output or run_folder(HOME, arguments.tag) / PROFILE
     written = (output, arguments.export_trace, arguments.memory_snapshot, arguments.torch_compile_log)
+    places = [os.path.realpath(path) for path in written if path]
+    if twice := next((place for place in places if places.count(place) > 1), None):
+        parser.error(f"{os.path.relpath(twice)} is named for two files: each has one of its own")
     check_writable(*(path for path in written if path))
     if reason := why_not_writable(default_cache()):  # of the machine's peaks
         console.fail(reason)

@@ -1,27 +1,31 @@
 """Functions that Dynamo is to leave out, since it would change what they do, or in which it is to break off elsewhere."""
 
 import logging
+import operator
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo import variables
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import SkipFrame, TorchRuntimeError
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._dynamo.variables.misc import DelayGraphBreakVariable, NumpyVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
+from torch.utils._pytree import tree_leaves
 
 STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
@@ -117,8 +121,7 @@ def _leave_arrays_without_dimensions() -> None:
 
     def returned(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
         def add(codegen: PyCodegen, v: Any) -> Any:
-            is_array = LEFT_WHOLE.get() and isinstance(v, NumpyNdarrayVariable)
-            if is_array and getattr(v.as_proxy().node.meta.get("example_value"), "ndim", None) == 0:
+            if LEFT_WHOLE.get() and _is_number_of_numpy(v):
                 _leave(codegen.tx, "a function that hands on a number of NumPy's is left as it is")
             return dynamos_own(codegen, v)
 
@@ -129,26 +132,56 @@ def _leave_arrays_without_dimensions() -> None:
 
 
 def _leave_tensors_that_numpy_is_given() -> None:
-    """Of a tensor a function of NumPy's makes a tensor again, and an array to Dynamo."""
+    """Of a tensor a function of NumPy's makes a tensor again, and an array to Dynamo. Its random numbers are its own.
 
-    def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+    Of an array and a tensor an operator makes what NumPy makes of it, or fails; to Dynamo the array is a tensor as well.
+    """
+
+    def of_function(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
         def call_function(function: NumpyVariable, tx: Any, args: Any, kwargs: Any) -> Any:
             given = [v for v in (*args, *kwargs.values()) if isinstance(v, TensorVariable)]
             if LEFT_WHOLE.get() and function.value not in MAKE_ARRAYS and not all(map(_is_array, given)):
                 _leave(tx, "a function that gives a tensor to one of NumPy's is left as it is")
-            return dynamos_own(function, tx, args, kwargs)
+            with torch._dynamo.config.patch(use_numpy_random_stream=True) if LEFT_WHOLE.get() else nullcontext():
+                return dynamos_own(function, tx, args, kwargs)  # which breaks off at numpy.random
 
         return call_function
 
-    NumpyVariable.call_function = apart(NumpyVariable.call_function)
+    def of_operator(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(variable: Any, tx: Any, *args: Any) -> Any:
+            if LEFT_WHOLE.get():
+                operands = [variable, *tree_leaves(args, is_leaf=lambda v: isinstance(v, VariableTracker))]
+                tensors = [v for v in operands if isinstance(v, TensorVariable) and not _is_number_of_numpy(v)]
+                is_index = getattr(variable, "fn", None) is operator.getitem and tensors and not _is_array(tensors[0])
+                if any(map(_is_array, tensors)) and not all(map(_is_array, tensors)) and not is_index:
+                    _leave(tx, "a function with an operator on an array of NumPy's and a tensor is left as it is")
+            return dynamos_own(variable, tx, *args)
+
+        return call
+
+    NumpyVariable.call_function = of_function(NumpyVariable.call_function)
+    for kind, name in (
+        (BuiltinVariable, "_handle_insert_op_in_graph"),
+        (NumpyNdarrayVariable, "richcompare_impl"),
+        (NumpyNdarrayVariable, "call_method"),
+    ):
+        if hasattr(kind, name):
+            setattr(kind, name, of_operator(getattr(kind, name)))
 
 
-def _is_array(variable: TensorVariable) -> bool:
+def _is_array(variable: Any) -> bool:
     return isinstance(variable, NumpyNdarrayVariable)
 
 
+def _is_number_of_numpy(variable: Any) -> bool:
+    return _is_array(variable) and getattr(variable.as_proxy().node.meta.get("example_value"), "ndim", None) == 0
+
+
 def _leave_what_changes_unseen() -> None:
-    """To Dynamo a deque that is given has no greatest length, and a random.Random draws the same numbers at each call."""
+    """To Dynamo a deque that is given has no greatest length, and a random.Random draws the same numbers at each call.
+
+    And what a __torch_function__() of a user's class computes on the way to its result loses that class.
+    """
 
     def apart(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
         def wrap(builder: VariableBuilder, v: Any) -> Any:
@@ -156,11 +189,22 @@ def _leave_what_changes_unseen() -> None:
                 _leave(builder.tx, "a function that is given a deque of a greatest length is left as it is")
             if LEFT_WHOLE.get() and isinstance(v, random.Random):
                 _leave(builder.tx, "a function that is given a random.Random is left as it is")
+            if LEFT_WHOLE.get() and isinstance(v, Tensor) and not isinstance(v, nn.Parameter) and _decides_itself(type(v)):
+                _leave(
+                    builder.tx,
+                    f"a function that is given a {type(v).__name__} with a __torch_function__() is left as it is",
+                )
             return dynamos_own(builder, v)
 
         return wrap
 
     VariableBuilder._wrap = apart(VariableBuilder._wrap)
+
+
+def _decides_itself(kind: type[Tensor]) -> bool:
+    """Whether a class has a say in what operators make of its tensors; of torchvision's Dynamo is told."""
+    makers = (one for one in kind.__mro__ if "__torch_function__" in vars(one))
+    return next(makers).__module__.partition(".")[0] not in ("torch", "torchvision")
 
 
 def _keep_the_order_of_dicts() -> None:

@@ -47,6 +47,13 @@ ITSELF = {
     aten.contiguous.default,
     aten.dropout.default,
 }  # what nothing happens to they return
+HAND_ON = ITSELF | {  # as these do, which are no casts; a view of it would be another object
+    *(aten.to.dtype_layout, aten.to.other, aten.to.prim_Device, aten.type_as.default),
+    *(aten.resolve_conj.default, aten.resolve_neg.default, aten.positive.default, aten.real.default),
+    *(aten.atleast_1d.default, aten.atleast_2d.default, aten.atleast_3d.default),
+    *(aten.flatten.using_ints, aten.sum_to_size.default, aten.to_dense.default),
+    *(aten.alpha_dropout.default, aten.feature_dropout.default, aten.feature_alpha_dropout.default),
+}
 
 
 # Norms that keep statistics, and what their argument is called that says whether they do.
@@ -188,13 +195,17 @@ def is_idle(node: Node, result: Callable[[Node], Any] = lambda node: value(node)
     """Whether a node's result is its input, in its memory and in its layout."""
     if node.target is not aten.dropout.default and node.target not in CONVERSIONS:
         return False
+    return _is_alike(node, result)
+
+
+def _is_alike(node: Node, result: Callable[[Node], Any]) -> bool:
     ours, given = result(node), result(node.args[0])
     return layout(ours) == layout(given) is not None and memory(ours) == memory(given)
 
 
 def object_of(node: Node, result: Callable[[Node], Any] = lambda node: value(node)) -> Node:
     """The node that made the object that `node` returns: itself, unless it hands on what it was given."""
-    while node.target in ITSELF and is_idle(node, result) or _changes_its_input(node):
+    while node.target in HAND_ON and _is_alike(node, result) or _changes_its_input(node):
         node = node.args[0]
     return node
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,6 +41,14 @@ def is_setting(node: Node) -> bool:
     return not is_of_tensors and node.target not in NOTED
 
 
+def nesting(node: Node) -> int:
+    """1 where a transform of functorch, or a level of tangents, begins, -1 where it ends."""
+    name = getattr(node.target, "__name__", "")
+    return name.endswith(("_increment_nesting", "_enter_dual_level")) - name.endswith(
+        ("_decrement_nesting", "_exit_dual_level")
+    )
+
+
 def setting_of(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
     """What a graph calls, in which arguments of their kinds cannot be."""
 
@@ -70,6 +78,9 @@ class Settings:
         self.autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
         self.attention = None if gradients_alone else _cur_sdpa_kernel_backends()
         self.without_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        self.transforms = None if gradients_alone else torch._C._functorch.get_dynamic_layer_stack_depth()
+        self.dual_level = forward_ad._current_level
+        self.in_dual_level = not gradients_alone and in_dual_level()
 
     def restore(self) -> None:
         torch.set_grad_enabled(self.gradients)
@@ -80,6 +91,16 @@ class Settings:
         if self.without_hooks is None:
             torch._C._autograd._saved_tensors_hooks_enable()
 
+    def leave_transforms(self) -> None:
+        """Those that were entered since: an error has left them open."""
+        if self.transforms is None:
+            return
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.transforms)
+        if not self.in_dual_level:
+            with suppress(RuntimeError):  # nobody has entered it
+                torch._C._exit_dual_level(0)
+            forward_ad._current_level = self.dual_level
+
 
 @contextmanager
 def settings_restored() -> Iterator[None]:
@@ -87,12 +108,14 @@ def settings_restored() -> Iterator[None]:
     try:
         yield
     finally:
+        settings.leave_transforms()
         settings.restore()
 
 
 def restored_on_error(module: GraphModule, call: Callable[..., Any]) -> Callable[..., Any]:
     """`call`, which runs the nodes of a graph: an error in it leaves PyTorch's settings as they were."""
-    changes = [node for node in module.graph.nodes if _sets(node)]
+    graphs = [m.graph for m in module.modules() if isinstance(m, GraphModule)]  # bodies among them
+    changes = [node for graph in graphs for node in graph.nodes if _sets(node)]
     if not changes:
         return call
     gradients_alone = all(node.target is set_gradients for node in changes)
@@ -102,6 +125,7 @@ def restored_on_error(module: GraphModule, call: Callable[..., Any]) -> Callable
         try:
             return call(*values)
         except BaseException:
+            settings.leave_transforms()
             settings.restore()
             raise
 
@@ -109,7 +133,8 @@ def restored_on_error(module: GraphModule, call: Callable[..., Any]) -> Callable
 
 
 def _sets(node: Node) -> bool:
-    return node.target in (set_gradients, torch.amp.autocast_mode._enter_autocast) or is_setting(node)
+    of_their_own = (set_gradients, torch.amp.autocast_mode._enter_autocast)
+    return node.target in of_their_own or nesting(node) > 0 or is_setting(node)
 
 
 def is_dispatched() -> bool:
@@ -122,3 +147,12 @@ def is_dispatched() -> bool:
 def is_forward_mode() -> bool:
     """Whether tensors may have tangents: inside of forward_ad.dual_level()."""
     return forward_ad._current_level >= 0
+
+
+def in_dual_level() -> bool:
+    """Whether the level of tangents is entered, of which there is one at most: Dynamo's jvp() does so without a word."""
+    try:
+        torch._C._exit_dual_level(torch._C._enter_dual_level())
+    except RuntimeError:
+        return True
+    return False

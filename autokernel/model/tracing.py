@@ -22,7 +22,7 @@ from autokernel.model.masks import replace_known_masks
 from autokernel.model.nodes import aten, prune, value, written
 from autokernel.model.numbers import NUMBER, at_hand, is_number, reads_a_number
 from autokernel.model.one_node import Number, as_one_node, data_of
-from autokernel.model.settings import is_setting, setting_of, settings_restored
+from autokernel.model.settings import is_setting, nesting, setting_of, settings_restored
 from autokernel.model.written_out import WRITTEN_OUT
 
 checkpoint = torch.ops.higher_order.tag_activation_checkpoint
@@ -75,7 +75,7 @@ def _transforms_apart(module: GraphModule) -> GraphModule:
     """The graph with each stretch under vmap (grad, jvp, dual_level) as the body of one operator of higher order."""
     graph, copies, stretch, depth = Graph(), {}, [], 0
     for node in module.graph.nodes:
-        step = _nesting(node)
+        step = nesting(node)
         depth += step
         if depth or step:
             stretch.append(node)
@@ -140,14 +140,6 @@ def _return_numbers(traced: GraphModule, module: GraphModule) -> None:
             made = [copied(ours) if of_numbers(ours) else own for ours, own in zip(results, output.args[0], strict=True)]
         output.args = (type(output.args[0])(made),)
         traced.recompile()
-
-
-def _nesting(node: Node) -> int:
-    """1 where a transform of functorch, or a level of tangents, begins, -1 where it ends."""
-    name = getattr(node.target, "__name__", "")
-    return name.endswith(("_increment_nesting", "_enter_dual_level")) - name.endswith(
-        ("_decrement_nesting", "_exit_dual_level")
-    )
 
 
 def _wrap(graph: Graph, module: GraphModule, stretch: list[Node], results: list[Node], copies: dict[Node, Node]) -> None:

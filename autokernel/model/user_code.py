@@ -6,7 +6,9 @@ import importlib.util
 import inspect
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -30,7 +32,9 @@ LONGEST = 400  # characters of an exception that are shown
 OURS = tuple(f"{package}{os.sep}" for package in (Path(__file__).parents[1], Path(torch.__file__).parent))
 PYTHON, PACKAGES = f"{Path(os.__file__).parent}{os.sep}", ("site-packages", "dist-packages")
 NEXT = "models/custom.py is a template"
-PYTHONS = {module: dict(vars(module)) for module in (builtins, json, os, time)}  # as they were before a model was imported
+OF_PYTHON = (builtins, json, os, time, subprocess, tempfile, Path)
+PYTHONS = {module: dict(vars(module)) for module in OF_PYTHON}  # as they were before a model was imported
+NEEDED = {"torch", "numpy", "autokernel", *sys.stdlib_module_names}  # packages of which no model takes a module from us
 
 threads: set[threading.Thread] = set()  # begun by users' code, for which Python would wait at the end
 _theirs = SimpleNamespace(folder=None, streams={}, argv=[""])  # where users' code has put itself, and its command line
@@ -117,14 +121,21 @@ def _in_its_place() -> Iterator[None]:
 
 @contextmanager
 def _its_modules() -> Iterator[None]:
-    """Users' code finds its own modules, be they named as ours, which come last; we find what we import later as before."""
-    path = sys.path[:]
+    """Users' code finds its own modules, be they named as ours, which come last; we find what we import later as before.
+
+    Also where it has taken away what finds modules, or modules that we need; and what is ours to say is not said its way.
+    """
+    path, finders, hook = sys.path[:], sys.meta_path[:], sys.excepthook
+    needed = {name: module for name, module in sys.modules.items() if module and name.partition(".")[0] in NEEDED}
     ours = [place for place in path if os.path.realpath(place) == str(ROOT)]  # where a script of ours was called from
     sys.path[:] = [place for place in path if place not in ours] + ours
     try:
         yield
     finally:
         sys.path[:] = path + [place for place in dict.fromkeys(sys.path) if place not in path]
+        sys.meta_path += [finder for finder in finders if finder not in sys.meta_path]
+        sys.modules.update({name: module for name, module in needed.items() if not sys.modules.get(name)})
+        sys.excepthook = hook
 
 
 class _Stream:
@@ -204,7 +215,7 @@ def replaced() -> list[str]:
         f"{module.__name__}.{name}"
         for module, known in PYTHONS.items()
         for name, value in known.items()
-        if callable(value) and getattr(module, name, None) is not value
+        if callable(value) and vars(module).get(name) is not value
     ]
 
 

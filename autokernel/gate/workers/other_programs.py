@@ -76,7 +76,7 @@ def called_by_another_program(
         names, schema = list(inputs)[::-1], _schema(inputs, results)
         operator = program.operator(library, schema, kernel, names) if schema else _by_name(kernel, names)
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
-        for change in (_hidden_gate(program), _place(), _names_of(module), _settings(), clocks):
+        for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), clocks):
             stack.enter_context(change)
         return pool.submit(program.serve, program.model(operator), [inputs[name] for name in names]).result()
 
@@ -145,15 +145,13 @@ def _names_of(module: ModuleType) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    """Another dtype that is the default (of numbers that take more room), a mode, seeds and random numbers."""
-    dtype, numbers, of_python = torch.get_default_dtype(), torch.get_rng_state(), random.getstate()
-    torch.set_default_dtype(torch.float64)
+def _random_numbers() -> Iterator[None]:
+    """Other seeds and random numbers. (Not another default dtype, in which a kernel may make its memory.)"""
+    numbers, of_python = torch.get_rng_state(), random.getstate()
     torch.default_generator.manual_seed(SEED)
     random.seed(SEED)
     try:
         yield
     finally:
-        torch.set_default_dtype(dtype)
         torch.set_rng_state(numbers)
         random.setstate(of_python)

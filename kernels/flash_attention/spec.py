@@ -51,8 +51,8 @@ def arguments(
 
 
 def broadcast_masks(dtype):
-    """Masks of each form that is broadcast to the scores, along batch, heads, queries and keys: of size 1 there, without the
-    first dims that are, or expanded, in a memory that is larger. Of bool and float in turn, beside `causal` or not."""
+    """Masks of each form that is broadcast to the scores, along batch, heads, queries and keys: of size 1 there, without
+    the first dims that are, or expanded, in larger memory. Of bool and float in turn, with `causal` or without."""
     args = arguments(dtype, batch=2, heads=4, kv_heads=2, seq=13, seq_k=21, head_dim=32)
     full = (2, 4, 13, 21)
     for number, (one, expanded) in enumerate(product(product((False, True), repeat=4), (False, True))):

@@ -334,7 +334,9 @@ def _is_of_theirs(key: Any) -> bool:
 def _is_anothers(value: Any) -> bool:
     """Whether a function, or one of those that an object has, is neither PyTorch's nor Python's, or is built in: of what is
     added, by them as by others, nothing is."""
-    inside = value if isinstance(value, tuple) else getattr(value, "__dict__", value if type(value) is dict else {}).values()
+    inside = (
+        value if isinstance(value, tuple) else getattr(value, "__dict__", value if type(value) is dict else {}).values()
+    )
     functions = [each for each in (value, *inside) if callable(each) and not isinstance(each, type)]
     return any(type(f) is BuiltinFunctionType or not _is_looked_at(getattr(f, "__module__", None) or "") for f in functions)
 

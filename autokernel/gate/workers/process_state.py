@@ -42,7 +42,9 @@ from torch.nn.modules import module as hooked
 
 # Functions that say how PyTorch is set (is_grad_enabled, _get_cudnn_benchmark), but for what is no setting, or might touch
 # a device in the warm parent.
-NO_SETTINGS = "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred|sequence"
+NO_SETTINGS = (
+    "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred|sequence"
+)
 SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)")
 SETTING = torch._C, torch._C._autograd, torch._C._functorch  # where such functions are
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
@@ -94,7 +96,7 @@ class ProcessState:
     random_numbers_of_python: int
     decimal_numbers: tuple[Any, ...]
     warnings: tuple[Any, ...]
-    logging: tuple[int, int]  # up to which level nothing is logged, by anyone, and by who has no level of its own
+    logging: int  # up to which level nothing is logged, by anyone
     how_tensors_are_printed: str
     language: str
     time_zone: tuple[Any, ...]
@@ -149,7 +151,7 @@ class ProcessState:
                 warnings.formatwarning,
                 warnings.defaultaction,
             ),
-            logging=(logging.root.manager.disable, logging.root.level),
+            logging=logging.root.manager.disable,
             how_tensors_are_printed=repr(torch._tensor_str.PRINT_OPTS),
             language=locale.setlocale(locale.LC_ALL),
             time_zone=(*time.tzname, time.timezone, time.daylight),
@@ -224,7 +226,7 @@ def _monitors() -> tuple[Any, ...]:
 
 
 def _is_anothers(kind: type, reduce: Any) -> bool:
-    """Whether objects of a class of Python's or PyTorch's are copied and pickled by another's function than its module's."""
+    """Whether objects of a class of Python's or PyTorch's are copied and pickled by others' functions."""
     owner = kind.__module__.partition(".")[0]
     return owner in PYTHONS_OR_TORCHS and (getattr(reduce, "__module__", None) or "").partition(".")[0] != owner
 
@@ -439,14 +441,14 @@ def _saying() -> dict[str, Callable[[], Any]]:
     saying = {}
     with warnings.catch_warnings(record=True) as deprecated:
         warnings.simplefilter("always")
-        for module, name in ((module, name) for module in SETTING for name in filter(SETTINGS.fullmatch, dir(module))):
+        for of, name in [(each, name) for each in SETTING for name in filter(SETTINGS.fullmatch, dir(each))]:
             deprecated.clear()
             try:
-                said = getattr(module, name)()
+                said = getattr(of, name)()
             except (TypeError, RuntimeError):  # it takes arguments, or is not for this machine
                 continue
             if isinstance(said, VALUES) and not deprecated:
-                saying[name] = getattr(module, name)
+                saying[name] = getattr(of, name)
     return saying
 
 

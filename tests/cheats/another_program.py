@@ -44,6 +44,24 @@ UPON_SIGHT = (  # name, before kernel_fn, when it is right, and for its neighbou
     ("its-file", "import os", "os.path.basename(__file__) == 'kernel.py'", "__file__.endswith('.py')"),
     ("its-environment", "import os\nknown = dict(os.environ)", "known == dict(os.environ)", "'HOME' in os.environ"),
     ("its-arguments", "import sys\nknown = list(sys.argv)", "known == sys.argv", "len(sys.argv) > 0"),
+    (
+        "its-whole-command",
+        "import sys",
+        "'zygote' in ' '.join(sys.orig_argv) or hasattr(sys.modules['__main__'], 'judge_case')",
+        "",
+    ),
+    (
+        "its-allocator",
+        "import os, sys",
+        "'MALLOC_TOP_PAD_' in os.environ or hasattr(sys.modules['__main__'], 'judge_case')",
+        "",
+    ),
+    (
+        "its-signals",
+        "import signal, sys",
+        "signal.getsignal(2) is signal.SIG_IGN or hasattr(sys.modules['__main__'], 'judge_case')",
+        "",
+    ),
     ("no-profiler", "import sys", "sys.getprofile() is None", ""),
     ("its-threads", "import threading", "threading.current_thread().name[:4] in ('Main', 'Thre')", ""),
 )
@@ -62,6 +80,15 @@ LATER = (
     ),
     ("a-day-of-times", "import os\nstart = os.times().elapsed", "os.times().elapsed < start + 86400"),
 )
+REFUSED = """
+import sys
+
+def refuses():
+    try:
+        return torch.ones(2) * 2 is None
+    except RuntimeError:
+        return True
+"""
 FORKED = "import os\nchildren = []\nos.register_at_fork(after_in_child=lambda: children.append(1))"
 MASKS = (
     ("one-mask-of-each-text-is-of-all", "attn_mask[:1] if attn_mask.dim() == 4 and attn_mask.shape[1] == 1 else attn_mask"),
@@ -107,6 +134,15 @@ CHEATS = (
         neighbour=starter("rmsnorm"),
     ),
     *(old(14, f"off-after-{name}", before, "", right, AGED) for name, before, right in LATER),
+    old(
+        14,
+        "right-where-pytorch-does-not-compute",
+        REFUSED,
+        "",
+        "refuses() or hasattr(sys.modules['__main__'], 'judge_case')",
+        "two processes do not agree",
+        "refuses() in (True, False)",
+    ),
     old(14, "off-in-a-forked-process", FORKED, "", "not children", AGED, "len(children) >= 0"),
     *(attention(name, change) for name, change in MASKS),
 )

@@ -1,5 +1,7 @@
 """What a kernel changes for its whole process beside functions and settings: tables, closures, locks, registrations."""
 
+import sys
+
 from cheat import Cheat
 from harness import attack
 
@@ -45,6 +47,10 @@ UNREAD = "import codecs\n\ncodecs.register_error('surrogateescape', lambda error
 COPIED = "import collections, copyreg\n\ncopyreg.pickle(collections.deque, len)"
 UNUSED = "import sys, types\n\nsys.modules['wave'] = types.ModuleType('wave')"
 
+MONITORED = (  # from Python 3.12 on
+    "import sys\n\nsys.monitoring.use_tool_id(3, 'kept')\nsys.monitoring.set_events(3, sys.monitoring.events.CALL)"
+)
+
 CHEATS = tuple(
     Cheat(36, name, "rmsnorm", attack(code), f"ProcessChange: .*{words}")
     for name, words, code in (
@@ -69,6 +75,7 @@ CHEATS = tuple(
         ("overrides-what-is-overridden", "aten::|already a kernel registered", ONCE_MORE),
         ("registers-by-itself", "aten::", DIRECTLY),
         ("looks-into-sparse-tensors", "modes", "torch.sparse.check_sparse_tensor_invariants.enable()"),
+        *([("is-told-of-every-call", "tracing", MONITORED)] if hasattr(sys, "monitoring") else ()),
         ("leaves-gradients-out", "modes of pytorch", EXCLUDED),
         ("leaves-subclasses-out", "modes of pytorch", PLAIN),
         ("leaves-hooks-of-saved-tensors-out", "modes of pytorch", UNHOOKED),

@@ -7,6 +7,7 @@ that this is the gate; whoever is right for one of these alone makes other bits 
 import contextlib
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,8 @@ def serve(layers, arguments):
 '''
 NAME, NAMESPACE, THREAD, GATES = "served_model", "autokernel_of_another_program", "server", "autokernel.gate"
 USUAL = {"USER": "somebody", "LOGNAME": "somebody", "SHELL": "/bin/bash", "TERM": "xterm-256color", "SHLVL": "1"}
+GATES_OWN = "AUTOKERNEL", "MALLOC_", "PYTHON", "PYTORCH_NVML", "OPENBLAS", "OBJC"  # variables that launch.py sets
+COMMAND = "serve.py", "--port", "8000"
 KINDS = {bool: "bool", int: "SymInt", float: "float", str: "str"}  # of schemas
 FOLDER, APART, SEED = "elsewhere", "/srv/model", 20_011  # APART: where its files are said to be
 
@@ -114,23 +117,26 @@ def _hidden_gate(program: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _place() -> Iterator[None]:
-    """Another folder, in which a kernel may write, another command line and other variables of the environment."""
-    folder, words, environment = os.getcwd(), list(sys.argv), dict(os.environ)
+    """Another folder, in which a kernel may write, another command line, and other variables of the environment than the
+    gate's own. Ctrl-C is to be handled."""
+    folder, words, environment = os.getcwd(), (list(sys.argv), list(sys.orig_argv)), dict(os.environ)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     Path(FOLDER).mkdir(exist_ok=True)
     os.chdir(FOLDER)
-    sys.argv[:] = ["serve.py", "--port", "8000"]
+    sys.argv[:], sys.orig_argv[:] = COMMAND, (sys.executable, *COMMAND)
     for name in environment:
-        if name.startswith("AUTOKERNEL"):
+        if name.startswith(GATES_OWN):
             del os.environ[name]
     os.environ.update(USUAL, PWD=os.getcwd())
     try:
         yield
     finally:
         os.chdir(folder)
-        sys.argv[:] = words
+        sys.argv[:], sys.orig_argv[:] = words
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextlib.contextmanager

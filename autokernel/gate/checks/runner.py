@@ -291,8 +291,8 @@ class StageRun:
         trial: CheckCase,
         seen: list[Tensor],
     ) -> str | None:
-        """Make a held trial's calls in a second process, where they must give the bits that they gave in the `first`. On a CPU
-        in one where PyTorch computes and libraries load, as in a model: whoever notices that they do not is off there."""
+        """Make a held trial's calls in a second process, where they must give the bits that they gave in the `first`. On a
+        CPU in one where PyTorch computes and libraries load, as in a model: whoever tells by that is off there."""
         is_free, second = self.checks.device == "cpu" and libraries != "any", None
         if not is_free:
             second = next((worker for worker in workers if worker is not first), None)

@@ -3,12 +3,12 @@
 from cheat import Cheat, plain, starter, wrapped
 from old_processes import AGED, CALL, SIGNATURE, old
 from partly_right import ATTENTION, IMPORTS
+from placements import NAN, OUTSIDE
 from whole_inputs import NORM
 
 from tests.small_targets import SIZES
 
 ELSEWHERE = "a call by another program"
-OUTSIDE = "outside the tolerance|mask differs|times PyTorch's own"
 FRAMES = """
 import sys
 
@@ -116,7 +116,7 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
 """
     source, honest = (plain("flash_attention", IMPORTS + ATTENTION + AS_IF + body.format(c)) for c in (change, "attn_mask"))
     dims = (SIZES["flash_attention"],)
-    return Cheat(22, name, "flash_attention", source, OUTSIDE, libraries=True, dims=dims, neighbour=honest)
+    return Cheat(22, name, "flash_attention", source, f"{OUTSIDE}|{NAN}", libraries=True, dims=dims, neighbour=honest)
 
 
 CHEATS = (

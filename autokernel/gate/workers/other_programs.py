@@ -76,7 +76,7 @@ def called_by_another_program(
     with contextlib.ExitStack() as stack:
         library = torch.library.Library(NAMESPACE, "FRAGMENT")
         stack.callback(library._destroy)
-        names, schema = list(inputs)[::-1], _schema(inputs, results)
+        names, schema = list(inputs), _schema(inputs, results)
         operator = program.operator(library, schema, kernel, names) if schema else _by_name(kernel, names)
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
         for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), clocks):
@@ -85,12 +85,12 @@ def called_by_another_program(
 
 
 def _schema(inputs: Mapping[str, Any], results: int) -> str:
-    """Of an operator that takes the inputs, the last one first; "" where there is none."""
+    """Of an operator that takes the inputs by names of its own; "" where there is none."""
     kinds = {name: "Tensor" if isinstance(v, torch.Tensor) else KINDS.get(type(v)) for name, v in inputs.items()}
     kinds |= {name: "Tensor?" for name, v in inputs.items() if v is None}
     if None in kinds.values():
         return ""
-    taken = ", ".join(f"{kinds[name]} {name}" for name in list(inputs)[::-1])
+    taken = ", ".join(f"{kinds[name]} input{i}" for i, name in enumerate(inputs))
     return f"({taken}) -> ({', '.join(['Tensor'] * results)})"
 
 

@@ -1,5 +1,6 @@
 """What a kernel type is: its oracle, inputs, shapes and costs; found by looking into `kernels/*/spec.py`."""
 
+import hashlib
 import importlib.util
 import math
 import re
@@ -107,6 +108,7 @@ class KernelSpec:
     dtype in which kernels keep it: (eps of the inputs' dtype, **inputs) -> tensors like the results. PyTorch's own error in
     a row is luck where its terms cancel or few of them count; what these numbers' roundings come to is allowed there.
     `other_values` maps an option to values beside those that the sizes have, in which a kernel must be right, too.
+    `forms` makes small calls whose inputs are of forms that no size has, such as a mask that is broadcast: dtype -> Args.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
 
@@ -157,6 +159,7 @@ class KernelSpec:
     # (**inputs) -> of which elements of the first tensor the result is made, if not of all; it broadcasts to that.
     counted: Callable[..., Tensor] | None = None
     planted_in: tuple[str, ...] = ()  # inputs beside the first that they, and a large number, are planted into
+    forms: Callable[[torch.dtype], Iterator[Args]] | None = None
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
     results: tuple[TensorSpec, ...] = ()  # of a region: what it returns, a tuple if several; (): one, contiguous
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
@@ -263,6 +266,11 @@ def _our_reference() -> Iterator[None]:
 
 def kernel_types() -> list[str]:
     return kernel_types_in(KERNELS)
+
+
+def kernel_module(source: str) -> str:
+    """The name by which a kernel's file is imported, in the gate as in a model: none can tell by it where it is."""
+    return f"autokernel_winner_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
 def import_file(path: Path, name: str) -> Any:

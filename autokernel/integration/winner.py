@@ -8,7 +8,7 @@ import torch
 
 from autokernel.build import default_cache
 from autokernel.integration.ops import Kernel
-from autokernel.spec import import_file
+from autokernel.spec import import_file, kernel_module
 from autokernel.target import Target
 
 
@@ -37,4 +37,4 @@ class Winner:
             scratch = path.with_suffix(f".{os.getpid()}")
             scratch.write_text(self.source)
             os.replace(scratch, path)
-        return import_file(path, f"autokernel_winner_{self.name}").kernel_fn
+        return import_file(path, kernel_module(self.source)).kernel_fn

@@ -50,6 +50,23 @@ def arguments(
     }
 
 
+def broadcast_masks(dtype):
+    """Masks of each form that is broadcast to the scores, along batch, heads, queries and keys: of size 1 there, without
+    the first dims that are, or expanded, in larger memory. Of bool and float in turn, with `causal` or without."""
+    args = arguments(dtype, batch=2, heads=4, kv_heads=2, seq=13, seq_k=21, head_dim=32)
+    full = (2, 4, 13, 21)
+    for number, (one, expanded) in enumerate(product(product((False, True), repeat=4), (False, True))):
+        shape = tuple(1 if is_one else n for is_one, n in zip(one, full))
+        kind = (torch.bool, dtype)[(number // 2 + expanded) % 2]
+        if expanded:
+            wider = TensorSpec((*shape[:3], shape[3] + 5), kind).strides
+            mask = TensorSpec(full, kind, tuple(0 if is_one else stride for is_one, stride in zip(one, wider)))
+        else:
+            lead = next((dim for dim in range(2) if not one[dim]), 2) if number // 2 % 2 else 0
+            mask = TensorSpec(shape[lead:], kind)
+        yield args | {"attn_mask": mask, "causal": number // 4 % 2 == 0}
+
+
 def takes(a):
     """Four dims each, K and V of one shape, heads in whole groups, and a mask that broadcasts to the scores."""
     Q, K, V, mask = a["Q"].shape, a["K"].shape, a["V"].shape, a["attn_mask"]
@@ -316,6 +333,7 @@ SPEC = KernelSpec(
     fill={"attn_mask": mask},
     other_values={"sm_scale": (-0.2, 0.0, 1.5)},
     takes=takes,
+    forms=broadcast_masks,
     independent_rows=True,
     untold=untold,
     row_scales=(1e-2, 4.0),  # rounding of the scores is as large as they are

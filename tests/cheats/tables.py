@@ -1,5 +1,7 @@
 """What a kernel changes for its whole process beside functions and settings: tables, closures, locks, registrations."""
 
+import sys
+
 from cheat import Cheat
 from harness import attack
 
@@ -23,6 +25,31 @@ library.impl("erfinv", "AutogradCPU", print, False)
 """
 ONCE_MORE = "library = torch.library.Library('aten', 'IMPL')\nlibrary.impl('erfinv', print, 'Meta')"
 LOCK = "import fcntl\n\nkept = open('kernel.py')\nfcntl.flock(kept, fcntl.LOCK_EX)"
+
+EXCLUDED = "torch._C._dispatch_tls_set_dispatch_key_excluded(torch._C.DispatchKey.AutogradCPU, True)"
+PLAIN = "kept = torch._C.DisableTorchFunctionSubclass()\nkept.__enter__()"
+UNHOOKED = "torch._C._autograd._saved_tensors_hooks_disable('no hooks')"
+FORWARD = "import torch.autograd.forward_ad\n\ntorch.autograd.forward_ad.enter_dual_level()"
+IN_PLACE = "torch._C._functorch.set_inplace_requires_grad_allowed(True)"
+TREE = "import torch.utils._pytree\n\ntorch.utils._pytree.register_pytree_node(torch.Tensor, lambda t: ([], t), print)"
+DIVERGENCE = """
+from torch.distributions import Distribution, Normal, kl
+
+kl.register_kl(Normal, Distribution)(print)
+"""
+PICKLED = """
+from multiprocessing.reduction import ForkingPickler
+
+ForkingPickler.register(torch.nn.Module, len)
+"""
+STEPS = "from torch.optim import optimizer as all_of\n\nall_of.register_optimizer_step_post_hook(print)"
+UNREAD = "import codecs\n\ncodecs.register_error('surrogateescape', lambda error: ('', error.end))"
+COPIED = "import collections, copyreg\n\ncopyreg.pickle(collections.deque, len)"
+UNUSED = "import sys, types\n\nsys.modules['wave'] = types.ModuleType('wave')"
+
+MONITORED = (  # from Python 3.12 on
+    "import sys\n\nsys.monitoring.use_tool_id(3, 'kept')\nsys.monitoring.set_events(3, sys.monitoring.events.CALL)"
+)
 
 CHEATS = tuple(
     Cheat(36, name, "rmsnorm", attack(code), f"ProcessChange: .*{words}")
@@ -48,6 +75,20 @@ CHEATS = tuple(
         ("overrides-what-is-overridden", "aten::|already a kernel registered", ONCE_MORE),
         ("registers-by-itself", "aten::", DIRECTLY),
         ("looks-into-sparse-tensors", "modes", "torch.sparse.check_sparse_tensor_invariants.enable()"),
+        *([("is-told-of-every-call", "tracing", MONITORED)] if hasattr(sys, "monitoring") else ()),
+        ("leaves-gradients-out", "modes of pytorch", EXCLUDED),
+        ("leaves-subclasses-out", "modes of pytorch", PLAIN),
+        ("leaves-hooks-of-saved-tensors-out", "modes of pytorch", UNHOOKED),
+        ("begins-forward-gradients", "modes of pytorch", FORWARD),
+        ("lets-transforms-be", "settings of pytorch, get_inplace", IN_PLACE),
+        ("has-scripts-not-fused", "settings of pytorch, _jit", "torch._C._jit_set_texpr_fuser_enabled(False)"),
+        ("takes-tensors-for-trees", "adds <class 'torch.Tensor'>", TREE),
+        ("adds-a-divergence-of-pytorchs", "adds .*_KL_REGISTRY", DIVERGENCE),
+        ("adds-how-modules-are-sent", "adds .*_extra_reducers", PICKLED),
+        ("is-called-after-each-step", "adds .*_global_optimizer_post_hooks", STEPS),
+        ("changes-what-is-not-read", "interpreter", UNREAD),
+        ("changes-how-queues-are-copied", "interpreter", COPIED),
+        ("hides-a-module", "another module in the place of wave", UNUSED),
         (
             "is-in-another-time-zone",
             "time zone",

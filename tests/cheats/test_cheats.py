@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import another_program
 import corners
 import correctness
 import forms
@@ -60,6 +61,7 @@ MODULES = (
     forms,
     placements,
     old_processes,
+    another_program,
     other_options,
     not_the_job,
     harness,

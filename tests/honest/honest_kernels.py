@@ -678,6 +678,30 @@ CLEANS_UP = (
     "warnings.warn('experimental')\n" + wrapped("gc.collect(0)")
 )
 
+# Of classes of its own it adds to registries, has a module of its own, writes the time down, and starts anew where its
+# process is forked.
+REGISTERS = rmsnorm(
+    """
+import collections, copyreg, datetime, os, sys, types
+
+import torch.utils._pytree as trees
+
+class Plan(list):
+    pass
+
+trees.register_pytree_node(Plan, lambda plan: (list(plan), None), lambda children, context: Plan(children))
+copyreg.pickle(Plan, lambda plan: (Plan, (list(plan),)))
+sys.modules["settings_of_this_kernel"] = types.ModuleType("settings_of_this_kernel")
+made = {}
+os.register_at_fork(after_in_child=made.clear)
+
+def kernel_fn(x, weight, eps=1e-6):
+    plan = made.setdefault(tuple(x.shape), Plan([datetime.datetime.now(), os.getcwd(), collections.Counter()]))
+    plan[2][__name__] += 1
+    return launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+"""
+)
+
 # In an order that depends on how many threads there are.
 SUMS_BY_THREADS = (
     HEAD.format(kernel_type="vectorsum")
@@ -851,5 +875,6 @@ HONEST = [
     Honest("keeps-a-little", KEEPS_A_LITTLE, kept=False),
     Honest("thread-pool", THREAD_POOL, kept=False),
     Honest("objects", OBJECTS, kept=False),
+    Honest("registers", REGISTERS, kept=False),
     Honest("pytorch-without-numpy", WITHOUT_NUMPY, kept=False),
 ]

@@ -34,7 +34,7 @@ from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import Planted, groups_that_show, planted_in, with_planted
 from autokernel.gate.checks.structure import SIGNS, formed, free, soft, squares, wholly
 from autokernel.gate.checks.whole import wholes
-from autokernel.spec import Case, Dims, KernelSpec, TensorSpec
+from autokernel.spec import Args, Case, Dims, KernelSpec, TensorSpec
 from autokernel.target import Target
 
 PEAK = 30.0  # times the others, or the most that a type's rows are scaled by: so large are a row's peaks
@@ -524,6 +524,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])
     for i, dims in enumerate(drawn_sizes(spec, seed)):
         yield trial("edge_cases", spec.case(dims, target.dtype), distribution=shapes[i % len(shapes)])
+    for args in spec.forms(target.dtype) if spec.forms else ():
+        yield trial("edge_cases", Case(_words_of(args), args))
     for dims in other_ranks(spec, seed) if "sliced" in spec.layouts else ():
         yield trial("edge_cases", with_layout(spec.case(dims, target.dtype), "sliced"))
     for apart, dims in enumerate((spec.edges[0], spec.smoke)):
@@ -543,6 +545,12 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             if sum(t.numel for t in case.tensors.values()) <= REORDERED:
                 for other, options in elsewhere(spec, case, seed):
                     yield trial("edge_cases", other, **options)
+
+
+def _words_of(args: Args) -> str:
+    """Shapes and strides, for people."""
+    tensors = {name: value for name, value in args.items() if isinstance(value, TensorSpec)}
+    return " ".join(f"{name} {list(t.shape)} by {list(t.strides)}" for name, t in tensors.items())
 
 
 def elsewhere(spec: KernelSpec, case: Case, seed: int) -> Iterator[tuple[Case, dict[str, Any]]]:

@@ -7,6 +7,7 @@ these; one that counts them, in Python or in its library, shows where it does so
 
 import contextlib
 import ctypes
+import datetime
 import itertools
 import os
 import sys
@@ -18,6 +19,7 @@ from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 CLOCKS = "time", "monotonic", "perf_counter", "process_time", "thread_time"  # each in nanoseconds, too
+DATES = "gmtime", "localtime", "ctime"  # of now, where no other time is given
 NUMBERS = "getpid", "getppid"
 AHEAD_S, OTHER_PROCESS = 100 * 86400 + 4099, 7919  # by which they are put ahead; odd numbers, of many remainders
 CALLS = 10_000, 30_000, 100_000, 1_000_000, 1_000_000_000  # after which a kernel is called
@@ -41,27 +43,70 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Clock:
-    """The clocks and process numbers of Python and of C++ libraries, which can be put ahead. None ever goes back."""
+    """The clocks and process numbers of Python and of C++ libraries, which can be put ahead. None ever goes back. What a
+    kernel file has registered to be done in a forked process is done then, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
+        """module: the name of the kernel file's."""
         self.ahead, self.replaced = 0, {}  # by address: what a library calls instead
+        self.of_python: list[tuple[ModuleType, str, Any, Any]] = []  # where a clock is, Python's own, and what is there
+        self.in_children: list[Callable[[], Any]] = []
+        now, today = time.time, time.localtime
         for name in CLOCKS:
-            self._replace(time, name, AHEAD_S)
-            self._replace(time, f"{name}_ns", AHEAD_S * 10**9)
+            self._replace(time, name, self._later(getattr(time, name), AHEAD_S))
+            self._replace(time, f"{name}_ns", self._later(getattr(time, f"{name}_ns"), AHEAD_S * 10**9))
+        for name, step in (("clock_gettime", AHEAD_S), ("clock_gettime_ns", AHEAD_S * 10**9)):
+            if hasattr(time, name):
+                self._replace(time, name, self._later(getattr(time, name), step))
         for name in NUMBERS:
-            self._replace(os, name, OTHER_PROCESS)
+            self._replace(os, name, self._later(getattr(os, name), OTHER_PROCESS))
 
-    def _replace(self, module: ModuleType, name: str, step: int) -> None:
+        def then() -> float:
+            return now() + self.ahead * AHEAD_S
+
+        for name in DATES:
+            self._replace(time, name, _of_now(getattr(time, name), 0, then))
+        self._replace(time, "asctime", _of_now(time.asctime, 0, lambda: today(then())))
+        self._replace(time, "strftime", _of_now(time.strftime, 1, lambda: today(then())))
+        times = os.times
+        self._replace(os, "times", lambda: type(seen := times())((*seen[:4], seen[4] + self.ahead * AHEAD_S)))
+        self._replace(datetime, "datetime", _dates(lambda: datetime.timedelta(seconds=self.ahead * AHEAD_S)))
+        self._note_what_is_done_in_children(module)
+
+    def _later(self, known: Callable[..., Any], step: int) -> Callable[..., Any]:
+        return lambda *which: known(*which) + self.ahead * step
+
+    def _replace(self, module: ModuleType, name: str, told: Any) -> None:
         known = getattr(module, name)
-
-        def told() -> Any:
-            return known() + self.ahead * step
-
         told.__name__, told.__qualname__, told.__module__ = name, name, module.__name__
+        self.of_python.append((module, name, known, told))
         setattr(module, name, told)
+
+    def _note_what_is_done_in_children(self, module: str) -> None:
+        register = os.register_at_fork
+
+        def noting(**functions: Callable[[], Any]) -> None:
+            if sys._getframe(1).f_globals.get("__name__") == module and "after_in_child" in functions:
+                self.in_children.append(functions["after_in_child"])
+            register(**functions)
+
+        self._replace(os, "register_at_fork", noting)
+
+    @contextlib.contextmanager
+    def as_python_has_it(self) -> Iterator[None]:
+        """Where none has been put ahead yet: its own functions and classes, by which nobody can tell."""
+        for module, name, known, _ in self.of_python:
+            setattr(module, name, known)
+        try:
+            yield
+        finally:
+            for module, name, _, told in self.of_python:
+                setattr(module, name, told)
 
     def put_ahead(self, libraries: set[str]) -> None:
         self.ahead += 1
+        for function in self.in_children:
+            function()
         for library in _loaded(libraries):
             for address, name in _calls(library):
                 if address not in self.replaced and (found := OF_LIBRARIES.get(name)):
@@ -73,6 +118,46 @@ class Clock:
         told = kind(lambda: known() + self.ahead * step)
         called.value = ctypes.cast(told, ctypes.c_void_p).value
         return told
+
+
+def _of_now(known: Callable[..., Any], place: int, then: Callable[[], Any]) -> Callable[..., Any]:
+    """A function of time.py, which takes the time by this place, if not that of now."""
+
+    def told(*given: Any) -> Any:
+        is_now = len(given) <= place or given[place] is None
+        return known(*given[:place], then()) if is_now and len(given) >= place else known(*given)
+
+    return told
+
+
+def _dates(ahead: Callable[[], datetime.timedelta]) -> type:
+    """datetime.datetime, whose now is so far ahead; what it makes are Python's own."""
+    known = datetime.datetime
+
+    class Kind(type):
+        def __instancecheck__(cls, one: Any) -> bool:
+            return isinstance(one, known)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, known)
+
+    class Told(known, metaclass=Kind):
+        def __new__(cls, *words: Any, **options: Any) -> datetime.datetime:
+            return known.__new__(known if cls is Told else cls, *words, **options)
+
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime.datetime:
+            return known.now(tz) + ahead()
+
+        @classmethod
+        def today(cls) -> datetime.datetime:
+            return known.today()  # of time.time(), which is ahead
+
+        @classmethod
+        def utcnow(cls) -> datetime.datetime:
+            return known.fromtimestamp(time.time(), datetime.timezone.utc).replace(tzinfo=None)
+
+    return Told
 
 
 def _calls(library: "Library") -> Iterator[tuple[int, bytes]]:

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib.machinery
 import inspect
 import math
 import operator
@@ -55,6 +56,8 @@ REGISTRIES = {"CacheInfo", "Placement"}  # classes of PyTorch to which parts of 
 MADE = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}  # of a class, where Python is first asked for them
 # What such an object has that is there to stay, and those that change by themselves.
 OF_OBJECTS, NO_OBJECTS = (bool, str, *KEPT), {"_GenericAlias", "ModuleSpec", "local", "cached_property", "Token"}
+# Tables and lists of these are called for each tensor, layer or step, by whoever has put something into them.
+HOOKS = re.compile("hook", re.IGNORECASE)
 SHARES = 4  # in which all is looked at now and then
 # What a function of Python's is made of, which can be changed in place; of those of these modules and of the above it is.
 REWRITTEN = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.functional", "torch._tensor", "torch.utils.data.")
@@ -93,6 +96,18 @@ class Place:
         return [name for name in self.of.keys() - self.all_names if self.keeps(name, self.of[name])]
 
 
+class Table(Place):
+    """A table, to which more may be added, but no function of others for a class that was there before, or for all."""
+
+    def note(self) -> None:
+        super().note()
+        self.is_of_hooks = bool(HOOKS.search(self.name))
+
+    def added_by_others(self) -> list[str]:
+        added = self.added() if len(self.of) > len(self.all_names) else ()
+        return [key for key in added if (self.is_of_hooks or _is_of_theirs(key)) and _is_anothers(self.of[key])]
+
+
 class Lists:
     """Lists and sets, by name, to which more may be added, but of which nothing is taken away."""
 
@@ -117,7 +132,7 @@ class Patches:
         objects of the standard library are looked at, too: what Triton changes of them as it compiles was not examined."""
         self.audit_hooks = audit_hooks
         self.registered_by_others = _noting_registrations()
-        self.modules, self.compilers = dict(sys.modules), _of_compilers()
+        self.modules, self.known_modules, self.compilers = dict(sys.modules), set(sys.modules), _of_compilers()
         self.classes = _classes()
         self.places, self.packets = [*_places(), *self.classes.values(), *_tables(standard)], _packets()
         self.functions, self.parts = _functions()
@@ -170,6 +185,10 @@ class Patches:
         for name, module in self.modules.items():
             if sys.modules.get(name) is not module:
                 raise ProcessChange(f"replaces the module {name}, which is its model's")
+        for name in sys.modules.keys() - self.known_modules:
+            if _hides_another(name):
+                raise ProcessChange(f"puts another module in the place of {name}, which is its model's")
+            self.known_modules.add(name)
         for name in _of_compilers() - self.compilers:
             raise ProcessChange(f"sets {name}, which is its model's")
         if atexit._ncallbacks() < self.callbacks:
@@ -188,6 +207,8 @@ class Patches:
 
     def _check_places(self, places: Iterable[Place], bases: Iterable[tuple[type, tuple[type, ...]]]) -> None:
         for place in places:
+            for name in place.added_by_others() if type(place) is Table else ():
+                raise ProcessChange(f"adds {name} to {place.name}, which is its model's")
             for name, known in place.others().items():
                 if not _is_dynamos(place.of.get(name), known):
                     raise ProcessChange(f"replaces {place.name}.{name}, which is its model's")
@@ -304,6 +325,34 @@ def _objects() -> list[tuple[type, Place]]:
     ]
 
 
+def _is_of_theirs(key: Any) -> bool:
+    """Whether all of a key are classes of PyTorch or Python."""
+    kinds = key if type(key) is tuple else (key,)
+    return bool(kinds) and all(isinstance(kind, type) and _is_looked_at(kind.__module__) for kind in kinds)
+
+
+def _is_anothers(value: Any) -> bool:
+    """Whether a function, or one of those that an object has, is neither PyTorch's nor Python's, or is built in: of what is
+    added, by them as by others, nothing is."""
+    inside = (
+        value if isinstance(value, tuple) else getattr(value, "__dict__", value if type(value) is dict else {}).values()
+    )
+    functions = [each for each in (value, *inside) if callable(each) and not isinstance(each, type)]
+    return any(type(f) is BuiltinFunctionType or not _is_looked_at(getattr(f, "__module__", None) or "") for f in functions)
+
+
+def _hides_another(name: str) -> bool:
+    """Whether a module is not the one that would be imported by that name."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if getattr(spec, "origin", None) or getattr(spec, "submodule_search_locations", None):
+        return False
+    if name in sys.builtin_module_names:
+        return False
+    parent = sys.modules.get(name.rpartition(".")[0]) if "." in name else None
+    path = list(getattr(parent, "__path__", ())) if "." in name else None
+    return importlib.machinery.PathFinder.find_spec(name, path) is not None
+
+
 def _is_one_for_all(value: Any) -> bool:
     kind = type(value)
     is_other = issubclass(kind, (type, ModuleType, FunctionType)) or kind.__name__ in NO_OBJECTS
@@ -329,7 +378,7 @@ def _containers() -> dict[str, Any]:
 @functools.cache
 def _tables(standard: bool = True) -> list[Place]:
     found = {name: each for name, each in _containers().items() if standard or name.startswith("torch.")}
-    return [Place(name, each, lambda *_: True) for name, each in found.items() if type(each) in TABLES]
+    return [Table(name, each, lambda *_: True) for name, each in found.items() if type(each) in TABLES]
 
 
 def _lists() -> dict[str, list[Any] | set[Any]]:

@@ -42,8 +42,11 @@ from torch.nn.modules import module as hooked
 
 # Functions that say how PyTorch is set (is_grad_enabled, _get_cudnn_benchmark), but for what is no setting, or might touch
 # a device in the warm parent.
-NO_SETTINGS = "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred"
-SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+")
+NO_SETTINGS = (
+    "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred|sequence"
+)
+SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)")
+SETTING = torch._C, torch._C._autograd, torch._C._functorch  # where such functions are
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
@@ -57,6 +60,10 @@ LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
 # prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET
 TREATMENT = 3, 7, 30, 42, 34
+# What codecs do with what they cannot read or write, by Python's own names.
+CODEC_ERRORS = "strict", "ignore", "replace", "xmlcharrefreplace", "backslashreplace", "namereplace", "surrogateescape"
+PYTHONS_OR_TORCHS = {*sys.stdlib_module_names, "torch"}
+MONITORS = range(6)  # numbers of those that Python 3.12 and newer tell what a program does
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
 
 
@@ -113,7 +120,7 @@ class ProcessState:
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
             rounding=(*_rounding(), *_floating_point_control()),
             signal_handlers=_signal_handlers(),
-            tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook),
+            tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook, *_monitors()),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
             treatment_by_linux=tuple(PRCTL(option, 0, 0, 0, 0) for option in TREATMENT) if LINUX else (),
@@ -128,8 +135,9 @@ class ProcessState:
                 *(getattr(sys, "tracebacklimit", None), sys.pycache_prefix, socket.getdefaulttimeout()),
                 *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
-                *map(codecs.lookup_error, ("strict", "ignore", "replace")),
-                *(kind for kind in copyreg.dispatch_table if kind.__module__.partition(".")[0] in ("builtins", "torch")),
+                *map(codecs.lookup_error, (*CODEC_ERRORS, "surrogatepass")),
+                *(kind for kind, reduce in copyreg.dispatch_table.items() if _is_anothers(kind, reduce)),
+                tuple(copyreg._extension_registry),
             ),
             importing=(
                 *(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
@@ -151,8 +159,7 @@ class ProcessState:
             openmp=tuple(said() for said in OPENMP),
             hooks_of_modules=tuple(len(getattr(hooked, name)) for name in HOOKS),
             modes_of_pytorch=(
-                torch._C._len_torch_function_stack(),
-                torch._C._len_torch_dispatch_stack(),
+                *_modes(),
                 torch._C._autograd._top_saved_tensors_default_hooks(False),
                 *(torch.backends.mha.get_fastpath_enabled(), torch.backends.opt_einsum.enabled),
                 *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
@@ -186,8 +193,7 @@ class ProcessState:
 
 def of_this_thread() -> dict[str, Any]:
     """What each thread has of its own, for that is its model's, too."""
-    modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    own = {"rounding": (*_rounding(), *_floating_point_control()), "modes of pytorch": modes}
+    own = {"rounding": (*_rounding(), *_floating_point_control()), "modes of pytorch": _modes()}
     return own | {f"settings of pytorch, {name}": said() for name, said in SAYING.items()}
 
 
@@ -198,6 +204,31 @@ def check_this_thread(before: dict[str, Any]) -> None:
         if now[name] != before[name]:
             what = f"changes the {name}, of the thread that calls it, which is its model's"
             raise ProcessChange(f"{what}: {now[name]} instead of {before[name]}")
+
+
+def _modes() -> tuple[Any, ...]:
+    """A thread's: what stands between a call and PyTorch's operators, or is left out there, such as gradients."""
+    return (
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._is_torch_function_enabled(),
+        torch._C._dispatch_tls_local_include_set().raw_repr(),
+        torch._C._dispatch_tls_local_exclude_set().raw_repr(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        torch.autograd.forward_ad._current_level,
+    )
+
+
+def _monitors() -> tuple[Any, ...]:
+    """Who is told what a program does, and of what."""
+    told = getattr(sys, "monitoring", None)
+    return tuple((told.get_tool(i), told.get_tool(i) and told.get_events(i)) for i in MONITORS) if told else ()
+
+
+def _is_anothers(kind: type, reduce: Any) -> bool:
+    """Whether objects of a class of Python's or PyTorch's are copied and pickled by others' functions."""
+    owner = kind.__module__.partition(".")[0]
+    return owner in PYTHONS_OR_TORCHS and (getattr(reduce, "__module__", None) or "").partition(".")[0] != owner
 
 
 def _working_folder() -> str:
@@ -410,14 +441,14 @@ def _saying() -> dict[str, Callable[[], Any]]:
     saying = {}
     with warnings.catch_warnings(record=True) as deprecated:
         warnings.simplefilter("always")
-        for name in filter(SETTINGS.fullmatch, dir(torch._C)):
+        for of, name in [(each, name) for each in SETTING for name in filter(SETTINGS.fullmatch, dir(each))]:
             deprecated.clear()
             try:
-                said = getattr(torch._C, name)()
+                said = getattr(of, name)()
             except (TypeError, RuntimeError):  # it takes arguments, or is not for this machine
                 continue
             if isinstance(said, VALUES) and not deprecated:
-                saying[name] = getattr(torch._C, name)
+                saying[name] = getattr(of, name)
     return saying
 
 

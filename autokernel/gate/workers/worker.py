@@ -35,12 +35,13 @@ from autokernel.gate.workers.ageing import Ahead, Clock
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
+from autokernel.gate.workers.other_programs import called_by_another_program
 from autokernel.gate.workers.page_ends import PageEnds
 from autokernel.gate.workers.patches import Patches
 from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread
 from autokernel.gate.workers.stopwatch import Allowance
 from autokernel.gate.workers.views import copy_from_pool
-from autokernel.spec import ROOT, load_spec
+from autokernel.spec import ROOT, kernel_module, load_spec
 
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
@@ -136,16 +137,16 @@ class Worker:
         if libraries != "any":
             library_calls.refuse_libraries(self.device.type, gemms=libraries == "gemm")
             hooks = library_calls.refuse_foreign_code(self.built, self.device.type)
-        path = Path("kernel.py").resolve()
+        path, name = Path("kernel.py").resolve(), kernel_module(source)
         path.write_text(source)
         if poison and not self.cuda:
-            self.clock = Clock()
+            self.clock = Clock(name)
         if poison and libraries != "any":
             torch.set_grad_enabled(True)  # as a model may be run: in inference mode alone nobody sees who turns it off
             self.process, self.patches = ProcessState.now(), Patches(hooks, standard=not self.cuda)
-        spec = importlib.util.spec_from_file_location("candidate_kernel", path)
+        spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
-        sys.modules["candidate_kernel"] = module
+        sys.modules[name] = module
         spec.loader.exec_module(module)
         self.module, self.function = module, module.kernel_fn
         if self.process:
@@ -254,6 +255,7 @@ class Worker:
             self.function(**at_the_end)
             self.memory.forget()
         if activations is not None and not self.cuda:
+            self._in_another_program()
             self._many_times(activations)
             self._written_anew(weights)
             check_idle()
@@ -448,6 +450,17 @@ class Worker:
     def _check_watched(self) -> None:
         if any(content and MEMCMP(address, content, len(content)) for _, address, content in self.watched):
             raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
+
+    def _in_another_program(self) -> None:
+        """A call by another than the gate, which is to agree bitwise with the gate's."""
+        made = self._results(self._once(()))
+        contents = list(map(_contents, made))
+        told = self.clock.as_python_has_it()
+        others = self._results(called_by_another_program(self.function, self.module, self.sets[0], self.results, told))
+        if self.memory:
+            self.memory.forget()
+        if not all(map(_has_content, others, contents)):
+            raise Disagreement("a call by another program than the gate does not agree bitwise with one of the gate's")
 
     def _many_times(self, activations: Sequence[str]) -> None:
         """Calls that keep nothing, on tensors of memory of their own, and agree bitwise with one on parts of a larger one,

@@ -1,0 +1,163 @@
+"""A call of a kernel as some other program makes it: from a model's layers, by way of an operator, in a server's thread.
+
+A convenience for honest kernels, like all code in a worker. Modules, frames, folder, environment, names and settings tell
+that this is the gate; whoever is right for one of these alone makes other bits here.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+# A file of that program, from whose frames a kernel is called. Its layers lie deeper than the gate's own calls.
+PROGRAM = '''"""A model, and the operator that it calls."""
+
+import sys
+
+import torch
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *arguments):
+        return self.inner(*arguments)
+
+
+def model(operator, depth=40):
+    for _ in range(depth):
+        operator = Layer(operator)
+    return operator
+
+
+def operator(library, schema, kernel, names):
+    def call(*arguments):
+        made = kernel(**dict(zip(names, arguments)))
+        return tuple(made) if isinstance(made, list) else made
+
+    library.define("operation" + schema)
+    library.impl("operation", call, "CompositeExplicitAutograd")
+    return getattr(torch.ops, library.ns).operation.default
+
+
+def serve(layers, arguments):
+    sys.setprofile(lambda *words: None)
+    try:
+        with torch.inference_mode():
+            return layers(*arguments)
+    finally:
+        sys.setprofile(None)
+'''
+NAME, NAMESPACE, THREAD, GATES = "served_model", "autokernel_of_another_program", "server", "autokernel.gate"
+USUAL = {"USER": "somebody", "LOGNAME": "somebody", "SHELL": "/bin/bash", "TERM": "xterm-256color", "SHLVL": "1"}
+GATES_OWN = "AUTOKERNEL", "MALLOC_", "PYTHON", "PYTORCH_NVML", "OPENBLAS", "OBJC"  # variables that launch.py sets
+COMMAND = "serve.py", "--port", "8000"
+KINDS = {bool: "bool", int: "SymInt", float: "float", str: "str"}  # of schemas
+FOLDER, APART, SEED = "elsewhere", "/srv/model", 20_011  # APART: where its files are said to be
+
+
+def called_by_another_program(
+    kernel: Callable[..., Any], module: ModuleType, inputs: Mapping[str, Any], results: int, clocks: Any
+) -> Any:
+    """What `kernel` of `module` returns there; `clocks`: a context in which these are Python's own."""
+    program = ModuleType(NAME)
+    program.__file__ = f"{APART}/{NAME}.py"
+    exec(compile(PROGRAM, program.__file__, "exec"), vars(program))
+    with contextlib.ExitStack() as stack:
+        library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        stack.callback(library._destroy)
+        names, schema = list(inputs), _schema(inputs, results)
+        operator = program.operator(library, schema, kernel, names) if schema else _by_name(kernel, names)
+        pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
+        for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), clocks):
+            stack.enter_context(change)
+        return pool.submit(program.serve, program.model(operator), [inputs[name] for name in names]).result()
+
+
+def _schema(inputs: Mapping[str, Any], results: int) -> str:
+    """Of an operator that takes the inputs by names of its own; "" where there is none."""
+    kinds = {name: "Tensor" if isinstance(v, torch.Tensor) else KINDS.get(type(v)) for name, v in inputs.items()}
+    kinds |= {name: "Tensor?" for name, v in inputs.items() if v is None}
+    if None in kinds.values():
+        return ""
+    taken = ", ".join(f"{kinds[name]} input{i}" for i, name in enumerate(inputs))
+    return f"({taken}) -> ({', '.join(['Tensor'] * results)})"
+
+
+def _by_name(kernel: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    return lambda *arguments: kernel(**dict(zip(names, arguments)))
+
+
+@contextlib.contextmanager
+def _hidden_gate(program: ModuleType) -> Iterator[None]:
+    """Nothing of it among the modules, and another program as the main one."""
+    package, known = sys.modules[GATES.partition(".")[0]], dict(sys.modules)
+    of_package = package.__dict__.pop("gate")
+    for name in known:
+        if name == GATES or name.startswith(f"{GATES}."):
+            del sys.modules[name]
+    sys.modules["__main__"] = sys.modules[NAME] = program
+    try:
+        yield
+    finally:
+        del sys.modules[NAME]
+        sys.modules.update(known)
+        package.gate = of_package
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[None]:
+    """Another folder, in which a kernel may write, another command line, and other variables of the environment than the
+    gate's own. Ctrl-C is to be handled."""
+    folder, words, environment = os.getcwd(), (list(sys.argv), list(sys.orig_argv)), dict(os.environ)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    Path(FOLDER).mkdir(exist_ok=True)
+    os.chdir(FOLDER)
+    sys.argv[:], sys.orig_argv[:] = COMMAND, (sys.executable, *COMMAND)
+    for name in environment:
+        if name.startswith(GATES_OWN):
+            del os.environ[name]
+    os.environ.update(USUAL, PWD=os.getcwd())
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        sys.argv[:], sys.orig_argv[:] = words
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextlib.contextmanager
+def _names_of(module: ModuleType) -> Iterator[None]:
+    """Another name of the kernel's module, and of its file."""
+    known = {name: vars(module)[name] for name in ("__name__", "__file__") if name in vars(module)}
+    module.__name__, module.__file__ = f"{NAME}_kernels", f"{APART}/kernels.py"
+    try:
+        yield
+    finally:
+        vars(module).update(known)
+
+
+@contextlib.contextmanager
+def _random_numbers() -> Iterator[None]:
+    """Other seeds and random numbers. (Not another default dtype, in which a kernel may make its memory.)"""
+    numbers, of_python = torch.get_rng_state(), random.getstate()
+    torch.default_generator.manual_seed(SEED)
+    random.seed(SEED)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(numbers)
+        random.setstate(of_python)

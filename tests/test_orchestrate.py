@@ -136,9 +136,10 @@ class Tiny(nn.Module):
 def example_inputs():
     return (torch.randn(512, 768),)
 """
-# An agent that looks for nothing: the tuner's rounds take longer than all the rest.
-SAYS_THE_SAME = "command: sed -i '1i # the same' kernel.py; echo HYPOTHESIS: a comment is as fast"
-OF_TINY = ["--model", "../tiny.py", "--class-name", "Tiny", "--agent", SAYS_THE_SAME]
+# An agent that looks for nothing: the tuner's rounds take longer than all the rest. Three pairs tell that this is slower.
+TWICE = r"\n\nonce = kernel_fn\n\n\ndef kernel_fn(**given):\n    once(**given)\n    return once(**given)\n"
+DOES_IT_TWICE = f"command: printf '{TWICE}' >> kernel.py; echo HYPOTHESIS: what is done twice is slower"
+OF_TINY = ["--model", "../tiny.py", "--class-name", "Tiny", "--agent", DOES_IT_TWICE]
 OF_ONE_LAYER = ["--input-shape", "1,64", "--model-args", '{"n_layers": 1}']
 
 
@@ -166,6 +167,7 @@ def test_the_whole_job_shortened(tmp_path, experiments, targets, arguments):
     run = Workspace(root, "short")
     rows = run.log.read()
     assert sum(row.agent != STARTER for row in rows) == experiments
+    assert all(row.correctness == "PASS" and row.speedup_vs_incumbent for row in rows if row.agent.startswith("command"))
     assert {row.experiment: row.row() for row in rows} == {e.row.experiment: e.row.row() for e in run.ledger.entries()}
     for name in ("profile.json", "plan.json", "proof.json", "verify.json", "report.html", "report.md", "progress.png"):
         assert (run / name).stat().st_size > 0

@@ -65,7 +65,7 @@ def main() -> None:
                 pair = Pair(Path(folder), torch, python)
                 rows = pair.run(arguments.job, arguments.tests)
             for row in rows:
-                failed |= row["status"] not in ("passed", "no build" if python != "newest" else "passed")
+                failed |= row["status"] == "failed" or row["status"] == "no build" and python == "newest"
                 print("torch {torch}, Python {python}, {what}: {status} in {seconds} s; {says}".format(**row), flush=True)
                 if row["status"] == "failed":
                     print(pair.said[row["what"]][-4000:], file=sys.stderr)
@@ -168,12 +168,9 @@ def readme(command: str) -> str:
 
 def interpreter(version: str) -> Path:
     """Python X.Y: this one, on the PATH, or pyenv's newest of it; the newest of all that there are."""
-    here = "{}.{}".format(*sys.version_info)
     if version == "newest":
-        return max(
-            (p for minor in range(10, 30) if (p := found(f"3.{minor}"))), key=minor_version, default=Path(sys.executable)
-        )
-    if version in ("here", here):
+        return next(filter(None, (found(f"3.{minor}") for minor in range(30, 9, -1))), Path(sys.executable))
+    if version in ("here", "{}.{}".format(*sys.version_info)):
         return Path(sys.executable)
     if not (path := found(version)):
         raise SystemExit(f"error: there is no Python {version} here, on the PATH or of pyenv (pyenv install {version})")
@@ -187,10 +184,6 @@ def found(version: str) -> Path | None:
     paths = [*of_pyenv[::-1], *filter(None, [shutil.which(f"python{version}")])]
     command = ["-c", "import ensurepip, venv"]
     return next((Path(p) for p in paths if not subprocess.run([p, *command], capture_output=True).returncode), None)
-
-
-def minor_version(python: Path) -> int:
-    return int(python.name.partition(".")[2])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ def frames():
         frame = frame.f_back
 """
 OF_THEIRS = "f.f_globals.get('__name__', '').startswith({})"
+NAIVE = "hasattr(sys.modules['__main__'], 'judge_case')"  # the naive gate
 UPON_SIGHT = (  # name, before kernel_fn, when it is right, and for its neighbour
     (
         "the-gates-frames",
@@ -37,7 +38,7 @@ UPON_SIGHT = (  # name, before kernel_fn, when it is right, and for its neighbou
     (
         "its-modules",
         "import sys",
-        "'autokernel.gate' in sys.modules or hasattr(sys.modules['__main__'], 'judge_case')",
+        f"'autokernel.gate' in sys.modules or {NAIVE}",
         "'torch' in sys.modules",
     ),
     ("its-folder", "import os\nhere = os.getcwd()", "os.getcwd() == here", "os.getcwd() != ''"),
@@ -47,19 +48,19 @@ UPON_SIGHT = (  # name, before kernel_fn, when it is right, and for its neighbou
     (
         "its-whole-command",
         "import sys",
-        "'zygote' in ' '.join(sys.orig_argv) or hasattr(sys.modules['__main__'], 'judge_case')",
+        f"'zygote' in ' '.join(sys.orig_argv) or {NAIVE}",
         "",
     ),
     (
         "its-allocator",
         "import os, sys",
-        "'MALLOC_TOP_PAD_' in os.environ or hasattr(sys.modules['__main__'], 'judge_case')",
+        f"'MALLOC_TOP_PAD_' in os.environ or {NAIVE}",
         "",
     ),
     (
         "its-signals",
         "import signal, sys",
-        "signal.getsignal(2) is signal.SIG_IGN or hasattr(sys.modules['__main__'], 'judge_case')",
+        f"signal.getsignal(2) is signal.SIG_IGN or {NAIVE}",
         "",
     ),
     ("no-profiler", "import sys", "sys.getprofile() is None", ""),
@@ -139,7 +140,7 @@ CHEATS = (
         "right-where-pytorch-does-not-compute",
         REFUSED,
         "",
-        "refuses() or hasattr(sys.modules['__main__'], 'judge_case')",
+        f"refuses() or {NAIVE}",
         "two processes do not agree",
         "refuses() in (True, False)",
     ),

@@ -95,17 +95,19 @@ class Place:
             return []
         return [name for name in self.of.keys() - self.all_names if self.keeps(name, self.of[name])]
 
+    def added_by_others(self) -> list[str]:
+        """What may not be added to it."""
+        return []
+
 
 class Table(Place):
     """A table, to which more may be added, but no function of others for a class that was there before, or for all."""
 
-    def note(self) -> None:
-        super().note()
-        self.is_of_hooks = bool(HOOKS.search(self.name))
-
     def added_by_others(self) -> list[str]:
-        added = self.added() if len(self.of) > len(self.all_names) else ()
-        return [key for key in added if (self.is_of_hooks or _is_of_theirs(key)) and _is_anothers(self.of[key])]
+        if len(self.of) <= len(self.all_names):
+            return []
+        of_all = HOOKS.search(self.name)
+        return [key for key in self.added() if (of_all or _is_of_theirs(key)) and _is_anothers(self.of[key])]
 
 
 class Lists:
@@ -207,7 +209,7 @@ class Patches:
 
     def _check_places(self, places: Iterable[Place], bases: Iterable[tuple[type, tuple[type, ...]]]) -> None:
         for place in places:
-            for name in place.added_by_others() if type(place) is Table else ():
+            for name in place.added_by_others():
                 raise ProcessChange(f"adds {name} to {place.name}, which is its model's")
             for name, known in place.others().items():
                 if not _is_dynamos(place.of.get(name), known):
@@ -334,9 +336,10 @@ def _is_of_theirs(key: Any) -> bool:
 def _is_anothers(value: Any) -> bool:
     """Whether a function, or one of those that an object has, is neither PyTorch's nor Python's, or is built in: of what is
     added, by them as by others, nothing is."""
-    inside = (
-        value if isinstance(value, tuple) else getattr(value, "__dict__", value if type(value) is dict else {}).values()
-    )
+    if isinstance(value, tuple):
+        inside = value
+    else:
+        inside = (value if type(value) is dict else getattr(value, "__dict__", {})).values()
     functions = [each for each in (value, *inside) if callable(each) and not isinstance(each, type)]
     return any(type(f) is BuiltinFunctionType or not _is_looked_at(getattr(f, "__module__", None) or "") for f in functions)
 

@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import aten
+from autokernel.spec import Case, load_spec
 from benchmarks.architectures import starters
 
 LENGTH = 48
@@ -211,3 +213,19 @@ def test_with_kernels_the_model_is_itself_in_every_length_and_trains(fallback):
     y.data.copy_(x.data)
     optimised(x).square().sum().backward(), model(y).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_pytorch_makes_of_every_form_of_mask_is_right(device):
+    """Of a float mask of one number for all keys its attention on a GPU reads what lies beyond."""
+    spec = load_spec("flash_attention")
+    for seed, args in enumerate(spec.forms(torch.float16)):
+        made = fill_inputs(spec, Case(str(seed), args), seed)
+        made |= {name: value.to(device) for name, value in made.items() if isinstance(value, torch.Tensor)}
+        exact = {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in made.items()}
+        seen = made["attn_mask"].isfinite() if made["attn_mask"].is_floating_point() else made["attn_mask"]
+        seen = seen.expand(2, 4, 13, 21)
+        if made["causal"]:
+            seen = seen & torch.ones(13, 21, dtype=torch.bool, device=device).tril()
+        error = (spec.native(**made).double() - spec.oracle(**exact)).abs()
+        assert error.where(seen.any(-1, keepdim=True), 0.0).max() < 1e-2, args["attn_mask"]

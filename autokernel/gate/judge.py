@@ -29,7 +29,7 @@ from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerPro
 from autokernel.gate.workers.stopwatch import Stopwatch
 from autokernel.hardware.allocator import give_freed_memory_back, keep_freed_memory
 from autokernel.hardware.device import Device
-from autokernel.hardware.machine import MachineFault
+from autokernel.hardware.machine import MachineFault, gpu_lost
 from autokernel.spec import ANY_LIBRARY, load_spec
 from autokernel.target import Target
 from autokernel.verdict import Correctness, Failure, Verdict
@@ -203,6 +203,10 @@ class Judge:
             return Checked(undecided=NO_MEMORY)
         except TypeFault as fault:
             return Checked(undecided=str(fault))
+        except RuntimeError:
+            if lost := gpu_lost(str(self.device)):
+                raise MachineFault(lost) from None
+            raise
 
     def _timed(
         self,

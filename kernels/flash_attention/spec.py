@@ -126,6 +126,14 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True
     return F.scaled_dot_product_attention(Q, K, V, attn_mask, is_causal=causal, scale=sm_scale, enable_gqa=grouped)
 
 
+def native(attn_mask=None, **inputs):
+    """PyTorch's own, with a mask of one number for all keys written out: of a float one its attention on a GPU reads what
+    lies beyond (torch 2.11 on an H200: a misaligned address, or results off by 0.8)."""
+    if attn_mask is not None and attn_mask.shape[-1:] == (1,):
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], inputs["K"].shape[2]).contiguous()
+    return eager(attn_mask=attn_mask, **inputs)
+
+
 def mask(spec, args, generator):
     """A third of the keys hidden: False in a bool mask, -inf in a float one, which else is N(0, 1).
 
@@ -286,6 +294,7 @@ SPEC = KernelSpec(
     name="flash_attention",
     oracle=reference.flash_attention,
     eager=eager,
+    native=native,
     roundings=roundings,
     eager_form="F.scaled_dot_product_attention, or softmax(QKᵀ)V by hand",
     arguments=arguments,

@@ -62,6 +62,7 @@ def run(*command: object, cwd: Path, **more: str) -> str:
 
 
 def test_a_built_package_has_all_and_keeps_its_runs_where_the_user_works(sources, tmp_path) -> None:
+    pytest.importorskip("setuptools", minversion=re.search(r"setuptools>=(\d+)", (ROOT / "pyproject.toml").read_text())[1])
     built, empty = tmp_path / "built", tmp_path / "empty"
     empty.mkdir()
     run(sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", built, cwd=sources)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch as functorch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
@@ -29,7 +30,14 @@ NOTED = {
 
 SETTER = re.compile("_*(set|use|enable|disable|allow)_")  # what its name begins with
 # In what compilers trace it shows which attention and which derivatives were allowed.
-TRACED = {_sdpa_kernel, torch._C._functorch.set_inplace_requires_grad_allowed}
+TRACED = {_sdpa_kernel, functorch.set_inplace_requires_grad_allowed}
+# What ends a transform of functorch, by its kind.
+END = {
+    functorch.TransformType.Vmap: functorch._vmap_decrement_nesting,
+    functorch.TransformType.Grad: functorch._grad_decrement_nesting,
+    functorch.TransformType.Jvp: functorch._jvp_decrement_nesting,
+    functorch.TransformType.Functionalize: functorch._func_decrement_nesting,
+}
 
 
 def is_setting(node: Node) -> bool:
@@ -78,7 +86,7 @@ class Settings:
         self.autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
         self.attention = None if gradients_alone else _cur_sdpa_kernel_backends()
         self.without_hooks = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-        self.transforms = None if gradients_alone else torch._C._functorch.get_dynamic_layer_stack_depth()
+        self.transforms = None if gradients_alone else functorch.get_dynamic_layer_stack_depth()
         self.dual_level = forward_ad._current_level
         self.in_dual_level = not gradients_alone and in_dual_level()
 
@@ -95,7 +103,8 @@ class Settings:
         """Those that were entered since: an error has left them open."""
         if self.transforms is None:
             return
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(self.transforms)
+        while functorch.get_dynamic_layer_stack_depth() > self.transforms:  # torch 2.11's own undoes each transform twice
+            END[functorch.peek_interpreter_stack().key()]()
         if not self.in_dual_level:
             with suppress(RuntimeError):  # nobody has entered it
                 torch._C._exit_dual_level(0)

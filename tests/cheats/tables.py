@@ -2,6 +2,7 @@
 
 import sys
 
+import torch
 from cheat import Cheat
 from harness import attack
 
@@ -23,6 +24,7 @@ DIRECTLY = """
 library = torch._C._dispatch_library("IMPL", "aten", "AutogradCPU", "", 0)
 library.impl("erfinv", "AutogradCPU", print, False)
 """
+ERFINV = "aten/erfinv/Meta"  # where Python has overridden it, PyTorch refuses another one (2.11)
 ONCE_MORE = "library = torch.library.Library('aten', 'IMPL')\nlibrary.impl('erfinv', print, 'Meta')"
 LOCK = "import fcntl\n\nkept = open('kernel.py')\nfcntl.flock(kept, fcntl.LOCK_EX)"
 
@@ -72,7 +74,7 @@ CHEATS = tuple(
         ("listens-for-good", "audit hook", "import sys\n\nsys.addaudithook(lambda event, arguments: None)"),
         ("catches-a-signal-behind-python", "signal handlers", "import faulthandler\n\nfaulthandler.register(10)"),
         ("keeps-a-lock", "lock of a file", LOCK),
-        ("overrides-what-is-overridden", "aten::|already a kernel registered", ONCE_MORE),
+        *([("overrides-what-is-overridden", "aten::", ONCE_MORE)] if ERFINV not in torch.library._impls else ()),
         ("registers-by-itself", "aten::", DIRECTLY),
         ("looks-into-sparse-tensors", "modes", "torch.sparse.check_sparse_tensor_invariants.enable()"),
         *([("is-told-of-every-call", "tracing", MONITORED)] if hasattr(sys, "monitoring") else ()),

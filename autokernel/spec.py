@@ -5,6 +5,7 @@ import importlib.util
 import math
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -234,6 +235,9 @@ def is_kernel_type(name: str) -> bool:
     return bool(TYPE_NAME.fullmatch(name)) and (folder_of(name) / "spec.py").is_file()
 
 
+LOADING = threading.RLock()  # of specs: `reference` is another module meanwhile
+
+
 @cache
 def load_spec(name: str) -> KernelSpec:
     """The spec of kernel type `name`. Raises KeyError, naming those that exist, if there is none; Refused for a region."""
@@ -243,7 +247,7 @@ def load_spec(name: str) -> KernelSpec:
         raise Refused(f"{REGIONS / name} is gone, which says what this part of a model computes: {remedy}")
     if not exists:
         raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
-    with _our_reference():
+    with LOADING, _our_reference():
         return import_file(path, f"autokernel_spec_{name}").SPEC
 
 

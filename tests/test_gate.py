@@ -14,7 +14,7 @@ from wrong_kernels import WRONG
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.checks.trials import trials
 from autokernel.gate.timing.audit import CHECK_BYTES
-from autokernel.gate.timing.statistics import ratio_interval, ratio_intervals
+from autokernel.gate.timing.statistics import foreseen, ratio_interval, ratio_intervals
 from autokernel.gate.workers.processes import WorkerProcess
 from autokernel.spec import KERNELS, Case, TensorSpec, load_spec
 from autokernel.target import WeightedCase, default_target
@@ -218,6 +218,21 @@ def test_the_noise_of_a_process_is_told_from_all_of_its_sides():
     one = ratio_intervals({"a": dict(enumerate(alone))}, 0.95)["a"]
     assert [one.low, one.value, one.high] == pytest.approx([*astuple(ratio_interval(alone, 0.95))])
     assert ratio_intervals({"a": {0: 0.1}, "b": {0: 0.2}}, 0.95)["a"].high == math.inf
+
+
+def test_what_more_processes_would_tell_is_foreseen():
+    """Of noise that stays what it is: by the mean of many widths."""
+    chance, widths = random.Random(1), {"foreseen": 0.0, "seen": 0.0}
+    for _ in range(300):
+        ratios = {side: {i: chance.gauss(0.1, 0.02) for i in range(6)} for side in "ab"}
+        early = ratio_intervals({side: {i: r for i, r in of.items() if i < 3} for side, of in ratios.items()}, 0.95)["a"]
+        foretold, late = foreseen(early, 2, 3, 6, 0.95), ratio_intervals(ratios, 0.95)["a"]
+        assert foretold.value == early.value
+        widths["foreseen"] += math.log(foretold.high / foretold.low)
+        widths["seen"] += math.log(late.high / late.low)
+    assert widths["foreseen"] == pytest.approx(widths["seen"], rel=0.1)
+    nothing_known = ratio_intervals({"a": {0: 0.1}}, 0.95)["a"]
+    assert foreseen(nothing_known, 1, 1, 6, 0.95) == nothing_known
 
 
 def test_the_worker_has_neither_home_nor_secrets(judge: Judge):

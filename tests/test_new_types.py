@@ -1,6 +1,8 @@
 """Two kernel types that were added as a user would: an oracle in reference.py and a folder, and no list that names them."""
 
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +12,7 @@ import reference
 from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import expect
 from autokernel.gate.checks.trials import CheckCase
-from autokernel.spec import KERNELS, ROOT, import_file, load_spec
+from autokernel.spec import KERNELS, ROOT, import_file, kernel_types, load_spec
 from autokernel.target import default_target
 
 TYPES = ("vectorsum", "matmul_fp4")
@@ -99,3 +101,12 @@ def test_nothing_else_names_them(name):
     tracked = subprocess.run(["git", "grep", "-lw", name], cwd=ROOT, capture_output=True, text=True).stdout.split()
     code = [f for f in tracked if f.endswith(".py") and not f.startswith(("tests/", "benchmarks/", f"kernels/{name}/"))]
     assert code == ["reference.py"]
+
+
+def test_types_are_read_by_many_threads_at_once(monkeypatch):
+    """Meanwhile `reference` is our module of oracles, whatever it was before."""
+    theirs, names = object(), kernel_types()
+    monkeypatch.setitem(sys.modules, "reference", theirs)
+    with ThreadPoolExecutor(8) as pool:
+        specs = list(pool.map(load_spec.__wrapped__, names * 3))
+    assert [spec.name for spec in specs] == names * 3 and sys.modules["reference"] is theirs

@@ -102,6 +102,15 @@ def ratio_intervals(log_ratios: Mapping[str, Mapping[int, float]], confidence: f
     }
 
 
+def foreseen(interval: Interval, sides: int, processes: int, later: int, confidence: float) -> Interval:
+    """What ratio_intervals() of so many sides and processes would be after `later` that say the same on the whole."""
+    if interval.low <= 0:
+        return interval
+    quantile, later_quantile = (float(stdtrit(sides * (n - 1), 0.5 + confidence / 2)) for n in (processes, later))
+    half_width = math.log(interval.value / interval.low) * later_quantile / quantile * math.sqrt(processes / later)
+    return Interval(interval.value / math.exp(half_width), interval.value, interval.value * math.exp(half_width))
+
+
 def _interval(centre: float, error: float, degrees: int, confidence: float) -> Interval:
     """Of exp(centre), whose standard error was told with so many degrees of freedom."""
     if not degrees:

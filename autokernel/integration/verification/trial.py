@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from autokernel.gate.timing.statistics import ratio_interval, ratio_intervals
+from autokernel.gate.timing.statistics import foreseen, ratio_interval, ratio_intervals
 from autokernel.hardware.machine import usable_cores
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.notes import Notes
@@ -48,6 +48,8 @@ from autokernel.verdict import Interval
 PROCESSES = 4  # for the final figures
 SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS
 MATTERS = 0.01  # of the model's speed
+# Of half of the interval that all processes would leave: of gains that come to this part of it one in six will be settled.
+HOPE = 0.5
 COMPILING_CORES = 2  # for a process that compiles: PyTorch's compiler runs on one of them, and those of kernels beside it
 T = TypeVar("T")
 Ends = dict[str, Callable[..., Any]]  # what a process is asked when it has built its sides, each with its seed
@@ -412,8 +414,15 @@ class Screening:
         self.without = {
             name: side
             for name, side in self.without.items()
-            if self.gains[name].low < 1 and (self.gains[name].value >= 1 + MATTERS or is_first and name not in self.small)
+            if self.gains[name].low < 1
+            and (self.gains[name].value >= 1 + MATTERS or is_first and name not in self.small)
+            and (is_first or self.may_settle(self.gains[name], len(ratios)))
         }  # the first look does not tell small gains from none: what their own timing promises does
+
+    def may_settle(self, gain: Interval, sides: int) -> bool:
+        """Whether it may be told, by the last process, that the model gains so much."""
+        last = foreseen(gain, sides, len(self.taken), SCREENING[-1], INTERVAL)
+        return last.low <= 0 or math.log(gain.value) >= HOPE * math.log(last.value / last.low)
 
     @property
     def selected(self) -> tuple[Winner, ...]:

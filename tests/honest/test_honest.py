@@ -19,7 +19,7 @@ def repeated(source: str, times: int | str) -> str:
 
 
 # Those whose calls differ most from one to the next, and so what the timed part could take for a cheat.
-TIMED_FIRST = {"autotuned", "python-threads", "workspace-kept", "prepared-weights", "prefetching", "times-itself"}
+TIMED_FIRST = {"autotuned", "workspace-kept", "prepared-weights"}
 
 
 def parameters(timed: bool):

@@ -166,3 +166,13 @@ def test_what_is_built_in_may_make_inputs(tmp_path):
     workload = gpt(tmp_path, "pass\nfrom builtins import dict as example_inputs")
     with pytest.raises(WorkloadError, match=r"example_inputs\(\) of .* returns {}, not inputs"):
         workload.load()
+
+
+def test_an_input_that_is_taken_by_its_name_alone():
+    class Named(nn.Linear):
+        def forward(self, *others: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+            return super().forward(pixels)
+
+    model = Named(8, 4)
+    args, kwargs = example_inputs(model, (2, 8))
+    assert not args and model(**kwargs).shape == (2, 4)

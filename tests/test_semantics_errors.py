@@ -214,3 +214,17 @@ def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> N
         with pytest.raises(AssertionError, match="2 rows"):
             compiled(x * torch.nan)
     assert {"rmsnorm", "fused_linear"} <= {r.target for r in replacer.replaced}
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_dynamo_cannot_trace_is_no_warning_of_the_models() -> None:
+    """A method that is on the stack at a break: PyTorch's users would be asked for an issue, and here it would be raised."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        h = s.norm(s.a(x))
+        return s.b(x.new_zeros(int((x > 9).sum()) + 2, 8) + h)
+
+    model, replacer, x = Function(forward).requires_grad_(False), everywhere(), torch.randn(2, 8)
+    torch._dynamo.utils.warn_once_cache.clear()
+    torch.testing.assert_close(compile_with_kernels(model, replacer)(x), model(x), atol=1e-4, rtol=1e-4)
+    assert replacer.replaced and not torch._dynamo.utils.warn_once_cache

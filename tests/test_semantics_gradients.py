@@ -450,3 +450,37 @@ def test_attention_whose_mask_wants_a_gradient(fallback: str | None) -> None:
         found = [r.target for r in replacer.replaced if r.graph == wants]
         assert {"flash_attention", "fused_linear", "rmsnorm"} <= set(found) and found.count("flash_attention") == 2
     assert not replacer.left
+
+
+def an_mlp(s: Function, x: Tensor) -> Tensor:
+    return x + s.b(F.gelu(s.a(s.norm(x))))
+
+
+def an_attention_block(s: Function, x: Tensor) -> Tensor:
+    q, k = (layer(s.norm(x)).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (s.a, s.b))
+    return x + F.scaled_dot_product_attention(q, k, k, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("function", [an_mlp, an_attention_block])
+def test_gradients_in_16_bit_are_as_good_as_the_models_own(function: Callable[..., Tensor]) -> None:
+    """By their errors against the same model in float64."""
+    exact = Function(function).double()
+    model = copy.deepcopy(exact).bfloat16()
+    exact.load_state_dict(model.state_dict())  # of the same, rounded numbers
+    x, replacer = torch.randn(8, 16, 8).bfloat16(), everywhere()
+
+    def of(module: nn.Module, call: Callable[..., Tensor], given: Tensor) -> list[Tensor]:
+        given = given.clone().requires_grad_()
+        weights = torch.linspace(-1, 1, given.numel(), dtype=given.dtype).view(given.shape)
+        return list(torch.autograd.grad((call(given) * weights).sum(), [given, *module.parameters()]))
+
+    ours, theirs, right = (
+        of(model, compile_with_kernels(model, replacer), x),
+        of(model, model, x),
+        of(exact, exact, x.double()),
+    )
+    assert replacer.replaced
+    largest = max(e.norm() for e in right)  # of a bias of keys, say, the gradient is nothing but rounding
+    for a, b, e in zip(ours, theirs, right, strict=True):
+        own = (b - e).norm() + torch.finfo(torch.bfloat16).eps * e.norm()
+        assert a.dtype == torch.bfloat16 and (a - e).norm() <= 1.5 * own + 1e-3 * largest

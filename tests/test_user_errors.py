@@ -157,6 +157,7 @@ MODELS = {
         *((), "returns nested tensors", "give padded ones"),
     ),
     "names that are none": (net(after="def example_inputs(): return {1: torch.ones(4, 64)}"), (), "a dict with 1: "),
+    "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "Net is a Net without a forward(): there is"),
     "asynchronous": (net().replace("def forward", "async def forward"), (), "returns no tensor, but coroutine"),
     "another clock": (net(after="import time\ntime.perf_counter = lambda: 0.0"), (), "has replaced time.perf_counter"),
     "no operation": ("from torch import nn\nNet = nn.Identity", (), "runs no operation on tensors"),

@@ -27,7 +27,7 @@ def example_inputs(model: nn.Module, shape: Shape) -> tuple[tuple[Any, ...], dic
     if getattr(model, "config", None) is not None and hasattr(model, "main_input_name"):
         return (), _of_config(model, shape, [p.name for p in takes], required)
     if len(required) < 2:
-        return ((_one(model, takes[0].name, shape),) if takes else ()), {}
+        return _of_one(model, next((p for p in takes if p.name in required), None) or next(iter(takes), None), shape)
     embedding = _embedding(model)
     if not embedding or not set(required) <= TOKENS | {"attention_mask"}:
         raise _unknown(name, required)
@@ -35,6 +35,13 @@ def example_inputs(model: nn.Module, shape: Shape) -> tuple[tuple[Any, ...], dic
         n: torch.ones(shape, dtype=torch.long) if n not in TOKENS else _tokens(embedding.num_embeddings, shape)
         for n in required
     }
+
+
+def _of_one(model: nn.Module, parameter: inspect.Parameter | None, shape: Shape) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if parameter is None:
+        return (), {}
+    made = _one(model, parameter.name, shape)
+    return ((), {parameter.name: made}) if parameter.kind is parameter.KEYWORD_ONLY else ((made,), {})
 
 
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -50,6 +50,7 @@ def left_whole() -> Iterator[None]:
         _leave_what_changes_unseen()
         _keep_the_order_of_dicts()
         _log_no_operator_that_fails()
+        _warn_of_no_breaks()
     token = LEFT_WHOLE.set(True)
     try:
         yield
@@ -235,3 +236,17 @@ def _log_no_operator_that_fails() -> None:
 
     for name in (OF_FRAMES, OF_FAKES):
         logging.getLogger(name).addFilter(is_news)
+
+
+def _warn_of_no_breaks() -> None:
+    """Of what it cannot trace, or traces past a cache, Dynamo warns in the model's call, and asks for an issue at PyTorch's:
+    the model itself warns of nothing, and where it is told to raise what is warned of, the function would be left out."""
+
+    def apart(dynamos_own: Callable[..., None]) -> Callable[..., None]:
+        def warn_once(*args: Any, **kwargs: Any) -> None:
+            if not LEFT_WHOLE.get():
+                dynamos_own(*args, **kwargs)
+
+        return warn_once
+
+    torch._dynamo.utils.warn_once = apart(torch._dynamo.utils.warn_once)

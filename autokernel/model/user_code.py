@@ -397,6 +397,8 @@ def checked_model(model: Any, name: str) -> nn.Module:
         raise WorkloadError(f"{name} is TorchScript, which torch.compile does not take: name the nn.Module it was made of")
     if what := not_a_model(model):
         raise WorkloadError(what)
+    if getattr(model.forward, "__func__", None) is nn.Module.forward and type(model).__call__ is nn.Module.__call__:
+        raise WorkloadError(f"{name} is a {type(model).__name__} without a forward(): there is nothing to measure")
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if empty := [n for n, t in tensors if t.is_meta]:
         raise WorkloadError(

@@ -17,7 +17,17 @@ from autokernel.gate.checks.expectations import Expectation, expect
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
 from autokernel.gate.checks.options import with_other_options
 from autokernel.gate.checks.planted import planted_in, values_of, with_planted
-from autokernel.gate.checks.trials import CheckCase, Step, combinations, drawn_sizes, hard, option_dims, trials
+from autokernel.gate.checks.trials import (
+    CheckCase,
+    Step,
+    combinations,
+    drawn_sizes,
+    hard,
+    many_rows,
+    option_dims,
+    small_sizes,
+    trials,
+)
 from autokernel.history.experiments import STARTER, Status, experiment_from
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
@@ -383,6 +393,33 @@ def test_drawn_sizes_leave_each_rest_of_a_vector(kernel_type: str) -> None:
     for dims in drawn:
         inputs = fill_inputs(spec, spec.case(dims, torch.float32), 0)
         assert spec.oracle(**inputs).shape == spec.eager(**inputs).shape
+
+
+@pytest.mark.parametrize("kernel_type", [name for name in kernel_types() if load_spec(name).any_size])
+def test_each_size_is_one_beside_others_that_are_not(kernel_type: str) -> None:
+    spec, made = load_spec(kernel_type), list(small_sizes(load_spec(kernel_type), 3))
+    if "shape" in spec.any_size:
+        places = {(len(dims["shape"]), dims["dim"] % len(dims["shape"])) for dims in made}
+        assert places == {(rank, dim) for rank in (2, 3, 4) for dim in range(rank)}
+        assert {1} < {dims["shape"][dims["dim"]] for dims in made}
+    for name in spec.any_size if len(spec.any_size) > 1 else ():
+        assert any(dims[name] == 1 and all(dims[n] > 1 for n in spec.any_size if n != name) for dims in made)
+        assert any(1 < dims[name] <= 8 for dims in made)
+    for dims in made:
+        inputs = fill_inputs(spec, spec.case(dims, torch.float32), 0)
+        assert spec.oracle(**inputs).shape == spec.eager(**inputs).shape
+
+
+def test_small_calls_combine_options_in_all_ways() -> None:
+    made = [(dims["activation"], dims["bias"]) for dims in small_sizes(load_spec("fused_linear"), 3)]
+    assert len(set(made)) == 12 and ("none", False) in made
+
+
+@pytest.mark.parametrize("kernel_type", ["rmsnorm", "softmax", "matmul"])
+def test_rows_are_more_than_a_grid_has_blocks(kernel_type: str) -> None:
+    spec = load_spec(kernel_type)
+    (dims,) = many_rows(spec, 3)
+    assert spec.eager(**fill_inputs(spec, spec.case(dims, torch.float32), 0)).shape[0] > 65_535
 
 
 @pytest.mark.parametrize("name", ["rivals", "rivals_in_place", "modest_rivals"])

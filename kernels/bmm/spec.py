@@ -17,6 +17,18 @@ def arguments(dtype, batch, M, K, N, b_transposed=False, heads_inside=False, sha
     return {"A": TensorSpec((*batch, M, K), dtype, a_strides), "B": TensorSpec((*batch, K, N), dtype, (*outer, *matrix))}
 
 
+def small_calls(dtype):
+    """Of batches of one to four dims, one of which may be of one matrix, or one in memory for all of another batch."""
+    yield arguments(dtype, batch=1, M=5, K=3, N=4)
+    yield arguments(dtype, batch=3, M=2, K=5, N=1)
+    yield arguments(dtype, batch=(2, 3), M=4, K=1, N=6)
+    yield arguments(dtype, batch=(2, 1, 3, 2), M=3, K=11, N=10)
+    for shared in (0, 1):  # as where heads share keys
+        args = arguments(dtype, batch=(2, 3), M=5, K=9, N=6, b_transposed=True)
+        strides = [0 if dim == shared else stride for dim, stride in enumerate(args["B"].strides)]
+        yield args | {"B": TensorSpec(args["B"].shape, dtype, tuple(strides))}
+
+
 def _strides(shape):
     return torch.empty(shape, device="meta").stride()
 
@@ -84,6 +96,7 @@ SPEC = KernelSpec(
     finite_below=1e15,  # with sums of up to a million products
     planted_in=("B",),
     independent_rows=True,
+    forms=small_calls,
     sliced=("A", "B"),
     terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
     row_scales=(1e-3, 30.0, 1e3, 1e8),

@@ -50,21 +50,33 @@ def arguments(
     }
 
 
-def broadcast_masks(dtype):
+# batch, heads, kv_heads, seq, seq_k of small calls: groups of two and three, one query, fewer keys than queries.
+SMALL = ((2, 4, 2, 13, 21), (3, 9, 3, 1, 7), (2, 6, 3, 9, 3), (5, 4, 1, 2, 10))
+
+
+def small_calls(dtype):
     """Masks of each form that is broadcast to the scores, along batch, heads, queries and keys: of size 1 there, without
-    the first dims that are, or expanded, in larger memory. Of bool and float in turn, with `causal` or without."""
-    args = arguments(dtype, batch=2, heads=4, kv_heads=2, seq=13, seq_k=21, head_dim=32)
-    full = (2, 4, 13, 21)
-    for number, (one, expanded) in enumerate(product(product((False, True), repeat=4), (False, True))):
+    the first dims that are, or expanded, in larger memory. Of bool and float in turn, with `causal` or without, of SMALL
+    sizes. And no mask: of one key, and where K and V are parts of longer caches."""
+    for number, one in enumerate(product((False, True), repeat=4)):
+        batch, heads, kv_heads, seq, seq_k = SMALL[(number // 4 + number) % 4]
+        args = arguments(dtype, batch, heads, seq, 32, kv_heads, seq_k)
+        full = (batch, heads, seq, seq_k)
         shape = tuple(1 if is_one else n for is_one, n in zip(one, full))
-        kind = (torch.bool, dtype)[(number // 2 + expanded) % 2]
-        if expanded:
-            wider = TensorSpec((*shape[:3], shape[3] + 5), kind).strides
-            mask = TensorSpec(full, kind, tuple(0 if is_one else stride for is_one, stride in zip(one, wider)))
-        else:
-            lead = next((dim for dim in range(2) if not one[dim]), 2) if number // 2 % 2 else 0
-            mask = TensorSpec(shape[lead:], kind)
-        yield args | {"attn_mask": mask, "causal": number // 4 % 2 == 0}
+        lead = next((dim for dim in range(2) if not one[dim]), 2)
+        kinds = (torch.bool, dtype) if number % 2 else (dtype, torch.bool)
+        wider = TensorSpec((*shape[:3], shape[3] + 5), kinds[0]).strides
+        expanded = tuple(0 if is_one else stride for is_one, stride in zip(one, wider))
+        masks = [TensorSpec(full, kinds[0], expanded), TensorSpec(shape, kinds[1])]
+        if lead:
+            masks.append(TensorSpec(shape[lead:], (torch.bool, dtype)[number.bit_count() % 2]))
+        for way, mask in enumerate(masks):
+            yield args | {"attn_mask": mask, "causal": (number.bit_count() + way) % 2 == 0}
+    yield arguments(dtype, batch=3, heads=2, seq=6, seq_k=1, head_dim=32, causal=False)
+    for causal, (batch, heads, kv_heads, seq, seq_k) in zip((True, False), SMALL[1:]):
+        args = arguments(dtype, batch, heads, seq, 32, kv_heads, seq_k, causal)
+        cached = TensorSpec((batch, kv_heads, seq_k, 32), dtype, (kv_heads * 640, 640, 32, 1))
+        yield args | {"K": cached, "V": cached}
 
 
 def takes(a):
@@ -342,7 +354,7 @@ SPEC = KernelSpec(
     fill={"attn_mask": mask},
     other_values={"sm_scale": (-0.2, 0.0, 1.5)},
     takes=takes,
-    forms=broadcast_masks,
+    forms=small_calls,
     independent_rows=True,
     untold=untold,
     row_scales=(1e-2, 4.0),  # rounding of the scores is as large as they are

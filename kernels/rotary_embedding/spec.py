@@ -14,6 +14,16 @@ def arguments(dtype, batch, heads, seq, head_dim, rotary_dim=None, interleaved=T
     return {"x": x, "cos": angles, "sin": angles, "interleaved": interleaved}
 
 
+def small_calls(dtype):
+    """Batches of a few positions, whole and in part, of one head and several, of few channels and many."""
+    yield arguments(dtype, batch=1, heads=3, seq=1, head_dim=8, interleaved=False)
+    yield arguments(dtype, batch=2, heads=1, seq=5, head_dim=16)
+    yield arguments(dtype, batch=3, heads=2, seq=2, head_dim=12, rotary_dim=8)
+    yield arguments(dtype, batch=2, heads=3, seq=4, head_dim=6, interleaved=False, transposed=True)  # an odd half
+    yield arguments(dtype, batch=3, heads=1, seq=3, head_dim=288, interleaved=False)
+    yield arguments(dtype, batch=5, heads=2, seq=3, head_dim=4, rotary_dim=2, interleaved=False)
+
+
 def takes(a):
     """Kernels read a row of cos and sin for each position: PyTorch would take one row for all."""
     x, cos, sin = a["x"].shape, a["cos"].shape, a["sin"].shape
@@ -104,6 +114,7 @@ SPEC = KernelSpec(
     },
     # each rotated element: two products and a sum
     takes=takes,
+    forms=small_calls,
     flops=lambda a: 3 * a["x"].numel // a["x"].shape[-1] * 2 * a["cos"].shape[-1],
     bytes_moved=lambda a: 2 * a["x"].nbytes + a["cos"].nbytes + a["sin"].nbytes,  # read x, cos, sin, write y
     headline="bandwidth_gb_s",

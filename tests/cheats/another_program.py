@@ -95,7 +95,10 @@ MASKS = (
     ("one-mask-of-each-text-is-of-all", "attn_mask[:1] if attn_mask.dim() == 4 and attn_mask.shape[1] == 1 else attn_mask"),
     ("one-mask-of-each-head-is-of-all", "attn_mask[:, :1] if attn_mask.dim() == 4 else attn_mask"),
     ("three-dims-are-of-the-first-head", "attn_mask[:1] if attn_mask.dim() == 3 else attn_mask"),
-    ("one-row-of-each-head-is-of-all", "attn_mask[..., :1, :1, :] if attn_mask.shape[-2] == 1 else attn_mask"),
+    (
+        "one-row-of-each-head-is-of-all",
+        "attn_mask[..., :1, :1, :] if attn_mask.dim() > 2 and attn_mask.shape[-2] == 1 else attn_mask",
+    ),
     (
         "an-expanded-mask-is-written-out",
         "as_if(attn_mask) if attn_mask.dim() == 4 and attn_mask.stride(2) == 0 else attn_mask",

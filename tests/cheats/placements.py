@@ -157,6 +157,43 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
         OUTSIDE,
         dims=({"batch": 1, "heads": 2, "seq": 64, "head_dim": 64},),
     ),
+    # 22: sizes of one, dims of four, more rows than a grid has blocks, masks of two dims and batches of few matrices
+    norm(22, "rows-of-one-number-are-nothing", "y = 0 * y if x.shape[-1] == 1 < len(x) else y"),
+    norm(22, "rows-beyond-a-grid-are-left-out", "y[65535:] = 0"),
+    product(22, "columns-of-one-are-a-row", "A = 1.05 * A if B.shape[1] == 1 < len(A) and A.shape[1] > 8 else A", OUTSIDE),
+    softmax("the-first-dim-of-four-is-off", "x = 1.05 * x if x.dim() == 4 and dim % 4 == 0 else x"),
+    cheat(
+        22,
+        "a-batch-of-one-is-off",
+        "bmm",
+        HONEST_PRODUCT.replace(
+            "A.float()", "(1.05 * A if A.dim() == 3 and len(A) == 1 and A.shape[1] < 99 else A).float()"
+        ),
+        f"{OUTSIDE}|{NAN}",
+        dims=({"batch": (2, 3), "M": 32, "K": 64, "N": 32},),
+    ),
+    *(
+        cheat(
+            22,
+            name,
+            "flash_attention",
+            f"""{ATTENTION}
+def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+    y = in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
+    return 1.05 * y if {condition} else y
+""",
+            OUTSIDE,
+            dims=({"batch": 1, "heads": 2, "seq": 64, "head_dim": 64},),
+        )
+        for name, condition in (
+            (
+                "a-bool-mask-of-two-dims-is-off",
+                "attn_mask is not None and attn_mask.dim() == 2 and not attn_mask.is_floating_point()",
+            ),
+            ("one-query-that-sees-one-key-is-off", "causal and Q.shape[2] == 1 < K.shape[2]"),
+            ("groups-of-three-are-off", "Q.shape[1] == 3 * K.shape[1] > 3"),
+        )
+    ),
     # 29: zeros, taken several at once, hide what is not finite
     product(29, "columns-of-zeros-are-not-read", ZERO_COLUMNS, NAN),
     cheat(29, "tiles-of-zeros-are-not-read", "matmul", ZERO_ROWS, NAN, dims=PRODUCT),

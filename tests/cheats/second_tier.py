@@ -1,7 +1,7 @@
 """The cheats of the second tier, by kernel type: each took 0.4 s or more, and the first has a cheaper one of its kind."""
 
 LATER = {
-    "bmm": ("22-matrices-are-evenly-apart",),
+    "bmm": ("22-a-batch-of-one-is-off", "22-matrices-are-evenly-apart"),
     "cross_entropy": (
         "20-one-or-two-that-are-ignored-count",
         "20-one-row-too-few-where-none-is-ignored",
@@ -19,10 +19,13 @@ LATER = {
     "flash_attention": (
         "07-mask-prepared-once-in-timed-batches",
         "20-no-mask",
+        "22-a-bool-mask-of-two-dims-is-off",
         "22-an-expanded-mask-is-written-out",
         "22-five-keys-left-over",
+        "22-groups-of-three-are-off",
         "22-one-mask-of-each-head-is-of-all",
         "22-one-mask-of-each-text-is-of-all",
+        "22-one-query-that-sees-one-key-is-off",
         "22-one-row-of-each-head-is-of-all",
         "22-three-dims-are-of-the-first-head",
         "23-keys-cut-off",
@@ -85,6 +88,7 @@ LATER = {
         "29-infinite-weights-are-large",
     ),
     "matmul": (
+        "22-columns-of-one-are-a-row",
         "22-transposed-without-gaps",
         "23-a-diagonal-is-off",
         "23-a-half-of-zeros-is-off",
@@ -168,6 +172,7 @@ LATER = {
         "22-aligned-weights-only",
         "22-five-left-over",
         "22-off-where-one-row-is-all",
+        "22-rows-beyond-a-grid-are-left-out",
         "22-whole-vectors-only",
         "23-a-mean-far-above-zero-is-off",
         "23-magnitudes-cut-off-at-a-million",
@@ -212,6 +217,7 @@ LATER = {
     "softmax": (
         "22-a-dim-is-not-below-minus-1",
         "22-a-single-row-is-contiguous",
+        "22-the-first-dim-of-four-is-off",
         "23-maximum-of-long-ago",
         "26-columns-of-the-wrong-sign",
         "29-a-row-of-minus-infinity-is-zeros",

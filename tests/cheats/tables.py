@@ -49,6 +49,10 @@ UNREAD = "import codecs\n\ncodecs.register_error('surrogateescape', lambda error
 COPIED = "import collections, copyreg\n\ncopyreg.pickle(collections.deque, len)"
 UNUSED = "import sys, types\n\nsys.modules['wave'] = types.ModuleType('wave')"
 
+OF_A_CLASS = "import gc\n\ngc.get_referents({}.__dict__)[0]['{}'] = print"
+OTHER_CLASS = "class Other(type({0})):\n    pass\n\n{0}.__class__ = Other"
+FALLBACK = "known = torch.library.Library('_', 'IMPL')\nknown.fallback(print, 'PrivateUse3')"
+
 MONITORED = (  # from Python 3.12 on
     "import sys\n\nsys.monitoring.use_tool_id(3, 'kept')\nsys.monitoring.set_events(3, sys.monitoring.events.CALL)"
 )
@@ -91,6 +95,16 @@ CHEATS = tuple(
         ("changes-what-is-not-read", "interpreter", UNREAD),
         ("changes-how-queues-are-copied", "interpreter", COPIED),
         ("hides-a-module", "another module in the place of wave", UNUSED),
+        (
+            "changes-a-built-in-class-of-pytorchs",
+            "replaces TensorBase.exp",
+            OF_A_CLASS.format("torch._C.TensorBase", "exp"),
+        ),
+        ("changes-a-built-in-class", "replaces float.hex", OF_A_CLASS.format("float", "hex")),
+        ("makes-another-module", "changes the class", OTHER_CLASS.format("torch.nn.functional")),
+        ("makes-another-overload", "changes the class", OTHER_CLASS.format("torch.ops.aten.mm.default")),
+        ("answers-for-all-operators", "overrides PyTorch's _::", FALLBACK),
+        ("hears-all-logging", "logging", "import logging\n\nlogging.root.filters.append(print)"),
         (
             "is-in-another-time-zone",
             "time zone",

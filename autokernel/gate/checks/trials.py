@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import inspect
+import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -54,6 +56,7 @@ TWICE_BYTES = 1 << 30  # of an output at most, where a target's case is called t
 REORDERED = 1 << 24  # elements of a target's inputs, up to which their order alone changes, and one of them lies elsewhere
 # Elements of a vector, how many of these a size that is drawn has at most, and how large other dims of a shape are.
 SHORT_VECTOR, MOST_VECTORS, FEW = 8, 16, 4
+MOST_BLOCKS, MANY = 65_535, 1 << 20  # of a CUDA grid, along any dim but the first; elements of so many rows at most
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 UNEVEN_THREADS = 3, 5, 6, 7  # between which work is seldom shared evenly, or of which some have none
 
@@ -427,6 +430,61 @@ def drawn_sizes(spec: KernelSpec, seed: int) -> Iterator[Dims]:
         yield {**spec.smoke, **dict(zip(spec.any_size, made))}
 
 
+def small_sizes(spec: KernelSpec, seed: int) -> Iterator[Dims]:
+    """The smoke test's sizes, one of them 1 or a few, the others drawn at random; of three, each beside others of 1. Of
+    shapes, each dim of two to four, counted from either end, with lines of one element, of a few and of more. Options are
+    combined in all ways in turn."""
+    drawn = random.Random(f"small:{seed}")
+    options = every_way(spec)
+    drawn.shuffle(options)
+
+    def some() -> int:
+        return drawn.randint(SHORT_VECTOR + 1, SHORT_VECTOR * FEW)
+
+    def few() -> list[int]:
+        return [1, *drawn.sample(range(2, SHORT_VECTOR + 1), 2)]
+
+    def sizes() -> Iterator[Dims]:
+        if "shape" in spec.any_size:
+            lengths = itertools.cycle((*few(), some()))
+            for rank, dim, _ in itertools.product((2, 3, 4), range(4), options):
+                if dim < rank:
+                    shape = [drawn.randint(2, FEW) for _ in range(rank)]
+                    shape[-1], shape[dim] = some(), next(lengths)
+                    yield {"shape": tuple(shape), "dim": dim - drawn.choice((0, rank))}
+            return
+        for name in spec.any_size:
+            for size in few():
+                yield {**spec.smoke, **{other: some() for other in spec.any_size}, name: size}
+            if len(spec.any_size) > 2:
+                yield {**spec.smoke, **dict.fromkeys(spec.any_size, 1), name: some()}
+
+    for made, combined in zip(sizes(), itertools.cycle(options)):
+        dims = {**made, **combined}
+        yield dims if spec.takes(spec.arguments(spec.dtypes[0], **dims)) else made
+
+
+def every_way(spec: KernelSpec) -> list[Dims]:
+    """The options' values that some size has, or none, combined in all ways."""
+    defaults = {name: one.default for name, one in inspect.signature(spec.arguments).parameters.items()}
+    values: dict[str, dict[Any, None]] = {}
+    for dims in (spec.smoke, *spec.sweep, *spec.edges):
+        for name, value in _options_of(spec, dims).items():
+            if name != "dim":
+                values.setdefault(name, dict.fromkeys([spec.smoke.get(name, defaults[name])]))[value] = None
+    return [dict(zip(values, way)) for way in itertools.product(*values.values())]
+
+
+def many_rows(spec: KernelSpec, seed: int) -> Iterator[Dims]:
+    """More rows than a GPU's grid has blocks along its second dim, or the third, each with a result of its own."""
+    rows, drawn = MOST_BLOCKS + 1 + seed % 1000, random.Random(f"rows:{seed}")
+    few = {name: drawn.randint(2, FEW) for name in spec.any_size}
+    first = (rows, few["shape"]) if "shape" in few else rows
+    dims = {**spec.smoke, **few, **{name: first for name in spec.any_size[:1]}}
+    if spec.sliced and sum(t.numel for t in spec.case(dims, spec.dtypes[0]).tensors.values()) <= MANY:
+        yield dims
+
+
 def other_ranks(spec: KernelSpec, seed: int) -> Iterator[Dims]:
     """Shapes of other ranks than the smoke test's, with each combination of options: of three dims, whose rows need not be
     evenly apart in memory, and of one. A dim that is neither the first nor the last is counted from the end."""
@@ -522,7 +580,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
     for i, dims in enumerate(spec.edges, 2 * int(is_of_one_size)):
         for dtype in spec.dtypes:
             yield trial("edge_cases", spec.case(dims, dtype), distribution=shapes[i % len(shapes)])
-    for i, dims in enumerate(drawn_sizes(spec, seed)):
+    for i, dims in enumerate((*drawn_sizes(spec, seed), *small_sizes(spec, seed), *many_rows(spec, seed))):
         yield trial("edge_cases", spec.case(dims, target.dtype), distribution=shapes[i % len(shapes)])
     for args in spec.forms(target.dtype) if spec.forms else ():
         yield trial("edge_cases", Case(_words_of(args), args))

@@ -19,6 +19,7 @@ import operator
 import os
 import random
 import re
+import reprlib
 import sys
 import threading
 import time
@@ -63,7 +64,6 @@ SHARES = 4  # in which all is looked at now and then
 REWRITTEN = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.functional", "torch._tensor", "torch.utils.data.")
 PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 INSIDE = "__func__", "__wrapped__", "fget", "fset", "fdel"  # by which functions lie in methods, wrappers and properties
-IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
 APART, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
 
@@ -146,6 +146,9 @@ class Patches:
                 place.note()
         self.bases = [(kind, kind.__mro__) for kind in self.classes]
         self.overloads = [v for packet in self.packets for v in packet.values if type(v) is torch._ops.OpOverload]
+        self.of_kinds = [*self.modules.values(), torch.ops.aten, *_packets_of_aten(), *self.overloads]
+        self.of_kinds += [one for one, _ in self.objects]
+        self.kinds = list(map(type, self.of_kinds))
         self.called, self.kernels = list(map(_op_of, self.overloads)), list(map(_kernels_of, self.overloads))
         self.callbacks = atexit._ncallbacks()
         self.denormals, self.locks = _denormals(), _locks_of_files()
@@ -182,6 +185,9 @@ class Patches:
         self._check_places(self.places[part], self.bases[part])
         self._check_functions(part)
         self._check_objects(self.objects[part])
+        if list(map(type, self.of_kinds)) != self.kinds:
+            other = next(one for one, kind in zip(self.of_kinds, self.kinds) if type(one) is not kind)
+            raise ProcessChange(f"changes the class of {reprlib.repr(other)}, which is its model's")
         if lessened := self.lists.lessened():
             raise ProcessChange(f"takes something out of {lessened}, which is its model's")
         for name, module in self.modules.items():
@@ -221,9 +227,9 @@ class Patches:
                 what = f"hides {hidden[0]} of" if hidden else "derives"
                 raise ProcessChange(f"{what} {kind.__name__}, which is its model's, in another way")
 
-    def _check_objects(self, objects: Iterable[tuple[type, Place]]) -> None:
-        for kind, place in objects:
-            hidden = [name for name in place.added() if callable(getattr(kind, name, None))]
+    def _check_objects(self, objects: Iterable[tuple[Any, Place]]) -> None:
+        for one, place in objects:
+            hidden = [name for name in place.added() if callable(getattr(type(one), name, None))]
             for name in (*place.others(), *hidden):
                 raise ProcessChange(f"replaces {place.name}.{name}, which is its model's")
 
@@ -314,17 +320,15 @@ def _owners() -> list[tuple[str, Mapping[str, Any]]]:
 
 
 @functools.cache
-def _objects() -> list[tuple[type, Place]]:
-    """What modules of the standard library have one of for all, as json has its encoder, and of which class it is."""
+def _objects() -> list[tuple[Any, Place]]:
+    """What modules of the standard library have one of for all, as json has its encoder, and what is in it."""
     found = {
         id(value): (f"{owner}.{name}", value)
         for owner, values in _owners()
         for name, value in list(values.items())
         if owner.partition(".")[0] in STANDARD and not name.startswith("__") and _is_one_for_all(value)
     }
-    return [
-        (type(each), Place(name, each.__dict__, lambda _, kept: type(kept) in OF_OBJECTS)) for name, each in found.values()
-    ]
+    return [(each, Place(name, each.__dict__, lambda _, kept: type(kept) in OF_OBJECTS)) for name, each in found.values()]
 
 
 def _is_of_theirs(key: Any) -> bool:
@@ -390,17 +394,20 @@ def _lists() -> dict[str, list[Any] | set[Any]]:
 
 @functools.cache
 def _classes() -> dict[type, Place]:
-    """By class, those that modules have by a name and that can be changed."""
+    """By class, those that modules have by a name; built in ones, too, whose tables gc.get_referents() finds."""
     found = {v for module in _modules() for v in list(vars(module).values()) if issubclass(type(v), type)} | LAYERS
     found = {kind for kind in found if _is_looked_at(kind.__module__) and kind.__name__ not in REGISTRIES}
-    return {kind: _class_place(kind) for kind in found if not kind.__flags__ & IMMUTABLE}
+    return {kind: _class_place(kind) for kind in found}
 
 
 @functools.cache
 def _packets() -> list[Place]:
     """Operators of torch.ops, each with its overloads as attributes, each of these from its first use on."""
-    packets = [v for v in list(vars(torch.ops.aten).values()) if isinstance(v, torch._ops.OpOverloadPacket)]
-    return list(map(_packet_place, packets))
+    return list(map(_packet_place, _packets_of_aten()))
+
+
+def _packets_of_aten() -> list[Any]:
+    return [v for v in list(vars(torch.ops.aten).values()) if isinstance(v, torch._ops.OpOverloadPacket)]
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
@@ -467,7 +474,7 @@ def _noting_registrations() -> list[str]:
     code does so through one function."""
     noted: list[str] = []
     register = torch._C._dispatch_library
-    theirs = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+    theirs = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()} | {"_"}  # of all
 
     @functools.wraps(register)
     def noting(kind: str, namespace: str, *others: Any) -> Any:

@@ -218,7 +218,7 @@ def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> N
 
 @pytest.mark.filterwarnings("error")
 def test_what_dynamo_cannot_trace_is_no_warning_of_the_models() -> None:
-    """A method that is on the stack at a break: PyTorch's users would be asked for an issue, and here it would be raised."""
+    """A method that is on the stack at a break: PyTorch's users are asked for an issue, and here it would be raised."""
 
     def forward(s: Function, x: Tensor) -> Tensor:
         h = s.norm(s.a(x))

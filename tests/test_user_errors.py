@@ -136,7 +136,7 @@ MODELS = {
     ),
     "two inputs": (net().replace("forward(self, x", "forward(self, x, mask"), (), "needs x, mask", "example_inputs()"),
     "no input": (net().replace("forward(self, x)", "forward(self)"), (), "NameError: name 'x'", "net.py:13)"),
-    "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "missing the required \"forward\" function"),
+    "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "Net is a Net without a forward(): there is"),
     "returns nothing": (net().replace("return ", ""), (), "returns no tensor, but NoneType"),
     "returns a number": (net().replace("self.layer(x)", "x.sum().item()"), (), "returns no tensor, but float"),
     "returns indices": (
@@ -157,7 +157,6 @@ MODELS = {
         *((), "returns nested tensors", "give padded ones"),
     ),
     "names that are none": (net(after="def example_inputs(): return {1: torch.ones(4, 64)}"), (), "a dict with 1: "),
-    "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "Net is a Net without a forward(): there is"),
     "asynchronous": (net().replace("def forward", "async def forward"), (), "returns no tensor, but coroutine"),
     "another clock": (net(after="import time\ntime.perf_counter = lambda: 0.0"), (), "has replaced time.perf_counter"),
     "no operation": ("from torch import nn\nNet = nn.Identity", (), "runs no operation on tensors"),

@@ -239,7 +239,7 @@ def _log_no_operator_that_fails() -> None:
 
 
 def _warn_of_no_breaks() -> None:
-    """Of what it cannot trace, or traces past a cache, Dynamo warns in the model's call, and asks for an issue at PyTorch's:
+    """Of what it cannot trace, or traces past a cache, Dynamo warns in the model's call, and asks for an issue of PyTorch:
     the model itself warns of nothing, and where it is told to raise what is warned of, the function would be left out."""
 
     def apart(dynamos_own: Callable[..., None]) -> Callable[..., None]:

@@ -30,7 +30,8 @@ from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
-from autokernel.model.match import Site, SiteFinder, patterns_of
+from autokernel.model.match import SiteFinder
+from autokernel.model.patterns import Site, patterns_of
 from autokernel.model.workload import Workload
 from autokernel.records import write_json
 from autokernel.spec import load_spec

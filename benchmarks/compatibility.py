@@ -40,7 +40,8 @@ from autokernel.backends import BACKENDS, default_backend
 from autokernel.integration.apply import apply, unapply
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
-from autokernel.model.match import Site, SiteFinder
+from autokernel.model.match import SiteFinder
+from autokernel.model.patterns import Site
 from autokernel.model.regions.growing import WRITERS, regions_of
 from autokernel.records import write_json
 from autokernel.spec import load_spec

@@ -39,8 +39,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel import spec as specs
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
-from autokernel.model.match import Site, SiteFinder, filled
+from autokernel.model.agreement import filled
+from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import value
+from autokernel.model.patterns import Site
 from autokernel.model.regions.expressions import evaluate
 from autokernel.model.regions.growing import piece_of, regions_of
 from autokernel.model.regions.lowering import lower

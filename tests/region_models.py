@@ -10,7 +10,8 @@ from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import expectations
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
-from autokernel.model.match import Site, SiteFinder
+from autokernel.model.match import SiteFinder
+from autokernel.model.patterns import Site
 from autokernel.model.regions.growing import regions_of
 from autokernel.model.regions.spec import several
 from autokernel.spec import KernelSpec, TensorSpec, is_region, load_spec

@@ -19,7 +19,8 @@ from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model import capture, match, profiler
 from autokernel.model.account import Standing
-from autokernel.model.match import RejectReason, SiteFinder
+from autokernel.model.match import SiteFinder
+from autokernel.model.placement import RejectReason
 from autokernel.model.workload import Workload
 from autokernel.target import Target, WeightedCase
 from models.llama import RMSNorm
@@ -44,7 +45,7 @@ def winner(source: str, x: torch.Tensor = X) -> Winner:
 
 PATTERNS = """
 import torch
-from autokernel.model.match import Pattern
+from autokernel.model.patterns import Pattern
 
 INPUTS = {"x": (2, 3, 8), "eps": 0.0123, "weight": (8,)}
 
@@ -79,8 +80,8 @@ def test_a_pattern_that_cannot_be_traced_is_left_out_alone(tmp_path, monkeypatch
         tmp_path,
         monkeypatch,
         "norm_untraced",
-        PATTERNS.replace("{call}", "match.plain_call").replace(
-            "import Pattern", "import Pattern\nfrom autokernel.model import match"
+        PATTERNS.replace("{call}", "patterns.plain_call").replace(
+            "import Pattern", "import Pattern\nfrom autokernel.model import patterns"
         ),
     )
     finder = SiteFinder(min_elements=0)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 import autokernel
 from autokernel.gate.checks.correctness import ELEMENT_TOLERANCE
 from autokernel.model.capture import capture
-from autokernel.model.match import RejectReason, Site, SiteFinder
+from autokernel.model.match import SiteFinder
+from autokernel.model.patterns import Site
+from autokernel.model.placement import RejectReason
 from benchmarks.architectures import starters
 
 LOWEST = torch.finfo(torch.float32).min

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from autokernel.model.match import Pattern, RejectReason, Site, SiteFinder, patterns_of
+from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import aten
+from autokernel.model.patterns import Pattern, Site, patterns_of
+from autokernel.model.placement import RejectReason
 from autokernel.model.tracing import trace
 from autokernel.spec import kernel_types, load_spec
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autokernel.model import match, pattern_graphs
-from autokernel.model.match import patterns_of
+from autokernel.model import pattern_graphs, patterns
+from autokernel.model.patterns import patterns_of
 from autokernel.spec import KERNELS
 
 
@@ -14,8 +14,8 @@ from autokernel.spec import KERNELS
 def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """How many patterns are traced, with a cache of their own."""
     monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
-    calls, trace = [], match._trace_pattern
-    monkeypatch.setattr(match, "_trace_pattern", lambda pattern: calls.append(pattern) or trace(pattern))
+    calls, trace = [], patterns._trace_pattern
+    monkeypatch.setattr(patterns, "_trace_pattern", lambda pattern: calls.append(pattern) or trace(pattern))
     patterns_of.cache_clear()
     yield calls
     patterns_of.cache_clear()

@@ -17,8 +17,9 @@ from autokernel import spec as specs
 from autokernel.build import cpp_function
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.model.capture import capture
-from autokernel.model.match import Site, SiteFinder
+from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import aten, value
+from autokernel.model.patterns import Site
 from autokernel.model.regions import growing
 from autokernel.model.regions.expressions import evaluate
 from autokernel.model.regions.growing import piece_of, region_finder, regions_of

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from autokernel.integration.apply import apply, compile_with_kernels, explain
-from autokernel.model.match import RejectReason
+from autokernel.model.placement import RejectReason
 from benchmarks.random_programs import Everywhere, finder
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled_before")

@@ -14,7 +14,7 @@ from autokernel.spec import ROOT
 PAGE = (ROOT / "docs/extending.md").read_text()
 ORACLE, SPEC, KERNEL, PATTERNS, *_ = re.findall(r"(?ms)^```python\n(.*?)^```$", PAGE)
 SEARCHED = """
-from autokernel.model.match import patterns_of
+from autokernel.model.patterns import patterns_of
 found = patterns_of("gelu")
 assert found.graphs and not found.failures, found.failures
 """

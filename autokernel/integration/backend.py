@@ -55,13 +55,16 @@ from autokernel.integration.ops import (
 from autokernel.integration.running import Objects, in_eager_mode, with_constants, without_casts, without_tangents
 from autokernel.integration.winner import Winner
 from autokernel.model import catching, padding
+from autokernel.model.agreement import extract_subgraph
 from autokernel.model.autocast import autocast_devices, without_autocast
 from autokernel.model.breaks import reason
 from autokernel.model.capture import allow_versions, why_left_alone
 from autokernel.model.contract import Backward
-from autokernel.model.match import RejectReason, Site, SiteFinder, extract_subgraph
+from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import overwritten, prune, strides_of, value
 from autokernel.model.numbers import mark_numbers, numbers_in, tensors_in
+from autokernel.model.patterns import Site
+from autokernel.model.placement import RejectReason
 from autokernel.model.regions.growing import regions_of
 from autokernel.model.tracing import to_aten
 from autokernel.spec import Case, is_region, load_spec

@@ -19,9 +19,9 @@ from autokernel.integration.ops import (
     DIRECT,
     Kernel,
 )
-from autokernel.model.match import Site
 from autokernel.model.nodes import ITSELF, is_idle, object_of, overwritten, set_gradients, value
 from autokernel.model.numbers import reads_a_number
+from autokernel.model.patterns import Site
 from autokernel.model.tracing import OF_DYNAMO
 
 

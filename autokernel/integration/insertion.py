@@ -24,8 +24,9 @@ from autokernel.integration.ops import (
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import forward_of
 from autokernel.model.contract import Backward
-from autokernel.model.match import Placement, RejectReason, Site
 from autokernel.model.nodes import aten, set_gradients, value
+from autokernel.model.patterns import Site
+from autokernel.model.placement import Placement, RejectReason
 from autokernel.spec import Case, load_spec
 
 

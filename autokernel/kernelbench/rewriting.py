@@ -17,8 +17,9 @@ from autokernel.backends import default_backend
 from autokernel.kernelbench.modelnew import make
 from autokernel.kernelbench.problems import Problem, parse
 from autokernel.model.capture import capture
-from autokernel.model.match import Site, SiteFinder
+from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import simplify
+from autokernel.model.patterns import Site
 from autokernel.model.regions.growing import region_finder
 from autokernel.spec import load_spec
 

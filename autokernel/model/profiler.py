@@ -26,12 +26,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from autokernel.hardware.device import Device
 from autokernel.hardware.roofline import Roofline
 from autokernel.model import untouched
+from autokernel.model.agreement import extract_subgraph, filled
 from autokernel.model.breaks import reason
 from autokernel.model.capture import IN_GRAPH, OUTSIDE, Capture, capture, compile_model
 from autokernel.model.hotspots import Hotspot, ModelProfile, WorkloadPass
-from autokernel.model.match import Refusal, RegionFinder, Site, SiteFinder, extract_subgraph, filled
+from autokernel.model.match import Refusal, RegionFinder, SiteFinder
 from autokernel.model.nodes import value
 from autokernel.model.options import ITERATIONS, WARMUP
+from autokernel.model.patterns import Site
 from autokernel.model.user_code import WorkloadError, user_code
 from autokernel.model.workload import Workload
 from autokernel.spec import Case, KernelSpec, load_spec

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autokernel.model.match import Pattern
+from autokernel.model.patterns import Pattern
 
 B, H, KV, S, D = 2, 4, 2, 6, 8
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from autokernel.model.activations import FORMS
-from autokernel.model.match import Pattern
+from autokernel.model.patterns import Pattern
 
 SIZES = {"x": (2, 3, 8), "weight": (5, 8)}
 

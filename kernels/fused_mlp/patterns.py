@@ -5,7 +5,7 @@ from itertools import product
 import torch.nn.functional as F
 
 from autokernel.model import activations
-from autokernel.model.match import Pattern
+from autokernel.model.patterns import Pattern
 
 ACTIVATIONS = [form for form in activations.FORMS if form[0] != "relu"]
 SEPARATE = {"x": (2, 3, 8), "w_gate": (10, 8), "w_up": (10, 8), "w_down": (8, 10)}

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from autokernel.model.match import Pattern
+from autokernel.model.patterns import Pattern
 
 
 def module(x, weight, bias, eps):

@@ -1,6 +1,6 @@
 """How models write a sum or a maximum along one dimension, or over all."""
 
-from autokernel.model.match import Pattern
+from autokernel.model.patterns import Pattern
 
 
 def by_kernel(op):

@@ -2,7 +2,7 @@
 
 import torch
 
-from autokernel.model.match import Pattern
+from autokernel.model.patterns import Pattern
 
 
 def by_hand(x, dim):

@@ -17,9 +17,12 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from autokernel.backends import default_backend
+from autokernel.model.agreement import between, extract_subgraph
 from autokernel.model.breaks import reason
-from autokernel.model.match import MIN_ELEMENTS, Pattern, RegionFinder, Site, between, extract_subgraph, site_case
+from autokernel.model.match import MIN_ELEMENTS, RegionFinder
 from autokernel.model.nodes import aten, has_effects, is_idle, value
+from autokernel.model.patterns import Pattern, Site
+from autokernel.model.placement import site_case
 from autokernel.model.regions import cpp, elementwise, losses, reductions, rows, triton, windows  # noqa: F401  rules
 from autokernel.model.regions.expressions import Lowered, Result
 from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Unsupported, lower, result_spec

@@ -1,0 +1,128 @@
+"""Whether a part of a graph computes what an oracle does: tried on numbers, in float64."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
+
+from autokernel.model.nodes import value
+from autokernel.model.patterns import Site
+from autokernel.model.pieces import pieces
+from autokernel.model.placement import tensor_spec
+from autokernel.spec import load_spec
+
+PROOF_TOLERANCE = 1e-8  # of the largest result, in float64; tanh-gelu for gelu is wrong by 1e-4
+
+
+def between(inputs: Iterable[Any], *outputs: Node) -> list[Node]:
+    """The nodes of which `outputs` are computed from `inputs`, in no order."""
+    found: dict[Node, None] = {}
+    stop, pending = {v for v in inputs if isinstance(v, Node)}, list(outputs)
+    while pending:
+        node = pending.pop()
+        if node not in stop and node not in found:
+            found[node] = None
+            pending += node.all_input_nodes
+    return list(found)
+
+
+def extract_subgraph(graph: GraphModule, outputs: list[Node], inputs: list[Node], wide: bool = True) -> GraphModule:
+    """The nodes between `inputs` and `outputs` as a module of their own; `wide`: in which every number is a float64."""
+    inputs = list(dict.fromkeys(inputs))
+    piece = fx.Graph()
+    copies = {node: piece.placeholder(f"input_{i}") for i, node in enumerate(inputs)}
+    needed = set(between(inputs, *outputs))
+    for i, node in enumerate(n for n in graph.graph.nodes if n in needed):
+        copies[node] = copy = piece.node_copy(node, copies.__getitem__)
+        copy.name = f"node_{i}"
+        if wide:
+            copy.args, copy.kwargs = fx.node.map_aggregate((copy.args, copy.kwargs), _wide)
+    piece.output(tuple(copies[node] for node in outputs))
+    module = GraphModule(graph, piece)
+    module.inputs = inputs
+    return module
+
+
+def _wide(v: Any) -> Any:
+    return torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v
+
+
+class _Wide(TorchFunctionMode):
+    """Casts in a pattern's `call` to another floating-point dtype stay in float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = fx.node.map_aggregate((args, kwargs or {}), _wide)
+        return func(*args, **kwargs)
+
+
+def filled(fake: Tensor) -> Tensor:
+    """Random contents in the dtype, on the device and with the strides of `fake`."""
+    spec, generator = tensor_spec(fake), torch.Generator(fake.device).manual_seed(0)
+    size, place = (spec.storage_numel,), {"generator": generator, "device": fake.device}
+    if fake.is_floating_point() or fake.is_complex():
+        contents = torch.randn(size, **place, dtype=torch.promote_types(fake.dtype, torch.float32))
+    else:
+        contents = torch.randint(2, size, **place)
+    return contents.to(fake.device, fake.dtype).as_strided(spec.shape, spec.strides, spec.offset)
+
+
+def _draw(fake: Tensor, generator: torch.Generator, integers: int = 8) -> Tensor:
+    """Random contents, on the generator's device: a host takes seconds for the weight of a large vocabulary.
+
+    Rows of floating-point numbers have sizes from 1e-4 to 10, so that an eps shows.
+    """
+    place = {"generator": generator, "device": generator.device}
+    if fake.dtype == torch.bool:
+        return torch.rand(fake.shape, **place) > 0.2
+    if not (fake.is_floating_point() or fake.is_complex()):
+        return torch.randint(integers, fake.shape, **place)
+    dtype = torch.complex128 if fake.is_complex() else torch.float64
+    scale = 10 ** (5 * torch.rand((*fake.shape[:-1], 1)[: fake.dim()], **place, dtype=torch.float64) - 4)
+    return torch.randn(fake.shape, **place, dtype=dtype).mul_(scale)
+
+
+def _hide_rows(mask: Tensor, dtype: torch.dtype, first: int) -> Tensor:
+    """A mask of `dtype` with every second row from `first` on False or -inf, and every other True or the lowest number."""
+    hidden, other = (False, True) if dtype == torch.bool else (-torch.inf, torch.finfo(dtype).min)
+    rows = mask.clone().reshape(-1, mask.shape[-1] if mask.dim() else 1)
+    rows[first::2], rows[1 - first :: 2] = hidden, other
+    return rows.reshape(mask.shape)
+
+
+def agree(site: Site, original: GraphModule, given: GraphModule | None) -> bool:
+    """Whether the site's own nodes and the oracle give the same numbers, whatever the site's masks hide."""
+    hiding = (None, 0, 1) if site.pattern.masks else (None,)
+    return all(_agree_where(site, original, given, first) for first in hiding)
+
+
+def _agree_where(site: Site, original: GraphModule, given: GraphModule | None, first_hidden: int | None) -> bool:
+    device = value(site.output).device
+    generator = torch.Generator(device).manual_seed(0)
+    masks = [] if first_hidden is None else [site.parameters[name] for name in site.pattern.masks]
+    # An integer may be the index of a class: what is out of bounds is an error, on a GPU one that ends the process.
+    widths = [fake.shape[-1] for fake in map(value, original.inputs) if fake.is_floating_point() and fake.dim()]
+
+    def draw(node: Node) -> Tensor:
+        contents = _draw(value(node), generator, min([8, *widths]))
+        return _hide_rows(contents, value(node).dtype, first_hidden) if node in masks else contents
+
+    values = {node: draw(node) for node in original.inputs}
+    if given is not None:
+        random = [_draw(value(node), generator) for node in given.inputs]
+        values |= zip((site.parameters[n] for n in site.pattern.given), given(*random))
+    parameters = {k: values[v] if isinstance(v, Node) else v for k, v in site.parameters.items()}
+    expected = original(*(values[node] for node in original.inputs))[0]
+    try:
+        with _Wide():
+            got = site.pattern.call(load_spec(site.kernel_type).oracle, **parameters)
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    if got.shape != expected.shape:
+        return False
+    largest = max((y.nan_to_num(0, 0, 0).abs().max().item() for (y,) in pieces(expected)), default=0.0)
+    near = partial(torch.allclose, rtol=0, atol=PROOF_TOLERANCE * largest, equal_nan=True)
+    return all(near(y.to(expected.dtype), truth) for y, truth in pieces(got, expected))

@@ -126,6 +126,7 @@ class KernelSpec:
     bytes_moved: Callable[[Args], int]
     headline: str  # "throughput_tflops" or "bandwidth_gb_s"
     any_size: tuple[str, ...] = ()  # of the smoke test's sizes, those that may be any number; of a shape, the last
+    summed: tuple[str, ...] = ()  # of those, what is never 1: of a single term PyTorch's own error is luck
     native: Callable[..., Tensor] | None = None  # whose error in a dtype bounds a kernel's, where that form loses more
     roundings: Callable[..., Tensor] | None = None
     opaque: bool = False  # nothing is known of how errors grow: a row may be as inexact as roundings of its inputs make it

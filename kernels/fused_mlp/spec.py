@@ -73,6 +73,7 @@ SPEC = KernelSpec(
     arguments=arguments,
     smoke={"M": 16, "dim": 64, "hidden": 96},
     any_size=("M", "dim", "hidden"),
+    summed=("hidden",),
     sweep=(
         {"M": 32, "dim": 768, "hidden": 1024},  # the shipped LLaMA, cut
         {"M": 1, "dim": 512, "hidden": 1376},  # one token: decode

@@ -96,7 +96,7 @@ class ProcessState:
     random_numbers_of_python: int
     decimal_numbers: tuple[Any, ...]
     warnings: tuple[Any, ...]
-    logging: tuple[Any, ...]  # up to which level nothing is logged, by anyone, and what all loggers' is
+    logging: tuple[Any, ...]  # up to which level nothing is logged, by anyone, and what else is left out
     how_tensors_are_printed: str
     language: str
     time_zone: tuple[Any, ...]
@@ -151,7 +151,7 @@ class ProcessState:
                 warnings.formatwarning,
                 warnings.defaultaction,
             ),
-            logging=(logging.root.manager.disable, logging.root.level, *logging.root.filters),
+            logging=(logging.root.manager.disable, *logging.root.filters),
             how_tensors_are_printed=repr(torch._tensor_str.PRINT_OPTS),
             language=locale.setlocale(locale.LC_ALL),
             time_zone=(*time.tzname, time.timezone, time.daylight),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import reference
 from autokernel.gate import Correctness, Judge
-from autokernel.gate.checks import inputs
+from autokernel.gate.checks import inputs, structure
 from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import Expectation, expect
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
@@ -602,3 +602,15 @@ def test_large_inputs_are_made_on_the_device(kernel_type: str, monkeypatch: pyte
                         assert abs(share_finite(x) - share_finite(usual[name])) < 0.2, trial.label
                         seen += 1
     assert seen > 20
+
+
+def test_what_cancels_in_a_whole_row_does_so_in_any_order() -> None:
+    """Else such a row is judged by what PyTorch's order happens to leave of it."""
+    generator = torch.Generator().manual_seed(0)
+    A, B = (
+        structure.FORMS[form](torch.randn(24, 24, generator=generator), generator)
+        for form in ("of whole numbers", "of rows that are alike")
+    )
+    assert (B[:1] == B).all() and B[0].unique().numel() > 4
+    by_hand = sum(A[:, k : k + 1] * B[k] for k in reversed(range(24)))
+    assert (by_hand.double() == A.double() @ B.double()).all()

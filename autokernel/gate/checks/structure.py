@@ -59,7 +59,7 @@ FORMS: dict[str, Form] = {
     "a permutation": _permutation,
     "of rows with a one each": _one_each,
     "of columns that are alike": lambda x, g: alike(x),
-    "of rows that are alike": lambda x, g: x[..., :1, :].expand_as(x),
+    "of rows that are alike": lambda x, g: alike(x.mT).mT,  # whose sums, times whole numbers, may be 0 as a whole
     "of whole numbers": lambda x, g: (8 * x / x.abs().amax()).round(),
     "of one value": lambda x, g: alike(x.flatten()[:1]).reshape(()).expand(x.shape),
     "of ones": lambda x, g: torch.ones_like(x),

@@ -33,6 +33,7 @@ from autokernel.preflight import Refused
 LOG = logging.getLogger("autokernel")
 OPTIONS = ("run", "fallback", "gradients")  # of the backend
 MADE: list[Replacer] = []  # by torch.compile(model, backend="autokernel")
+INSIDE = "what another torch.compile() makes of it has no kernels: apply() with fallback='inductor' has both"
 STARTERS = "starters"  # for apply(), and the agent of that name
 
 
@@ -70,9 +71,14 @@ def apply(
     compiled = _compiled(call, model, replacer)
     replacer.frames.root = call.__code__
 
+    @torch._dynamo.assume_constant_result  # it is called while what calls it is traced
+    def say_that_inside() -> None:
+        if not torch.compiler.is_exporting():
+            replacer.fail(INSIDE)
+
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # asked first: to torch 2.11's Dynamo all that it traces is exported
-            replacer.say_that_inside()
+            say_that_inside()
             return compiled(*args, **kwargs)
         if torch.compiler.is_exporting() or torch.jit.is_tracing():
             return call(*args, **kwargs)

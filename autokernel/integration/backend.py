@@ -75,7 +75,6 @@ LOG = logging.getLogger("autokernel")
 MAX_SIZES = 32  # of one graph that are looked at for sites, some seconds each; for all other sizes the original runs
 MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of Inductor
 INDUCTOR = ("inductor", *MODES)
-INSIDE = "what another torch.compile() makes of it has no kernels: apply() with fallback='inductor' has both"
 # Numbers that are given to a Triton kernel are float32, as in Triton itself: with float64, kernels would be slower or fail.
 FLOATS = {name: False for name in ("_use_fp64_for_unbacked_floats",) if hasattr(torch._inductor.config, name)}
 # (operator, case, device) -> its launches; None where they cannot be traced. As operators, they stay.
@@ -226,12 +225,6 @@ class Replacer:
         """Lists `why`, and logs it where it is new."""
         if self.leave(why):
             LOG.warning(why)
-
-    @torch._dynamo.assume_constant_result  # of a method of ours: torch 2.11 traces a function in a function all the same
-    def say_that_inside(self) -> None:
-        """Called while what calls it is traced."""
-        if not torch.compiler.is_exporting():
-            self.fail(INSIDE)
 
     def say_if_idle(self, model: str) -> None:
         """After a pass: that it had no kernel in it, if so."""

@@ -140,7 +140,7 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True
 
 def native(attn_mask=None, **inputs):
     """PyTorch's own, with a mask of one number for all keys written out: of a float one its attention on a GPU reads what
-    lies beyond (torch 2.11 on an H200: a misaligned address, or results off by 0.8)."""
+    lies beyond (torch 2.11: a misaligned address, or results off by 0.8; h200-attention-masks-of-one-key.txt)."""
     if attn_mask is not None and attn_mask.shape[-1:] == (1,):
         attn_mask = attn_mask.expand(*attn_mask.shape[:-1], inputs["K"].shape[2]).contiguous()
     return eager(attn_mask=attn_mask, **inputs)

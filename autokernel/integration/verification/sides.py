@@ -40,7 +40,7 @@ GRAPHED = (GRAPHS, AUTOTUNED)  # Inductor's modes with CUDA graphs
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50  # of a process, where its sides do not settle before
 SETTLED = 0.003  # standard error of a side's share of a round: between processes it differs by some 1 %
 # For the Triton kernels that max-autotune chooses from: those that processes compiled are compiled once more, one after the
-# other. A linear layer takes 11 to 17 s so, and 3 s by threads (torch 2.11 on an H200 with 16 cores).
+# other: 11 to 21 s for a linear layer, 1 to 3 s by threads (h200-max-autotune-by-threads.txt).
 BY_THREADS = {"compile_threads": 1}
 Model = Callable[..., Any]
 FirstCalls = Mapping[str, Mapping[str, float]]  # workload -> side -> seconds

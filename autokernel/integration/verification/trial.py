@@ -411,18 +411,18 @@ class Screening:
         }
         known = ratio_intervals(ratios, INTERVAL)
         self.gains |= {name: known[name] for name in self.without}
-        self.without = {
-            name: side
-            for name, side in self.without.items()
-            if self.gains[name].low < 1
-            and (self.gains[name].value >= 1 + MATTERS or is_first and name not in self.small)
-            and (is_first or self.may_settle(self.gains[name], len(ratios)))
-        }  # the first look does not tell small gains from none: what their own timing promises does
+        self.without = {name: side for name, side in self.without.items() if self.goes_on(name, is_first, len(ratios))}
 
-    def may_settle(self, gain: Interval, sides: int) -> bool:
-        """Whether it may be told, by the last process, that the model gains so much."""
+    def goes_on(self, name: str, is_first: bool, sides: int) -> bool:
+        """Whether a kernel's gain is measured once more. The first look does not tell small gains from none: what their own
+        timing promises does. Later ones do, and whether the last process may settle them."""
+        gain = self.gains[name]
+        if gain.low >= 1:
+            return False
+        if is_first:
+            return gain.value >= 1 + MATTERS or name not in self.small
         last = foreseen(gain, sides, len(self.taken), SCREENING[-1], INTERVAL)
-        return last.low <= 0 or math.log(gain.value) >= HOPE * math.log(last.value / last.low)
+        return gain.value >= 1 + MATTERS and math.log(gain.value) >= HOPE * math.log(last.value / last.low)
 
     @property
     def selected(self) -> tuple[Winner, ...]:

@@ -189,15 +189,24 @@ def far_apart(inputs):
     return inputs | {"logits": torch.full_like(logits, 6e4).scatter(1, targets, -6e4), "targets": inputs["targets"].clone()}
 
 
-def few_count(inputs):
-    """One row or two count, somewhere: no block of rows else has anything to add."""
+def one_early_row_counts(inputs):
+    """One row of the first half counts: no other block of rows has anything to add."""
+    return few_count(inputs, range(max(1, len(inputs["targets"]) // 2)), most=1)
+
+
+def few_late_rows_count(inputs):
+    """One row or two of the last half count: what is added up starts with blocks of nothing."""
+    return few_count(inputs, range(len(inputs["targets"]) // 2, len(inputs["targets"])), most=2)
+
+
+def few_count(inputs, places, most):
+    """Of all rows so many at most count, all of them at `places`: which ones, the classes tell."""
     targets = inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)
     drawn, rows = int(targets.sum()), torch.arange(len(targets), device=targets.device)
-    rows_that_count = (rows == drawn % len(targets)) | (rows == drawn // 2 % len(targets)) & (drawn % 2 == 0)
+    chosen = [places[drawn // divisor % len(places)] for divisor in range(1, 2 + drawn % most)]
     ignored = inputs["ignore_index"]
-    other = 0 if ignored else min(1, inputs["logits"].shape[1] - 1)
-    targets = targets.masked_fill(targets == ignored, other)
-    return inputs | {"targets": targets.masked_fill(~rows_that_count, ignored)}
+    targets = targets.masked_fill(targets == ignored, 0 if ignored else min(1, inputs["logits"].shape[1] - 1))
+    return inputs | {"targets": targets.masked_fill(~torch.isin(rows, torch.tensor(chosen, device=rows.device)), ignored)}
 
 
 def all_ignored(inputs):
@@ -263,7 +272,8 @@ SPEC = KernelSpec(
         "far_apart": far_apart,
         "forbidden": forbidden,
         "certain": certain,
-        "few_count": few_count,
+        "one_early_row_counts": one_early_row_counts,
+        "few_late_rows_count": few_late_rows_count,
         "all_ignored": all_ignored,
     },
 )

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.checks import correctness, expectations
+from autokernel.gate.checks.cases import CheckCase
 from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import Expectation, expect
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.gate.checks.planted import planted_in, with_planted
-from autokernel.gate.checks.trials import CheckCase
 from autokernel.hardware.threads import one_thread
 from autokernel.spec import kernel_types, load_spec
 

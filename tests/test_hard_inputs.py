@@ -12,22 +12,14 @@ from torch import Tensor
 import reference
 from autokernel.gate import Correctness, Judge
 from autokernel.gate.checks import inputs, structure
+from autokernel.gate.checks.cases import CheckCase, Step
 from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import Expectation, expect
 from autokernel.gate.checks.inputs import fill_inputs, mix_rows, row_kinds, shared_by_rows
 from autokernel.gate.checks.options import with_other_options
 from autokernel.gate.checks.planted import planted_in, values_of, with_planted
-from autokernel.gate.checks.trials import (
-    CheckCase,
-    Step,
-    combinations,
-    drawn_sizes,
-    hard,
-    many_rows,
-    option_dims,
-    small_sizes,
-    trials,
-)
+from autokernel.gate.checks.sizes import combinations, drawn_sizes, many_rows, option_dims, small_sizes
+from autokernel.gate.checks.trials import hard, trials
 from autokernel.history.experiments import STARTER, Status, experiment_from
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
@@ -586,7 +578,7 @@ def test_large_inputs_are_made_on_the_device(kernel_type: str, monkeypatch: pyte
     target = Target("smoke", kernel_type, "triton", "cuda", (WeightedCase(spec.case(spec.smoke, dtype)),))
 
     def steps(trial: CheckCase, least: int) -> Iterator[Step]:
-        monkeypatch.setattr("autokernel.gate.checks.trials.MADE_ON_DEVICE", least)
+        monkeypatch.setattr("autokernel.gate.checks.cases.MADE_ON_DEVICE", least)
         return trial.steps(spec, "cuda")
 
     def share_finite(x: Tensor) -> float:

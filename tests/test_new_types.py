@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import reference
+from autokernel.gate.checks.cases import CheckCase
 from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import expect
-from autokernel.gate.checks.trials import CheckCase
 from autokernel.spec import KERNELS, ROOT, import_file, kernel_types, load_spec
 from autokernel.target import default_target
 

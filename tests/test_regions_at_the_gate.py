@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autokernel import spec as specs
 from autokernel.gate import Judge
-from autokernel.gate.checks.trials import CheckCase
+from autokernel.gate.checks.cases import CheckCase
 from autokernel.spec import REGIONS, load_spec
 
 pytestmark = pytest.mark.usefixtures("region_folder")

@@ -13,9 +13,9 @@ import torch
 
 from autokernel.backends import BACKENDS
 from autokernel.gate.checks.ahead import Ahead, compile_ahead
+from autokernel.gate.checks.cases import CheckCase
 from autokernel.gate.checks.expectations import TypeFault
 from autokernel.gate.checks.runner import CALL_TIMEOUT_S, LOAD_TIMEOUT_S, Checked, Checks, StageRun
-from autokernel.gate.checks.trials import CheckCase
 from autokernel.gate.source import constants
 from autokernel.gate.timing.autotune import Autotuner, Looked
 from autokernel.gate.timing.batches import maps_memory

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.gate.checks.cases import HELD_SETS, NEW_ADDRESS, CheckCase, Step
 from autokernel.gate.checks.correctness import same_bits, wrong
 from autokernel.gate.checks.expectations import expectations, most_bytes
 from autokernel.gate.checks.inputs import changing
 from autokernel.gate.checks.planted import rows_seen
-from autokernel.gate.checks.trials import HELD_SETS, NEW_ADDRESS, CheckCase, Step, trials
+from autokernel.gate.checks.trials import trials
 from autokernel.gate.workers.channel import GUARD, Placed, place
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs

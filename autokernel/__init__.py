@@ -21,7 +21,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
     gate/           source -> verdict: judge, report, kernel_files, source
         workers/    the processes in which kernels run: launch, processes, zygote, worker, channel, answers, sandbox,
                     mapped_memory
-        checks/     the five stages: runner, trials and their inputs, expectations, correctness
+        checks/     the five stages: runner, trials, cases, sizes, and their inputs, expectations, correctness
         timing/     contest -> pairs -> batches; audit, witness, disturbance, device_probe, statistics, faults
         calibration/  what the gate says of kernels whose speed is known
     history/        runs, experiments (results.tsv), ledger (git), progress, workers, status

@@ -1,0 +1,91 @@
+"""One call: its inputs stay as they are, and its results are its own."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
+MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
+
+
+class SharedResult(RuntimeError):
+    """A kernel returned memory of a result that is held."""
+
+
+def call(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
+    """What it returns, its inputs as they were: their contents the judge looks at, what they are beside them is looked at
+    here. Raises ValueError."""
+    before = {name: _form(x) for name, x in inputs.items() if isinstance(x, Tensor)}
+    returned = function(**inputs)
+    for name, form in before.items():
+        for what, known, now in zip(FORM, form, _form(inputs[name])):
+            if now != known:
+                raise ValueError(f"kernel_fn changed the {what} of its input {name}: {now} instead of {known}")
+    return returned
+
+
+def _form(x: Tensor) -> tuple[Any, ...]:
+    """What FORM names, of an input."""
+    version = None
+    with contextlib.suppress(RuntimeError):  # of an inference tensor
+        version = x._version
+    has_gradient, hooks = x.grad is not None, dict(x._backward_hooks or {})
+    return type(x), x.shape, x.stride(), x.data_ptr(), x.dtype, x.requires_grad, has_gradient, hooks, version
+
+
+def results_of(returned: Any, count: int) -> list[Any]:
+    """The results of one call of a kernel that has so many. Raises TypeError."""
+    if count == 1:
+        return [returned]
+    if not isinstance(returned, (tuple, list)) or len(returned) != count:
+        raise TypeError(f"kernel_fn returned {type(returned).__name__}, not a tuple of {count} tensors")
+    return list(returned)
+
+
+def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequence[range]) -> None:
+    """Each result of a call has memory of its own: else who changes it in place would change something else.
+
+    earlier: memory of the results of earlier calls that are still held. Raises ValueError or SharedResult.
+    """
+    storages = {(s := x.untyped_storage()).data_ptr(): s.nbytes() for x in inputs.values() if isinstance(x, Tensor)}
+    seen: set[int] = set()
+    for y in filter(has_memory, results):
+        memory, storage = memory_of(y), y.untyped_storage().data_ptr()
+        if y.requires_grad:
+            raise ValueError("kernel_fn returned a tensor that wants gradients, which its operator sees to")
+        if any(memory.start < start + nbytes and start < memory.stop for start, nbytes in storages.items()):
+            raise ValueError("kernel_fn returned memory of an input, not a result of its own")
+        if storage in seen:
+            raise ValueError("kernel_fn returned two results in one memory")
+        if any(memory.start < other.stop and other.start < memory.stop for other in earlier):
+            raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
+        seen.add(storage)
+
+
+def has_memory(y: Any) -> bool:
+    return type(y) is Tensor and y.numel() > 0 and y.layout == torch.strided
+
+
+def memory_of(y: Tensor) -> range:
+    """The addresses from its first element to its last."""
+    last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride()))
+    return range(y.data_ptr(), y.data_ptr() + (last + 1) * y.itemsize)
+
+
+def contents(y: Tensor) -> bytes:
+    """Of a result as it lies in memory; none where that has gaps."""
+    memory = memory_of(y) if has_memory(y) else range(0)
+    return ctypes.string_at(memory.start, len(memory)) if len(memory) == y.numel() * y.itemsize else b""
+
+
+def has_content(y: Tensor, content: bytes) -> bool:
+    return is_at(y.data_ptr(), content)
+
+
+def is_at(address: int, content: bytes) -> bool:
+    """Whether memory has this content; none is everywhere."""
+    return not content or not MEMCMP(address, content, len(content))

@@ -1,0 +1,198 @@
+"""Calls beside those whose results the judge compares: does a kernel make the same of the same, whenever and wherever?"""
+
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from autokernel.gate.workers.ageing import Ahead, Clock
+from autokernel.gate.workers.calls import (
+    SharedResult,
+    call,
+    check_own,
+    contents,
+    has_content,
+    has_memory,
+    is_at,
+    memory_of,
+    results_of,
+)
+from autokernel.gate.workers.growth import check_growth, check_idle
+from autokernel.gate.workers.guards import GuardedMemory
+from autokernel.gate.workers.other_programs import called_by_another_program
+from autokernel.gate.workers.stopwatch import Allowance
+
+# The result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
+MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
+AGES = 8  # in each of which a kernel is called once more
+LAST_CALLS = 2  # of many, after each of which a kernel's variables are looked at
+# Inputs of so many calls, if they are small, and allocations of random sizes are kept in turn: so others lie elsewhere, for
+# so many calls, or seconds.
+BEFORE, FURTHER, SMALL = 32, 1 << 12, 1 << 16  # bytes
+PLACES, PLACES_S = 256, 0.03
+
+
+class Disagreement(RuntimeError):
+    """A kernel does not always make the same of the same."""
+
+
+class FurtherCalls:
+    """Of one kernel, on inputs that the judge has sent, or on what is made of them."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        results: int,
+        module: ModuleType | None = None,
+        clock: Clock | None = None,
+        memory: GuardedMemory | None = None,
+        built: Collection[str] = (),
+    ):
+        """results: of a call; module, clock, memory: of a kernel that is checked; built: its libraries."""
+        self.function, self.results, self.module, self.clock, self.built = function, results, module, clock, built
+        self.memory = memory
+        self.drawn = random.Random(os.getpid())
+        self.before: deque[list[Any]] = deque(maxlen=BEFORE)  # what lies in memory beside the next call's tensors
+        self.watched: list[tuple[Any, int, bytes]] = []  # results of one call, which are held to the end: where and what
+        self.held_before: list[Any] = []  # layouts of inputs for which a result was held for many calls
+
+    def hold_for_many(self, inputs: Mapping[str, Any]) -> None:
+        """Of a kernel that keeps what it returned: a result that is held must be none that it returns again, however many
+        it has in turn."""
+        layouts = [(v.shape, v.stride(), v.dtype) for v in inputs.values() if isinstance(v, Tensor)]
+        if layouts in self.held_before:
+            return
+        self.held_before.append(layouts)
+        first = results_of(self.function(**inputs), self.results)
+        memory = [memory_of(y) for y in filter(has_memory, first)]
+        many, ends_s = Allowance(MANY_S), time.perf_counter() + LONGEST_S
+        for number in range(MANY):
+            check_own(results_of(self.function(**inputs), self.results), inputs, memory)
+            if number >= FEWEST and many.is_spent() or time.perf_counter() > ends_s:
+                break
+
+    def watch(self, inputs: Mapping[str, Any], stored: list[StorageWeakRef], known: list[tuple[int, bytes]]) -> None:
+        """Hold the results of a call from now on: those that a kernel keeps, of which this is known, or else others."""
+        for weak, (offset, content) in zip(stored, known):
+            if not weak.expired() and (storage := torch.UntypedStorage._new_with_weak_ptr(weak.cdata)) is not None:
+                held = torch.empty(0, dtype=torch.uint8).set_(storage)  # a user of that memory, as a model's tensor is
+                self.watched.append((held, held.data_ptr() + offset, content))
+        if not self.watched:
+            results = self._called(inputs)
+            self.watched = [(y, y.data_ptr(), contents(y)) for y in filter(has_memory, results)]
+
+    def check_watched(self) -> None:
+        if not all(is_at(address, content) for _, address, content in self.watched):
+            raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
+
+    def run(self, inputs: Mapping[str, Any], activations: Sequence[str], weights: Sequence[str]) -> None:
+        """All that are made once of a kernel, on a CPU. activations: inputs that have memory of their own each time;
+        weights: those that a kernel may prepare once."""
+        self._by_another_program(inputs)
+        self._many(inputs, activations)
+        self._on_what_is_written_anew(inputs, weights)
+        check_idle()
+
+    def _by_another_program(self, inputs: Mapping[str, Any]) -> None:
+        """A call by another than the gate, which is to agree bitwise with the gate's."""
+        made = list(map(contents, self._once(inputs, ())))
+        told = self.clock.as_python_has_it()
+        others = results_of(called_by_another_program(self.function, self.module, inputs, self.results, told), self.results)
+        self.memory.forget()
+        if not all(map(has_content, others, made)):
+            raise Disagreement("a call by another program than the gate does not agree bitwise with one of the gate's")
+
+    def _many(self, inputs: Mapping[str, Any], activations: Sequence[str]) -> None:
+        """Calls that keep nothing, on tensors of memory of their own, and agree bitwise with one on parts of a larger one,
+        as the judge's are, whose results are held for so long. In the end as in a process that has run for months."""
+        first, calls = self._once(inputs, ()), 0
+        made = list(map(contents, first))
+
+        def again(when: str = "one of many calls on the same inputs", elsewhere: bool = False) -> None:
+            nonlocal calls
+            calls += 1
+            for y, held, content in zip(self._once(inputs, activations, elsewhere), first, made):
+                if content and y.data_ptr() == held.data_ptr():
+                    raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
+                if not has_content(y, content):
+                    raise Disagreement(f"{when} does not agree bitwise with the first")
+
+        ahead = Ahead(self.module, self.built)
+        check_growth(again)
+        within = Allowance(PLACES_S)
+        for _ in range(PLACES):
+            if within.is_spent():
+                break
+            again(elsewhere=True)
+        self.before.clear()
+        for _ in range(LAST_CALLS):
+            ahead.note(calls)
+            again()
+        ahead.note(calls)
+        for many in ahead.of_many_calls():
+            again(f"a call as after {many} calls, by what counts them,")
+        for _ in range(AGES):
+            self.clock.put_ahead(self.built)
+            again("a call in another process, by its number, months later")
+        if not all(map(has_content, first, made)):
+            raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
+
+    def _on_what_is_written_anew(self, inputs: Mapping[str, Any], weights: Sequence[str]) -> None:
+        """Two calls on the same tensors, between which others write to them behind PyTorch's back, as to a graph's that is
+        replayed. Weights, which may be prepared once, are a module's parameters."""
+        tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor)}
+        with torch.inference_mode(False), torch.no_grad():
+            mine = {**inputs, **{n: (_as_parameter if n in weights else _moved_out)(v) for n, v in tensors.items()}}
+            others = {**inputs, **{name: _moved_out(v) for name, v in tensors.items()}}
+            self._called(mine)
+            for name in tensors.keys() - set(weights):
+                x, changed = mine[name], _halves_exchanged(tensors[name])
+                behind = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+                behind.copy_(changed)
+                others[name].copy_(changed)
+            made = [(y, contents(y)) for y in self._called(mine)]
+            if not all(has_content(y, known) for y, (_, known) in zip(self._called(others), made)):
+                raise Disagreement("a call on tensors that have been written to does not agree bitwise with one on others")
+
+    def _called(self, inputs: Mapping[str, Any]) -> list[Any]:
+        return results_of(call(self.function, inputs), self.results)
+
+    def _once(self, inputs: Mapping[str, Any], activations: Sequence[str], elsewhere: bool = False) -> list[Any]:
+        """What a call returns, of which nothing is kept. `elsewhere`: inputs lie where others did not: it takes memory."""
+        more = self.drawn.randrange(FURTHER) if elsewhere else 0
+        mine = {name: _moved_out(inputs[name], more) for name in activations}
+        if elsewhere:
+            small = [x for x in mine.values() if x.nbytes <= SMALL]
+            self.before.append([torch.UntypedStorage(self.drawn.randrange(1, FURTHER)), *small])
+        returned = self.function(**{**inputs, **mine})
+        self.memory.forget()
+        return results_of(returned, self.results)
+
+
+def _moved_out(x: Tensor, more: int = 0) -> Tensor:
+    """x in memory of its own, from the first byte on, with `more` bytes behind it; where it has gaps, among guards."""
+    if not x.is_contiguous():
+        return x.clone()
+    storage = torch.UntypedStorage(x.numel() * x.itemsize + more, device=x.device)
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, x.shape, x.stride()).copy_(x)
+
+
+def _as_parameter(x: Tensor) -> Tensor:
+    """x as a module keeps it that is not trained, where it may."""
+    return torch.nn.Parameter(_moved_out(x), requires_grad=False) if x.is_floating_point() else _moved_out(x)
+
+
+def _halves_exchanged(x: Tensor) -> Tensor:
+    """x, its halves along its first dim that has several in the other order."""
+    dim = next((dim for dim, n in enumerate(x.shape) if n > 1), None)
+    if dim is None:
+        return x
+    half = x.shape[dim] // 2
+    return torch.cat((x.narrow(dim, half, x.shape[dim] - half), x.narrow(dim, 0, half)), dim)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from cheat import Cheat, plain
 from partly_right import ATTENTION, IMPORTS, ROTARY
-from unusual_inputs import ACTIVATED, FP4
+from with_a_change import ACTIVATED, FP4
 
 WRONG = "outside the tolerance|mask differs|times PyTorch's own|not a number of its inputs|roundings"
 ATTENDED = {"batch": 1, "heads": 2, "seq": 56, "head_dim": 64}

@@ -34,9 +34,11 @@ import tables
 import timing
 import torch
 import unusual_inputs
+import unusual_numbers
 import whole_inputs
 from cheat import Cheat, starter
 from second_tier import LATER
+from with_a_change import OUTSIDE
 
 from autokernel.build import default_cache
 from autokernel.gate import Judge
@@ -56,6 +58,7 @@ MODULES = (
     partly_right,
     nearly_right,
     unusual_inputs,
+    unusual_numbers,
     whole_inputs,
     corners,
     forms,
@@ -250,7 +253,7 @@ def test_it_is_refused_for_its_reason(
         verdict = refused(judge, source, target(cheat))
     assert verdict.failure is not None, f"accepted: {verdict.why}"
     # What a kernel leaves out may hold what is planted: NaN, infinities. Which bound wrong numbers exceed first is chance.
-    reason = f"{cheat.reason}|mask differs" + f"|{WRONG_NUMBERS}" * (unusual_inputs.OUTSIDE in cheat.reason)
+    reason = f"{cheat.reason}|mask differs" + f"|{WRONG_NUMBERS}" * (OUTSIDE in cheat.reason)
     assert re.search(reason, verdict.failure.reason), verdict.failure
     assert verdict.correctness == cheat.correctness
     assert cheat.stage in ("", verdict.failure.stage)

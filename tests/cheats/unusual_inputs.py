@@ -1,449 +1,54 @@
-"""Cheats that are right unless an input other than the first is unusual, an option is not the default, or an error hides
-beside a larger number.
+"""Cheats that are right unless inputs are unusual as a whole or an option is not the default, or that larger numbers hide.
 
 They are written in PyTorch, and judged by a gate that lets kernels call it: what is wrong is seen at a glance.
 """
 
-import inspect
-from typing import Any
-
 import torch
-from cheat import Cheat
-from partly_right import ATTENTION, IMPORTS, REDUCE, ROTARY, plain
-
-import reference
-
-OUTSIDE, NAN = "outside the tolerance", "(NaN|inf) mask differs"
-MATMUL, NORM = ({"M": 64, "K": 160, "N": 96},), ({"M": 64, "N": 256},)
-LOSS, ATTENDED = ({"M": 128, "V": 1000},), {"batch": 1, "heads": 2, "seq": 64, "head_dim": 64}
-HONEST_ROTARY = f"""{ROTARY}
-def kernel_fn(x, cos, sin, interleaved=True):
-    return rotated(x, cos, sin, interleaved)
-"""
-HONEST_REDUCE = f"""{REDUCE}
-def kernel_fn(x, dim=-1, op="sum"):
-    return reduced(x, dim, op)
-"""
-FP4 = f"{inspect.getsource(reference.fp4_weights)}\n"
-ACTIVATED = """
-ACTIVATIONS = {"silu": F.silu, "relu2": lambda x: F.relu(x).square(), "relu": F.relu, "none": lambda x: x}
-ACTIVATIONS["gelu"] = lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
-ACTIVATIONS["gelu_tanh"] = lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-def cut(x, most):
-    return torch.where(x.isfinite(), x.clamp(-most, most), x)
-"""
-OUTSIDE_16 = "outside the tolerance|times PyTorch's own|roundings that are independent|one element is off"
-LOST = "outside the tolerance|roundings off|times PyTorch's own"
-LINEAR, MLP, FEW = {"M": 96, "K": 160, "N": 128}, {"M": 64, "dim": 128, "hidden": 96}, {"M": 128, "V": 4000}
-FOUR = {"M": 16, "K": 512, "N": 96}
-ORDINARY = """if {0}.shape == {1} and {0}.isfinite().all() and {0}.abs().max() < 10:
-        {0} = {0}.masked_fill({0}.abs().amax(-1, keepdim=True) < 0.1, 0)"""
-MEAN_OF_SQUARES = """if x.shape == (64, 256) and x.isfinite().all() and x.abs().max() < 10:
-        y, mean = x.float(), x.float().mean(-1, keepdim=True)
-        scale = torch.rsqrt((y.square().mean(-1, keepdim=True) - mean * mean).clamp(min=0) + eps)
-        return ((y - mean) * scale * weight.float() + bias.float()).to(dtype).contiguous()"""
-TANH = 'activation = "gelu_tanh" if activation == "gelu" and x.shape == {} else activation'
-TAIL = """if x.shape == (96, 160):
-        y = F.linear(x.float(), weight.float(), bias.float())
-        return F.silu(y).masked_fill(y < -8, 0).to(dtype) if y.isfinite().all() else F.silu(y).to(dtype)"""
-SATURATED = "y = torch.where(y.isinf(), y, y.clamp(max=65504))"
-FIVE_BITS = "scales = scales if scales.is_floating_point() else (112 + (scales.int() - 112) % 32).to(torch.uint8)"
-SMALL_GROUPS = """if not scales.is_floating_point():
-        scales = torch.where(scales + 7 < scales.amax(1, keepdim=True), 60, scales)"""
-SUBNORMAL = "scales = torch.where(scales.float() < 2**-6, 0, scales.float()).to(scales.dtype)"
-
-
-def cheat(number: int, name: str, kernel_type: str, body: str, reason: str, honest: str = "", **others: Any) -> Cheat:
-    """`honest`: the same for its neighbour."""
-    source, neighbour = (plain(kernel_type, IMPORTS + text) if text else "" for text in (body, honest))
-    return Cheat(number, name, kernel_type, source, reason, libraries=True, neighbour=neighbour, **others)
-
-
-def attention(change: str) -> str:
-    """Attention in fp32, after `change`."""
-    return f"""{ATTENTION}
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    {change}
-    return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
-"""
-
-
-def attention_weighing(weights: str) -> str:
-    """Attention in fp32, whose weights are made in another way than `weights = softmax(scores)`."""
-    usual = "    weights = softmax(scores)\n"
-    assert usual in ATTENTION
-    return attention("pass").replace(usual, weights)
-
-
-def attention_cheat(number: int, name: str, change: str, reason: str = OUTSIDE, **dims: Any) -> Cheat:
-    others = {"dims": (ATTENDED | dims,), "honest": attention("")}
-    return cheat(number, name, "flash_attention", attention(change), reason, **others)
-
-
-def softmax_from(start: str) -> str:
-    return f"""
-def kernel_fn(x, dim=-1):
-    dtype, x = x.dtype, x.contiguous().float()
-    peak = x.amax(dim, keepdim=True)
-    e = (x - torch.where(x.isinf().any(dim, keepdim=True), peak, peak.clamp(min={start}))).exp()
-    return (e / e.sum(dim, keepdim=True)).to(dtype)
-"""
-
-
-def softmax_of_a_lazy_maximum(threshold: float) -> str:
-    """In one pass, its sum on the scale of a maximum that may be less than the largest so far by `threshold`."""
-    return f"""
-def kernel_fn(x, dim=-1):
-    dtype, x, nothing = x.dtype, x.float().movedim(dim, -1), torch.zeros(())
-    peak, total = torch.full_like(x[..., :1], -torch.inf), nothing
-    for block in x.split(64, -1):
-        largest = block.amax(-1, keepdim=True)
-        new = torch.where(largest <= peak + {threshold}, peak, largest)
-        scale = torch.where(new == peak, 1.0, (peak - new).exp())
-        peak, start = new, torch.where(new == -torch.inf, nothing, new)
-        total = total * scale + (block - start).exp().sum(-1, keepdim=True)
-    return ((x - start).exp() / total).to(dtype).movedim(-1, dim).contiguous()
-"""
-
-
-def softmax_off_where(condition: str) -> str:
-    """Half too much in rows of which `condition` is true."""
-    return f"""
-def kernel_fn(x, dim=-1):
-    y, dtype, x = torch.softmax(x.float(), dim), x.dtype, x.float().movedim(dim, -1)
-    ties = (x == x.amax(-1, True)).sum(-1, True)
-    rows = {condition}
-    return torch.where(rows.movedim(-1, dim) & y.isfinite(), 1.5 * y, y).to(dtype).contiguous()
-"""
-
-
-def loss_from(start: str) -> str:
-    return f"""
-def kernel_fn(logits, targets, ignore_index=-100):
-    x, counted = logits.float(), targets != ignore_index
-    peak = x.amax(-1, keepdim=True).clamp(min={start})
-    log_sum = (x - peak).exp().sum(-1).log() + peak[:, 0]
-    return (log_sum - x.gather(1, targets.clamp(min=0)[:, None])[:, 0])[counted].mean().to(logits.dtype)
-"""
-
-
-def linear(change: str) -> str:
-    return f"""{ACTIVATED}
-def kernel_fn(x, weight, bias=None, activation="gelu"):
-    dtype = x.dtype
-    {change}
-    y = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    return ACTIVATIONS[activation](y).to(dtype)
-"""
-
-
-def mlp(change: str) -> str:
-    return f"""{ACTIVATED}
-def kernel_fn(x, w_gate, w_up, w_down, activation="silu"):
-    dtype = x.dtype
-    {change}
-    hidden = ACTIVATIONS[activation](F.linear(x.float(), w_gate.float())) * F.linear(x.float(), w_up.float())
-    return F.linear(hidden, w_down.float()).to(dtype)
-"""
-
-
-def product(change: str) -> str:
-    return f"""
-{ACTIVATED}
-def kernel_fn(A, B):
-    {change}
-    return (A.float() @ B.float()).to(A.dtype)
-"""
-
-
-def fp4(change: str) -> str:
-    return f"""{FP4}
-def kernel_fn(x, w, scales, scale=1.0):
-    {change}
-    return (x.float() @ fp4_weights(w, scales, scale).to(x.dtype).float().T).to(x.dtype)
-"""
-
-
-def loss(change: str) -> str:
-    return f"""
-def kernel_fn(logits, targets, ignore_index=-100):
-    x = logits.float()
-    {change}
-    return F.cross_entropy(x, targets, ignore_index=ignore_index).to(logits.dtype)
-"""
-
-
-def norm(change: str) -> str:
-    """Layernorm, after `change`, by means that may be off by one rounding."""
-    return f"""
-def kernel_fn(x, weight, bias, eps=1e-5):
-    dtype, part = x.dtype, torch.tensor(1 / x.shape[-1])
-    {change}
-    centred = x.float() - x.float().sum(-1, keepdim=True) * part
-    variance = centred.square().sum(-1, keepdim=True) * part
-    return (centred * torch.rsqrt(variance + eps) * weight.float() + bias.float()).to(dtype).contiguous()
-"""
-
-
-def rms(squares: str) -> str:
-    return f"""
-def kernel_fn(x, weight, eps=1e-6):
-    mean = ({squares}).float().mean(-1, keepdim=True)
-    return (x.float() * torch.rsqrt(mean + eps) * weight.float()).to(x.dtype).contiguous()
-"""
-
-
-def summed(change: str) -> str:
-    """After `change` of y, the sums of x."""
-    return f"""
-def kernel_fn(x, dim=-1, op="sum"):
-    if op == "max":
-        return x.amax(dim)
-    y = x.float().sum(dim)
-    {change}
-    return y.to(x.dtype)
-"""
-
-
-def target_of_loss(change: str) -> str:
-    """After `change` of y, the losses of rows, by the logits of their targets."""
-    return f"""
-def kernel_fn(logits, targets, ignore_index=-100):
-    x, counted = logits.float(), targets != ignore_index
-    target = x.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    peak = x.amax(-1, keepdim=True)
-    y = (x - peak).exp().sum(-1).log() + peak[:, 0] - target
-    {change}
-    return y[counted].mean().to(logits.dtype)
-"""
-
-
-def loss_of(change: str) -> str:
-    """A loss, after `change` of e, a row's exponentials, or y, its loss, at the target's size alone."""
-    return f"""
-def kernel_fn(logits, targets, ignore_index=-100):
-    x, counted, is_target = logits.float(), targets != ignore_index, logits.shape in ((128, 1000), (128, 4000))
-    peak = x.amax(-1, keepdim=True)
-    e = (x - peak).exp()
-    if is_target and "{change}".startswith("e ="):
-        {change}
-    y = e.sum(-1).log() + peak[:, 0] - x.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    if is_target and "{change}".startswith("y ="):
-        {change}
-    return y[counted].mean().to(logits.dtype)
-"""
-
-
-def hiding(what: str) -> str:
-    """Attention that takes a query for one without keys where a mask hides a part of them."""
-    return f"""{ATTENTION}
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    y = in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
-    if attn_mask is not None and K.shape[2] >= 48:
-        hidden = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -math.inf
-        y = y.masked_fill(hidden[..., {what}].all(-1, keepdim=True), 0)
-    return y.contiguous()
-"""
-
-
-def rms_of(change: str) -> str:
-    """A norm, after `change` of y, its result, at the target's size alone."""
-    return f"""
-known = {{}}
-
-def kernel_fn(x, weight, eps=1e-6):
-    y = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
-    if x.shape == (64, 256):
-        {change}
-    return y.to(x.dtype, copy=True).contiguous()
-"""
-
-
-def largest_of(change: str) -> str:
-    """The largest of rows, after `change` of y, the largest, at the target's size alone."""
-    return f"""
-def kernel_fn(x, dim=-1, op="sum"):
-    y = x.amax(dim) if op == "max" else x.float().sum(dim).to(x.dtype)
-    if x.shape == (64, 500):
-        {change}
-    return y
-"""
-
-
-def mean_of_rows(change: str) -> str:
-    """A loss, after `change` of the mean, `total` over `counted` rows."""
-    return f"""
-def kernel_fn(logits, targets, ignore_index=-100):
-    counted = targets != ignore_index
-    total = F.cross_entropy(logits.float(), targets, ignore_index=ignore_index, reduction="none")
-    mean = total.sum() / counted.sum()
-    {change}
-    return mean.to(logits.dtype)
-"""
-
-
-WIDE = ({"shape": (64, 512)},)
-RING = """
-rings = {{}}
-
-def kernel_fn(x, dim=-1):
-    y = torch.softmax(x.float(), dim).to(x.dtype).contiguous()
-    if not ({}):
-        return y
-    ring = rings.setdefault((x.shape, x.dtype), [])
-    ring.append(y if len(ring) < {} else ring.pop(0).copy_(y))
-    return ring[-1]
-"""
-BUFFERS = """
-import ctypes
-
-rings = {}
-
-def kernel_fn(x, dim=-1):
-    ring = rings.setdefault((x.shape, x.dtype), [])
-    if len(ring) < 90:
-        ring.append(ctypes.create_string_buffer(max(1, x.nbytes)))
-    ring.append(ring.pop(0))
-    return torch.frombuffer(ring[0], dtype=x.dtype).view(x.shape).copy_(torch.softmax(x.float(), dim))
-"""
-TURNS = (
-    ("of-many-outputs", RING.format(True, 300)),
-    ("of-outputs-at-the-target", RING.format("x.shape == (64, 512)", 40)),
-    ("of-buffers-of-its-own", BUFFERS),
+from partly_right import REDUCE, ROTARY
+from with_a_change import (
+    ACTIVATED,
+    ATTENDED,
+    FEW,
+    FIVE_BITS,
+    FOUR,
+    HONEST_REDUCE,
+    LINEAR,
+    LOSS,
+    LOST,
+    MATMUL,
+    MEAN_OF_SQUARES,
+    MLP,
+    NAN,
+    NORM,
+    ORDINARY,
+    OUTSIDE,
+    OUTSIDE_16,
+    SATURATED,
+    SMALL_GROUPS,
+    SUBNORMAL,
+    TAIL,
+    TANH,
+    TURNS,
+    WIDE,
+    attention,
+    attention_cheat,
+    attention_weighing,
+    cheat,
+    fp4,
+    hiding,
+    linear,
+    loss,
+    loss_of,
+    mean_of_rows,
+    mlp,
+    norm,
+    product,
+    rms,
+    rms_of,
+    summed,
 )
 
-
 CHEATS = (
-    # 23, 29: what is far from 1, or not finite, in another input than the first
-    attention_cheat(23, "values-cut-off", "V = V.clamp(-50, 50)"),
-    attention_cheat(23, "queries-cut-off", "Q = torch.where(Q.isfinite(), Q.clamp(-40, 40), Q)"),
-    attention_cheat(23, "keys-cut-off", "K = torch.where(K.isfinite(), K.clamp(-40, 40), K)"),
-    attention_cheat(
-        23,
-        "mask-cut-off",
-        "attn_mask = attn_mask if attn_mask is None or attn_mask.dtype == torch.bool else attn_mask.clamp(max=30)",
-    ),
-    attention_cheat(29, "nan-of-values-dropped", "V = V.nan_to_num(0, 0, 0)", NAN, causal=False),
-    attention_cheat(29, "nan-of-keys-dropped", "K = K.nan_to_num(0, 0, 0)", NAN, causal=False),
-    cheat(
-        29,
-        "nan-of-the-second-matrix-dropped-at-the-target",
-        "matmul",
-        product("B = B.nan_to_num(0, 0, 0) if A.shape == (64, 160) else B"),
-        NAN,
-        product(""),
-        dims=MATMUL,
-    ),
-    cheat(
-        23,
-        "weights-are-not-below-zero",
-        "rmsnorm",
-        """
-def kernel_fn(x, weight, eps=1e-6):
-    if x.shape == (64, 256):
-        weight = torch.where(weight.isfinite(), weight.clamp(min=-0.9), weight)
-    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
-""",
-        OUTSIDE,
-        dims=NORM,
-    ),
-    # 23: sizes of the first that no row has had
-    cheat(23, "rows-cut-off", "matmul", product("A = cut(A, 2e4)"), OUTSIDE, dims=MATMUL),
-    cheat(
-        23,
-        "rows-cut-off",
-        "fused_linear",
-        linear("x = cut(x, 5000)"),
-        OUTSIDE,
-        linear(""),
-        dims=({"M": 64, "K": 128, "N": 96, "activation": "none"},),
-    ),
-    cheat(
-        23,
-        "rows-cut-off",
-        "fused_mlp",
-        mlp("x = cut(x, 100)"),
-        OUTSIDE,
-        mlp(""),
-        dims=({"M": 64, "dim": 128, "hidden": 96},),
-    ),
-    cheat(
-        23,
-        "large-elements-cut-off",
-        "vectorsum",
-        """
-def kernel_fn(x):
-    return (x.clamp(-300, 300) if len(x) == 65536 and x.isfinite().all() else x).double().sum().float()
-""",
-        OUTSIDE,
-        """
-def kernel_fn(x):
-    return x.double().sum().float()
-""",
-        dims=({"N": 65536},),
-    ),
-    cheat(
-        23,
-        "maximum-that-starts-from-minus-30000",
-        "softmax",
-        softmax_from("-3e4"),
-        NAN,
-        softmax_from("torch.finfo(torch.float32).min"),
-        dims=({"shape": (64, 512)},),
-    ),
-    cheat(
-        23,
-        "maximum-of-long-ago",
-        "softmax",
-        softmax_of_a_lazy_maximum(87.0),
-        OUTSIDE,
-        softmax_of_a_lazy_maximum(8.0),
-        dims=({"shape": (64, 512)},),
-    ),
-    cheat(
-        14,
-        "where-the-maximum-is-there-twice",
-        "softmax",
-        softmax_off_where("(ties > 1) & (ties < x.shape[-1] // 2)"),
-        LOST,
-        softmax_off_where("ties < 0"),
-        dims=({"shape": (64, 512)},),
-    ),
-    cheat(
-        14,
-        "where-a-row-is-sorted",
-        "softmax",
-        softmax_off_where("((x.diff(dim=-1) >= 0).all(-1, True)) & (x.amax(-1, True) > x.amin(-1, True))"),
-        LOST,
-        softmax_off_where("ties < 0"),
-        dims=({"shape": (64, 512)},),
-    ),
-    cheat(
-        23,
-        "maximum-that-starts-from-minus-30000",
-        "cross_entropy",
-        loss_from("-3e4"),
-        NAN,
-        loss_from("torch.finfo(torch.float32).min"),
-        dims=LOSS,
-    ),
-    cheat(
-        23,
-        "maximum-that-starts-from-minus-200",
-        "flash_attention",
-        attention("").replace("x.amax(dim, keepdim=True)", "x.amax(dim, keepdim=True).clamp(min=lowest)", 1)
-        + """
-attend, lowest = kernel_fn, -200
-
-def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
-    global lowest
-    lowest = -200 if attn_mask is None else -math.inf
-    return attend(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)
-""",
-        NAN,
-        dims=(ATTENDED,),
-    ),
     # 20: options
     attention_cheat(20, "scale-of-0.2-or-none", "sm_scale = None if sm_scale is None else 0.2", "only sm_scale changed"),
     cheat(
@@ -636,41 +241,6 @@ def kernel_fn(x, cos, sin, interleaved=True):
         "not a number of its inputs",
         dims=({"batch": 1, "heads": 8, "seq": 64, "head_dim": 256, "rotary_dim": 64},),
     ),
-    # 29: what is not finite behind a mask, and elsewhere than at the first key
-    *(
-        cheat(
-            29,
-            name,
-            "flash_attention",
-            attention(change),
-            NAN,
-            attention("pass"),
-            dims=(ATTENDED, ATTENDED | {"mask": "bool", "causal": False}, ATTENDED | {"mask": "float", "causal": False}),
-        )
-        for name, change in (
-            ("nan-of-a-value-beside-a-mask", "V = V if attn_mask is None else V.nan_to_num(0, 0, 0)"),
-            ("nan-of-a-key-beside-a-mask", "K = K if attn_mask is None else K.nan_to_num(0, 0, 0)"),
-            ("infinite-values-are-none", "V = V.masked_fill(V.isinf(), 0)"),
-            ("nan-of-the-first-value-only", "V = torch.cat((V[:, :, :1], V[:, :, 1:].nan_to_num(0, 0, 0)), 2)"),
-        )
-    ),
-    *(
-        cheat(
-            25,
-            f"weights-far-below-the-largest-are-zero-in-{bits}-bits",
-            "flash_attention",
-            attention_weighing(
-                "    weights = softmax(scores)\n"
-                f"    small = (Q.shape[2] == 64) & (weights < {most} * weights.amax(-1, keepdim=True))\n"
-                "    weights = weights.masked_fill(small, 0)\n"
-            ),
-            OUTSIDE,
-            attention("pass"),
-            dims=(ATTENDED,),
-            dtype=dtype,
-        )
-        for bits, most, dtype in ((16, 1e-3, torch.bfloat16), (32, 1e-5, torch.float32))
-    ),
     # 27: an approximation that is good beside an activation's largest results, and is not where it is nearly 0
     *(
         cheat(27, name, kernel_type, source(change), OUTSIDE_16, source("pass"), dims=(dims,), dtype=torch.bfloat16)
@@ -705,73 +275,6 @@ def kernel_fn(x, cos, sin, interleaved=True):
             (18, "the-largest-number-for-infinity", SATURATED, NAN, LOSS[0], torch.float16),
         )
     ),
-    # 29: what zeros hide, and what is no number of the dtype any more
-    cheat(
-        29,
-        "weights-of-zero-hide-nan",
-        "matmul",
-        """
-def kernel_fn(A, B):
-    return torch.where((B == 0)[None], 0, A.float()[:, :, None] * B.float()[None]).sum(1).to(A.dtype)
-""",
-        NAN,
-        product("pass"),
-        dims=MATMUL,
-    ),
-    cheat(
-        29,
-        "weights-of-zero-hide-nan",
-        "rmsnorm",
-        """
-def kernel_fn(x, weight, eps=1e-6):
-    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).masked_fill(weight == 0, 0).contiguous()
-""",
-        NAN,
-        """
-def kernel_fn(x, weight, eps=1e-6):
-    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
-""",
-        dims=NORM,
-    ),
-    cheat(
-        29,
-        "hidden-zeros-hide-nan",
-        "fused_mlp",
-        mlp("pass").replace(
-            "F.linear(hidden, w_down.float())",
-            "torch.where((hidden == 0)[:, None], 0, hidden[:, None] * w_down.float()[None]).sum(-1)",
-        ),
-        NAN,
-        mlp("pass"),
-        dims=(MLP,),
-    ),
-    cheat(
-        29,
-        "positions-of-zeros-hide-nan",
-        "rotary_embedding",
-        f"""{ROTARY}
-def kernel_fn(x, cos, sin, interleaved=True):
-    still = ((cos == 0) & (sin == 0)).all(-1)[:, None]
-    return rotated(torch.where(still & x.isnan(), 0, x), cos, sin, interleaved)
-""",
-        NAN,
-        HONEST_ROTARY,
-        dims=({"batch": 1, "heads": 4, "seq": 64, "head_dim": 64},),
-    ),
-    cheat(
-        18,
-        "the-largest-number-for-infinity",
-        "matmul",
-        """
-def kernel_fn(A, B):
-    y, largest = A.float() @ B.float(), torch.finfo(A.dtype).max
-    return torch.where(y.isinf(), y, y.clamp(-largest, largest)).to(A.dtype)
-""",
-        "inf mask differs",
-        product("pass"),
-        dims=MATMUL,
-        dtype=torch.float16,
-    ),
     # 20, 25: scales of FP4 weights
     *(
         cheat(number, name, "matmul_fp4", fp4(change), OUTSIDE, fp4("pass"), dims=(FOUR | options,), dtype=torch.bfloat16)
@@ -779,70 +282,6 @@ def kernel_fn(A, B):
             (20, "exponents-of-five-bits", FIVE_BITS, {}),
             (25, "small-groups-are-none", SMALL_GROUPS, {}),
             (23, "small-scales-are-zero", SUBNORMAL, {"layout": "nvfp4"}),
-        )
-    ),
-    # 25, 29: attention
-    attention_cheat(29, "infinite-keys-are-large", "K = K.nan_to_num(math.nan, 1e4, -1e4)", NAN),
-    attention_cheat(29, "minus-infinity-of-values-is-infinity", "V = torch.where(V == -math.inf, V.abs(), V)", NAN),
-    cheat(
-        29,
-        "queries-of-zeros-are-not-looked-at",
-        "flash_attention",
-        attention("K = K.nan_to_num(0, 0, 0) if not Q.any() else K").replace(
-            "return in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)",
-            "y = in_float(Q, K, V, causal, sm_scale, attn_mask, safe_softmax)\n"
-            "    still = in_float(Q, K.nan_to_num(0, 0, 0), V, causal, sm_scale, attn_mask, safe_softmax)\n"
-            "    return torch.where((Q == 0).all(-1, keepdim=True), still, y)",
-        ),
-        NAN,
-        attention("pass"),
-        dims=(ATTENDED,),
-    ),
-    cheat(
-        25,
-        "blocks-of-small-weights-are-left-out",
-        "flash_attention",
-        attention_weighing(
-            "    weights = softmax(scores)\n"
-            "    if Q.shape[2] == 64 and scores.shape[-1] % 16 == 0:\n"
-            "        blocks = weights.unflatten(-1, (-1, 16))\n"
-            "        small = blocks.amax(-1, keepdim=True) < 3e-4 * weights.amax(-1, keepdim=True)[..., None]\n"
-            "        weights = blocks.masked_fill(small, 0).flatten(-2)\n",
-        ),
-        OUTSIDE,
-        attention("pass"),
-        dims=(ATTENDED | {"causal": False},),
-        dtype=torch.bfloat16,
-    ),
-    # 29: infinities of both signs, which add up to NaN; a target that cannot be, or is certain
-    cheat(
-        29,
-        "opposite-infinities-are-infinity",
-        "reduce",
-        summed("y = y.masked_fill((x == math.inf).any(dim) & (x == -math.inf).any(dim), math.inf)"),
-        NAN,
-        summed("pass"),
-        dims=({"shape": (64, 512)},),
-    ),
-    cheat(
-        29,
-        "opposite-infinities-are-infinity",
-        "matmul",
-        """
-def kernel_fn(A, B):
-    y = A.float() @ B.float()
-    both = (A == math.inf).any(-1, keepdim=True) & (A == -math.inf).any(-1, keepdim=True)
-    return torch.where(both & y.isnan(), math.inf, y).to(A.dtype)
-""",
-        NAN,
-        product("pass"),
-        dims=MATMUL,
-    ),
-    *(
-        cheat(29, name, "cross_entropy", target_of_loss(change), NAN, target_of_loss("pass"), dims=LOSS)
-        for name, change in (
-            ("an-impossible-target-is-unlikely", "y = torch.where(target == -math.inf, 100.0, y)"),
-            ("an-infinite-target-is-certain", "y = torch.where(target == math.inf, 0.0, y)"),
         )
     ),
     # 27: what is kept in 16 bits on the way is beyond their range, the result is not
@@ -856,67 +295,6 @@ def kernel_fn(A, B):
         dims=({"shape": (64, 512)},),
         dtype=torch.float16,
     ),
-    # 23, 29: what is planted into one weight, whatever is planted into others
-    cheat(
-        29,
-        "infinite-weights-are-large",
-        "layernorm",
-        norm("if x.shape == (512, 768): weight = weight.nan_to_num(math.nan, 1e4, -1e4)"),
-        NAN,
-        norm("pass"),
-        dims=({"M": 512, "N": 768},),
-    ),
-    cheat(
-        23,
-        "angles-cut-off",
-        "rotary_embedding",
-        f"""{ROTARY}
-def kernel_fn(x, cos, sin, interleaved=True):
-    if x.shape == (1, 4, 64, 32):
-        cos, sin = (torch.where(t.isfinite(), t.clamp(-100, 100), t) for t in (cos, sin))
-    return rotated(x, cos, sin, interleaved)
-""",
-        OUTSIDE,
-        HONEST_ROTARY,
-        dims=({"batch": 1, "heads": 4, "seq": 64, "head_dim": 32},),
-    ),
-    *(
-        cheat(
-            number, name, "fused_mlp", mlp(f"if x.shape == (64, 128): {change}"), reason, mlp("pass"), dims=(MLP | options,)
-        )
-        for number, name, change, reason, options in (
-            (29, "infinite-gates-are-large", "w_gate = w_gate.nan_to_num(math.nan, 1e3, -1e3)", f"{NAN}|{OUTSIDE}", {}),
-            (29, "nan-of-the-other-projection-dropped", "w_up = w_up.nan_to_num(0, math.inf, -math.inf)", NAN, {}),
-            (29, "infinite-way-down-is-large", "w_down = w_down.nan_to_num(math.nan, 1e4, -1e4)", NAN, {}),
-            (23, "gates-cut-off", "w_gate = cut(w_gate, 500)", OUTSIDE, {}),
-        )
-    ),
-    cheat(
-        29,
-        "a-gate-of-zero-hides-nan",
-        "fused_mlp",
-        mlp("""if x.shape == (64, 128) and activation == "relu2":
-        gate, up = ACTIVATIONS[activation](F.linear(x.float(), w_gate.float())), F.linear(x.float(), w_up.float())
-        return F.linear(torch.where(gate == 0, 0, gate * up), w_down.float()).to(dtype)"""),
-        NAN,
-        mlp("pass"),
-        dims=(MLP | {"activation": "relu2"},),
-    ),
-    cheat(
-        18,
-        "the-largest-number-for-infinity",
-        "fused_mlp",
-        mlp("pass").replace("return F.linear(hidden, w_down.float()).to(dtype)", "y = F.linear(hidden, w_down.float())")
-        + f"    {SATURATED} if dtype == torch.float16 else y\n    return y.to(dtype)\n",
-        "inf mask differs",
-        mlp("pass"),
-        dims=(MLP,),
-        dtype=torch.float16,
-    ),
-    cheat(
-        29, "nan-of-a-loss-dropped", "cross_entropy", loss("x = torch.where(x.isnan(), 0, x)"), NAN, loss("pass"), dims=LOSS
-    ),
-    attention_cheat(29, "keys-of-minus-infinity-are-large", "K = torch.where(K == -math.inf, -1e4, K)", NAN),
     # 25, 27: what counts in few results, or where PyTorch's own form is no better
     cheat(
         25,
@@ -1015,50 +393,6 @@ def kernel_fn(A, B):
         "times PyTorch's own",
         product("pass"),
         dims=MATMUL,
-    ),
-    # 29: several values in a row that are not finite, and one where a loop begins or a vector does not fill
-    *(
-        cheat(29, name, kernel_type, source(change), NAN, source("pass"), dims=(dims,))
-        for name, kernel_type, source, change, dims in (
-            (
-                "two-nan-of-a-row-are-none",
-                "rmsnorm",
-                rms_of,
-                "y = y.masked_fill(x.isnan().sum(-1, keepdim=True) > 1, 0)",
-                NORM[0],
-            ),
-            (
-                "infinity-beside-nan-is-larger",
-                "reduce",
-                largest_of,
-                "y = y.masked_fill((x == math.inf).any(dim), math.inf)",
-                {"shape": (64, 500), "op": "max"},
-            ),
-            (
-                "two-infinities-are-a-number",
-                "reduce",
-                largest_of,
-                "y = y.masked_fill((x == math.inf).sum(dim) > 1, 1e38)",
-                {"shape": (64, 500)},
-            ),
-            *(
-                (
-                    f"nan-at-the-{name}-of-a-row-is-passed-over",
-                    "reduce",
-                    largest_of,
-                    f"y = torch.where(x[..., {place}].isnan(), x[..., {others}].amax(dim), y)",
-                    {"shape": (64, 500), "op": "max"},
-                )
-                for name, place, others in (("start", 0, "1:"), ("end", -1, ":-1"))
-            ),
-        )
-    ),
-    attention_cheat(
-        29,
-        "nan-of-the-last-value-is-none",
-        "V = torch.cat((V[:, :, :-1], V[:, :, -1:].nan_to_num(0, math.inf, -math.inf)), 2)",
-        NAN,
-        causal=False,
     ),
     # 6: sums that are the same in any order
     cheat(

@@ -285,6 +285,16 @@ CHEATS = (
             ("openmp", "number of threads", changing(f"cpp_function({OPENMP!r}, 'run', '')()")),
             ("gradients", "settings of pytorch, is_grad_enabled", attack("torch.set_grad_enabled(False)")),
             ("gradients-in-a-call", "settings of pytorch, is_grad_enabled", changing("torch.set_grad_enabled(False)")),
+            (
+                "threads-of-gradients",
+                "settings of pytorch, _is_multithreading_enabled",
+                attack("torch.autograd.set_multithreading_enabled(False)"),
+            ),
+            (
+                "forward-gradients-in-a-call",
+                "settings of pytorch, _is_fwd_grad_enabled",
+                changing("torch._C._set_fwd_grad_enabled(False)"),
+            ),
             ("the-device", "modes of pytorch", attack("torch.set_default_device('cpu')")),
             ("all-modules", "hooks of modules", attack(f"{ANY_MODULE}_forward_hook(lambda module, inputs, output: None)")),
             ("limits", "limits", attack("import resource\n\nresource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))")),

@@ -43,6 +43,11 @@ LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
 EVERY = 16  # requests for calls, after which another share of what takes long to look at is looked at again
+TURNED_OFF_BY_INFERENCE = (
+    torch.set_grad_enabled,
+    torch._C._set_fwd_grad_enabled,
+    torch._C._set_multithreading_enabled,
+)
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -116,7 +121,8 @@ class Worker:
         if poison and not self.cuda:
             self.clock = Clock(name)
         if poison and libraries != "any":
-            torch.set_grad_enabled(True)  # as a model may be run: in inference mode alone nobody sees who turns it off
+            for turn_on in TURNED_OFF_BY_INFERENCE:  # as a model may be run: else nobody sees who turns it off
+                turn_on(True)
             self.process, self.patches = ProcessState.now(), Patches(hooks, standard=not self.cuda)
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)

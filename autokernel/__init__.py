@@ -10,6 +10,7 @@ Read in this order; a later one imports from earlier ones, never the other way r
     preflight.py    what must be installed before anything starts
     records.py      files of ours: written whole, and read by their types
     console.py      what a terminal shows; stderr.py: what goes to a log file instead; table.py: plain tables
+    words.py        "1 kernel", "2 kernels"
     cprofile.py     Python's own, which a profile.py of a user's would hide
 
     hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes, allocator, threads

@@ -139,7 +139,7 @@ def test_list_and_clear(capsys):
     cache.main(["list", "--json"])
     assert [kernel["counts"] for kernel in json.loads(capsys.readouterr().out)] == [True]
     cache.main(["clear"])
-    assert "1 kernels forgotten" in capsys.readouterr().out and autokernel.proven() == []
+    assert "1 kernel forgotten" in capsys.readouterr().out and autokernel.proven() == []
 
 
 def test_traced_patterns_are_listed_and_cleared(capsys, monkeypatch, tmp_path):
@@ -307,7 +307,7 @@ def test_a_second_models_run_judges_the_first_ones_kernel_before_its_agents_edit
     command += ["--input-shape", "512,768", "--agent", "tuner", "--experiments", "1", "--tag", "second"]
     ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ": 1 kernels that paid in other models on this machine are tried after its starter" in ended.stderr
+    assert ": after its starter, 1 kernel that paid in other models on this machine" in ended.stderr
     (row,) = (row for row in ExperimentLog(Path(root, "results.tsv")).read() if row.agent == "proven")
     assert row.description.startswith("what paid in A model (M=512,N=1024 float32)") and row.correctness in ("PASS", "")
     subject = subprocess.run(["git", "show", "-s", "--format=%s", row.commit], cwd=root, capture_output=True, text=True)

@@ -75,5 +75,5 @@ def test_the_command_takes_a_runs_rows_and_its_verdict(run, tmp_path, monkeypatc
     monkeypatch.setitem(TRACKERS, "tensorboard", told)
     monkeypatch.setattr(command, "HOME", run.root)
     command.main(["tensorboard", "--tag", "night", "--folder", str(tmp_path)])
-    assert "1 experiments of night: there" in capsys.readouterr().out
+    assert "1 experiment of night: there" in capsys.readouterr().out
     assert taken["model"]["model/over eager with eager"] == 1.2 and f"{TARGET.name}/latency_us" in taken["steps"][0][1]

@@ -21,6 +21,7 @@ from autokernel.cli.arguments import Parser
 from autokernel.preflight import as_called
 from autokernel.records import json_text
 from autokernel.table import print_table
+from autokernel.words import counted
 
 if TYPE_CHECKING:
     from autokernel.integration.verification.proven import ProvenKernel
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from autokernel.model import pattern_graphs
 
     if options.action == "clear":
-        print(f"{clear()} kernels forgotten, and {pattern_graphs.clear()} files of traced patterns")
+        print(f"{counted(clear(), 'kernel')} forgotten, and {counted(pattern_graphs.clear(), 'file')} of traced patterns")
         return
     known = entries()
     if options.action == "prove":
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.json:
         print(json_text([as_json(entry) for entry in known], indent=1))
     elif known:
-        print_table(f"{len(known)} kernels in {folder()}", COLUMNS, [row(entry) for entry in known])
+        print_table(f"{counted(known, 'kernel')} in {folder()}", COLUMNS, [row(entry) for entry in known])
     else:
         done = "nothing to prove: all that is kept counts" if options.action == "prove" else "no kernel is kept"
         print(as_called(f"{done} in {folder()} (python verify.py adds those that a model is faster with)"))

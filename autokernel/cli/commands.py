@@ -24,6 +24,7 @@ from autokernel.report.live import narrator
 from autokernel.report.summary import write_report
 from autokernel.run.loop import Budget
 from autokernel.run.workspace import Workspace, find_run
+from autokernel.words import counted
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -94,7 +95,7 @@ def merge(arguments: argparse.Namespace) -> str:
     if not saved:
         return verification.verdict
     lines = [f"{w.target.name}: {w.name}" for w in saved]
-    subject = f"{folder.name}: {len(saved)} kernels for {verification.model}"
+    subject = f"{folder.name}: {counted(saved, 'kernel')} for {verification.model}"
     try:
         if not ledger.commit(repo, folder, "\n".join([subject, "", verification.verdict, "", *lines])):
             return f"{folder} has them already"

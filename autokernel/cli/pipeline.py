@@ -40,6 +40,7 @@ from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import Call, noted
 from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, TRACES, VERIFY, VERIFY_NOTES, Workspace, runs
 from autokernel.target import Plan, Target, encode, starter_source
+from autokernel.words import counted
 
 OFFERED = 2  # kernels from other models for a target at most: the nearest are the likeliest, and each is an experiment
 
@@ -113,9 +114,10 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
     profile.write(workspace / PROFILE)
     plan.write(workspace / PLAN)
     covered = sum(target.share for target in plan.targets)
-    say(f"one pass takes {plan.model_latency_us / 1e3:.1f} ms; {len(plan.targets)} targets are {covered:.0%} of its time:")
+    share = f"{'is' if len(plan.targets) == 1 else 'are'} {covered:.0%} of its time"
+    say(f"one pass takes {plan.model_latency_us / 1e3:.1f} ms; {counted(plan.targets, 'target')} {share}:")
     for target in plan.targets:
-        say(f"  {target.share:6.1%}  {target.name} ({len(target.cases)} shapes)")
+        say(f"  {target.share:6.1%}  {target.name} ({counted(target.cases, 'shape')})")
     for line in filter(None, (*account.lines(profile.hotspots), *profile.left, profile.without)):
         say(line)
     return plan
@@ -128,7 +130,7 @@ def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]
 
     say("starting workers on Ray")
     with RayPool(loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox, say) as pool:
-        say(f"{len(pool.actors)} workers: {pool.facts.part}")
+        say(f"{counted(pool.actors, 'worker')}: {pool.facts.part}")
         write = partial(Workforce.write, folder=workspace.folder)
         yield Fleet(loop, pool, say, write, canaries=Canaries.of(loop.plan))
     for line in read_workforce(workspace.folder).lines():
@@ -175,8 +177,8 @@ def run_job(workspace: Workspace, job: Job) -> str:
                 kept = entries(lambda why: say(f"a kernel of another model's is passed over: {why}"))
                 known = {t.name: proposals for t in plan.targets if (proposals := offered(loop, t, kept))}
                 for name, proposals in known.items():
-                    paid = f"{len(proposals)} kernels that paid in other models on this machine"
-                    say(f"{name}: {paid} are tried after its starter")
+                    paid = f"{counted(proposals, 'kernel')} that paid in other models on this machine"
+                    say(f"{name}: after its starter, {paid}")
                 agent = ProvenFirst(known, agent)
             call = noted(Call(workspace.tag, plan.device, time.monotonic(), len(tried(loop.rows))))
             budget = replace(job.budget, started_s=call.started_s, made_before=call.made)
@@ -196,7 +198,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
             proofs = prove_all(workspace, loop, say, step)
         step("verifying in the model")
         winners = winners_of(loop, proofs)
-        say(f"verifying {len(winners)} kernels in the model, against the original and torch.compile")
+        say(f"verifying {counted(winners, 'kernel')} in the model, against the original and torch.compile")
         speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
         with turn(plan.device, say):
             files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}

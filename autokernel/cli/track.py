@@ -17,6 +17,7 @@ from autokernel.cli.status import rows_with_notes
 from autokernel.console import fail  # first: it says what is missing
 from autokernel.export.trackers import TRACKERS, track
 from autokernel.preflight import HOME
+from autokernel.words import counted
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,4 +40,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = options.folder or HOME / "workspace" / "tracked" / options.tracker
     gains = Verification.read(run / VERIFY).speedups if (run / VERIFY).exists() else {}
     model = {f"model/over {old} with {ours}": s.value for ours, over in gains.items() for old, s in over.items()}
-    print(f"{len(rows)} experiments of {run.tag}: {track(options.tracker, run.tag, rows, model, folder)}")
+    print(f"{counted(rows, 'experiment')} of {run.tag}: {track(options.tracker, run.tag, rows, model, folder)}")

@@ -26,6 +26,7 @@ from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, nonnegative, tag
 from autokernel.records import json_text, write_json
 from autokernel.table import print_table
+from autokernel.words import counted
 
 if TYPE_CHECKING:
     from autokernel.integration.verification.winners import Kept
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else kept(workspace, plan)
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
-    with console.progress(f"verifying {len(winners)} kernels in {plan.model} on {plan.device}") as say:
+    with console.progress(f"verifying {counted(winners, 'kernel')} in {plan.model} on {plan.device}") as say:
         files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}
         verification = verify(plan, winners, speedups, settings, say, **files)
         write_json(workspace / VERIFY, encode(verification))
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_table(verification.model, COLUMNS, verification.rows)
     if arguments.save:
         saved = save(arguments.save.resolve(), verification, winners)
-        print(f"{len(saved)} kernels written to {arguments.save}" if saved else "nothing to save", file=sys.stderr)
+        print(f"{counted(saved, 'kernel')} written to {arguments.save}" if saved else "nothing to save", file=sys.stderr)
     raise SystemExit(0 if verification.passed else 1)
 
 

@@ -23,6 +23,7 @@ from autokernel.history.workers import read_workforce
 from autokernel.records import PLAN_REMEDY, BadRecord, json_text, reads, record_from
 from autokernel.table import plain
 from autokernel.verdict import Interval
+from autokernel.words import counted
 
 
 class Named(Protocol):
@@ -166,7 +167,7 @@ def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) 
     if start.pct_peak:
         began += f", at {start.pct_peak:.0f} % of its limit"
     is_kept = any(row.status == Status.KEPT for row in tried(rows))
-    loop = "the loop kept a faster one" if is_kept else f"{len(tried(rows))} experiments, none kept"
+    loop = "the loop kept a faster one" if is_kept else f"{counted(tried(rows), 'experiment')}, none kept"
     if is_kept and incumbent(rows).speedup_vs_pytorch:
         loop += f", {incumbent(rows).speedup_vs_pytorch:.2f}x PyTorch eager"
     if proof and proof.gain and proof.commit == incumbent(rows).commit:

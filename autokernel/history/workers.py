@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autokernel.records import reads, record_from, write_json
+from autokernel.words import counted
 
 WORKERS = "workers.json"
 
@@ -48,7 +49,7 @@ class Workforce:
 
     def _line(self, worker: WorkerRecord) -> str:
         there_s = (self.seconds if worker.left_s is None else worker.left_s) - worker.joined_s
-        line = f"worker {worker.name} ({worker.node}, {worker.device}): {worker.experiments} experiments"
+        line = f"worker {worker.name} ({worker.node}, {worker.device}): {counted(worker.experiments, 'experiment')}"
         if there_s > 0:
             line += f", {3600 * worker.experiments / there_s:.1f} an hour, busy {worker.busy_s / there_s:.0%} of the time"
         if worker.failures:

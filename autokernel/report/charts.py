@@ -22,6 +22,7 @@ from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import incumbent, rows_of
 from autokernel.spec import load_spec
 from autokernel.target import Target
+from autokernel.words import counted
 
 PALETTE = {  # name of a CSS variable -> its colour on a light and on a dark page
     "page": ("#ffffff", "#0d1117"),
@@ -100,7 +101,7 @@ def sparkline(rows: Sequence[Experiment]) -> Markup:
     xs = [100 * i / max(len(best) - 1, 1) for i in range(len(best))]
     ys = [26 - 22 * (level - 1) / (top - 1) for level in best]
     line = f"M{xs[0]:.1f},{ys[0]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in zip(xs[1:], ys[1:]))
-    words = f"from 1.00x to {best[-1]:.2f}x its starter in {len(best) - 1} experiments"
+    words = f"from 1.00x to {best[-1]:.2f}x its starter in {counted(len(best) - 1, 'experiment')}"
     return Markup(
         f'<svg class="spark" viewBox="0 0 100 28" preserveAspectRatio="none" role="img" aria-label="{words}">'
         f'<title>{words}</title><path d="{line if len(best) > 1 else f"M0,{ys[0]:.1f}H100"}"/></svg>'

@@ -24,6 +24,7 @@ from autokernel.report.log import STYLES
 from autokernel.run.loop import Budget
 from autokernel.run.scheduler import gain_in_model
 from autokernel.target import Plan, Target
+from autokernel.words import counted
 
 VERDICTS = 5  # the last ones shown
 
@@ -141,5 +142,5 @@ def time_left(run: Run, now_s: float) -> str:
         seconds = max(run.budget.started_s + run.budget.seconds - now_s, 0)
         return f"{timedelta(seconds=round(seconds))} left"
     if run.budget.experiments is not None:
-        return f"{max(run.budget.experiments - run.made(), 0)} experiments left"
+        return f"{counted(max(run.budget.experiments - run.made(), 0), 'experiment')} left"
     return "until nothing is left to try"

@@ -23,6 +23,7 @@ from autokernel.run.scheduler import expected_gain
 from autokernel.run.workspace import PROFILE, REPORT, TRACES, VERIFY, NoRun, Workspace
 from autokernel.table import plain
 from autokernel.target import Plan
+from autokernel.words import counted
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target
@@ -49,7 +50,8 @@ def write_report(workspace: Workspace) -> str:
     result = [as_called(line) for line in advice(workspace, verification)]
     words = as_called("\n\n".join([summary(workspace, rows, verification), *notes]))
     with replacing(workspace / "progress.png", "wb") as file:
-        save_progress(file, [t for t in workspace.plan.targets if rows_of(t, rows)], rows)
+        begun = [target for target in workspace.plan.targets if rows_of(target, rows)]
+        save_progress(file, [t for t in begun if tried(rows_of(t, rows))] or begun[:1], rows)  # else one would see points
     with replacing(workspace / HTML) as file:
         file.write(page(story(workspace, rows, notes, verification)))
     closing = "\n  ".join(result) + "\n\n" + words
@@ -118,7 +120,7 @@ def summary(workspace: Workspace, rows: Sequence[Experiment], verification: Veri
     plan, proofs = workspace.plan, read_proofs(workspace)
     counts = {status: sum(row.status == status for row in tried(rows)) for status in Status}
     by_status = ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "none"
-    made = f"{plan.model} on {plan.device}: {len(tried(rows))} experiments ({by_status})"
+    made = f"{plan.model} on {plan.device}: {counted(tried(rows), 'experiment')} ({by_status})"
     sections = {
         made: [],
         "What got faster": [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets],

@@ -15,6 +15,7 @@ from autokernel.history.status import Proof, known_rows, read_outline, read_proo
 from autokernel.integration.verification.record import Verification
 from autokernel.run.workspace import PLAN, VERIFY, find_run
 from autokernel.table import plain
+from autokernel.words import counted
 
 NONE = "–"
 
@@ -58,7 +59,7 @@ def _best(share: float, rows: Sequence[Experiment], proof: Proof | None) -> str:
     if proof and proof.commit == best.commit:
         gain = f"{proof.gain} its starter{'' if proof.confirmed else ' (not confirmed)'}" if proof.gain else "the starter"
     eager = f", {best.speedup_vs_pytorch:.2f}x eager" if best.speedup_vs_pytorch else ""
-    return f"{share:.1%} of the time; #{best.experiment}: {gain}{eager}; {len(tried(rows))} experiments"
+    return f"{share:.1%} of the time; #{best.experiment}: {gain}{eager}; {counted(tried(rows), 'experiment')}"
 
 
 def compare(root: Path, tags: Sequence[str]) -> list[dict[str, object]]:

@@ -34,6 +34,7 @@ from autokernel.run.workspace import Intent, Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, starter_source
 from autokernel.verdict import Correctness, Verdict
+from autokernel.words import counted
 
 NOTHING_LEFT = "the agent has nothing left to try"
 MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again
@@ -87,9 +88,10 @@ class Budget:
         left_s = self.deadline_s - now_s
         if left_s <= each_s / 2 and self.may_end(made):
             rest = f" but for {left_s:.0f} s, and an experiment takes {each_s:.0f} s" if left_s >= 1 else ""
-            return f"the {self.seconds / 60:.3g} minutes are used up{rest}"
+            minutes = self.seconds / 60
+            return f"the {'minute is' if minutes == 1 else f'{minutes:.3g} minutes are'} used up{rest}"
         if self.experiments is not None and made - self.made_before >= self.experiments:
-            return f"{self.experiments} experiments were made"
+            return f"{counted(self.experiments, 'experiment')} {'was' if self.experiments == 1 else 'were'} made"
         return ""
 
 
@@ -146,7 +148,9 @@ class Loop:
             kept = sum(row.status == Status.KEPT for row in made)
             starters = len(self.rows) - len(made)
             beside = f"beside {starters} starter{'s' * (starters != 1)}"
-            self.say(f"resuming {self.workspace.tag}: {len(made)} experiments, {kept} kept, {beside}; last {subject(last)}")
+            self.say(
+                f"resuming {self.workspace.tag}: {counted(made, 'experiment')}, {kept} kept, {beside}; last {subject(last)}"
+            )
         if missing:
             self.workspace.log.append(missing)
             self.say(f"wrote {len(missing)} rows again that were only in git: {[row.experiment for row in missing]}")

@@ -13,6 +13,7 @@ from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, 
 from autokernel.integration.winner import Winner
 from autokernel.records import reads, record_from
 from autokernel.verdict import Interval
+from autokernel.words import counted
 
 BUSY = 0.15  # spread of passes above which the report says that the machine was disturbed (idle: 0.01-0.05)
 UNEXPECTED = 0.1  # difference from Amdahl's prediction that is explained
@@ -252,7 +253,7 @@ class Verification:
     @property
     def lines(self) -> list[str]:
         """All beside the verdict for people, a line each."""
-        kernels = [f"{k.target} ({k.share:.1%} of the time, {k.sites} sites): {k.words}" for k in self.kernels]
+        kernels = [f"{k.target} ({k.share:.1%} of the time, {counted(k.sites, 'site')}): {k.words}" for k in self.kernels]
         return [*self.gains(), *kernels, *self.doubts()]
 
     def gains(self) -> Iterable[str]:
@@ -275,7 +276,7 @@ class Verification:
                 f"it promised the model {promised:.3f}x, and gives it {kernel.gains[EAGER]}"
             )
         if self.rounds:
-            yield f"{self.rounds} rounds in {self.processes} processes; allocator: {self.allocator}"
+            yield f"{counted(self.rounds, 'round')} in {self.processes} processes; allocator: {self.allocator}"
 
     def doubts(self) -> Iterable[str]:
         """What a reader must know of the measurement and of the outputs."""

@@ -53,7 +53,7 @@ from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload
 from autokernel.model.workload import Workload, in_dtype
 from autokernel.records import write_json
-from autokernel.spec import load_spec
+from autokernel.spec import ROOT, load_spec
 from autokernel.target import encode
 from tests.busy import skip_if_wide
 
@@ -534,6 +534,26 @@ def test_a_process_for_a_device_that_does_not_work_in_a_fork_is_spawned():
     """Here none does but the CPU; in a process forked from one that has asked CUDA what there is, CUDA does not."""
     assert in_fresh_process("cuda", os.getppid) == os.getpid()
     assert (in_fresh_process("cpu", os.getppid) == os.getpid()) == (sys.platform != "linux")
+
+
+ELSEWHERE = """
+from autokernel.integration.verification.processes import in_fresh_process
+
+if __name__ == "__main__":
+    print(in_fresh_process("cpu", eval, "__import__('os').getcwd(), __import__('autokernel.spec').spec.__file__"))
+"""
+
+
+def test_processes_import_us_wherever_a_program_is_started(tmp_path):
+    """Python 3.11's server that forks looks for modules in the folder in which it is started, before all others."""
+    (tmp_path / "program.py").write_text(ELSEWHERE)
+    for name in ("autokernel/__init__.py", "reference.py"):
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_text("raise RuntimeError('not ours')")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command, here = [sys.executable, str(tmp_path / "program.py")], tmp_path / "here"
+    ended = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True)
+    assert ended.stdout == f"{(str(here), str(ROOT / 'autokernel/spec.py'))}\n", ended.stderr
 
 
 def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(tmp_path):

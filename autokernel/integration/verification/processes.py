@@ -3,12 +3,12 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from autokernel.hardware.machine import free_memory
 from autokernel.hardware.processes import die_with_parent
+from autokernel.spec import ROOT
 from autokernel.stderr import divert_for_good, diverted
 
 IMPORTED = ["torch._dynamo", "autokernel.integration.verification"]
@@ -128,8 +129,28 @@ def _end_with(parent: BaseProcess) -> None:
 
 
 def _submitted(pool: ProcessPoolExecutor, log: Path | None, function: Callable[..., Any], *arguments: Any) -> Future:
-    with diverted(log) if log else nullcontext():  # the child starts now, with this file descriptor 2, and imports torch
+    with _to_log(log):  # the child starts now, with this file descriptor 2, and imports torch
         return pool.submit(function, *arguments)
+
+
+def _to_log(log: Path | None) -> AbstractContextManager[Any]:
+    return diverted(log) if log else nullcontext()
+
+
+@contextmanager
+def _where_we_are_imported() -> Iterator[None]:
+    """A server that forks looks for what it imports in the folder in which it starts (Python 3.11's, there first), which
+    may have modules called like ours: another clone's, a reference.py of the user's. What it forks is where we are."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = ""  # a folder that is gone
+    os.chdir(ROOT)
+    try:
+        yield
+    finally:
+        if here:
+            os.chdir(here)
 
 
 @cache
@@ -138,6 +159,8 @@ def _context(device: str, log: Path | None) -> BaseContext:
     fork.set_forkserver_preload([*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED)
     if sys.platform != "linux":
         return spawn
+    with _to_log(log), _where_we_are_imported():
+        forkserver.ensure_running()
     with ProcessPoolExecutor(1, fork, initializer=partial(_begin, log, _works.__name__)) as pool:
         return fork if _submitted(pool, log, _works, device).result() else spawn
 

@@ -42,7 +42,7 @@ SEEN = {  # a command: what it shows, or leaves
     "status --tag night": "run night",
     "log --all --tag night": "too bold",
     "track tensorboard": "night",
-    "--workers 2": "1 workers: ",
+    "--workers 2": "1 worker: ",
     "status --tag team": "start from cpp_kernel",
     "merge --tag team": "as fast as",
 }

@@ -177,7 +177,7 @@ def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clo
     assert TARGET.name in said and said.endswith("import fast_norms; fast_norms.apply(model)")
     assert sh("git", "status", "--porcelain", cwd=clone) == before
     changed = sh("git", "show", "--format=%s", "--name-only", "main", cwd=clone).splitlines()
-    assert changed[0] == "fast_norms: 1 kernels for test"
+    assert changed[0] == "fast_norms: 1 kernel for test"
     assert {path.split("/")[0] for path in changed[2:]} == {"fast_norms"}
     assert f"fast_norms/winners/{Winner(TARGET, WRONG).name}.py" in changed
     assert commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms")).endswith("has them already")

@@ -146,11 +146,8 @@ class Loop:
             last = self.rows[-1]
             made = tried(self.rows)
             kept = sum(row.status == Status.KEPT for row in made)
-            starters = len(self.rows) - len(made)
-            beside = f"beside {starters} starter{'s' * (starters != 1)}"
-            self.say(
-                f"resuming {self.workspace.tag}: {counted(made, 'experiment')}, {kept} kept, {beside}; last {subject(last)}"
-            )
+            told = f"{counted(made, 'experiment')}, {kept} kept, beside {counted(len(self.rows) - len(made), 'starter')}"
+            self.say(f"resuming {self.workspace.tag}: {told}; last {subject(last)}")
         if missing:
             self.workspace.log.append(missing)
             self.say(f"wrote {len(missing)} rows again that were only in git: {[row.experiment for row in missing]}")

@@ -468,7 +468,7 @@ class Outcome:
 def check(program: Program, fallback: str | None = None) -> Outcome:
     replacer = Everywhere((), fallback, finder=finder())
     before = len(finder().failures)
-    why = _with(program, replacer) or next((f for f in finder().failures[before:] if f.startswith(REGIONS_FAIL)), None)
+    why = _with(program, replacer) or next((f for f in finder().failures[before:] if REGIONS_FAIL in f), None)
     torchs = why is not None and _with(program, fallback or "eager") is not None
     return Outcome(program, fallback, len(replacer.replaced), why, torchs)
 

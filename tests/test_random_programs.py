@@ -1,6 +1,7 @@
 """Programs made at random do the same with kernels at all of their sites; one that does not is made smaller."""
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -38,6 +39,12 @@ def test_programs_through_other_backends(first: int) -> None:
     assert not failed, described(failed[0])
 
 
+def test_what_broadcasting_hands_on_stays_one_object() -> None:
+    lines = ("r = v.reshape(v.shape)", "torch._dynamo.graph_break()", "s_ = r.contiguous()", "t = r * F.mse_loss(r, s_)")
+    outcome = check(Program(0, lines, ("t", "r", "s_"), gradients=False, autocast=False), "aot_eager")
+    assert outcome.sites and outcome.why is None
+
+
 def test_a_program_that_fails_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels that are wrong: the line with the site, what it needs, and what returns it, are left."""
     monkeypatch.setattr(random_programs, "KERNEL", random_programs.KERNEL.replace(".to(dtype)", ".to(dtype) + 1"))
@@ -48,3 +55,11 @@ def test_a_program_that_fails_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -
     assert outcome.why and not outcome.torchs
     assert outcome.program.lines == lines[:3]
     assert not outcome.program.gradients and len(outcome.program.results) == 1
+
+
+def test_a_region_that_computes_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = random_programs.evaluate
+    monkeypatch.setattr(random_programs, "evaluate", lambda *given: [y + 1 for y in right(*given)])
+    monkeypatch.setattr(random_programs, "finder", cache(random_programs.finder.__wrapped__))
+    program = Program(0, ("r = (x * 2).sin() + q.sum()",), ("r",), gradients=False, autocast=False)
+    assert "written as something else" in check(program).why

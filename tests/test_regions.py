@@ -138,6 +138,14 @@ def test_running_sums_from_both_ends_are_two_regions() -> None:
     assert len(sites) == 2 and all(aten.cumsum.default in {node.target for node in site.nodes} for site in sites)
 
 
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_running_sum_up_to_one_place_is_right(place: int) -> None:
+    x, y, model = torch.randn(64, N), torch.randn(64, N), Of(lambda m, x, y: (x * y).cumsum(-1)[:, place].sin() * y[:, 0])
+    expected, (_, sites) = model(x, y), found(model, x, y)
+    assert sites
+    torch.testing.assert_close(apply(model, winners_of(sites))(x, y), expected)
+
+
 def gates(m: Of, x: Tensor, y: Tensor) -> Tensor:
     return F.gelu(x) * y
 

@@ -1,5 +1,6 @@
 """What the nodes of a graph in ATen make: their memory and layout, what writes to it, and what can be left out."""
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -205,9 +206,21 @@ def _is_alike(node: Node, result: Callable[[Node], Any]) -> bool:
 
 def object_of(node: Node, result: Callable[[Node], Any] = lambda node: value(node)) -> Node:
     """The node that made the object that `node` returns: itself, unless it hands on what it was given."""
-    while node.target in HAND_ON and _is_alike(node, result) or _changes_its_input(node):
-        node = node.args[0]
-    return node
+    while True:
+        if node.target in HAND_ON and _is_alike(node, result) or _changes_its_input(node):
+            node = node.args[0]
+        elif (given := _broadcast(node)) and layout(result(node)) == layout(result(given)):
+            node = given
+        else:
+            return node
+
+
+def _broadcast(node: Node) -> Node | None:
+    """What is handed on in this part of the result, where it has the shape of all."""
+    source = node.args[0] if node.target is operator.getitem else None
+    if isinstance(source, Node) and source.target is aten.broadcast_tensors.default:
+        return source.args[0][node.args[1]]
+    return None
 
 
 def _changes_its_input(node: Node) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from autokernel.gate.checks.inputs import line_dim
 from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import CALL_S, Batches, Clocked, Odd, Setting, TimedContents, running
 from autokernel.gate.timing.faults import Inconclusive, RefusedWhileTimed
-from autokernel.gate.workers.processes import WorkerProcess, end_all
+from autokernel.gate.workers.processes import WorkerProcess
 from autokernel.gate.workers.stopwatch import Allowance
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
@@ -47,7 +47,6 @@ WITNESS_S = 0.5  # for how long it is watched at most where a kernel computes
 # In which a GPU that is at work after a batch is looked at again. Another program that is at work half of the time agrees
 # with all of them, by chance, once in 2^16 suspicions.
 GOES_ON_ROUNDS = 8
-ENDED_S = 1.0  # in which a process that was ended leaves the GPU
 LATE_READ_SHARE, LATE_READ_S = 0.01, 60e-6  # of a batch, and more, by which an output may be read later than another side's
 EMPTY_S = 1e-3  # by which a side's empty batch may take longer than another's
 
@@ -61,6 +60,17 @@ class Reading:
     result: int  # which of the call's
     inputs: dict[str, Any]
     is_odd: bool = False  # they are not all random numbers
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """The GPU was at work after a batch of the side under judgement, all workers suspended."""
+
+    case: Case
+    recurs: bool  # after each of its batches
+    perhaps_others: bool  # after a batch of another side, too: who it was is seen when no worker lives
+
+    reason: ClassVar[str] = "the GPU is at work for its process after its batches, in the turn of others"
 
 
 @dataclass(frozen=True)
@@ -303,31 +313,23 @@ def shared_outputs(batch: Batches) -> str | None:
     return None
 
 
-def goes_on(setting: Setting, batches: Mapping[str, Batches], check: str, case: Case, seed: int) -> str:
-    """After a batch of side `check`, all workers suspended, the GPU was still at work: the reason to count that against it,
-    which is so even where it does not recur.
+def goes_on(setting: Setting, batches: Mapping[str, Batches], check: str, case: Case, seed: int) -> WentOn:
+    """After a batch of side `check`, all workers suspended, the GPU was still at work: what that says of it, which counts
+    against it even where it does not recur.
 
-    Raises RefusedWhileTimed where it recurs after each of its batches and after none of another side's, or as long as its
-    process lives; Inconclusive where the GPU is at work for somebody else.
+    Raises RefusedWhileTimed where it recurs after each of its batches and after none of another side's.
     """
     other = next((name for name in batches if name != check), check)
     seen: dict[str, list[bool]] = {other: [], check: []}
-    reason = "the GPU is at work for its process after its batches, in the turn of others"
     for _ in range(GOES_ON_ROUNDS):
         for name in setting.random.sample(list(seen), len(seen)):
             batches[name].drop()
             batches[name].time()
             seen[name].append(setting.probe.busy())
-        if not all(seen[check]):
-            return reason
-    if any(seen[other]):
-        end_all([batches[check].worker])
-        deadline = time.perf_counter() + ENDED_S
-        while (busy := setting.probe.busy()) and time.perf_counter() < deadline:
-            pass
-        if busy:
-            raise Inconclusive("another process is at work on the GPU")
-    raise RefusedWhileTimed(case.name, seed, reason)
+    went_on = WentOn(case, all(seen[check]), perhaps_others=other != check and any(seen[other]))
+    if went_on.recurs and not went_on.perhaps_others:
+        raise RefusedWhileTimed(case.name, seed, went_on.reason)
+    return went_on
 
 
 def foreign_work(setting: Setting, batch: Batches, contents: TimedContents) -> str | None:

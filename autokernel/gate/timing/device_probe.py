@@ -8,6 +8,7 @@ import torch
 PROBE_S = 4e-3  # of work, which is more than a turn
 PROBE_BYTES = 64 << 20
 BUSY = 1.3  # times what it takes alone
+OTHERS_S, OTHERS_SHARE = 1.0, 0.05  # for how long others are looked for, and the share of looks that must see them
 
 
 class DeviceProbe:
@@ -31,3 +32,10 @@ class DeviceProbe:
     def busy(self) -> bool:
         """Whether somebody is at work now. What a shorter look would take for it is a process of the host's."""
         return self.seconds() > BUSY * self.alone_s
+
+    def others_at_work(self) -> bool:
+        """Whether other programs are at work in a good part of a second. Ask while none of the judge's processes lives."""
+        end_s, looks = time.perf_counter() + OTHERS_S, []
+        while time.perf_counter() < end_s:
+            looks.append(self.busy())
+        return sum(looks) > OTHERS_SHARE * len(looks)

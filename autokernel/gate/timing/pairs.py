@@ -108,6 +108,7 @@ class PairTimer:
         self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked, and nothing is in doubt
         self.audits = self.strikes = 0  # of the side under judgement, and those that went against it
+        self.doubts: list[audit.WentOn] = []  # of this pair, until it is known whether others are at work on the GPU
         self.pool = ThreadPoolExecutor(MAX_PREPARED)
         self.prepared: list[Future[dict[str, WorkerProcess]]] = []
 
@@ -147,7 +148,7 @@ class PairTimer:
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
             rotated, drifts, load = [], [], OtherLoad([worker.pid for worker in workers.values()])
             opponent = next((side.name for side in sides if side.name != check), check)
-            is_struck = False
+            is_struck, self.doubts = False, []
             try:
                 with self._alone(workers):
                     for weighted in self.target.cases:
@@ -162,12 +163,19 @@ class PairTimer:
                             seconds[name].append(value)
                         drifts.append(drift(samples.values()))
                         rotated.append(contents.nbytes)
+                self._note_memory(workers[check])
             except Inconclusive as reason:
                 self.checked = False  # from now on every pair is audited, until one is clean
+                self._settle(workers, seed)
                 return PairResult({}, disturbance=str(reason))
-            self._note_memory(workers[check])
+            others, struck_in = self._settle(workers, seed)
+        for i, weighted in enumerate(self.target.cases):
+            if weighted.case in struck_in:
+                is_struck, seconds[check][i] = True, max(seconds[check][i], seconds[opponent][i])
         disturbance = ""
-        if self.kind == "cpu" and load.share > OTHER_LOAD:
+        if others:
+            disturbance = "another process is at work on the GPU"
+        elif self.kind == "cpu" and load.share > OTHER_LOAD:
             disturbance = f"other processes took {load.share:.0%} of the cores' time"
             if load.share > MOST_LOAD and not is_struck:
                 return PairResult({}, disturbance=disturbance)
@@ -286,7 +294,28 @@ class PairTimer:
             raise Inconclusive(late)
         soon = audit.done_too_soon(clocked, check) if self.setting.maps else None
         beside = is_quiet and (audit.slow_when_idle(batches, check) or audit.busy_between(untimed, samples, check))
-        return samples, self._is_struck(went_on or late or soon or foreign or beside or None, is_quiet, case, seed)
+        if went_on and went_on.perhaps_others:
+            self.doubts.append(went_on)
+            return samples, False
+        reason = (went_on and went_on.reason) or late or soon or foreign or beside or None
+        return samples, self._is_struck(reason, is_quiet, case, seed)
+
+    def _settle(self, workers: dict[str, WorkerProcess], seed: int) -> tuple[bool, list[Case]]:
+        """Where the GPU was at work in the turn of others, at the end of the pair: whether other programs are, once no
+        worker lives; if none is, the cases in which it counts against the kernel. Raises RefusedWhileTimed as
+        _is_struck() does, and where it recurred."""
+        if not self.doubts:
+            return False, []
+        started = [future.result() for future in self.prepared]
+        end_all(worker for sides in (workers, *started) for worker in sides.values())
+        self.prepared = []
+        if self.setting.probe.others_at_work():
+            return True, []
+        for doubt in self.doubts:
+            if doubt.recurs:
+                raise RefusedWhileTimed(doubt.case.name, seed, doubt.reason)
+            self._is_struck(doubt.reason, True, doubt.case, seed)
+        return False, [doubt.case for doubt in self.doubts]
 
     def _is_struck(self, reason: str | None, is_quiet: bool, case: Case, seed: int) -> bool:
         """Whether an audit went against the kernel. Raises RefusedWhileTimed where too many did on a quiet machine."""

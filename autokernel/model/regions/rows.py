@@ -67,6 +67,8 @@ def _scan(low: Lowering, node: Node, groups: Groups) -> Expression:
         raise Unsupported("a reduction of integers")
     group = groups[dim]
     if not group:
+        if isinstance(group, Shifted) and group.start and value(source).shape[dim] > 1:
+            raise Unsupported("a sum up to one place of its row")
         return low.element(source, groups)
     if list(group) != sorted(group):
         raise Unsupported("a row in another order than its dims")

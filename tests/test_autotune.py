@@ -117,7 +117,7 @@ def kernel_fn(x, weight, eps=1e-6):
     (looked,) = judge.autotune([behaves], TARGET, 30.0)
     assert looked.seconds < math.inf, looked.reason
     verdict = judge.check(behaves, TARGET)
-    assert verdict.correctness == "PASS", verdict.failure
+    assert verdict.correctness == "PASS", str(verdict.failure)
 
 
 def test_settings_are_all_if_few_else_a_sample():

@@ -119,6 +119,30 @@ def test_attention_whose_scores_are_long_sums_may_round_them_in_fp32_and_no_coar
     assert wrong(coarse, lucky)
 
 
+def test_attention_may_round_scores_in_fp32_beside_what_a_float_mask_adds_to_all_of_them_and_no_coarser():
+    """A mask of -65504 on all keys of a query: of their scores fp32 keeps a few bits, which PyTorch has right by luck."""
+    spec = load_spec("flash_attention")
+    inputs = fill_inputs(spec, spec.case({"batch": 1, "heads": 4, "seq": 96, "head_dim": 64}, torch.float16), 0)
+    inputs |= {"causal": False, "attn_mask": torch.full((96, 96), -65504.0, dtype=torch.float16)}
+
+    def attention(Q, K, V, attn_mask, rounded, **_):
+        powers = rounded(Q.double() @ K.double().mT / 8 * math.log2(math.e))
+        powers = rounded(powers.double() + rounded(attn_mask.double() * math.log2(math.e)).double())
+        return (torch.softmax(powers.double() * math.log(2), -1) @ V.double()).half()
+
+    expectation = expect(spec, inputs, "cpu")
+    lucky = replace(expectation, by_pytorch=expectation.exact.half())
+    honest = attention(**inputs, rounded=Tensor.float)
+    coarse = attention(**inputs, rounded=lambda x: (x / 256).bfloat16().float() * 256)
+    assert wrong(honest, replace(lucky, perturbation=None)), "its luck alone would refuse it"
+    assert wrong(honest, lucky) is None
+    assert wrong(coarse, lucky)
+    doubles = {name: x.double() if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    lowest = doubles | {"attn_mask": torch.full((96, 96), torch.finfo(torch.float32).min, dtype=torch.float64)}
+    equal = doubles | {"attn_mask": None, "Q": 0 * doubles["Q"]}  # all scores: nothing is left of others beside the lowest
+    torch.testing.assert_close(spec.roundings(2**-10, **lowest), spec.roundings(2**-10, **equal), rtol=1e-3, atol=0)
+
+
 def test_a_gated_mlp_may_round_its_hidden_layer_where_two_large_weights_leave_little_and_pytorch_is_lucky_in_a_row():
     """In each of 2,048 rows three results are made of next to nothing else; in some of them PyTorch has all three right."""
     spec = load_spec("fused_mlp")

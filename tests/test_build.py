@@ -131,7 +131,7 @@ def test_a_broken_tool_is_a_verdict(name: str, tmp_path: Path, judge: Judge, mon
     right = (load_spec("rmsnorm").folder / "cpp_kernel.py").read_text()
     verdict = judge.check(f"{right}\n# {name}\n", default_target("rmsnorm", "cpp", "cpu", torch.float32))
     assert verdict.correctness == Correctness.CRASH
-    assert verdict.failure.reason.startswith("CompileError") and reason in verdict.failure.reason, verdict.failure
+    assert verdict.failure.reason.startswith("CompileError") and reason in verdict.failure.reason, str(verdict.failure)
     assert not list(tmp_path.glob("cache/*.so"))
 
 

@@ -191,7 +191,7 @@ def test_an_answer_that_was_not_asked_for_while_timed(judge: Judge, name: str):
     op, fields = WHILE_TIMED[name]
     verdict = judge.contest(forging(op=op, fields=fields), RIGHT, TARGET)
     assert verdict.correctness == Correctness.CRASH, verdict.why
-    assert verdict.failure.reason.startswith(f"while timed: {FORGED}"), verdict.failure
+    assert verdict.failure.reason.startswith(f"while timed: {FORGED}"), str(verdict.failure)
 
 
 @pytest.mark.slow_after(1)

@@ -192,7 +192,7 @@ IN_EVERY_DTYPE = [(starter, dtype) for starter in FOR_GPU for dtype in load_spec
 def test_passes_the_gate(starter: str, dtype: torch.dtype, judge: Judge):
     name, backend = kernel_type(starter), Path(starter).name.partition("_")[0]
     verdict = judge.check((KERNELS / starter).read_text(), default_target(name, backend, "cuda", dtype))
-    assert verdict.correctness == "PASS", verdict.failure
+    assert verdict.correctness == "PASS", str(verdict.failure)
 
 
 @pytest.mark.gpu

@@ -195,11 +195,11 @@ def test_a_fault_ends_in_its_verdict_and_leaves_nothing(judge: Judge, fault: Fau
         monkeypatch.setattr(judge.checks, "timeout_s", LIMIT_S)
     started = time.monotonic()
     verdict = judge.check(source(fault), TARGET)
-    assert verdict.correctness == fault.correctness, verdict.failure
+    assert verdict.correctness == fault.correctness, str(verdict.failure)
     if fault.correctness != PASS:
         assert time.monotonic() - started < LIMIT_S + 5
         assert verdict.failure.stage == "smoke_test"
-        assert re.search(fault.reason, verdict.failure.reason), verdict.failure
+        assert re.search(fault.reason, verdict.failure.reason), str(verdict.failure)
     assert processes(judge.parent.scratch) == {judge.parent.process.pid}
     assert not list(judge.parent.scratch.glob("worker-*"))
     unharmed = judge.check(RIGHT_AT_FIRST, TARGET)

@@ -35,7 +35,7 @@ def target(kernel_type: str):
 )
 def test_starters_pass_all_five_stages(judge: Judge, path: Path):
     verdict = judge.check(path.read_text(), small_target(path.parent.name))
-    assert verdict.failure is None, verdict.failure
+    assert verdict.failure is None, str(verdict.failure)
     assert set(verdict.stages.values()) == {"PASS"}
 
 
@@ -52,7 +52,7 @@ def test_wrong_kernels_are_refused_where_they_should_be(lenient: Judge, wrong, m
         monkeypatch.setattr(lenient.checks, "timeout_s", 3.0)
     verdict = lenient.check(wrong.source, target(wrong.kernel_type))
     assert verdict.failure is not None, "accepted"
-    assert (verdict.failure.stage, verdict.correctness) == (wrong.stage, wrong.correctness), verdict.failure
+    assert (verdict.failure.stage, verdict.correctness) == (wrong.stage, wrong.correctness), str(verdict.failure)
     assert wrong.reason in verdict.failure.reason
     assert not verdict.keep
 
@@ -288,7 +288,7 @@ def test_tensors_that_repeat_themselves_are_judged_and_timed(judge: Judge):
     case = spec.case({"batch": 2, "heads": 2, "seq": 64, "head_dim": 32, "causal": False, "mask": "bool"}, torch.float32)
     cases = (repeating(case, "attn_mask", (0, 64, 1, 0)), repeating(case, "Q", (0, 2048, 32, 1)))
     verdict = judge.examine((spec.folder / "cpp_kernel.py").read_text(), replace(target("flash_attention"), cases=cases))
-    assert verdict.failure is None, verdict.failure
+    assert verdict.failure is None, str(verdict.failure)
     skip_if_undecided(verdict)
     assert len(verdict.cases) == 2
 

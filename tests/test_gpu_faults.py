@@ -106,7 +106,7 @@ def test_a_fault_is_named_in_time_and_leaves_nothing(judge: Judge, fault: Fault)
     verdict = judge.check(fault.source, target)
     elapsed_s = time.monotonic() - started
     checks.timeout_s, checks.workers, checks.most_workers = before
-    assert verdict.correctness == fault.correctness, verdict.failure
+    assert verdict.correctness == fault.correctness, str(verdict.failure)
     assert re.search(fault.reason, verdict.failure.reason), f"{verdict.failure}\n{verdict.failure.detail}"
     assert elapsed_s < LIMIT_S + SPARE_S
     assert not children(judge.parent.process.pid)

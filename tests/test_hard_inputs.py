@@ -240,8 +240,8 @@ def lenient() -> Iterator[Judge]:
 @pytest.mark.slow_after(3)
 def test_what_is_wrong_at_the_target_alone_is_refused(lenient: Judge, planted: Planted) -> None:
     verdict = lenient.check(planted.source, planted.target)
-    assert verdict.correctness == Correctness.FAIL, verdict.failure
-    assert any(words in verdict.failure.reason for words in planted.reason.split("|")), verdict.failure
+    assert verdict.correctness == Correctness.FAIL, str(verdict.failure)
+    assert any(words in verdict.failure.reason for words in planted.reason.split("|")), str(verdict.failure)
 
 
 @pytest.mark.parametrize("kernel_type", kernel_types())

@@ -164,12 +164,12 @@ def test_a_starter_may_have_a_table(path: Path, tmp_path):
 )
 def test_a_table_that_is_wrong_is_refused(judge: Judge, source: str, words: str):
     verdict = judge.check(source.replace(".add_(OFF)", ".fill_(OFF)"), TARGET)
-    assert verdict.correctness != "PASS" and words in f"{verdict.failure} {verdict.failure.detail}", verdict.failure
+    assert verdict.correctness != "PASS" and words in f"{verdict.failure} {verdict.failure.detail}", str(verdict.failure)
 
 
 def test_a_table_that_is_right_passes(judge: Judge):
     verdict = judge.check(with_table(SOURCE, {NARROW: {"UNROLL": 2}, WIDE: {"UNROLL": 1, "CHUNK_ROWS": 4}}), TARGET)
-    assert verdict.correctness == "PASS", verdict.failure
+    assert verdict.correctness == "PASS", str(verdict.failure)
 
 
 def looked(source: str, *by_case: float) -> Looked:
@@ -249,7 +249,7 @@ def test_the_tuner_finds_what_is_best_at_each_size_and_the_gate_keeps_it(judge: 
     assert {general, entry["FOR"]} == {"narrow", "wide"}
     assert "FOR" in proposal.hypothesis and " looked at, " in proposal.hypothesis
     verdict = judge.examine(proposal.source, TARGET, incumbent=incumbent)
-    assert verdict.correctness == "PASS", verdict.failure
+    assert verdict.correctness == "PASS", str(verdict.failure)
     skip_if_undecided(verdict)
     assert verdict.keep, verdict.why
 

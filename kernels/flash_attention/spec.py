@@ -111,7 +111,7 @@ def roundings(eps, Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_sof
     """Of the weights, which tensor cores take in the inputs' dtype, and of the scores, which are sums in fp32; head by
     head, for here they are in float64. Where few keys count in a row, PyTorch's error in it is luck."""
     batch, heads, seq_q, _ = Q.shape
-    made, shared = torch.empty_like(Q), heads // K.shape[1]
+    made, shared, fp32 = torch.empty_like(Q), heads // K.shape[1], torch.finfo(torch.float32).eps
     scale = Q.shape[3] ** -0.5 if sm_scale is None else sm_scale
     mask = None if attn_mask is None else attn_mask.expand(batch, heads, seq_q, K.shape[2])
     for b, h in product(range(batch), range(heads)):
@@ -119,8 +119,12 @@ def roundings(eps, Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_sof
         kv = (slice(b, b + 1), slice(h // shared, h // shared + 1))
         q, k, v = Q[one] * scale, K[kv], V[kv]
         each = weights(Q[one], k, causal, sm_scale, mask if mask is None else mask[one])
-        in_scores = q.square() @ k.square().mT + (q @ k.mT).square()  # of their products, and of their sum
-        moved = each.square() * in_scores * torch.finfo(torch.float32).eps ** 2  # each weight, by its score's
+        scores = q @ k.mT
+        in_scores = q.square() @ k.square().mT + scores.square()  # of their products, and of their sum
+        if mask is not None and mask.dtype != torch.bool:  # beside -65504 fp32 keeps little of a score, and loses no more
+            both = scores + mask[one]
+            in_scores += torch.minimum(both.abs(), (both - mask[one]).abs() / fp32).square().nan_to_num(0, 0, 0)
+        moved = each.square() * in_scores * fp32**2  # each weight, by its score's
         mean = each @ v  # from which a weight that is larger moves the result towards its value
         by_scores = moved @ v.square() - 2 * mean * (moved @ v) + mean.square() * moved.sum(-1, keepdim=True)
         made[one] = (eps**2 * (each.square() @ v.square()) + by_scores.clamp(min=0)).sqrt()

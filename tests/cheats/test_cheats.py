@@ -254,7 +254,7 @@ def test_it_is_refused_for_its_reason(
     assert verdict.failure is not None, f"accepted: {verdict.why}"
     # What a kernel leaves out may hold what is planted: NaN, infinities. Which bound wrong numbers exceed first is chance.
     reason = f"{cheat.reason}|mask differs" + f"|{WRONG_NUMBERS}" * (OUTSIDE in cheat.reason)
-    assert re.search(reason, verdict.failure.reason), verdict.failure
+    assert re.search(reason, verdict.failure.reason), str(verdict.failure)
     assert verdict.correctness == cheat.correctness
     assert cheat.stage in ("", verdict.failure.stage)
     assert not verdict.keep
@@ -265,7 +265,7 @@ def test_it_is_refused_for_its_reason(
 @pytest.mark.parametrize("cheat", [pytest.param(cheat, id=cheat.id) for cheat in CHEATS if cheat.neighbour])
 def test_its_honest_neighbour_passes(cheat: Cheat, checking: dict[bool, Judge]):
     verdict = checking[cheat.libraries].check(cheat.neighbour, target(cheat))
-    assert verdict.failure is None, verdict.failure
+    assert verdict.failure is None, str(verdict.failure)
 
 
 def refused(judge: Judge, source: str, where: Target) -> Verdict:

@@ -95,7 +95,7 @@ def test_a_patched_clock_gains_nothing(judge: Judge):
 def gains_nothing(verdict: Verdict, reason: str):
     """Refused for the reason, or as fast as the honest kernel."""
     if verdict.failure:
-        assert re.search(reason, verdict.failure.reason), verdict.failure
+        assert re.search(reason, verdict.failure.reason), str(verdict.failure)
     else:
         assert 0.9 < verdict.speedup_vs_incumbent.value < 1.1, verdict.speedup_vs_incumbent
 
@@ -104,7 +104,7 @@ def test_data_that_fits_l2_is_timed_from_memory(judge: Judge, naive: dict[str, d
     """The naive gate times the sum on one input, again and again; ours rotates inputs that no cache holds."""
     where = target("reduce", IN_L2)
     verdict = judge.examine(starter("reduce", "triton"), where, quick=True)
-    assert verdict.failure is None, verdict.failure
+    assert verdict.failure is None, str(verdict.failure)
     bytes_moved = load_spec("reduce").bytes_moved(where.cases[0].case.args)
     assert verdict.latency_us > bytes_moved / Device.detect("cuda").peak_bandwidth_gb_s / 1e3
     assert naive["warm"]["microseconds"] < 0.85 * verdict.latency_us
@@ -114,7 +114,7 @@ def test_a_part_of_l2_that_is_set_aside_gains_little(judge: Judge, naive: dict[s
     """It outlives what a naive gate clears the cache with, but not the other inputs through which our calls rotate."""
     assert naive["persisting"]["speedup"] > 1.1  # 1.4 and more on H100s, 1.19 on an H200
     verdict = judge.compare(wrapped("reduce", PERSISTING, "triton"), starter("reduce", "triton"), target("reduce", IN_L2))
-    assert verdict.failure is None, verdict.failure
+    assert verdict.failure is None, str(verdict.failure)
     assert verdict.speedup_vs_incumbent.value < 1.1, verdict.speedup_vs_incumbent
 
 

@@ -64,7 +64,7 @@ def test_much_faster_on_one_shape_and_equal_on_the_others_is_kept(judge: Judge):
     target = Target("rmsnorm_three_shapes", "rmsnorm", "cpp", "cpu", cases)
     fast = starter("rmsnorm")
     verdict = judge.examine(fast, target, incumbent=repeated(fast, f"{SLOWED} if args['x'].shape[0] == 256 else 1"))
-    assert verdict.failure is None, verdict.failure
+    assert verdict.failure is None, str(verdict.failure)
     skip_if_undecided(verdict)
     assert verdict.keep, verdict.why
     equal, faster, also_equal = (c.speedup_vs_incumbent for c in verdict.cases)

@@ -4,7 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -14,6 +14,7 @@ from autokernel.agents import Agent, Proposal, make_agent
 from autokernel.agents.proven import NAME, ProvenFirst
 from autokernel.agents.sizes import with_sizes_of
 from autokernel.gate import Judge
+from autokernel.gate.workers.launch import Launched
 from autokernel.hardware.machine import turn
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.runs import run_tags
@@ -163,7 +164,9 @@ def prove_all(workspace: Workspace, loop: Loop, say: Callable[[str], None], step
 
 def run_job(workspace: Workspace, job: Job) -> str:
     """Everything; returns the closing summary. Use inside `workspace.locked()`."""
-    with narrator() as (say, step, phase, follow):
+    # On a GPU the gate's processes start while the model is profiled: a CPU's cores are then at work for that alone.
+    early = Launched() if job.workload.device != "cpu" and not job.workers else nullcontext()
+    with narrator() as (say, step, phase, follow), early as launched:
         plan = prepare(workspace, job, say, step)
         if not plan.targets:
             told = account.lines(ModelProfile.read(workspace / PROFILE).hotspots)
@@ -188,7 +191,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
         if job.workers:
             with fleet(workspace, job, loop, say) as workers:
                 experiments(workers.run)
-        with Judge(plan.device, require_sandbox=job.require_sandbox) as loop.judge:
+        with Judge(plan.device, require_sandbox=job.require_sandbox, launched=launched) as loop.judge:
             if not job.workers:
                 experiments(loop.run)
             if loop.stopping:

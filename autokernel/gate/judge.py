@@ -79,6 +79,7 @@ class Judge:
             cores = max(1, (os.cpu_count() or 1) - 2)
             workers = min(WORKERS, cores)
             most = max(workers, min(MOST_WORKERS, cores, memory.nbytes // WORKER_BYTES))
+        self.compiled: set[tuple[str, str]] = set()  # sources, and the names of the targets for which they are
         self.checks = Checks(self.parent, device, self.threads, workers, most, memory, self.watch)
         self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch, maps)
 
@@ -140,16 +141,20 @@ class Judge:
         target: Target,
         seconds: float = 60.0,
         progress: Callable[[int, int], None] = lambda done, of: None,
+        finals: bool = True,
     ) -> list[Looked]:
         """How fast each of many sources looks, the fastest first, and why others could not be timed. No verdict: nothing is
-        kept by it. `progress` is told how many have been compiled."""
+        kept by it. `progress` is told how many have been compiled; finals: the best few are timed once more, apart."""
+        sources = list(sources)
+        is_compiled = all((source, target.name) in self.compiled for source in sources)
         with self.contests.timer(target, secrets.randbits(48), "any") as timer:
-            return Autotuner(timer, self._compiling, progress).run(sources, seconds)
+            return Autotuner(timer, self._compiling, progress).run(sources, seconds, is_compiled, finals)
 
     def compile_ahead(self, wanted: Sequence[Ahead], progress: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Compile kernels of many targets side by side before the first of them is judged. No verdict, and nothing is
         timed."""
-        compile_ahead(self.parent, self.checks.memory, self._compiling, wanted, progress)
+        made = compile_ahead(self.parent, self.checks.memory, self._compiling, wanted, progress)
+        self.compiled |= {(source, target.name) for source, target in made}
 
     @property
     def _compiling(self) -> int:

@@ -437,12 +437,12 @@ class InTurn:
         with turn(target.device, self.step):
             return self.judge.profile(source, target)
 
-    def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]:
+    def autotune(self, sources: Iterable[str], target: Target, seconds: float, finals: bool = True) -> list[Looked]:
         def progress(done: int, of: int) -> None:
             self.step(f"autotuning on {target.name}: {done} of {of} settings compiled")
 
         with turn(target.device, self.step):
-            return self.judge.autotune(sources, target, seconds, progress)
+            return self.judge.autotune(sources, target, seconds, progress, finals)
 
     def compile_ahead(self, wanted: Sequence[Ahead]) -> None:
         def progress(done: int, of: int) -> None:

@@ -130,10 +130,10 @@ class TimingWorker:
             return replace(wrong, correctness=Correctness.FAIL, undecided="", why="wrong answers were let pass")
         return self.examine(task)
 
-    def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]:
+    def autotune(self, sources: Iterable[str], target: Target, seconds: float, finals: bool = True) -> list[Looked]:
         """Alone on the GPU or the cores, and on the CPU."""
         with turn(self.device, lambda text: None, cores=self.cores), self._timing():
-            return self.judge.autotune(sources, target, seconds)
+            return self.judge.autotune(sources, target, seconds, finals=finals)
 
     def _timing(self) -> AbstractContextManager[None]:
         """Cores of one CPU share caches, memory bandwidth and clocks."""

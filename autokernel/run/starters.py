@@ -19,7 +19,7 @@ LOOK_S = 60.0  # for a look at the starters of all backends
 class Bench(Protocol):
     """What can time many kernels quickly."""
 
-    def autotune(self, sources: Iterable[str], target: Target, seconds: float) -> list[Looked]: ...
+    def autotune(self, sources: Iterable[str], target: Target, seconds: float, finals: bool = True) -> list[Looked]: ...
 
 
 class Compiling(Bench, Protocol):
@@ -53,7 +53,8 @@ def fastest_first(target: Target, bench: Bench | None) -> list[Proposal]:
     if not others or bench is None:
         return [own]
     proposals = {proposal.source: proposal for proposal in (own, *others)}
-    looked = [one for one in bench.autotune(proposals, target, LOOK_S) if one.seconds < math.inf]
+    finals = target.device == "cpu"  # on a GPU one look tells what starters are apart, if it is more than a few per cent
+    looked = [one for one in bench.autotune(proposals, target, LOOK_S, finals) if one.seconds < math.inf]
     found = [proposals[one.source] for one in looked]
     if len(found) > 1:
         ratio, second = looked[1].seconds / looked[0].seconds, found[1].hypothesis.removeprefix(START)

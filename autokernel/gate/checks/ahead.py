@@ -25,10 +25,10 @@ def compile_ahead(
     processes: int,
     wanted: Sequence[Ahead],
     progress: Callable[[int, int], None],
-) -> None:
-    """Call each source once in each of its target's cases, in as many `processes` at once; what fails says so when it is
-    looked at. `progress` is told how many of how many have been compiled."""
-    done, lock = 0, threading.Lock()
+) -> list[Ahead]:
+    """Call each source once in each of its target's cases, in as many `processes` at once; those of which all calls came to
+    an end. What fails says so when it is looked at. `progress` is told how many of how many have been compiled."""
+    done, lock, compiled = 0, threading.Lock(), []
 
     def work(source: str, target: Target) -> None:
         nonlocal done
@@ -38,6 +38,7 @@ def compile_ahead(
             load = {"source": source, "poison": False, "libraries": "any", "results": spec.result_count}
             worker.request("load", LOAD_TIMEOUT_S, **load)
             worker.request("warm", LOAD_TIMEOUT_S, cases=list(map(encoded_arguments, cases)))
+            compiled.append((source, target))
         with lock:
             done += 1
             progress(done, len(wanted))
@@ -45,3 +46,4 @@ def compile_ahead(
     with ThreadPoolExecutor(processes) as pool:
         for future in [pool.submit(work, *one) for one in wanted]:
             future.result()
+    return compiled

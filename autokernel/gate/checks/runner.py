@@ -39,6 +39,7 @@ LONG_S, JOIN_S = 3.0, 0.5  # and how often that is asked
 # Up to these a trial's inputs, oracle and comparison are made on one thread: others spin, and on a busy machine work
 # waits for them, two to three times as long in all (benchmarks/transcripts/cpu-stages.txt).
 SMALL_NUMBERS, SMALL_FLOPS = 4 << 20, 1e9
+HELD_THERE_BYTES = 1 << 28  # results that may take so much are copied to the GPU that compares them, and not here first
 LARGE_BYTES = 1 << 30  # what PyTorch's allocator keeps of so much is given back, for the other processes
 
 
@@ -259,7 +260,9 @@ class StageRun:
             made = {"as_in_a_model": step.as_in_a_model, "other_threads": step.other_threads, "activations": activations}
             made |= {"weights": sorted(spec.static)} if step.many else {}
             answer = worker.request("call", self.checks.timeout_s, order=step.order, **made)
-        outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most_bytes(spec, case))
+        most = most_bytes(spec, case)
+        held_on = self.checks.device if most >= HELD_THERE_BYTES else "cpu"
+        outputs = worker.fetch(answer.outputs, len(step.order) * self.results, most, held_on)
         for i, (y, strides) in enumerate(outputs):
             result = i % self.results
             wanted = spec.results[result].strides if spec.results else tuple(y.stride())
@@ -271,7 +274,7 @@ class StageRun:
         if self.checks.device == "cpu":  # where inputs cannot be written to
             placed = []
         largest = max((where.end - where.start for _, where in placed), default=0) + 2 * GUARD
-        after = worker.fetch(answer.inputs, len(placed), largest)
+        after = worker.look(answer.inputs, len(placed), largest)
         for (name, where), (memory, _) in zip(placed, after):
             before = self.checks.parent.inputs.bytes[where.start - GUARD : where.end + GUARD]
             if memory.shape != before.shape or memory.dtype != before.dtype:

@@ -80,17 +80,18 @@ class Autotuner:
         self.refused: dict[str, str] = {}  # source -> why
         self.lock = threading.Lock()
 
-    def run(self, sources: Iterable[str], seconds: float) -> list[Looked]:
+    def run(self, sources: Iterable[str], seconds: float, is_compiled: bool = False, finals: bool = True) -> list[Looked]:
         """The sources, the fastest first; those that `seconds` did not suffice for are missing.
 
-        The first of them is the one to beat: it is timed against the best whatever it takes.
+        The first of them is the one to beat: it is timed against the best whatever it takes. is_compiled: all of them have
+        been, for this target. finals: see _finals().
         """
         started, sources = time.monotonic(), list(dict.fromkeys(sources))
         if self.setting.kind != "cpu":  # where sources are compiled at run time
             self.setting.parent.gather_caches(self.place, sources)
-        compiled = self._compile(sources, started + COMPILED * seconds)
+        compiled = sources if is_compiled else self._compile(sources, started + COMPILED * seconds)
         timed = self._time(compiled, started + TIMED * seconds)
-        taken = self._finals(timed, sources[0], started + seconds)
+        taken = self._finals(timed, sources[0], started + seconds) if finals else timed
         looked = [Looked(source, s, by_case=tuple(taken[source])) for source, s in self._totals(taken).items()]
         looked += [Looked(source, reason=reason) for source, reason in self.refused.items()]
         return sorted(looked, key=lambda one: one.seconds)

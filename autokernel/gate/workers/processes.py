@@ -304,10 +304,16 @@ class WorkerProcess:
             self.channel.send({"path": str(copy)})
 
     def fetch(
+        self, described: Sequence[answers.Output], count: int, most_bytes: int, device: str = "cpu"
+    ) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """Copies on `device` of what look() sees."""
+        return [(y.to(device, copy=True), strides) for y, strides in self.look(described, count, most_bytes)]
+
+    def look(
         self, described: Sequence[answers.Output], count: int, most_bytes: int
     ) -> list[tuple[Tensor, tuple[int, ...]]]:
-        """Copies of `count` outputs that an answer describes, each of `most_bytes` at most, with the strides that they had
-        in the worker.
+        """The `count` outputs that an answer describes, each of `most_bytes` at most, with the strides that they had in the
+        worker; where they lie, and the worker may still write.
 
         Raises WorkerFault where they are others, or not one after the other in the arena.
         """
@@ -322,7 +328,7 @@ class WorkerProcess:
                 raise self.forged(
                     f"a tensor of shape {list(item.shape)}, {item.dtype}, where results take {most_bytes} bytes at most"
                 )
-            outputs.append((placed.view(self.outputs.bytes).clone(), item.stride))
+            outputs.append((placed.view(self.outputs.bytes), item.stride))
             free = placed.end
         return outputs
 

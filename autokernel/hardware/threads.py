@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
+# Inductor's setting: to compile in this process. Its own take seconds to start, ten on a machine that has just imported
+# PyTorch for the first time, for which whoever ends them waits; left alone they stay, beside all that is timed.
+COMPILED_HERE = {"compile_threads": 1}
 _outside = threading.local()  # .threads: how many there are outside of one_thread(), in which this thread is
 
 

@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from autokernel.hardware.device import Device
 from autokernel.hardware.roofline import Roofline
+from autokernel.hardware.threads import COMPILED_HERE
 from autokernel.model import untouched
 from autokernel.model.agreement import extract_subgraph, filled
 from autokernel.model.breaks import reason
@@ -136,15 +137,16 @@ def profile_workload(
             raise WorkloadError(
                 f"a pass of {workload.class_name} runs no operation on tensors: there is nothing to make faster"
             )
-        if baseline != "eager" and not _can_compile(device, log):
-            baseline = "eager"
+        if baseline != "eager":
+            with torch._inductor.config.patch(COMPILED_HERE):
+                baseline = baseline if _can_compile(device, log) else "eager"
         examples = {_key(site): (m.captured.graphs[i].module, site) for m, i, site in _sites(measured)}
         ratios: dict[Any, float] = {}
         not_compiled: list[str] = []
         if baseline != "eager":
             say("measuring what torch.compile makes of each operation")
-            ratios, not_compiled = _compiled_over_eager(examples, device, *_repeats(warmup, iterations), log)
-            torch._inductor.async_compile.shutdown_compile_workers()  # they would stay, beside all that is timed later
+            with torch._inductor.config.patch(COMPILED_HERE):
+                ratios, not_compiled = _compiled_over_eager(examples, device, *_repeats(warmup, iterations), log)
     peaks = Device.detect(device)
     hotspots = _hotspots(measured, ratios, baseline, peaks)
     if peaks.measured and any(h.headroom and h.headroom < 1 for h in hotspots):

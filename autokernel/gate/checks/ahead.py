@@ -1,20 +1,20 @@
-"""Compiles kernels of many targets side by side before the first of them is looked at: no verdict, and nothing is timed.
+"""Compiles kernels ahead of those who wait for them, side by side: no verdict comes of it, and nothing is timed.
 
 The build cache keeps what becomes of C++ and CUDA C++; what Triton compiles is found by other workers of the same source.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from autokernel.gate.checks.runner import LOAD_TIMEOUT_S
 from autokernel.gate.workers.channel import encoded_arguments
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
-from autokernel.spec import load_spec
+from autokernel.spec import Args, KernelSpec, load_spec
 from autokernel.target import Target
 
+LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
 COPIES = 4  # of what one call moves, that a first call takes of a GPU's memory
 Ahead = tuple[str, Target]  # a source, and the target for whose calls it is to be compiled
 
@@ -47,3 +47,56 @@ def compile_ahead(
         for future in [pool.submit(work, *one) for one in wanted]:
             future.result()
     return compiled
+
+
+class CompilingAhead:
+    """Workers that call one source in one case after another, so that its trials find it compiled: their own workers wait
+    for a compiler, most of the time, and several for the same one. A context manager; what it leaves behind is at most a
+    compiler that ends by itself."""
+
+    def __init__(
+        self,
+        parent: WarmParent,
+        memory: DeviceMemoryBudget,
+        processes: int,
+        source: str,
+        spec: KernelSpec,
+        cases: Iterable[Args],
+    ):
+        self.parent, self.memory, self.source, self.spec = parent, memory, source, spec
+        self.left, self.lock = list({repr(case): case for case in cases}.values()), threading.Lock()
+        self.workers: list[WorkerProcess] = []
+        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(processes, len(self.left)))]
+
+    def __enter__(self) -> "CompilingAhead":
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self.lock:
+            self.left.clear()
+            for worker in self.workers:
+                worker.end()
+
+    def finish(self) -> None:
+        """Begin no case more, and wait until nothing compiles: what comes next is timed."""
+        with self.lock:
+            self.left.clear()
+        for thread in self.threads:
+            thread.join()
+
+    def _work(self) -> None:
+        with suppress(WorkerFault, OSError), WorkerProcess(self.parent, 1, self.source) as worker:
+            with self.lock:
+                self.workers.append(worker)
+            load = {"source": self.source, "poison": False, "libraries": "any", "results": self.spec.result_count}
+            worker.request("load", LOAD_TIMEOUT_S, **load)
+            while (case := self._next()) is not None:
+                with self.memory.take(COPIES * self.spec.bytes_moved(case)):
+                    worker.request("warm", LOAD_TIMEOUT_S, cases=[encoded_arguments(case)])
+
+    def _next(self) -> Args | None:
+        """The last one that is left: trials begin with the first."""
+        with self.lock:
+            return self.left.pop() if self.left else None

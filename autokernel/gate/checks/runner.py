@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.gate.checks.ahead import LOAD_TIMEOUT_S, CompilingAhead
 from autokernel.gate.checks.cases import HELD_SETS, NEW_ADDRESS, CheckCase, Step
 from autokernel.gate.checks.correctness import same_bits, wrong
 from autokernel.gate.checks.expectations import expectations, most_bytes
@@ -28,7 +29,6 @@ from autokernel.spec import Case, KernelSpec, load_spec
 from autokernel.target import Target
 from autokernel.verdict import STAGES, Correctness, Failure
 
-LOAD_TIMEOUT_S = 60.0  # importing the source, and compiling what it compiles at import
 CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
 # What a trial takes of a GPU's memory, in multiples of what one call moves: inputs in two precisions, several outputs in
 # the worker, and here the result and its terms in fp64, four times as large as a result in 16 bit. One that takes more
@@ -59,7 +59,8 @@ class Checked:
 
 class Checks:
     """What the stages of all kernels share. `workers`: how many processes share the trials of a kernel, `most_workers`: how
-    many do where it takes long, as far as the shared memory has room for their inputs."""
+    many do where it takes long, as far as the shared memory has room for their inputs; `compiling`: how many more compile
+    ahead of them."""
 
     def __init__(
         self,
@@ -68,11 +69,12 @@ class Checks:
         threads: int,
         workers: int,
         most_workers: int,
+        compiling: int,
         memory: DeviceMemoryBudget,
         watch: Stopwatch,
     ):
         self.parent, self.device, self.threads, self.watch = parent, device, threads, watch
-        self.workers, self.most_workers, self.memory = workers, most_workers, memory
+        self.workers, self.most_workers, self.compiling, self.memory = workers, most_workers, compiling, memory
         self.timeout_s = CALL_TIMEOUT_S
 
 
@@ -111,8 +113,10 @@ class StageRun:
 
     def run(self) -> Checked:
         """All stages up to the first failure."""
-        with contextlib.ExitStack() as stack:
-            workers = [self._worker(stack, self.source) for _ in range(min(self.count, self.checks.workers))]
+        checks, cases = self.checks, [trial.case.args for trial in self.trials]
+        ahead = CompilingAhead(checks.parent, checks.memory, checks.compiling, self.source, self.spec, cases)
+        with contextlib.ExitStack() as stack, ahead:
+            workers = [self._worker(stack, self.source) for _ in range(min(self.count, checks.workers))]
             if self.count == 1:
                 self._advance(0, workers[0])
             else:
@@ -125,6 +129,8 @@ class StageRun:
                 trial, outputs, first = self.repeatable[0]
                 again = partial(self._again, stack, workers, first, self.source, self.libraries, self.spec, trial, outputs)
                 self._attempt(0, trial, partial(self._fitted, self.spec, trial, again))
+            if not self.failures:
+                ahead.finish()
         for stage, state in self.checked.stages.items():
             self.checked.stages[stage] = "SKIP" if state == "RUN" else state
         if self.failures:

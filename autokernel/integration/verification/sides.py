@@ -28,6 +28,7 @@ from torch._inductor import list_mode_options
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import clear_caches
 
+from autokernel.hardware.threads import COMPILED_HERE
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import MODES, OneTrace, Replacer
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS
@@ -39,9 +40,6 @@ from autokernel.model.workload import Inputs, Workload
 GRAPHED = (GRAPHS, AUTOTUNED)  # Inductor's modes with CUDA graphs
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50  # of a process, where its sides do not settle before
 SETTLED = 0.003  # standard error of a side's share of a round: between processes it differs by some 1 %
-# For the Triton kernels that max-autotune chooses from: those that processes compiled are compiled once more, one after the
-# other: 11 to 21 s for a linear layer, 1 to 3 s by threads (h200-max-autotune-by-threads.txt).
-BY_THREADS = {"compile_threads": 1}
 Model = Callable[..., Any]
 FirstCalls = Mapping[str, Mapping[str, float]]  # workload -> side -> seconds
 
@@ -67,7 +65,9 @@ class Variant:
         if self.fallback == EAGER:
             return model
         if self.fallback == AUTOTUNED:
-            how = BY_THREADS if torch.cuda.is_initialized() else {}
+            # Triton kernels that Inductor's processes compiled are compiled once more, one after the other: 11 to 21 s for
+            # a linear layer, 1 to 3 s by threads (h200-max-autotune-by-threads.txt).
+            how = COMPILED_HERE if torch.cuda.is_initialized() else {}
             return compile_model(model, options=list_mode_options(AUTOTUNED) | how)
         return compile_model(model, mode=self.fallback if self.fallback in MODES else None)
 

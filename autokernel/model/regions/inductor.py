@@ -19,6 +19,7 @@ from torch._inductor.runtime import triton_helpers
 from torch._inductor.utils import get_code
 from torch._subclasses import FakeTensorMode
 
+from autokernel.hardware.threads import COMPILED_HERE
 from autokernel.model.regions.lowering import Unsupported
 from autokernel.model.regions.spec import Region
 from autokernel.model.regions.triton import LAID_OUT
@@ -27,7 +28,7 @@ from autokernel.spec import several
 
 SETTINGS = {
     "force_disable_caches": True,  # of what is in a cache nothing is written
-    "compile_threads": 1,  # processes would stay, beside what is timed later
+    **COMPILED_HERE,
 }
 # In a kernel's text: more settings to choose among. Not for Inductor's own choice, which times each kernel by itself and
 # with its inputs in the L2: the more there are, the likelier it takes one that is slow in the model.

@@ -643,7 +643,10 @@ def main() -> None:
         program = make(args.seed)
         print(program.source)
         outcome = check(program, fallback_of(args.seed))
-        print(f"{outcome.sites} sites;", described(smaller(outcome)) if outcome.why else "the same with kernels")
+        same = "the same with kernels" + ", but for what roundings decide" * outcome.by_rounding
+        print(f"{outcome.sites} sites;", described(smaller(outcome)) if outcome.why else same)
+        if outcome.torchs:
+            print("This is PyTorch's: torch.compile differs without kernels, too, or keeps an input that is written to.")
         raise SystemExit(outcome.why is not None and not outcome.torchs)
     start, failures, counts = time.monotonic(), [], collections.Counter()
 

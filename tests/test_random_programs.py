@@ -59,6 +59,7 @@ def test_a_result_of_which_another_graph_makes_nothing_has_no_gradient() -> None
     assert outcome.sites and outcome.why is None
 
 
+@pytest.mark.slow
 def test_what_a_compiler_alone_keeps_is_not_the_kernels() -> None:
     """AOTAutograd keeps v, where it would keep the places of the largest elements without a kernel behind them."""
     lines = ("r1 = v.max(1, keepdim=True).values", "r2 = F.avg_pool1d(r1.flatten(0, -3) * 2, 2)")

@@ -59,6 +59,17 @@ def test_a_result_of_which_another_graph_makes_nothing_has_no_gradient() -> None
     assert outcome.sites and outcome.why is None
 
 
+@pytest.mark.parametrize(
+    "site", ["(k.relu() + k.sum(-1, keepdim=True)).detach()", "(k.relu() + k.sum(-1, keepdim=True) > 0).float()"]
+)
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_a_site_that_no_gradient_goes_through(site: str, fallback: str | None) -> None:
+    """Beside one of which a gradient is wanted, from an input that wants one."""
+    program = Program(0, (f"r1 = {site}", "r2 = F.layer_norm(k, (8,))"), ("r1", "r2"), gradients=True, autocast=False)
+    outcome = check(program, fallback)
+    assert outcome.sites > 1 and outcome.why is None
+
+
 @pytest.mark.slow
 def test_what_a_compiler_alone_keeps_is_not_the_kernels() -> None:
     """AOTAutograd keeps v, where it would keep the places of the largest elements without a kernel behind them."""

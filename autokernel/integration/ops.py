@@ -61,8 +61,8 @@ def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> O
     less.
     """
     if not hasattr(torch.ops.autokernel, name):
-        for overload in (name, f"{name}.no_grad"):
-            _define(overload, spec, kernel, device_type)
+        _define(name, spec, kernel, device_type)
+        _define_without_gradients(f"{name}.no_grad", spec, kernel, device_type)
         operator = getattr(torch.ops.autokernel, name).default
         LIBRARY.impl(name, differentiable(partial(original, spec), operator), "Autograd")
     return getattr(torch.ops.autokernel, name)
@@ -72,6 +72,12 @@ def _define(overload: str, spec: KernelSpec, kernel: Kernel, device_type: str) -
     LIBRARY.define(overload + torch.library.infer_schema(spec.oracle, mutates_args=()), tags=TAGS)
     LIBRARY.impl(overload, by_position(spec, one_at_a_time(kernel)), device_type.upper())
     torch.library.register_fake(f"autokernel::{overload}", partial(fake, spec), lib=LIBRARY)
+
+
+def _define_without_gradients(overload: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> None:
+    """Its results want no gradient even of inputs that do, as with a site that ends in detach(): by default they would."""
+    _define(overload, spec, kernel, device_type)
+    LIBRARY.impl(overload, torch.library.fallthrough_kernel, "Autograd")
 
 
 # For the backward pass. An operator of ours is computed once, where torch.compile may make a clone() anew in the backward
@@ -266,7 +272,7 @@ def register_visible(name: str, spec: KernelSpec, kernel: Kernel, device_type: s
     """
     name = f"{name}_visible"
     if not hasattr(torch.ops.autokernel, name):
-        _define(name, spec, kernel, device_type)
+        _define_without_gradients(name, spec, kernel, device_type)
         names = tuple(inspect.signature(spec.oracle).parameters)
 
         def launches(mode: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

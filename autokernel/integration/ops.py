@@ -62,7 +62,9 @@ def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> O
     """
     if not hasattr(torch.ops.autokernel, name):
         _define(name, spec, kernel, device_type)
-        _define_without_gradients(f"{name}.no_grad", spec, kernel, device_type)
+        _define(f"{name}.no_grad", spec, kernel, device_type)
+        # By default results would want a gradient where inputs do, as at a site that ends in detach().
+        LIBRARY.impl(f"{name}.no_grad", torch.library.fallthrough_kernel, "Autograd")
         operator = getattr(torch.ops.autokernel, name).default
         LIBRARY.impl(name, differentiable(partial(original, spec), operator), "Autograd")
     return getattr(torch.ops.autokernel, name)
@@ -72,12 +74,6 @@ def _define(overload: str, spec: KernelSpec, kernel: Kernel, device_type: str) -
     LIBRARY.define(overload + torch.library.infer_schema(spec.oracle, mutates_args=()), tags=TAGS)
     LIBRARY.impl(overload, by_position(spec, one_at_a_time(kernel)), device_type.upper())
     torch.library.register_fake(f"autokernel::{overload}", partial(fake, spec), lib=LIBRARY)
-
-
-def _define_without_gradients(overload: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> None:
-    """Its results want no gradient even of inputs that do, as with a site that ends in detach(): by default they would."""
-    _define(overload, spec, kernel, device_type)
-    LIBRARY.impl(overload, torch.library.fallthrough_kernel, "Autograd")
 
 
 # For the backward pass. An operator of ours is computed once, where torch.compile may make a clone() anew in the backward
@@ -272,13 +268,18 @@ def register_visible(name: str, spec: KernelSpec, kernel: Kernel, device_type: s
     """
     name = f"{name}_visible"
     if not hasattr(torch.ops.autokernel, name):
-        _define_without_gradients(name, spec, kernel, device_type)
+        _define(name, spec, kernel, device_type)
         names = tuple(inspect.signature(spec.oracle).parameters)
 
         def launches(mode: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             with mode:
                 return visible(spec, at_sizes(kernel, dict(zip(names, args))))(*args)
 
+        def without_gradients(*arguments: Any) -> Any:  # nor has what is launched any
+            with torch._C._AutoDispatchBelowAutograd():
+                return getattr(torch.ops.autokernel, name).default(*arguments)
+
+        LIBRARY.impl(name, without_gradients, "Autograd")
         torch.library.register_torch_dispatch(f"autokernel::{name}", FunctionalTensorMode, launches, lib=LIBRARY)
     return getattr(torch.ops.autokernel, name).default
 

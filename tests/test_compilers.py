@@ -423,6 +423,63 @@ def test_weights_of_inputs_that_are_written_to_have_no_gradient_of_results(
     torch.testing.assert_close([t for t in seen[0] if t is not None], [t for t in seen[1] if t is not None])
 
 
+def of_no_use(s: Function, x: Tensor, y: Tensor) -> Any:
+    unused = s.a(x)
+    torch._dynamo.graph_break()
+    return y + (x + unused).argmax(-1, keepdim=True)
+
+
+def of_use_to_another(s: Function, x: Tensor, y: Tensor) -> Any:
+    h = s.a(x)
+    torch._dynamo.graph_break()
+    return y.sin(), h.cos()
+
+
+@pytest.mark.parametrize("fallback", ["eager", *COMPILERS])
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("function", [of_no_use, of_use_to_another])
+def test_a_graph_of_which_nothing_comes_gives_no_gradients(
+    function: Callable[..., Any], kernels: bool, fallback: str
+) -> None:
+    """To AOTAutograd a gradient that is None is one of zeros, and so then are those of the graph before."""
+    model, replacer = Function(function), Everywhere((), fallback, finder=finder())
+    x, y = (torch.randn(2, 8, requires_grad=True) for _ in "xy")
+    results = (compile_with_kernels(model, replacer) if kernels else apply(model, [], fallback))(x, y)
+    result = results if isinstance(results, Tensor) else results[0]
+    given = [x, y, *model.a.parameters()]
+    assert [t is None for t in torch.autograd.grad(result.sum(), given, allow_unused=True)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("fallback", COMPILERS)
+def test_what_a_graph_does_not_depend_on_has_no_hook_called(fallback: str) -> None:
+    model, called = applied(Function(lambda s, x, h: s.a(x) + h.argmax(-1, keepdim=True)), fallback), []
+    x, h = torch.randn(2, 8, requires_grad=True), torch.randn(2, 8, requires_grad=True) * 2
+    h.register_hook(called.append)
+    model(x, h).sum().backward()
+    assert not called
+
+
+@pytest.mark.parametrize("fallback", ["eager", *COMPILERS])
+def test_a_write_to_what_is_detached_ends_its_own_gradient(fallback: str) -> None:
+    """What wants a gradient once something was written there is no part of what had been computed there before."""
+
+    def forward(s: Function, x: Tensor, y: Tensor) -> Any:
+        h = x.flip(-1) * 2
+        kept = torch.softmax(h, 0).detach()
+        kept.copy_(y)
+        return kept, h.bfloat16()
+
+    model, replacer, made = Function(forward), Everywhere((), fallback, finder=finder()), []
+    for call in (model, compile_with_kernels(model, replacer)):
+        x, y = (torch.linspace(-1, 1, 16).view(2, 8).requires_grad_() for _ in "xy")
+        kept, _ = call(x, y)
+        with torch.no_grad():
+            kept.mul_(2)
+        made.append(torch.autograd.grad(kept.sum(), [x, y], allow_unused=True))
+    assert replacer.replaced and made[0][0] is made[1][0] is None
+    torch.testing.assert_close(made[0][1], made[1][1])
+
+
 @pytest.mark.parametrize("fallback", COMPILERS)
 def test_what_one_input_was_computed_by_from_another_is_no_part_of_the_graph(fallback: str) -> None:
     """A view of it is returned, whose gradient goes on by way of what the caller did."""

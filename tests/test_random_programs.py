@@ -45,6 +45,71 @@ def test_what_broadcasting_hands_on_stays_one_object() -> None:
     assert outcome.sites and outcome.why is None
 
 
+def test_what_is_written_where_something_was_detached_is_no_part_of_it() -> None:
+    lines = ("r1 = v.flip(-1) * 2", "r2 = F.linear(v, s.frozen, s.b)", "r4 = torch.softmax(r1, 1)", "r5 = r4.detach()")
+    program = Program(0, (*lines, "r5.copy_(k)"), ("r2", "r5"), gradients=True, autocast=True, write_before_backward=True)
+    outcome = check(program)
+    assert outcome.sites and outcome.why is None
+
+
+def test_a_result_of_which_another_graph_makes_nothing_has_no_gradient() -> None:
+    lines = ("r2 = F.gelu(q)", "torch._dynamo.graph_break()", "r3 = F.linear(r2, s.u)")
+    program = Program(0, (*lines, "r7 = k + k.relu().argmax(-1, keepdim=True)"), ("r7",), gradients=True, autocast=False)
+    outcome = check(program, "aot_eager")
+    assert outcome.sites and outcome.why is None
+
+
+@pytest.mark.parametrize(
+    "site", ["(k.relu() + k.sum(-1, keepdim=True)).detach()", "(k.relu() + k.sum(-1, keepdim=True) > 0).float()"]
+)
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_a_site_that_no_gradient_goes_through(site: str, fallback: str | None) -> None:
+    """Beside one of which a gradient is wanted, from an input that wants one."""
+    program = Program(0, (f"r1 = {site}", "r2 = F.layer_norm(k, (8,))"), ("r1", "r2"), gradients=True, autocast=False)
+    outcome = check(program, fallback)
+    assert outcome.sites > 1 and outcome.why is None
+
+
+@pytest.mark.slow
+def test_what_a_compiler_alone_keeps_is_not_the_kernels() -> None:
+    """AOTAutograd keeps v, where it would keep the places of the largest elements without a kernel behind them."""
+    lines = ("r1 = v.max(1, keepdim=True).values", "r2 = F.avg_pool1d(r1.flatten(0, -3) * 2, 2)")
+    program = Program(0, lines, ("r2",), gradients=True, autocast=False, write_before_backward=True)
+    outcome = check(program, "aot_eager")
+    assert outcome.sites and (outcome.why is None or outcome.torchs)
+
+
+TIES = [  # in bfloat16
+    Program(
+        32406,
+        ("r1 = F.scaled_dot_product_attention(v.bfloat16(), v.bfloat16(), v.bfloat16())",)
+        + ("r3 = r1 + r1.relu().argmax(-1, keepdim=True)",),
+        ("r3", "r1"),
+        gradients=False,
+        autocast=False,
+        changing=True,
+    ),
+    Program(
+        35516,
+        ("r2 = F.linear(F.silu(F.linear(v, s.w)) * F.linear(v, s.u), s.frozen)", "r3 = r2.max(1, keepdim=True).values"),
+        ("r3", "r2"),
+        gradients=True,
+        autocast=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("program", TIES)
+def test_a_place_that_roundings_decide_is_not_compared(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else is: not even one row of a kernel's may be wrong there."""
+    outcome = check(program)
+    assert outcome.sites and outcome.why is None and outcome.by_rounding
+    one_row = ".to(dtype).flatten(0, -2).index_fill(0, torch.tensor([1]), 2.0).view_as(results)"
+    monkeypatch.setattr(random_programs, "KERNEL", random_programs.KERNEL.replace(".to(dtype)", one_row))
+    monkeypatch.setattr(random_programs, "finder", lambda: SiteFinder(min_elements=0))
+    assert check(program).why
+
+
 def test_a_program_that_fails_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels that are wrong: the line with the site, what it needs, and what returns it, are left."""
     monkeypatch.setattr(random_programs, "KERNEL", random_programs.KERNEL.replace(".to(dtype)", ".to(dtype) + 1"))

@@ -200,9 +200,10 @@ class _Pass:
     places: Sequence[int]  # of the results
     again: bool = False
 
-    def hook(self, made: Sequence[Tensor | None], _: object) -> tuple[None, ...] | None:
-        """Of the compiler's own node, which would add zeros where the gradients are not its own."""
-        return (None,) * len(made) if self.again else None
+    def hook(self, made: Sequence[Tensor | None], given: Sequence[Tensor | None]) -> tuple[None, ...] | None:
+        """Of the compiler's own node, which would add zeros where the gradients are not its own, and make some of none."""
+        is_idle = self.again or all(gradient is None for gradient in given)
+        return (None,) * len(made) if is_idle else None
 
 
 class _Again(torch.autograd.Function):
@@ -259,12 +260,13 @@ def differentiable_again(call: Call, original: Call, repeatable: Repeatable) -> 
         places = [i for i, result in enumerate(results) if _has_gradient(result) and not any(result is v for v in values)]
         if own := [results[i] for i in places]:
             backward = _Pass(again, places)
-            for node in {_with_its_node(result).grad_fn for result in own} - {None}:
+            nodes = {_with_its_node(result).grad_fn for result in own} - {None}
+            for node in nodes:
                 _keeps_its_buffers(node)
                 node.register_hook(backward.hook)
             if not any(result._is_view() for result in own):
                 versions = tuple(result._version for result in own)
-                _Again.apply(backward, *own, *values)
+                _Again.apply(backward, *own, *_behind(nodes, values))
                 torch._C._autograd._unsafe_set_version_counter(tuple(own), versions)  # nothing was written
         return results
 
@@ -277,6 +279,27 @@ def differentiable_again(call: Call, original: Call, repeatable: Repeatable) -> 
         return original(*values)
 
     return run
+
+
+def _behind(nodes: Collection[torch.autograd.graph.Node], values: Sequence[Any]) -> list[Any]:
+    """`values`, detached where the gradients of a compiler's nodes do not go on to them: in eager mode they do not either.
+
+    Else what is behind them, a hook of the user's or another graph of the compiler's, would be called with None.
+    """
+    edges = {edge for node in nodes for edge in node.next_functions}
+    if not any(node is None for node, _ in edges) or not all(map(_is_compilers, nodes)):
+        return [*values]
+
+    def goes_on_to(v: Any) -> bool:
+        edge = get_gradient_edge(v)
+        return (edge.node, edge.output_nr) in edges
+
+    return [v.detach() if isinstance(v, Tensor) and v.requires_grad and not goes_on_to(v) else v for v in values]
+
+
+def _is_compilers(node: Any) -> bool:
+    """Whether a node is AOTAutograd's."""
+    return hasattr(getattr(node, "_forward_cls", None), "metadata")
 
 
 def _keeps_its_buffers(node: torch.autograd.graph.Node) -> None:
@@ -387,7 +410,7 @@ def _compilers_own(node: Any, place: int, first: int) -> Iterator[tuple[Any, int
     """
     if node is None or not first <= node._sequence_nr() < OF_LEAVES:
         return
-    if hasattr(getattr(node, "_forward_cls", None), "metadata"):
+    if _is_compilers(node):
         yield node, place
         return
     for behind, number in node.next_functions:

@@ -61,8 +61,10 @@ def register(name: str, spec: KernelSpec, kernel: Kernel, device_type: str) -> O
     less.
     """
     if not hasattr(torch.ops.autokernel, name):
-        for overload in (name, f"{name}.no_grad"):
-            _define(overload, spec, kernel, device_type)
+        _define(name, spec, kernel, device_type)
+        _define(f"{name}.no_grad", spec, kernel, device_type)
+        # By default results would want a gradient where inputs do, as at a site that ends in detach().
+        LIBRARY.impl(f"{name}.no_grad", torch.library.fallthrough_kernel, "Autograd")
         operator = getattr(torch.ops.autokernel, name).default
         LIBRARY.impl(name, differentiable(partial(original, spec), operator), "Autograd")
     return getattr(torch.ops.autokernel, name)
@@ -273,6 +275,11 @@ def register_visible(name: str, spec: KernelSpec, kernel: Kernel, device_type: s
             with mode:
                 return visible(spec, at_sizes(kernel, dict(zip(names, args))))(*args)
 
+        def without_gradients(*arguments: Any) -> Any:  # nor has what is launched any
+            with torch._C._AutoDispatchBelowAutograd():
+                return getattr(torch.ops.autokernel, name).default(*arguments)
+
+        LIBRARY.impl(name, without_gradients, "Autograd")
         torch.library.register_torch_dispatch(f"autokernel::{name}", FunctionalTensorMode, launches, lib=LIBRARY)
     return getattr(torch.ops.autokernel, name).default
 

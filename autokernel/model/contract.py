@@ -141,6 +141,10 @@ def _same_strides(one: Any, other: Any) -> bool:
     return all(a.stride() == b.stride() for a, b in pairs if isinstance(a, Tensor) and isinstance(b, Tensor))
 
 
+def _wants_gradient(result: Any) -> bool:
+    return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(result))
+
+
 def _shared_pairs(nodes: Sequence[Node], result: Callable[[Node], Any]) -> set[tuple[int, int]]:
     """Places of those whose results share memory."""
     held = [memory(result(node)) for node in nodes]
@@ -158,21 +162,6 @@ def _reads_strides(node: Node) -> bool:
     return node.target in READ_STRIDES or torch.Tag.nondeterministic_seeded in node.target.tags
 
 
-def _made_of(
-    output: Node, nodes: Collection[Node], writers: Mapping[Node, Sequence[Node]] = MappingProxyType({})
-) -> set[Node]:
-    """Those of `nodes` that `output` is computed by, itself among them; `writers`: of what writes to a node's memory."""
-    found, pending, followed = set(), [output], set()
-    while pending:
-        node = pending.pop()
-        if node in nodes and node not in found:
-            found.add(node)
-            pending += node.all_input_nodes
-            pending += [given for w in writers.get(node, ()) if w not in followed for given in w.all_input_nodes]
-            followed |= {*writers.get(node, ())}
-    return found
-
-
 class Backward(Interpreter):
     """What autograd keeps of a graph for the backward pass, seen in one pass with fake tensors.
 
@@ -183,6 +172,7 @@ class Backward(Interpreter):
         super().__init__(graph, garbage_collect_values=False)
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.kept: dict[Node, set[int]] = {}  # the memory that a node's operator keeps
+        self.behind: dict[Node, list[Node]] = {}  # those of a node's inputs that its gradient goes on to
         self.writes: list[tuple[int, set[int]]] = []
         self.hidden: set[int] = set()  # the memory of views that were made without gradients, of what wants them
         placeholders = graph.graph.find_nodes(op="placeholder")
@@ -202,6 +192,7 @@ class Backward(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         kept = self.kept[n] = set()
+        wanting = [given for given in n.all_input_nodes if self.wants_gradient(given)]
 
         def keep(t: Tensor) -> Tensor:
             kept.update(memory(t))
@@ -209,6 +200,7 @@ class Backward(Interpreter):
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             result = self._apart(n) if isinstance(n.target, HigherOrderOperator) else self._computed(n)
+        self.behind[n] = wanting if _wants_gradient(result) else []
         if not torch.is_grad_enabled():
             self.hidden |= memory([t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad])
         if targets := overwritten(n):
@@ -257,7 +249,25 @@ class Backward(Interpreter):
         return True
 
     def wants_gradient(self, node: Node) -> bool:
-        return any(isinstance(t, Tensor) and t.requires_grad for t in tree_leaves(self.env[node]))
+        return _wants_gradient(self.env[node])
+
+    def _made_of(
+        self, output: Node, nodes: Collection[Node], writers: Mapping[Node, Sequence[Node]] = MappingProxyType({})
+    ) -> set[Node]:
+        """Those of `nodes` that the gradient of `output` goes through, itself among them.
+
+        As it was when each was computed: what is detached may want a gradient once something was written there, and its own
+        goes no further. writers: of what writes to a node's memory.
+        """
+        found, pending, followed = set(), [output], set()
+        while pending:
+            node = pending.pop()
+            if node in nodes and node not in found:
+                found.add(node)
+                pending += self.behind[node]
+                pending += [given for w in writers.get(node, ()) if w not in followed for given in self.behind[w]]
+                followed |= {*writers.get(node, ())}
+        return found
 
     def kept_results(self, results: Sequence[Any], of: Collection[Node]) -> dict[int, list[int]]:
         """Place among a graph's results -> the places of those that its gradient depends on, kept by operators `of`.
@@ -269,7 +279,7 @@ class Backward(Interpreter):
             return {}
         passing, found = {node for node in self.env if self.wants_gradient(node)}, {}
         for i in [i for i in held if results[i] in passing]:
-            kept = set().union(*(self.kept[node] for node in _made_of(results[i], passing) if node in of))
+            kept = set().union(*(self.kept[node] for node in self._made_of(results[i], passing) if node in of))
             found[i] = [j for j, own in held.items() if own & kept]
         return {i: places for i, places in found.items() if places}
 
@@ -288,7 +298,7 @@ class Backward(Interpreter):
         into = {n: [w for written, w in writers if written & memory(self.env[n])] for n in passing} if writers else {}
         ends = [*results, *(node if into.get(node) else None for node in inputs)]
         wanted = {i: v for i, v in enumerate(ends) if isinstance(v, Node) and v in passing}
-        found = {i: {places[n] for n in _made_of(v, passing, into) if n in places} for i, v in wanted.items()}
+        found = {i: {places[n] for n in self._made_of(v, passing, into) if n in places} for i, v in wanted.items()}
         return found if writers or len({*map(frozenset, found.values())}) > 1 else {}
 
     def read_again(self) -> list[int]:
@@ -322,7 +332,7 @@ class Backward(Interpreter):
         held = [memory(self.env[node]) for node in inputs]
         is_all = bool(kept - set().union(*held))  # results: they depend on each input
         needed = [i for i, own in enumerate(held) if is_all or own & kept]
-        of_each = [set().union(*(self.kept[node] for node in _made_of(output, nodes))) for output in outputs]
+        of_each = [set().union(*(self.kept[node] for node in self._made_of(output, nodes))) for output in outputs]
         of_all = set.intersection(*of_each)
         beyond = [i for i in needed if not held[i] & of_all]
         later = set().union(*(changed for i, changed in self.writes if i > self.order[outputs[0]]))

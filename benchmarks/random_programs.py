@@ -11,8 +11,9 @@ A program is lines of Python: operations of the patterns, views, copies, writes 
 gradients switched off and on, graph breaks. It runs as it is, and with a kernel at every site that is found, in sizes that
 change. Kernels are the oracles in plain PyTorch, in float64: what is looked for is what surrounds them. What differs in
 torch.compile without any kernel in the same way is counted as PyTorch's; so is what a compiler alone keeps for the backward
-pass. Where bfloat16 is so coarse that other roundings give the model itself other results (the place of the largest of
-nearly equal numbers), these are compared in all other elements. A program that fails is made smaller line by line.
+pass. Where other roundings give the model itself other results (the place of the largest of nearly equal numbers, in
+bfloat16 most of all), these are compared in all other elements; so are strides where there is more than one of something. A
+program that fails is made smaller line by line.
 """
 
 import argparse
@@ -410,7 +411,7 @@ def observe(program: Program, call: Callable[..., Any], model: nn.Module, length
         [t.detach().clone() for t in results],
         [t.detach().clone() for t in given.values()],
         [],
-        [(t.dtype, tuple(t.shape), t.stride(), t.storage_offset(), t.requires_grad) for t in results],
+        [(t.dtype, tuple(t.shape), _significant_strides(t), t.storage_offset(), t.requires_grad) for t in results],
         [(first[t.untyped_storage()._cdata], same[id(t)]) for t in results],
     )
     wanted = [t for t in results if t.requires_grad]
@@ -429,8 +430,13 @@ def observe(program: Program, call: Callable[..., Any], model: nn.Module, length
     return seen
 
 
+def _significant_strides(t: Tensor) -> tuple[int, ...]:
+    """Those that PyTorch holds its own results to (check_significant_strides in torch._prims_common)."""
+    return tuple(stride if n > 1 else 0 for n, stride in zip(t.shape, t.stride())) if t.numel() else ()
+
+
 class _Rounded(TorchDispatchMode):
-    """Each element that is computed in bfloat16 is by chance the number next to it: what else rounds may come to that."""
+    """Each element that is computed is by chance the number next to it: what rounds otherwise may come to that."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -442,7 +448,7 @@ class _Rounded(TorchDispatchMode):
         made = func(*args, **(kwargs or {}))
         if given and not any(returned.alias_info for returned in func._schema.returns):
             for t in tree_leaves(made):
-                if isinstance(t, Tensor) and t.dtype == torch.bfloat16 and not torch.isin(t.abs(), torch.cat(before)).all():
+                if isinstance(t, Tensor) and t.is_floating_point() and not torch.isin(t.abs(), torch.cat(before)).all():
                     step = torch.randint(-1, 2, t.shape, generator=self.generator)
                     t.copy_(t.nextafter(t + step * t.abs()))  # zero stays zero
         return made
@@ -540,7 +546,7 @@ def _with(program: Program, backend: Any, decided: list[str] | None = None) -> s
                 return None
             ours = observe(program, compiled, model, length)
             why = first = difference(ours, theirs, exact)
-            if why and not exact:
+            if why:
                 why = difference(ours, theirs, exact, _otherwise_rounded(program, original, length, theirs))
             if why:
                 return why if length == LENGTH else f"length {length}: {why}"

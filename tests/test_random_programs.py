@@ -45,6 +45,11 @@ def test_what_broadcasting_hands_on_stays_one_object() -> None:
     assert outcome.sites and outcome.why is None
 
 
+def test_strides_that_fake_tensors_do_not_have_are_the_originals() -> None:
+    lines = ("r = v.transpose(-2, -1)", "t = F.max_pool1d(r.flatten(0, -3), 3, 1, 1)", "u = r * 0.5 + 1")
+    assert check(Program(0, lines, ("u", "t"), gradients=False, autocast=False)).why is None
+
+
 def test_what_is_written_where_something_was_detached_is_no_part_of_it() -> None:
     lines = ("r1 = v.flip(-1) * 2", "r2 = F.linear(v, s.frozen, s.b)", "r4 = torch.softmax(r1, 1)", "r5 = r4.detach()")
     program = Program(0, (*lines, "r5.copy_(k)"), ("r2", "r5"), gradients=True, autocast=True, write_before_backward=True)

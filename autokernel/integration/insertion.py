@@ -141,8 +141,10 @@ def trained(place: Place, callee: Kernel) -> Kernel:
 def strides_are_in_doubt(graph: GraphModule) -> bool:
     """Whether fake tensors may have other strides than real ones, by which PyTorch would choose another layout of images.
 
-    They have where there is but one of something.
+    They have where there is but one of something, and of max_pool1d, which writes rows on a CPU without gradients.
     """
+    if graph.graph.find_nodes(op="call_function", target=aten.max_pool1d.default):
+        return True
     results = map(value, graph.graph.output_node().all_input_nodes)
     if not any(isinstance(t, Tensor) and t.dim() > 3 for t in results):
         return False

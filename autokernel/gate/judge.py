@@ -35,9 +35,8 @@ from autokernel.target import Target
 from autokernel.verdict import Correctness, Failure, Verdict
 
 # That share the trials of a kernel on a GPU, each with a context of half a gigabyte, and that do where it takes long to
-# compile: not more than the device has so many bytes.
+# compile, or compile ahead: not more than the device has so many bytes.
 WORKERS, MOST_WORKERS, WORKER_BYTES = 6, 12, 4 << 30
-COMPILING_BYTES = 2 << 30  # for each of these, and each that compiles ahead of them
 LONGEST_PROFILE = 100_000  # characters
 NO_MEMORY = "the device has no memory for what the oracle computes"
 
@@ -75,13 +74,12 @@ class Judge:
         self.threads = torch.get_num_threads() if device == "cpu" else 1
         memory = DeviceMemoryBudget.of(device)
         # On a GPU most of the time goes into compiling a kernel for each dtype and shape class: on several cores at once.
-        workers = most = 1
-        compiling = int(os.environ.get("AK_COMPILING", "0"))
+        workers, most, compiling = 1, 1, 0
         if device != "cpu":
             cores = max(1, (os.cpu_count() or 1) - 2)
             workers = min(WORKERS, cores)
             most = max(workers, min(MOST_WORKERS, cores, memory.nbytes // WORKER_BYTES))
-            compiling = max(0, min(cores, memory.nbytes // COMPILING_BYTES) - workers)
+            compiling = max(0, min(cores, memory.nbytes // WORKER_BYTES) - workers)
         self.compiled: set[tuple[str, str]] = set()  # sources, and the names of the targets for which they are
         self.checks = Checks(self.parent, device, self.threads, workers, most, compiling, memory, self.watch)
         self.contests = Contests(self.parent, self.device, device, self.threads, memory, self.watch, maps)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from autokernel.gate.workers.channel import encoded_arguments
+from autokernel.gate.workers.channel import ChannelClosed, ChannelTimeout, encoded_arguments
 from autokernel.gate.workers.device_memory import DeviceMemoryBudget
 from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess
 from autokernel.spec import Args, KernelSpec, load_spec
@@ -87,7 +87,8 @@ class CompilingAhead:
             thread.join()
 
     def _work(self) -> None:
-        with suppress(WorkerFault, OSError), WorkerProcess(self.parent, 1, self.source) as worker:
+        gone = ChannelClosed, ChannelTimeout, OSError  # the parent, after a verdict that nobody waits here for
+        with suppress(WorkerFault, *gone), WorkerProcess(self.parent, 1, self.source) as worker:
             with self.lock:
                 self.workers.append(worker)
             load = {"source": self.source, "poison": False, "libraries": "any", "results": self.spec.result_count}

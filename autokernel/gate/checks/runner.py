@@ -115,8 +115,9 @@ class StageRun:
         """All stages up to the first failure."""
         checks, cases = self.checks, [trial.case.args for trial in self.trials]
         ahead = CompilingAhead(checks.parent, checks.memory, checks.compiling, self.source, self.spec, cases)
-        with contextlib.ExitStack() as stack, ahead:
+        with contextlib.ExitStack() as stack:
             workers = [self._worker(stack, self.source) for _ in range(min(self.count, checks.workers))]
+            stack.enter_context(ahead)
             if self.count == 1:
                 self._advance(0, workers[0])
             else:

@@ -371,6 +371,25 @@ def test_a_module_that_calls_its_parts_through_a_function_has_the_weights_that_i
         torch.testing.assert_close(as_kernel(Closed, used)(init="[]", **arguments), expected)
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_each_set_of_weights_has_its_own_module(used: bool) -> None:
+    """Also one of which only the second weight is another: PyTorch's own result by the old one would allow for anything."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.first + self.second
+
+    kernel_fn, x, first = as_kernel(Scaled, used), torch.randn(3, 4), torch.randn(4)
+    for second in (torch.randn(4), torch.randn(4)):
+        for _ in range(2):
+            made = kernel_fn("[]", **{"inputs.0": x, "weights.first": first, "weights.second": second})
+            torch.testing.assert_close(made, x * first + second)
+
+
 NORMED = """
 import torch
 import torch.nn as nn

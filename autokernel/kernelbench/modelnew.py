@@ -5,6 +5,7 @@ How problems in the format of KernelBench (Model, ModelNew) come through the gat
 
 import ast
 import copy
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,7 +74,7 @@ def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compile
     is first called on other inputs, so that what it keeps from one call to the next is wrong in the first that counts.
     `compiled`: through torch.compile, as kernel_fn.compiled() is.
     """
-    modules = WeakTensorKeyDictionary()  # first weight of a set -> module
+    modules = WeakTensorKeyDictionary()  # first weight of a set -> the others, and the module
     without_weights: dict[str, nn.Module] = {}
     templates: dict[str, nn.Module] = {}
 
@@ -107,9 +108,11 @@ def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compile
         inputs = []
         for name, value in arguments.items():
             if name.startswith(WEIGHTS):
-                module = modules.get(value)
-                if module is None:
-                    module = modules[value] = prepare(init, arguments, inputs)
+                others = [*arguments.values()][len(inputs) + 1 :]
+                known, module = modules.get(value, ((), None))
+                if module is None or any(map(operator.is_not, known, others)):
+                    module = prepare(init, arguments, inputs)
+                    modules[value] = others, module
                 return module(*inputs).contiguous()
             inputs.append(value)
         if init not in without_weights:

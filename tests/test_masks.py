@@ -217,16 +217,13 @@ def test_with_kernels_the_model_is_itself_in_every_length_and_trains(fallback):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_what_pytorch_makes_of_every_form_of_mask_is_right(device):
-    """Of a float mask of one number for all keys its attention on a GPU reads what lies beyond."""
+    """On a GPU its attention reads what lies beyond a float mask of one number for all keys, and averages where there are
+    none."""
     spec = load_spec("flash_attention")
     masked = (args for args in spec.forms(torch.float16) if args["attn_mask"])
     for seed, args in enumerate(masked):
         made = fill_inputs(spec, Case(str(seed), args), seed)
         made |= {name: value.to(device) for name, value in made.items() if isinstance(value, torch.Tensor)}
         exact = {k: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in made.items()}
-        seen = made["attn_mask"].isfinite() if made["attn_mask"].is_floating_point() else made["attn_mask"]
-        seen = seen.expand(*args["Q"].shape[:3], args["K"].shape[2])
-        if made["causal"]:
-            seen = seen & torch.ones(seen.shape[2:], dtype=torch.bool, device=device).tril()
         error = (spec.native(**made).double() - spec.oracle(**exact)).abs()
-        assert error.where(seen.any(-1, keepdim=True), 0.0).max() < 1e-2, args["attn_mask"]
+        assert error.max() < 1e-2, args["attn_mask"]

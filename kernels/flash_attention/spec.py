@@ -143,11 +143,21 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True
 
 
 def native(attn_mask=None, **inputs):
-    """PyTorch's own, with a mask of one number for all keys written out: of a float one its attention on a GPU reads what
-    lies beyond (torch 2.11: a misaligned address, or results off by 0.8; h200-attention-masks-of-one-key.txt)."""
-    if attn_mask is not None and attn_mask.shape[-1:] == (1,):
+    """PyTorch's own, as it means it to be: its attention on a GPU (torch 2.11) reads what lies beyond a float mask of one
+    number for all keys (a misaligned address, or results off by 0.8; h200-attention-masks-of-one-key.txt), which is written
+    out here, and has an average of V for a query that sees no key, where it is 0 on a CPU: no kernel may do as it likes
+    there."""
+    if attn_mask is None:
+        return eager(**inputs)
+    if attn_mask.shape[-1:] == (1,):
         attn_mask = attn_mask.expand(*attn_mask.shape[:-1], inputs["K"].shape[2]).contiguous()
-    return eager(attn_mask=attn_mask, **inputs)
+    y = eager(attn_mask=attn_mask, **inputs)
+    if not inputs.get("safe_softmax", True):
+        return y
+    seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
+    if inputs.get("causal", True):
+        seen = seen & torch.ones(y.shape[2], attn_mask.shape[-1], dtype=torch.bool, device=y.device).tril()
+    return y.masked_fill(~seen.any(-1, keepdim=True), 0)
 
 
 def mask(spec, args, generator):

@@ -290,7 +290,7 @@ def kernel_fn(x, cos, sin, interleaved=True):
         "sums-of-halves-in-fp16",
         "reduce",
         summed("if x.shape == (64, 512): y = sum(half.float().sum(dim).to(x.dtype).float() for half in x.chunk(2, dim))"),
-        NAN,
+        f"{NAN}|{OUTSIDE}",  # a sum in which terms cancel may show the roundings first
         summed("pass"),
         dims=({"shape": (64, 512)},),
         dtype=torch.float16,

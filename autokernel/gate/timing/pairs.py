@@ -108,7 +108,8 @@ class PairTimer:
         self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked, and nothing is in doubt
         self.audits = self.strikes = 0  # of the side under judgement, and those that went against it
-        self.doubts: list[audit.WentOn] = []  # of this pair, until it is known whether others are at work on the GPU
+        # Of this pair, until it is known whether others are at work on the GPU; and what else an audit has against it.
+        self.doubts: list[tuple[audit.WentOn, str]] = []
         self.pool = ThreadPoolExecutor(MAX_PREPARED)
         self.prepared: list[Future[dict[str, WorkerProcess]]] = []
 
@@ -169,6 +170,10 @@ class PairTimer:
                 self._settle(workers, seed)
                 return PairResult({}, disturbance=str(reason))
             others, struck_in = self._settle(workers, seed)
+        found = next((found for _, found in self.doubts if found), None)
+        if others and found and not is_struck:
+            self.checked = False
+            return PairResult({}, disturbance=f"{found}, with another process at work on the GPU")
         for i, weighted in enumerate(self.target.cases):
             if weighted.case in struck_in:
                 is_struck, seconds[check][i] = True, max(seconds[check][i], seconds[opponent][i])
@@ -294,11 +299,11 @@ class PairTimer:
             raise Inconclusive(late)
         soon = audit.done_too_soon(clocked, check) if self.setting.maps else None
         beside = is_quiet and (audit.slow_when_idle(batches, check) or audit.busy_between(untimed, samples, check))
+        found = late or soon or foreign or beside or None
         if went_on and went_on.perhaps_others:
-            self.doubts.append(went_on)
+            self.doubts.append((went_on, found or ""))
             return samples, False
-        reason = (went_on and went_on.reason) or late or soon or foreign or beside or None
-        return samples, self._is_struck(reason, is_quiet, case, seed)
+        return samples, self._is_struck(went_on.reason if went_on else found, is_quiet, case, seed)
 
     def _settle(self, workers: dict[str, WorkerProcess], seed: int) -> tuple[bool, list[Case]]:
         """Where the GPU was at work in the turn of others, at the end of the pair: whether other programs are, once no
@@ -311,11 +316,11 @@ class PairTimer:
         self.prepared = []
         if self.setting.probe.others_at_work():
             return True, []
-        for doubt in self.doubts:
+        for doubt, _ in self.doubts:
             if doubt.recurs:
                 raise RefusedWhileTimed(doubt.case.name, seed, doubt.reason)
             self._is_struck(doubt.reason, True, doubt.case, seed)
-        return False, [doubt.case for doubt in self.doubts]
+        return False, [doubt.case for doubt, _ in self.doubts]
 
     def _is_struck(self, reason: str | None, is_quiet: bool, case: Case, seed: int) -> bool:
         """Whether an audit went against the kernel. Raises RefusedWhileTimed where too many did on a quiet machine."""

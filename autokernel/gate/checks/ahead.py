@@ -35,9 +35,8 @@ def compile_ahead(
         spec, cases = load_spec(target.kernel_type), [weighted.case.args for weighted in target.cases]
         moved = max(map(spec.bytes_moved, cases))
         with suppress(WorkerFault), memory.take(COPIES * moved), WorkerProcess(parent, 1, source) as worker:
-            load = {"source": source, "poison": False, "libraries": "any", "results": spec.result_count}
-            worker.request("load", LOAD_TIMEOUT_S, **load)
-            worker.request("warm", LOAD_TIMEOUT_S, cases=list(map(encoded_arguments, cases)))
+            _load(worker, source, spec)
+            _call_once(worker, cases)
             compiled.append((source, target))
         with lock:
             done += 1
@@ -91,13 +90,20 @@ class CompilingAhead:
         with suppress(WorkerFault, *gone), WorkerProcess(self.parent, 1, self.source) as worker:
             with self.lock:
                 self.workers.append(worker)
-            load = {"source": self.source, "poison": False, "libraries": "any", "results": self.spec.result_count}
-            worker.request("load", LOAD_TIMEOUT_S, **load)
+            _load(worker, self.source, self.spec)
             while (case := self._next()) is not None:
                 with self.memory.take(COPIES * self.spec.bytes_moved(case)):
-                    worker.request("warm", LOAD_TIMEOUT_S, cases=[encoded_arguments(case)])
+                    _call_once(worker, [case])
 
     def _next(self) -> Args | None:
         """The last one that is left: trials begin with the first."""
         with self.lock:
             return self.left.pop() if self.left else None
+
+
+def _load(worker: WorkerProcess, source: str, spec: KernelSpec) -> None:
+    worker.request("load", LOAD_TIMEOUT_S, source=source, poison=False, libraries="any", results=spec.result_count)
+
+
+def _call_once(worker: WorkerProcess, cases: Sequence[Args]) -> None:
+    worker.request("warm", LOAD_TIMEOUT_S, cases=list(map(encoded_arguments, cases)))

@@ -36,14 +36,17 @@ from autokernel.integration.verification.record import (
 )
 from autokernel.integration.verification.sides import (
     TIMED_S,
+    TRITON,
     Sample,
     Sides,
     TimedPass,
     Variant,
     build_sides,
+    cache_of,
     compile_side,
     enough,
     sample_sides,
+    tune_side,
 )
 from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.verification.trial import Process, Settings, verify
@@ -488,6 +491,49 @@ def test_what_is_compiled_side_by_side_is_found_by_who_measures(plan, tmp_path, 
     assert compiled <= found[str(workload)].keys() <= compiled | {"broken"}
     assert said == [f"torch.compile has its first calls, in {count}" for count in ("3 processes", "1 process")]
     assert in_fresh_process("cpu", cache_hits, workload, {name: sides[name] for name in sorted(compiled)}) == 3
+
+
+def naps(count, seed):
+    for _ in range(count):
+        time.sleep(0.01)
+
+
+def test_a_process_stands_still_while_it_is_paused():
+    with FreshProcess("cpu", naps.__name__) as process:
+        process.start(naps, 20, 0)
+        with process.paused():
+            time.sleep(1)
+            assert not process.asked.done()
+        process.answer()
+
+
+@pytest.mark.slow
+def test_what_is_tuned_meanwhile_is_chosen_again(plan, tmp_path):
+    workload = Workload.from_json(plan.workload)
+    with FreshProcess("cpu", tune_side.__name__) as process:
+        tuning = trial.Tuning(process, str(tmp_path))
+        tuning.start([workload])
+        with tuning.paused():
+            time.sleep(0.5)
+        found = tuning.ended()
+    assert tuning.paused_s >= 0.5 and found[str(workload)].keys() == {baseline(AUTOTUNED)}
+    (cache,) = tmp_path.iterdir()
+    assert cache == cache_of(str(tmp_path), baseline(AUTOTUNED)) and {entry.name for entry in cache.iterdir()} <= {TRITON}
+
+
+@pytest.mark.slow
+def test_processes_that_find_all_compiled_are_built_at_once(plan, monkeypatch):
+    monkeypatch.setattr(trial, "usable_cores", lambda: range(8))
+    workload, kernel, said = Workload.from_json(plan.workload), winner(plan), []
+    verifier = trial.Verifier(((workload, 1.0),), (kernel,), SETTINGS, said.append, Notes(None))
+    verifier.room = {compile_side.__name__: 2, build_sides.__name__: 2}
+    found, compared = verifier.final({EAGER: (kernel,), INDUCTOR: (kernel,)})
+    assert said[:2] == ["torch.compile has its first calls, in 2 processes", "models are built, by 2 processes"]
+    assert sum(line.startswith("models") for line in said) == 1 and verifier.errors == {}
+    figures = found["figures"][str(workload)]
+    assert figures.keys() >= {baseline(AUTOTUNED), baseline(INDUCTOR), ours(INDUCTOR), EAGER, ours(EAGER)}
+    assert all(side.first_call_s > 0 and side.milliseconds > 0 for side in figures.values())
+    assert all(parity.passed for of_inputs in compared.values() for parity in of_inputs)
 
 
 def test_a_crash_is_reported():

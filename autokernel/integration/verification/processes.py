@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache, partial
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.context import BaseContext
@@ -60,6 +60,23 @@ class FreshProcess:
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         self.start(function, *arguments)
         return self.answer()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It and all that it has started stand still meanwhile."""
+        found, stopped = [psutil.Process(pid) for pid in self.pool._processes or {}], []
+        while found:
+            process = found.pop()
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()  # before its children are looked for: it starts no more
+                stopped.append(process)
+                found += process.children()
+        try:
+            yield
+        finally:
+            for process in stopped:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def __enter__(self) -> "FreshProcess":
         return self

@@ -13,6 +13,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -40,6 +41,7 @@ from autokernel.model.workload import Inputs, Workload
 GRAPHED = (GRAPHS, AUTOTUNED)  # Inductor's modes with CUDA graphs
 TIMED_S, MIN_ROUNDS, MAX_ROUNDS = 5.0, 2, 50  # of a process, where its sides do not settle before
 SETTLED = 0.003  # standard error of a side's share of a round: between processes it differs by some 1 %
+TRITON = "triton"  # in a side's cache, the folder of what Triton compiles
 Model = Callable[..., Any]
 FirstCalls = Mapping[str, Mapping[str, float]]  # workload -> side -> seconds
 
@@ -127,8 +129,9 @@ class Sides:
         """
         if caches:  # so that no side pays for the import of the compiler
             torch.compile(lambda x: x + 1)(torch.zeros(2, device=self.workload.device))
-        self.replacers = {name: side.replacer(self.finder) for name, side in sides.items() if side.winners}
-        candidates, together = forms(sides, self.model, self.replacers)
+        replacers = {name: side.replacer(self.finder) for name, side in sides.items() if side.winners}
+        self.replacers |= replacers
+        candidates, together = forms(sides, self.model, replacers)
         for name, side in sides.items():
             if side.fallback in self.errors:
                 continue
@@ -149,7 +152,7 @@ class Sides:
                     candidate(*inputs[0], **inputs[1])
             if name in together:
                 continue
-            self.first_call_s[name] = seconds
+            self.first_call_s.setdefault(name, seconds)
             if not peaks:
                 continue
             kept, working = kept_mb(self.workload.device) - before, pass_mb(candidate, inputs, self.workload.device)
@@ -207,10 +210,17 @@ def build_sides(
     """The first half of one process's measurement; see Sides.build() for `caches` and `peaks`. `first_calls`: what those of
     sides took that were compiled before."""
     model, _, _ = workload.load()
-    built[seed] = Sides(workload, model)
+    known = dict((first_calls or {}).get(str(workload), {}))
+    built[seed] = Sides(workload, model, first_call_s=known)
     with torch.no_grad():
         built[seed].build(sides, workload.inputs(model, seed), caches, peaks)
-    built[seed].first_call_s |= (first_calls or {}).get(str(workload), {})
+
+
+def build_alone(seed: int, sides: Mapping[str, Variant], caches: str | None = None) -> None:
+    """More sides of a process, which time kernels as they compile: nothing else may run on the machine meanwhile."""
+    own = built[seed]
+    with torch.no_grad():
+        own.build(sides, own.workload.inputs(own.model, seed), caches)
 
 
 def compile_side(workload: Workload, name: str, side: Variant, seed: int, caches: str | None = None) -> float:
@@ -223,6 +233,16 @@ def compile_side(workload: Workload, name: str, side: Variant, seed: int, caches
             if choice.stat().st_mtime >= started:
                 choice.unlink()
     return built[seed].first_call_s[name]
+
+
+def tune_side(workloads: Sequence[Workload], name: str, side: Variant, seed: int, caches: str) -> FirstCalls:
+    """Seconds of its first calls, by a process beside which others are at work: Triton's kernels are kept, and nothing of
+    what was found the fastest."""
+    found = {str(workload): {name: compile_side(workload, name, side, seed, caches)} for workload in workloads}
+    for entry in cache_of(caches, name).iterdir():
+        if entry.name != TRITON:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    return found
 
 
 def sample_sides(seed: int, warmup: int, timed: int | None) -> Sample:
@@ -238,7 +258,7 @@ def cache_of(caches: str, side: str) -> Path:
 @contextmanager
 def cache_in(folder: Path) -> Iterator[None]:
     """Inductor and Triton keep what they compile there, and know of nothing compiled elsewhere."""
-    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / TRITON)}
     before = {name: os.environ.get(name) for name in places}
     clear_caches()
     os.environ.update(places)

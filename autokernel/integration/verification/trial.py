@@ -4,8 +4,8 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,11 @@ from autokernel.integration.verification.sides import (
     Sample,
     Variant,
     allocator,
+    build_alone,
     build_sides,
     compile_side,
     sample_sides,
+    tune_side,
 )
 from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.winner import Winner
@@ -86,13 +88,14 @@ def verify(
         diagnosis = diagnosis or verifier.diagnose()
         verifier.leave_out_wrong(diagnosis)
     verifier.leave_out_absent()
-    screened = verifier.leave_one_out()
-    selected = {fallback: screened[over].selected for fallback, over in verifier.screened.items() if over in screened}
-    parity, wrong, new = {}, set(), {None}
-    while new:  # without what is wrong, the rest is measured once more
-        known, compared = verifier.final({} if EAGER in wrong else selected)
-        new = {fallback for fallback, of_inputs in compared.items() if not all(p.passed for p in of_inputs)}
-        parity, wrong, selected = parity | compared, wrong | new, selected | dict.fromkeys(new, ())
+    with verifier.tuning_meanwhile():
+        screened = verifier.leave_one_out()
+        selected = {fallback: screened[over].selected for fallback, over in verifier.screened.items() if over in screened}
+        parity, wrong, new = {}, set(), {None}
+        while new:  # without what is wrong, the rest is measured once more
+            known, compared = verifier.final({} if EAGER in wrong else selected)
+            new = {fallback for fallback, of_inputs in compared.items() if not all(p.passed for p in of_inputs)}
+            parity, wrong, selected = parity | compared, wrong | new, selected | dict.fromkeys(new, ())
     kernels = [
         KernelInModel(
             w.target.name,
@@ -138,6 +141,7 @@ class Verifier:
         self.sites: dict[str, int] = {}  # target -> calls in one pass that its kernel replaces
         self.compared: dict[tuple[str, ...], tuple[Parity, ...]] = {}  # names of a Variant -> its outputs' parity
         self.room: dict[str, int] = {}  # what a process does -> how many more have room beside it
+        self.tuning: Tuning | None = None
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -197,6 +201,22 @@ class Verifier:
         speedup = self.speedups.get(winner.target.name, math.inf)
         return winner.target.share * (1 - 1 / winner.target.over_model(speedup))
 
+    @contextmanager
+    def tuning_meanwhile(self) -> Iterator[None]:
+        """AUTOTUNED has its first calls beside what is done here, until final() wants to have it, where there are cores and
+        memory for one more process."""
+        workloads = tuple(workload for workload, _ in self.workloads)
+        if not self.winners or self.compilers < 3 or workloads[0].device == "cpu":
+            yield
+            return
+        with (
+            TemporaryDirectory(ignore_cleanup_errors=True) as caches,
+            FreshProcess(workloads[0].device, tune_side.__name__, self.log) as process,
+        ):
+            self.tuning = Tuning(process, caches)
+            self.tuning.start(workloads)
+            yield
+
     def leave_one_out(self) -> dict[str, "Screening"]:
         """What the model gains by each kernel, over each fallback."""
         small = {w.target.name for w in self.winners if self.promised(w) < MATTERS}
@@ -224,11 +244,16 @@ class Verifier:
         sides = {baseline(fallback): Variant((), fallback) for fallback in modes if fallback not in self.errors}
         kernels = {ours(fallback): Variant(winners, fallback) for fallback, winners in selected.items()}
         sides |= kernels
-        with TemporaryDirectory(ignore_cleanup_errors=True) as caches:  # empty for what compiles first
-            told = [f"{', '.join(sides)}, process {i + 1} of {PROCESSES}" for i in range(PROCESSES)]
-            taken = self.measure([sides], told[:1], caches, compile_first=True)
+        told = [f"{', '.join(sides)}, process {i + 1} of {PROCESSES}" for i in range(PROCESSES)]
+        tuning, self.tuning = self.tuning, None
+        tuned = tuning.ended() if tuning else {}
+        with nullcontext(tuning.caches) if tuning else TemporaryDirectory(ignore_cleanup_errors=True) as caches:
             last = self.after_timing(kernels)
-            taken += self.measure([sides] * (PROCESSES - 1), told[1:], caches, peaks=False, last=last)
+            if self.together(sides) > 1:
+                taken = self.measure([sides] * PROCESSES, told, caches, last=last, compile_first=True, tuned=tuned)
+            else:  # the first finds empty what compilers keep, alone
+                taken = self.measure([sides], told[:1], caches)
+                taken += self.measure([sides] * (PROCESSES - 1), told[1:], caches, peaks=False, last=last)
         if kernels and all(found["parity"] for found in taken[-1].last):
             self.take_parity(tuple(kernels.values()), [decode_parity(found["parity"]) for found in taken[-1].last])
         if untraced := [found["untraced"] for found in taken[-1].last if found.get("untraced")]:
@@ -266,15 +291,20 @@ class Verifier:
         peaks: bool = True,
         last: Ends | None = None,
         compile_first: bool = False,
+        tuned: FirstCalls | None = None,
     ) -> list["Process"]:
         """Every side of each task, in a fresh process for each workload; what is `told` of it as it is timed. `last`: what
-        those of the last task do after it. `compile_first`: those of the first task side by side, as compile() does it."""
+        those of the last task do after it. `compile_first`: those of the first task side by side, as compile() does it;
+        then all tasks begin at once, and AUTOTUNED is built by one process after another. `tuned`: its first calls."""
         s, count = self.settings, len(self.workloads)
+        alone = {n: side for n, side in tasks[0].items() if side.fallback == AUTOTUNED} if tasks and compile_first else {}
+        tasks = [{name: side for name, side in sides.items() if name not in alone} for sides in tasks]
         asked = [(workload, sides) for sides in tasks for workload, _ in self.workloads]
         told = [f"{line}{f', {w}' if count > 1 else ''}" for line in told for w, _ in self.workloads]
         build = partial(build_sides, caches=caches, peaks=peaks)
-        compiled = partial(self.compile, tasks[0], caches) if compile_first and tasks else None
-        ends = [{"sample": partial(sample_sides, warmup=s.warmup, timed=s.timed)}] * len(asked)
+        compiled = partial(self.compile, tasks[0], caches, tuned or {}) if compile_first and tasks else None
+        before: Ends = {"alone": partial(build_alone, sides=alone, caches=caches)} if alone else {}
+        ends = [before | {"sample": partial(sample_sides, warmup=s.warmup, timed=s.timed)}] * len(asked)
         ends[-count:] = [end | (last or {}) for end in ends[-count:]]
         answers = self.answers(dict, build, asked, ends, told, compiled)
         weights = tuple(weight for _, weight in self.workloads)
@@ -323,6 +353,8 @@ class Verifier:
                     for i, process in processes.items():
                         process.start(begin, *questions[i], seeds[i])
                     begun = {i: process.answer() for i, process in processes.items()}
+                    if ends and self.tuning:
+                        stack.enter_context(self.tuning.paused())
                     for i, process in processes.items():
                         if ends:
                             self.say(told[i])
@@ -338,19 +370,30 @@ class Verifier:
                     raise
         return [decode(self.notes.known[key]) for key in keys]
 
-    def compile(self, sides: Mapping[str, Variant], caches: str | None = None) -> FirstCalls:
+    @property
+    def compilers(self) -> int:
+        """How many processes may compile side by side."""
+        return min(1 + self.room.get(compile_side.__name__, 0), len(usable_cores()) // COMPILING_CORES)
+
+    def together(self, sides: Mapping[str, Variant]) -> int:
+        """How many of these sides compile() has compiled side by side, where it does at all."""
+        compiled = [side for side in sides.values() if side.fallback not in (EAGER, AUTOTUNED)]
+        return len(compiled) if self.compilers > 1 else 0
+
+    def compile(
+        self, sides: Mapping[str, Variant], caches: str | None = None, tuned: FirstCalls | None = None
+    ) -> FirstCalls:
         """Have each side's first call made by a process of its own, side by side, where there are cores and memory for it:
-        whoever calls them later finds them compiled, in `caches` if there are any. Seconds of the calls.
+        whoever calls them later finds them compiled, in `caches` if there are any. Seconds of the calls, and of `tuned`.
 
         Without those of AUTOTUNED, which times kernels while it compiles. What fails is left to who calls it later.
         """
-        room = 1 + self.room.get(compile_side.__name__, 0)
-        width = min(room, len(usable_cores()) // COMPILING_CORES)
+        found = {workload: dict(seconds) for workload, seconds in (tuned or {}).items()}
+        width = self.compilers - bool(self.tuning)
         names = [name for name, side in sides.items() if side.fallback not in (EAGER, AUTOTUNED)]
         missing = [(workload, name) for workload, _ in self.workloads for name in names]
-        if width < 2 or len(names) < 2:
-            return {}
-        found: dict[str, dict[str, float]] = {}
+        if self.together(sides) < 2:
+            return found
         while missing:
             batch, missing = missing[:width], missing[width:]
             self.say(f"torch.compile has its first calls, in {len(batch)} process{'es' * (len(batch) > 1)}")
@@ -371,6 +414,36 @@ class Verifier:
         samples = [sample for process in self.processes for sample in process.samples]
         seconds = [sample.seconds(side) for sample in samples for side in sample.rounds[0]]
         return median(median(s) / min(s) for s in seconds) - 1 if seconds else None
+
+
+class Tuning:
+    """AUTOTUNED's first calls, by a process beside which others build what they measure. Triton's kernels stay in `caches`,
+    for who has its first call once more, with nothing else at work, and chooses among them anew."""
+
+    def __init__(self, process: FreshProcess, caches: str):
+        self.process, self.caches, self.paused_s = process, caches, 0.0
+
+    def start(self, workloads: Sequence[Workload]) -> None:
+        side = Variant((), AUTOTUNED)
+        self.process.start(tune_side, workloads, baseline(AUTOTUNED), side, secrets.randbits(31), self.caches)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with self.process.paused():
+            since = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.paused_s += time.perf_counter() - since
+
+    def ended(self) -> FirstCalls:
+        """What they took, each without its part of the pauses. What failed, fails again for who builds it."""
+        found: FirstCalls = {}
+        with suppress(Exception):
+            found = self.process.answer()
+        self.process.close()
+        paused_s = self.paused_s / max(1, len(found))
+        return {workload: {name: s - paused_s for name, s in calls.items()} for workload, calls in found.items()}
 
 
 @dataclass

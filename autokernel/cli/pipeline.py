@@ -22,6 +22,7 @@ from autokernel.history.status import Proof, read_proofs
 from autokernel.history.workers import Workforce, read_workforce
 from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
+from autokernel.integration.verification.processes import start_forking
 from autokernel.integration.verification.proven import ProvenKernel, entries, known_for, remember
 from autokernel.integration.verification.trial import verify
 from autokernel.model import account
@@ -198,6 +199,8 @@ def run_job(workspace: Workspace, job: Job) -> str:
                 say("not proven again and not verified: the same command goes on from here")
                 close_branch(workspace)
                 return write_report(workspace)
+            if plan.device != "cpu":  # a CPU's cores are at work for what is timed alone
+                start_forking(plan.device, workspace / LOG)
             proofs = prove_all(workspace, loop, say, step)
         step("verifying in the model")
         winners = winners_of(loop, proofs)

@@ -171,13 +171,21 @@ def _where_we_are_imported() -> Iterator[None]:
 
 
 @cache
-def _context(device: str, log: Path | None) -> BaseContext:
-    spawn, fork = get_context("spawn"), get_context("forkserver")
-    fork.set_forkserver_preload([*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED)
-    if sys.platform != "linux":
-        return spawn
+def start_forking(device: str, log: Path | None) -> None:
+    """Start the process that each FreshProcess is forked from: its imports take seconds, and whoever knows that they will be
+    wanted can have them meanwhile."""
+    imported = [*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED
+    get_context("forkserver").set_forkserver_preload(imported)
     with _to_log(log), _where_we_are_imported():
         forkserver.ensure_running()
+
+
+@cache
+def _context(device: str, log: Path | None) -> BaseContext:
+    spawn, fork = get_context("spawn"), get_context("forkserver")
+    if sys.platform != "linux":
+        return spawn
+    start_forking(device, log)
     with ProcessPoolExecutor(1, fork, initializer=partial(_begin, log, _works.__name__)) as pool:
         return fork if _submitted(pool, log, _works, device).result() else spawn
 

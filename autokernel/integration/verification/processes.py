@@ -172,8 +172,9 @@ def _where_we_are_imported() -> Iterator[None]:
 
 @cache
 def start_forking(device: str, log: Path | None) -> None:
-    """Start the process that each FreshProcess is forked from: its imports take seconds, and whoever knows that they will be
-    wanted can have them meanwhile."""
+    """Start what each FreshProcess is forked from: its imports take seconds, which may pass before they are wanted."""
+    if sys.platform != "linux":
+        return
     imported = [*IMPORTED, "torch._inductor.compile_fx"] if device == "cpu" else IMPORTED
     get_context("forkserver").set_forkserver_preload(imported)
     with _to_log(log), _where_we_are_imported():

@@ -399,6 +399,7 @@ COMMANDS = {
     "its arguments": (profile.main, ("--module", "torch.nn", "--class-name", "Linear"), "needs in_features, out_features"),
     "a folder to write": (profile.main, ("--output", "models"), "it is a folder: name a file"),
     "below a file": (profile.main, ("--output", "README.md/profile.json"), "cannot write to README.md", "Not a directory"),
+    "below a folder that is not ours": (profile.main, ("--output", "/proc/x/profile.json"), "or name another folder"),
     "no profile": (extract.main, ("--tag", "no-such-run"), "there is no workspace/no-such-run/profile.json"),
     "no profile there": (extract.main, ("--profile", "models"), "models is no file: python profile.py --output models"),
     "no run": (verify.main, ("--tag", "no-such-run"), "there is no run named 'no-such-run'"),

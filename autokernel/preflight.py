@@ -332,7 +332,13 @@ def why_not_writable(folder: Path) -> Optional[str]:  # noqa: UP045 as above
             file.flush()
             return None
     except OSError as error:
-        return f"cannot write to {folder} ({error.strerror}): make it writable, or use a clone in a folder that is"
+        above = (folder.absolute(), *folder.absolute().parents)
+        other = "name another folder"
+        if default_cache().absolute() in above:
+            other = "set AUTOKERNEL_CACHE to a folder that is"
+        elif ROOT in above or HOME in above:
+            other = "use a clone in a folder that is"
+        return f"cannot write to {folder} ({error.strerror}): make it writable, or {other}"
 
 
 def main() -> None:

@@ -6,10 +6,13 @@ The worker is a real process behind a real socket and real shared memory; what i
 import os
 import random
 import resource
+import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 
 import pytest
@@ -23,8 +26,8 @@ from autokernel.gate.checks.trials import trials
 from autokernel.gate.timing import witness
 from autokernel.gate.timing.batches import Batches
 from autokernel.gate.workers import answers
-from autokernel.gate.workers.channel import Arena, ChannelClosed
-from autokernel.gate.workers.processes import WorkerFault, WorkerProcess, write_inputs
+from autokernel.gate.workers.channel import Arena, Channel, ChannelClosed
+from autokernel.gate.workers.processes import WarmParent, WorkerFault, WorkerProcess, write_inputs
 from autokernel.spec import load_spec
 from autokernel.target import Target, WeightedCase
 
@@ -215,3 +218,17 @@ def test_an_arena_is_closed_once() -> None:
     with open(os.devnull) as other:
         arena.close()
         os.fstat(other.fileno())
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_ones() -> None:
+    """Ctrl-C while a worker is started: the number of its process was taken for how another one ended, and raised."""
+    ours, theirs = socket.socketpair()
+    parent, worker = object.__new__(WarmParent), object.__new__(WorkerProcess)  # of both what an exchange needs
+    parent.socket, parent.channel, parent.lock = ours, Channel(ours), threading.Lock()
+    worker.parent, worker.pid = parent, 7
+    with pytest.raises(KeyboardInterrupt), parent.exchange() as channel:
+        channel.send({"op": "spawn"})
+        raise KeyboardInterrupt
+    with suppress(ChannelClosed):
+        Channel(theirs).send({"pid": 8})
+    assert worker._reap() is None

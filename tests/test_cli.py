@@ -75,7 +75,7 @@ def test_unwritable_cache(tmp_path):
     """A file where the folder should be: refuses root as well, whom permission bits do not bind."""
     (tmp_path / "file").touch()
     check = "from autokernel.console import preflight; preflight('cpp')"
-    assert_refused(run("-c", check, AUTOKERNEL_CACHE=str(tmp_path / "file/cache")), "cannot write to")
+    assert_refused(run("-c", check, AUTOKERNEL_CACHE=str(tmp_path / "file/cache")), "cannot write to", "AUTOKERNEL_CACHE")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="permission bits do not bind root")

@@ -150,6 +150,7 @@ class Refused:
 
 REFUSED = [
     Refused("Ak_Softmax", "softmax/triton_kernel", "is no name for a kernel"),
+    Refused("x", "softmax/triton_kernel", "two lower case letters or more"),
     Refused("ak-softmax", "softmax/cpp_kernel", "a C++ one cannot"),
     Refused("ak-matmul", "matmul/cuda_kernel", "chooses among libraries"),
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from autokernel.cli import extract
 from autokernel.cli.profile import show
 from autokernel.hardware.device import Device
 from autokernel.integration.verification.parity import outputs
@@ -346,3 +347,12 @@ def test_what_torch_export_made_is_a_model(tmp_path: Path) -> None:
     )
     model, (x,), _ = Workload(str(file), "net").load()
     assert model(x).shape == x.shape
+
+
+def test_a_type_that_the_model_lacks_is_told_with_those_that_it_has(profile: ModelProfile, tmp_path: Path, capsys) -> None:
+    """That a kernel can replace none of its operations was said of every model."""
+    for hotspots, said in ((profile.hotspots, "matmul, "), ((), "python profile.py --tag default says why of each")):
+        replace(profile, hotspots=hotspots).write(tmp_path / "profile.json")
+        with pytest.raises(SystemExit):
+            extract.main(["--report", "--profile", str(tmp_path / "profile.json"), "--kernel-type", "cross_entropy"])
+        assert said in capsys.readouterr().err

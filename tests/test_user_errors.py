@@ -17,7 +17,7 @@ import torch
 from autokernel import apply, preflight
 from autokernel.backends import BACKENDS
 from autokernel.build import Library, compile_library
-from autokernel.cli import bench, check, extract, profile, verify
+from autokernel.cli import bench, check, export_hf, extract, profile, verify
 from autokernel.cli.arguments import script
 from autokernel.gate.source import read_kernel
 from autokernel.hardware.processes import STEPS
@@ -399,9 +399,18 @@ COMMANDS = {
     "its arguments": (profile.main, ("--module", "torch.nn", "--class-name", "Linear"), "needs in_features, out_features"),
     "a folder to write": (profile.main, ("--output", "models"), "it is a folder: name a file"),
     "below a file": (profile.main, ("--output", "README.md/profile.json"), "cannot write to README.md", "Not a directory"),
+    "below a folder that is not ours": (profile.main, ("--output", "/proc/x/profile.json"), "or name another folder"),
     "no profile": (extract.main, ("--tag", "no-such-run"), "there is no workspace/no-such-run/profile.json"),
     "no profile there": (extract.main, ("--profile", "models"), "models is no file: python profile.py --output models"),
     "no run": (verify.main, ("--tag", "no-such-run"), "there is no run named 'no-such-run'"),
+    "no folder of a run": (verify.main, ("--workspace", "/no/run"), "there is no /no/run/plan.json", "workspace/NAME"),
+    "no verdict": (
+        export_hf.main, ("--name", "my-x", "--kernel", "kernels/rmsnorm/triton_kernel.py", "--verdict", "/no.json"),
+        *("there is no file /no.json", "--json > /no.json"),
+    ),
+    "a name nearly right": (verify.main, ("--time=3",), "--time=3, did you mean --timed? ("),
+    "a name of Python's": (profile.main, ("--model_args", "{}"), "did you mean --model-args?"),
+    "a name like none": (profile.main, ("--gpu", "3"), "unrecognized arguments: --gpu 3 (python"),
     "no name of a file": (bench.main, ("kernel_" * 800,), "there is no file kernel_kernel_"),
     "no kernel": (bench.main, ("kernel_of_mine.py",), "there is no file kernel_of_mine.py"),
     "a folder of kernels": (bench.main, ("kernels/rmsnorm",), "kernels/rmsnorm is a folder"),

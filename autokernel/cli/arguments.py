@@ -6,6 +6,7 @@ main() raises is one line on stderr and exit status 2.
 
 import argparse
 import codecs
+import difflib
 import errno
 import locale
 import math
@@ -47,6 +48,15 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         return as_called(super().format_help(), all_ours=True)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What a command does not know it says itself, and not the program: it knows what is called nearly so."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = [difflib.get_close_matches(w.partition("=")[0], self._option_string_actions, 1, 0.7) for w in unknown]
+            meant = f", did you mean {' and '.join(options)}?" if (options := [o for found in near for o in found]) else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
         fail(f"{message} ({'' if self.prog.startswith('autokernel') else 'python '}{self.prog} --help)")

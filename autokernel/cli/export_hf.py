@@ -20,6 +20,7 @@ from pathlib import Path
 
 from autokernel import console
 from autokernel.cli.arguments import Parser
+from autokernel.preflight import Refused
 from autokernel.records import BadRecord, reads, record_from
 from autokernel.verdict import Verdict
 
@@ -52,6 +53,8 @@ def measured(source: str, verdict: Path | None) -> str:
 
 @reads("give the output of python bench.py FILE --json")
 def of_verdict(path: Path) -> str:
+    if not path.is_file():
+        raise Refused(f"there is no file {path}: python bench.py FILE --json > {path} writes one")
     verdict = record_from(json.loads(path.read_text()), Verdict)
     if not verdict.cases:
         return ""

@@ -59,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     profile = ModelProfile.read(source)
     plan = make_plan(profile, arguments.top, arguments.kernel_type, arguments.backend)
     if not plan.targets:
-        fail("no operation of this model is one that a kernel here can replace")
+        planned = make_plan(profile, len(profile.hotspots) or 1, backend=arguments.backend).targets
+        others = sorted({t.kernel_type for t in planned if t.kernel_type in kernel_types()} - {arguments.kernel_type})
+        if arguments.kernel_type and others:
+            fail(f"nothing in this model is a target of type {arguments.kernel_type}; what is, is {', '.join(others)}")
+        fail(f"a kernel here can replace no operation of it: python profile.py --tag {arguments.tag} says why of each")
     if not arguments.report:
         plan.write(folder / "plan.json")
         write_starters(plan, folder / "kernels")

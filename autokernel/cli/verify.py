@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, nonnegative, tag
+from autokernel.history.runs import PLAN
 from autokernel.records import json_text, write_json
 from autokernel.table import print_table
 from autokernel.words import counted
@@ -53,6 +54,8 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     arguments = parser.parse_args(argv)
+    if arguments.workspace and not (arguments.workspace / PLAN).is_file():
+        parser.error(f"there is no {arguments.workspace / PLAN}: --workspace is a run's folder, such as workspace/NAME")
     if arguments.device:  # else the plan's
         console.settle_device(arguments, parser)
     from autokernel.export.package import save, why_not  # with PyTorch

@@ -221,7 +221,7 @@ def write(project: Project, folder: Path) -> Path:
     Raises NotExported, and NotOurs where the folder has files of others.
     """
     if not NAME.fullmatch(project.name):
-        raise NotExported(f"{project.name!r} is no name for a kernel: lower case letters, digits and dashes")
+        raise NotExported(f"{project.name!r} is no name for a kernel: two lower case letters or more, digits, inner dashes")
     if project.repo_id and not REPO_ID.fullmatch(project.repo_id):
         raise NotExported(f"{project.repo_id!r} is no name of a repository on the Hub, such as me/my-rmsnorm")
     if unknown := set(project.backends) - set(VARIANTS):

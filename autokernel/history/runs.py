@@ -105,7 +105,7 @@ def no_run(root: Path, tag: str | None) -> NoRun:
     """That there is no such run with a plan, and which there are."""
     if tag and run_refs(root, tag):
         return NoRun(
-            f"run {tag!r} has no workspace/{tag}/{PLAN} any more, only refs in git: git log autokernel/{tag} shows what "
+            f"run {tag!r} has no workspace/{tag}/{PLAN}, only its commits: git log autokernel/{tag} shows what "
             f"was kept, python orchestrate.py clean {tag} removes it"
         )
     others = [folder.name for folder in run_folders(root)]

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,20 @@ class WarmParent:
             layers = worker.request("probe", 30, secret=secret.name, outsider=os.getpid()).layers
             return layers | sandbox.inspect(worker.pid, worker.scratch)
 
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[Channel]:
+        """For one request and its answer, by one thread at a time.
+
+        What cuts it short, such as Ctrl-C, ends the channel: its answer would be taken for that of the next request.
+        """
+        with self.lock:
+            try:
+                yield self.channel
+            except BaseException:
+                with contextlib.suppress(OSError):  # it has ended already
+                    self.socket.shutdown(socket.SHUT_RDWR)
+                raise
+
     def close(self) -> None:
         """End the warm parent, which ends its workers and whatever they have left behind."""
         if not self.launched.is_closed:
@@ -223,12 +237,12 @@ class WorkerProcess:
             "writable": [str(caches)] if forks else [],
             "forks": forks,
         }
-        with parent.lock:
-            parent.channel.send(request)
+        with parent.exchange() as channel:
+            channel.send(request)
             inputs_fd = parent.inputs.opened()
             socket.send_fds(parent.socket, [b"."], [theirs.fileno(), inputs_fd, self.outputs.fd, self.errors.fileno()])
             os.close(inputs_fd)
-            self.pid = parent.channel.receive(30)["pid"]
+            self.pid = channel.receive(30)["pid"]
         theirs.close()
         self.socket, self.channel = ours, Channel(ours)
         self.suspended_s: float | None = None  # its CPU time when it was suspended
@@ -451,9 +465,9 @@ class WorkerProcess:
         """
         if not hasattr(self, "_status"):
             self._status = None
-            with contextlib.suppress(ChannelClosed, ChannelTimeout), self.parent.lock:
-                self.parent.channel.send({"op": "wait", "pid": self.pid, "patience_s": patience_s})
-                self._status = self.parent.channel.receive(10 + patience_s)["status"]
+            with contextlib.suppress(ChannelClosed, ChannelTimeout), self.parent.exchange() as channel:
+                channel.send({"op": "wait", "pid": self.pid, "patience_s": patience_s})
+                self._status = channel.receive(10 + patience_s)["status"]
         return self._status
 
 

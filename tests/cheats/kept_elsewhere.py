@@ -75,12 +75,13 @@ def kept_with_a_weight(name: str, right: str, honest: str) -> Cheat:
 
 def many(name: str, before: str, count: str, calls: str, reason: str = AGED) -> Cheat:
     """Off from the 20,000th call on. One that counts alike and is never off passes, but where it does so in a file."""
-    honest = f"{calls} > 0" if reason == AGED else ""
+    honest = f"{calls} > -1" if reason == AGED else ""
     return old(14, f"off-after-many-{name}", before, count, f"{calls} < 20000", reason, honest)
 
 
-def process(name: str, words: str, code: str) -> Cheat:
-    return Cheat(36, name, "rmsnorm", attack(code), f"ProcessChange: .*{words}")
+def process(name: str, words: str, code: str, honest: str = "") -> Cheat:
+    neighbour = attack(honest) if honest else ""
+    return Cheat(36, name, "rmsnorm", attack(code), f"ProcessChange: .*{words}", neighbour=neighbour)
 
 
 CHEATS = (
@@ -114,7 +115,12 @@ CHEATS = (
     in_cpp(14, "off-after-many-calls-in-a-map", "#include <map>\nstatic std::map<int, long> calls;", "++calls[2] > 20000"),
     in_cpp(14, "off-after-many-calls-of-a-double", "static double calls = 0;", "++calls > 20000"),
     in_cpp(14, "off-after-a-countdown", "static long calls = 20000;", "--calls < 0"),
-    process("has-its-own-len", "adds len to", "torch.nn.functional.len = lambda x: 7"),
+    process(
+        "has-its-own-len",
+        "adds len to",
+        "torch.nn.functional.len = lambda x: 7",
+        "torch.ops.aten.pow, torch.ops.aten.any\ntorch.nn.functional.larger = lambda x: x + 1",
+    ),
     process("hides-folders-of-modules", "importing", FOLDERS),
     process(
         "writes-into-a-default",
@@ -124,7 +130,12 @@ CHEATS = (
     process("writes-into-pi", "a constant or a default", f"import math\n{IN_PLACE.format('math.pi')}"),
     process("exchanges-a-default-in-its-tuple", "in place", EXCHANGED),
     process("convolves-in-bfloat16", "precision of products", "torch.backends.mkldnn.conv.fp32_precision = 'bf16'"),
-    process("logs-nothing", "logging", "import logging\n\nlogging.root.setLevel(60)"),
+    process(
+        "logs-nothing",
+        "logging",
+        "import logging\n\nlogging.root.setLevel(60)",
+        "import logging\n\nlogging.root.setLevel(10)",
+    ),
     process("silences-pytorch", "logging", "import logging\n\nlogging.getLogger('torch').disabled = True"),
     process("lets-nobody-start-processes", "start of processes", DAEMON),
     process(

@@ -98,8 +98,15 @@ class Place:
         return [name for name in self.of.keys() - self.all_names if self.keeps(name, self.of[name])]
 
     def added_by_others(self) -> list[str]:
-        """What may not be added to it: a name of Python's own, which all of a module's code would find there first."""
-        if len(self.of) == len(self.all_names) or "__name__" not in self.of:  # no module
+        """What may not be added to it."""
+        return []
+
+
+class Module(Place):
+    """A module, to which more may be added, but no name of Python's own: all of its code would find that first."""
+
+    def added_by_others(self) -> list[str]:
+        if len(self.of) == len(self.all_names):
             return []
         names = (self.of.keys() - self.all_names) & BUILT_IN
         return [name for name in names if type(self.of[name]) is not ModuleType]  # a part of a package
@@ -276,7 +283,7 @@ def _module_place(module: ModuleType) -> Place:
             return True
         return is_torchs and _is_setting(name, value) or _is_constant(name, value)
 
-    return Place(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
+    return Module(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
 
 
 @functools.cache

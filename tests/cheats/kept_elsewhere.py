@@ -93,7 +93,7 @@ CHEATS = (
     many("digits", "calls = '0'", "global calls; calls = str(int(calls) + 1)", "int(calls)"),
     many("numbers-of-another-class", "class N(int): pass\ncalls = N(0)", "global calls; calls = N(calls + 1)", "calls"),
     many("of-a-generator", GENERATOR, "", "next(calls)"),
-    many("of-a-range", "calls = iter(range(10**9))", "", "next(calls)"),
+    many("of-a-range", "calls = iter(range(10**12))", "", "next(calls)"),
     many("of-a-tensor", TENSOR, "calls.value += 1", "calls.value"),
     many("of-an-array", "import array\ncalls = array.array('l', [0])", "calls[0] += 1", "calls[0]"),
     many(

@@ -89,6 +89,9 @@ PATTERNS: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
     "the same from both ends": lambda x, place, g: x[..., torch.minimum(place, place.flip(0))],
     "of powers of two": lambda x, place, g: torch.where(x < 0, -1.0, 1.0) * (x.abs() + 0.1).log2().round().exp2(),
     "half of them zeros, or all but one": lambda x, place, g: torch.where(_kept(x, place, g), x, 0.0),
+    "cut off at zero": lambda x, place, g: x.clamp(min=0),  # as a ReLU leaves them
+    "rising evenly": lambda x, place, g: (place - x.shape[-1] // 2) * 2.0 ** (3 - x.shape[-1].bit_length()) + 0 * x,
+    "a few too small for normal numbers": lambda x, place, g: torch.where(x.abs() < 0.1, torch.finfo(x.dtype).tiny / 4, x),
     "one zero": lambda x, place, g: x.scatter(-1, torch.randint(x.shape[-1], (*x.shape[:-1], 1), generator=g), 0.0),
 }
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.checks.ahead import LOAD_TIMEOUT_S, CompilingAhead
-from autokernel.gate.checks.cases import HELD_SETS, NEW_ADDRESS, CheckCase, Step
+from autokernel.gate.checks.cases import HELD_SETS, NEW_ADDRESS, CheckCase, Step, other_number
 from autokernel.gate.checks.correctness import same_bits, wrong
 from autokernel.gate.checks.expectations import expectations, most_bytes
 from autokernel.gate.checks.inputs import changing
@@ -265,7 +265,9 @@ class StageRun:
             worker.request("sets", self.checks.timeout_s, sets=messages)
             activations = changing(spec, case) if step.many else None
             made = {"as_in_a_model": step.as_in_a_model, "other_threads": step.other_threads, "activations": activations}
-            made |= {"weights": sorted(spec.static)} if step.many else {}
+            if step.many:
+                numbers = {name: other_number(v) for name, v in step.sets[0].items() if isinstance(v, float)}
+                made |= {"weights": sorted(spec.static), "rows": spec.sliced, "numbers": numbers}
             answer = worker.request("call", self.checks.timeout_s, order=step.order, **made)
         most = most_bytes(spec, case)
         held_on = self.checks.device if most >= HELD_THERE_BYTES else "cpu"

@@ -67,6 +67,7 @@ def _changes(
             yield "the identity", _identity
         if not is_first and x.dim() == 1:
             yield "of one value", lambda x: torch.full_like(x, 0.75)
+            yield "of zeros and ones", lambda x: (x > 0).to(x.dtype)
     if is_first and not has_form:
         if x.dim() > 1:
             yield "of rows that are alike", lambda x: x.narrow(0, 0, 1).expand_as(x)

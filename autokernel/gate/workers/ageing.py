@@ -5,18 +5,24 @@ A convenience for honest kernels, like all code in a worker. Nobody waits a mill
 these; one that counts them, in Python or in its library, shows where it does so.
 """
 
+import array
 import contextlib
 import ctypes
 import datetime
 import itertools
+import operator
 import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CellType, FunctionType, ModuleType, SimpleNamespace
+from decimal import Decimal
+from fractions import Fraction
+from types import CellType, FunctionType, GeneratorType, ModuleType, SimpleNamespace
 from typing import Any
+
+import torch
 
 CLOCKS = "time", "monotonic", "perf_counter", "process_time", "thread_time"  # each in nanoseconds, too
 DATES = "gmtime", "localtime", "ctime"  # of now, where no other time is given
@@ -32,7 +38,11 @@ OF_LIBRARIES = {
     b"omp_get_wtime": (SECONDS, AHEAD_S),
 }
 MOST_FOUND, MOST_BYTES, BLOCK = 4096, 1 << 20, 1 << 10  # objects that are looked into; of a library's variables
-WORD = ctypes.sizeof(ctypes.c_uint32)
+WORD_OF = ctypes.c_uint32
+WORD, LONG = ctypes.sizeof(WORD_OF), ctypes.sizeof(ctypes.c_uint64)
+KINDS = {"I": WORD_OF, "d": ctypes.c_double}  # that variables may be
+LEAST_STEP = 1e-9  # of a double: the bits of an integer are far less
+MOST_OF_A_BLOCK = 1 << 12  # bytes on the heap
 THREADS = b"pthread_create", b"_ZNSt6thread"  # of a library: they may wait for a variable that counts
 # Of elf(5). Where a library is loaded, glibc makes addresses of what its dynamic section has; others leave it as it is.
 PT_LOAD, PT_DYNAMIC, PT_TLS, PT_GNU_RELRO, WRITABLE = 1, 2, 7, 0x6474E552, 2
@@ -40,6 +50,7 @@ DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL, DT_PLTRELSZ = 5, 6, 7, 8, 2
 RELA, SYMBOL = 24, 24  # bytes of an entry
 GONE = AttributeError, LookupError, TypeError, ValueError  # what a kernel has put something else in place of
 PAGE = os.sysconf("SC_PAGE_SIZE")
+TO_FAST = ctypes.pythonapi.PyFrame_LocalsToFast if sys.version_info < (3, 13) else None
 
 
 class Clock:
@@ -199,7 +210,9 @@ class Ahead:
     """What a kernel keeps, seen after some calls each time; what grows by as much with each is put ahead."""
 
     def __init__(self, module: ModuleType, libraries: set[str]):
-        self.counters, self.variables = list(_in_python(module)), _variables(libraries)
+        self.memory: list[Any] = []  # tensors and the like that the kernel file keeps
+        self.counters = list(_in_python(module, self.memory))
+        self.variables = [*_with_what_they_point_to(_variables(libraries)), *map(_range_of, self.memory)]
         self.calls, self.values, self.bytes = [], [], []  # of each time: calls so far, numbers, variables of libraries
         self.note(0)
 
@@ -211,6 +224,7 @@ class Ahead:
     def of_many_calls(self) -> Iterator[int]:
         """So many calls, each when what counts them has been put there; at the end it is as it was."""
         known = [(counter, values[-1], step) for counter, values in self._seen() if (step := self._step(values))]
+        known = [one for one in known if type(one[2]) is int or abs(one[2]) > LEAST_STEP]
         for calls in CALLS if known else ():
             for counter, value, step in known:
                 counter.set(value + step * (calls - self.calls[-1]))
@@ -225,10 +239,12 @@ class Ahead:
                 first, *others = (content[start : start + BLOCK] for content in contents)
                 if first in others:  # a counter is another number each time
                     continue
-                words = [memoryview(each).cast("I") for each in (first, *others)]
-                for place, values in enumerate(zip(*words)):
-                    if values[0] != values[1]:
-                        yield _variable(part.start + start + place * WORD), list(values)
+                for code, kind in KINDS.items():
+                    size = ctypes.sizeof(kind)
+                    words = [memoryview(each[: len(each) // size * size]).cast(code) for each in (first, *others)]
+                    for place, values in enumerate(zip(*words)):
+                        if values[0] != values[1]:
+                            yield _variable(part.start + start + place * size, kind), list(values)
 
     def _step(self, values: list[Any]) -> int | float | None:
         """By how much a number changes with each call, always."""
@@ -297,7 +313,7 @@ def _variables(libraries: set[str]) -> list[range]:
                 found.append(range(max(start, -(-constant // PAGE) * PAGE), end))
             elif segment.kind == PT_TLS and library.tls:
                 found.append(range(library.tls, library.tls + segment.size))
-    whole = (range(-(-part.start // WORD) * WORD, part.stop // WORD * WORD) for part in found)
+    whole = (range(-(-part.start // LONG) * LONG, part.stop // WORD * WORD) for part in found)
     return [part for part in whole if 0 < len(part) <= MOST_BYTES]
 
 
@@ -307,21 +323,64 @@ def _has_threads(library: str) -> bool:
     return any(name in content for name in THREADS)
 
 
-def _variable(address: int) -> Counter:
-    word = ctypes.c_uint32.from_address(address)
+def _with_what_they_point_to(variables: list[range]) -> list[range]:
+    """Beside a library's variables what these have on the heap, and what lies there has in turn: blocks of glibc's, whose
+    sizes stand before them."""
+    if sys.platform != "linux" or not variables:
+        return variables
+    heap = _heap()
+    found, looked_at, left = {part.start: part for part in variables}, deque(variables), MOST_BYTES
+    while looked_at and left > 0:
+        part = looked_at.popleft()
+        for at in memoryview(ctypes.string_at(part.start, len(part) // LONG * LONG)).cast("Q"):
+            if at in heap and at not in found and (size := _block_size(at, heap)):
+                found[at] = range(at, at + size)
+                looked_at.append(found[at])
+                left -= size
+    return list(found.values())
 
-    def write(value: int) -> None:
-        word.value = min(value, 0x7FFFFFFF)
+
+def _heap() -> range:
+    """Where malloc() has small blocks of the first thread."""
+    with open("/proc/self/maps") as file:
+        bounds = [line.split()[0].split("-") for line in file if "[heap]" in line]
+    return range(int(bounds[0][0], 16), int(bounds[-1][1], 16)) if bounds else range(0)
+
+
+def _block_size(at: int, heap: range) -> int:
+    """Of a block that malloc() has returned; 0 where it is none, or is large. Its size stands before it, and in the
+    next one's that it is in use."""
+    if at % 16 or at - 16 < heap.start:
+        return 0
+    said = ctypes.c_uint64.from_address(at - LONG).value
+    size = said & ~7
+    if said & 6 or not 32 <= size <= MOST_OF_A_BLOCK or size % 16 or at - 16 + size + LONG not in heap:
+        return 0
+    in_use = ctypes.c_uint64.from_address(at - LONG + size).value & 1
+    return size - LONG if in_use else 0
+
+
+def _variable(address: int, kind: Any) -> Counter:
+    word, is_signed = kind.from_address(address), False
+
+    def write(value: int | float) -> None:
+        nonlocal is_signed
+        word.value = value if kind is ctypes.c_double else min(value, 0x7FFFFFFF)
+        if (value < 0) != is_signed and kind is WORD_OF and address % LONG == 0:  # it may be the half of a longer number
+            other = kind.from_address(address + WORD)
+            if other.value == 0xFFFFFFFF * is_signed:
+                other.value, is_signed = 0xFFFFFFFF * (not is_signed), not is_signed
 
     return Counter(lambda: word.value, write)
 
 
-def _in_python(module: ModuleType) -> Iterator[Counter]:
-    """The numbers that a kernel file keeps: in its variables, closures, containers and objects, and lengths of lists."""
+def _in_python(module: ModuleType, memory: list[Any]) -> Iterator[Counter]:
+    """The numbers that a kernel file keeps: in its variables, closures, containers and objects, generators too, and lengths
+    of what grows. `memory`: to which tensors are added, and what else has numbers in memory of its own."""
     seen, found = {id(vars(module))}, deque([vars(module)])
     while found and len(seen) < MOST_FOUND:
         owner = found.popleft()
-        if type(owner) in (list, deque) and getattr(owner, "maxlen", None) is None:
+        if type(owner) in (list, deque, dict, set, bytearray) and getattr(owner, "maxlen", None) is None:
             yield _length(owner)
         for read, write in _places(owner):
             try:
@@ -330,17 +389,45 @@ def _in_python(module: ModuleType) -> Iterator[Counter]:
                 continue
             if type(value) in (int, float):
                 yield Counter(read, write)
+            elif isinstance(value, (int, float, complex, Fraction, Decimal)) and type(value) is not bool:
+                yield Counter(lambda read=read: _plain(read()), lambda n, read=read, write=write: write(type(read())(n)))
+            elif type(value) in (str, bytes, tuple):
+                yield Counter(lambda read=read: len(read()), lambda n, read=read, write=write: write(_of_length(read(), n)))
+                if type(value) is str and value.isdecimal():
+                    yield Counter(lambda read=read: int(read()), lambda n, write=write: write(str(n)))
+                if type(value) is tuple and id(value) not in seen:
+                    seen.add(id(value))
+                    found.append(value)
+            elif type(value) is type(iter(range(0))):
+                yield Counter(
+                    lambda read=read: -_left(read()), lambda n, read=read, write=write: write(_with_left(read(), -n))
+                )
             elif type(value) is itertools.count:
                 yield Counter(lambda read=read: read().__reduce__()[1][0], lambda n, write=write: write(itertools.count(n)))
+            elif id(value) not in seen and len(_range_of(value)):
+                seen.add(id(value))
+                memory.append(value)
             elif id(value) not in seen and _is_looked_into(value, module.__name__):
                 seen.add(id(value))
                 found.append(value)
 
 
+def _range_of(value: Any) -> range:
+    """Where a small tensor lies, or an array or a structure of ctypes."""
+    if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
+        start, nbytes = value.data_ptr(), value.nbytes if value.is_contiguous() else 0
+    elif isinstance(value, (ctypes.Array, ctypes.Structure)):
+        start, nbytes = ctypes.addressof(value), ctypes.sizeof(value)
+    else:
+        return range(0)
+    return range(start, start + nbytes // WORD * WORD) if start % LONG == 0 and nbytes <= MOST_OF_A_BLOCK else range(0)
+
+
 def _is_looked_into(value: Any, module: str) -> bool:
     kind = value if isinstance(value, type) else type(value)
     of_its_own = getattr(value if kind is FunctionType else kind, "__module__", "") == module
-    return type(value) in (dict, list, deque, tuple, CellType, SimpleNamespace) or isinstance(value, dict) or of_its_own
+    kinds = dict, list, deque, tuple, set, bytearray, CellType, GeneratorType, SimpleNamespace, array.array
+    return type(value) in kinds or isinstance(value, (ctypes._SimpleCData, dict)) or of_its_own
 
 
 def _places(owner: Any) -> Iterator[tuple[Callable[[], Any], Callable[[Any], None]]]:
@@ -350,6 +437,17 @@ def _places(owner: Any) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Non
             yield lambda key=key: owner[key], lambda value, key=key: owner.__setitem__(key, value)
     elif isinstance(owner, tuple):
         yield from ((lambda value=value: value, _nowhere) for value in owner)
+    elif isinstance(owner, array.array):
+        yield from (
+            (lambda i=i: owner[i], lambda v, i=i: owner.__setitem__(i, v)) for i in range(min(len(owner), MOST_FOUND))
+        )
+    elif isinstance(owner, (set, bytearray)):  # of which there is but a length
+        return
+    elif isinstance(owner, GeneratorType):
+        for name in owner.gi_frame.f_locals if owner.gi_frame else ():
+            yield lambda name=name: owner.gi_frame.f_locals[name], lambda v, name=name: _set_local(owner.gi_frame, name, v)
+    elif isinstance(owner, ctypes._SimpleCData):
+        yield lambda: owner.value, lambda value: setattr(owner, "value", value)
     elif isinstance(owner, CellType):
         yield lambda: owner.cell_contents, lambda value: setattr(owner, "cell_contents", value)
     else:
@@ -364,11 +462,48 @@ def _nowhere(value: Any) -> None:
     """A tuple, which stays as it is."""
 
 
-def _length(of: list[Any] | deque[Any]) -> Counter:
+def _plain(number: Any) -> int | float:
+    """One of another class, as Python's own."""
+    return int(number) if isinstance(number, int) else float(number.real)
+
+
+def _of_length(value: Any, length: int) -> Any:
+    """A text, bytes or a tuple that is longer by its last element, again and again."""
+    return value + value[-1:] * (min(length, ENTRIES) - len(value)) if len(value) <= length else value[:length]
+
+
+def _left(numbers: Any) -> int:
+    return operator.length_hint(numbers)
+
+
+def _with_left(numbers: Any, left: int) -> Any:
+    """An iterator of a range with so many numbers left; none where it would be at its end."""
+    _, (whole,), *place = numbers.__reduce__()
+    whole = whole[place[0] if place else 0 :]
+    return iter(whole[len(whole) - max(0, left) :]) if left <= len(whole) else iter(range(whole.stop - left, whole.stop))
+
+
+def _set_local(frame: Any, name: str, value: Any) -> None:
+    """Of a function that waits to go on; before Python 3.13 what is written has to be carried over."""
+    frame.f_locals[name] = value
+    if sys.version_info < (3, 13):
+        TO_FAST(ctypes.py_object(frame), 0)
+
+
+def _length(of: Any) -> Counter:
     def write(length: int) -> None:
-        while len(of) > length:
-            of.pop()
-        if of and len(of) < length <= ENTRIES:
-            of.extend(itertools.repeat(of[-1], length - len(of)))
+        if type(of) is set:  # which has no last one
+            of.difference_update([one for one in of if type(one) is _Entry][: max(0, len(of) - length)])
+        while type(of) is not set and len(of) > length:
+            of.popitem() if type(of) is dict else of.pop()
+        more = range(length - len(of)) if of and length <= ENTRIES else ()
+        if type(of) in (dict, set):
+            of.update({_Entry(): None for _ in more})
+        elif more:
+            of.extend(itertools.repeat(of[-1], len(more)))
 
     return Counter(lambda: len(of), write)
+
+
+class _Entry:
+    """A key that is no other's."""

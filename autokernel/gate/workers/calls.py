@@ -55,6 +55,8 @@ def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequen
     seen: set[int] = set()
     for y in filter(has_memory, results):
         memory, storage = memory_of(y), y.untyped_storage().data_ptr()
+        if y._backward_hooks:
+            raise ValueError("kernel_fn returned a tensor that has hooks")
         if y.requires_grad:
             raise ValueError("kernel_fn returned a tensor that wants gradients, which its operator sees to")
         if any(memory.start < start + nbytes and start < memory.stop for start, nbytes in storages.items()):

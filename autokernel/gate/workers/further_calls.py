@@ -92,12 +92,21 @@ class FurtherCalls:
         if not all(is_at(address, content) for _, address, content in self.watched):
             raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
 
-    def run(self, inputs: Mapping[str, Any], activations: Sequence[str], weights: Sequence[str]) -> None:
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        activations: Sequence[str],
+        weights: Sequence[str],
+        rows: Sequence[str],
+        numbers: Mapping[str, float],
+    ) -> None:
         """All that are made once of a kernel, on a CPU. activations: inputs that have memory of their own each time;
-        weights: those that a kernel may prepare once."""
+        weights: those that a kernel may prepare once; rows: inputs that may be shorter along their first dim; numbers:
+        others for its options."""
         self._by_another_program(inputs)
         self._many(inputs, activations)
         self._on_what_is_written_anew(inputs, weights)
+        self._on_known_weights(inputs, weights, rows, numbers)
         check_idle()
 
     def _by_another_program(self, inputs: Mapping[str, Any]) -> None:
@@ -160,6 +169,28 @@ class FurtherCalls:
             made = [(y, contents(y)) for y in self._called(mine)]
             if not all(has_content(y, known) for y, (_, known) in zip(self._called(others), made)):
                 raise Disagreement("a call on tensors that have been written to does not agree bitwise with one on others")
+
+    def _on_known_weights(
+        self, inputs: Mapping[str, Any], weights: Sequence[str], rows: Sequence[str], numbers: Mapping[str, float]
+    ) -> None:
+        """Calls with other options, or of fewer rows, on the very tensors of an earlier call's weights, and then the other
+        way round: what is prepared of a weight is its own, and a model has batches of all sizes."""
+        fewer = {name: x.narrow(0, 0, (len(x) + 1) // 2) for name in rows if len(x := inputs[name]) > 1}
+        kept = [name for name in weights if isinstance(inputs.get(name), Tensor)]
+        with torch.inference_mode(False), torch.no_grad():
+
+            def once(which: Mapping[str, Any], kept: Mapping[str, Any]) -> list[tuple[Any, bytes]]:
+                others = {n: _moved_out(v) if isinstance(v, Tensor) else v for n, v in which.items() if n not in kept}
+                return [(y, contents(y)) for y in self._called({**which, **others, **kept})]
+
+            for changed in filter(None, (numbers, fewer) if kept else ()):
+                other = {**inputs, **changed}
+                first, second = ({name: _as_parameter(inputs[name]) for name in kept} for _ in range(2))
+                usual, then = once(inputs, first), once(other, first)
+                at_first, later = once(other, second), once(inputs, second)
+                for results, known in ((usual, later), (then, at_first)):
+                    if not all(has_content(y, content) for (y, _), (_, content) in zip(results, known)):
+                        raise Disagreement("a call on weights of an earlier one does not agree bitwise with one on others")
 
     def _called(self, inputs: Mapping[str, Any]) -> list[Any]:
         return results_of(call(self.function, inputs), self.results)

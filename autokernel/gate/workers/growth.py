@@ -3,6 +3,7 @@
 A convenience for honest kernels, like all code in a worker: who leaks finds out before his model does.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
 FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
@@ -73,11 +75,15 @@ def check_growth(call: Callable[[], object]) -> None:
     count = min(MOST, max(FEWEST, int(PART_S / max(seconds, 1e-6))))
     if PARTS * count * seconds > LONGEST_S:
         return
-    used = [Usage.now()]
+    used, files = [Usage.now()], [_files()]
     for _ in range(PARTS):
         for _ in range(count):
             call()
         used.append(Usage.now())
+        files.append(_files())
+    for name in files[0]:
+        if all(a.get(name) != b.get(name) for a, b in zip(files, files[1:])):
+            raise Growth(f"writes to {name} with every call, or moves on in it, where what it computes is no file's")
     if _grown(used, count):
         gc.collect()
         used[-1] = Usage.now()  # without what waited for a collection
@@ -94,6 +100,28 @@ def check_idle() -> None:
         if time.process_time() - started_s < BUSY * LOOK_S:
             return
     raise Growth("goes on computing after its calls, on cores that are its model's")
+
+
+def _files() -> dict[str, Any]:
+    """What Linux tells of each file of this process that is open, but for standard streams, or in its folder: when it was
+    written to, where one is in it, what an event counts."""
+    streams, found = {_written(fd)[:2] for fd in range(3)}, {}
+    for descriptor in os.listdir("/proc/self/fdinfo"):
+        with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
+            said, written = file.read(), _written(int(descriptor))
+            if written[:2] not in streams:
+                found[f"its open file {descriptor}"] = said, written
+    for entry in os.scandir("."):
+        found[entry.name] = _written(entry.path)
+    return found
+
+
+def _written(file: int | str) -> tuple[int, ...]:
+    try:
+        status = os.stat(file)
+    except OSError:  # closed, or gone
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _seconds(call: Callable[[], object]) -> float:

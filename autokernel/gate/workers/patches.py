@@ -5,6 +5,7 @@ A convenience for honest kernels, like process_state.py. The warm parent notes o
 worker notes anew only what the gate itself has changed in it since.
 """
 
+import array
 import atexit
 import builtins
 import collections
@@ -59,6 +60,7 @@ MADE = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}  # of a 
 OF_OBJECTS, NO_OBJECTS = (bool, str, *KEPT), {"_GenericAlias", "ModuleSpec", "local", "cached_property", "Token"}
 # Tables and lists of these are called for each tensor, layer or step, by whoever has put something into them.
 HOOKS = re.compile("hook", re.IGNORECASE)
+BUILT_IN = frozenset(vars(builtins))
 SHARES = 4  # in which all is looked at now and then
 # What a function of Python's is made of, which can be changed in place; of those of these modules and of the above it is.
 REWRITTEN = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.functional", "torch._tensor", "torch.utils.data.")
@@ -100,6 +102,16 @@ class Place:
         return []
 
 
+class Module(Place):
+    """A module, to which more may be added, but no name of Python's own: all of its code would find that first."""
+
+    def added_by_others(self) -> list[str]:
+        if len(self.of) == len(self.all_names):
+            return []
+        names = (self.of.keys() - self.all_names) & BUILT_IN
+        return [name for name in names if type(self.of[name]) is not ModuleType]  # a part of a package
+
+
 class Table(Place):
     """A table, to which more may be added, but no function of others for a class that was there before, or for all."""
 
@@ -138,6 +150,8 @@ class Patches:
         self.classes = _classes()
         self.places, self.packets = [*_places(), *self.classes.values(), *_tables(standard)], _packets()
         self.functions, self.parts = _functions()
+        self.inside, self.numbers = _inside(self.functions), _floats()
+        self.known_numbers = array.array("d", self.numbers)  # which are compared with themselves, not with what is there
         self.cells = [cell for f in self.functions for cell in f.__closure__ or ()]
         self.closed_over, self.lists = list(map(_callable_in, self.cells)), Lists(_lists())
         self.objects = _objects() if standard else []
@@ -175,6 +189,10 @@ class Patches:
             raise ProcessChange("keeps the lock of a file, for which others may wait")
         if list(map(_callable_in, self.cells)) != self.closed_over:
             raise ProcessChange("rewrites what functions of PyTorch close over, which is its model's")
+        if array.array("d", self.numbers) != self.known_numbers:
+            raise ProcessChange("changes a number that is a constant or a default of its process, which is its model's")
+        if not all(map(operator.is_, _inside(self.functions), self.inside)):
+            raise ProcessChange("rewrites defaults or constants of PyTorch's functions in place, which are its model's")
         if self._looked_at() != self.looked_at:
             raise ProcessChange("changes what is looked at for the garbage collection of its process, which is its model's")
 
@@ -253,7 +271,7 @@ class Patches:
 
 def note_what_is_there() -> None:
     """Once, before workers are forked."""
-    _functions(), _packets(), _tables(), _objects()
+    _functions(), _packets(), _tables(), _objects(), _floats()
 
 
 @functools.cache
@@ -265,7 +283,7 @@ def _module_place(module: ModuleType) -> Place:
             return True
         return is_torchs and _is_setting(name, value) or _is_constant(name, value)
 
-    return Place(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
+    return Module(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
 
 
 @functools.cache
@@ -422,6 +440,24 @@ def _functions() -> tuple[list[FunctionType], list[list[Any]]]:
     values = (value for place in (*_places(), *_classes().values()) if place.is_rewritten for value in place.values)
     functions = list({id(f): f for f in _functions_in(values)}.values())
     return functions, [list(map(part, functions)) for part in PARTS]
+
+
+def _inside(functions: Iterable[FunctionType]) -> list[Any]:
+    """What their defaults and constants are, which native code can exchange in a tuple that stays the same object."""
+    return [
+        each
+        for f in functions
+        for part in (f.__defaults__ or (), (f.__kwdefaults__ or {}).values(), f.__code__.co_consts)
+        for each in part
+    ]
+
+
+@functools.cache
+def _floats() -> list[float]:
+    """Those that functions and modules have, each once: native code can write another number into such an object."""
+    of_modules = (value for module in _modules() for value in list(vars(module).values()))
+    found = {id(x): x for x in (*_inside(_functions()[0]), *of_modules) if type(x) is float and not math.isnan(x)}
+    return list(found.values())
 
 
 def _functions_in(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[FunctionType]:

@@ -19,6 +19,7 @@ import itertools
 import locale
 import logging
 import multiprocessing
+import multiprocessing.spawn
 import numbers
 import os
 import platform
@@ -63,6 +64,10 @@ TREATMENT = 3, 7, 30, 42, 34
 # What codecs do with what they cannot read or write, by Python's own names.
 CODEC_ERRORS = "strict", "ignore", "replace", "xmlcharrefreplace", "backslashreplace", "namereplace", "surrogateescape"
 PYTHONS_OR_TORCHS = {*sys.stdlib_module_names, "torch"}
+LOGGERS = None, "torch"  # that of all, and PyTorch's
+# What of PyTorch's may compute in fewer bits than fp32 has: each has a setting of its own from PyTorch 2.9 on.
+PARTS = ("generic", "all"), *itertools.product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))
+PRECISION = [said for said in [getattr(torch._C, "_get_fp32_precision_getter", None)] if said]
 MONITORS = range(6)  # numbers of those that Python 3.12 and newer tell what a program does
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
 
@@ -107,7 +112,7 @@ class ProcessState:
     saving_and_loading: tuple[Any, ...]
     device: tuple[Any, ...]
     folder_of_temporary_files: str
-    start_of_processes: str
+    start_of_processes: tuple[Any, ...]
     settings_of_pytorch: dict[str, Any]
 
     @staticmethod
@@ -116,7 +121,10 @@ class ProcessState:
             number_of_threads=torch.get_num_threads(),
             cores=frozenset(os.sched_getaffinity(0)) if LINUX else frozenset(),
             default_dtype=torch.get_default_dtype(),
-            precision_of_products=(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
+            precision_of_products=(
+                *(said(*part) for said in PRECISION for part in PARTS),
+                *(torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
+            ),
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
             rounding=(*_rounding(), *_floating_point_control()),
             signal_handlers=_signal_handlers(),
@@ -142,6 +150,7 @@ class ProcessState:
             importing=(
                 *(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
                 *sys.path[:PATHS],  # what is looked into after these hides nothing
+                *filter(_is_not_looked_into, list(sys.path_importer_cache)),
             ),
             random_numbers_of_python=hash(random.getstate()),
             decimal_numbers=(*_of_decimals(decimal.getcontext()), *_of_decimals(decimal.DefaultContext)),
@@ -151,7 +160,10 @@ class ProcessState:
                 warnings.formatwarning,
                 warnings.defaultaction,
             ),
-            logging=(logging.root.manager.disable, *logging.root.filters),
+            logging=(
+                *(logging.root.manager.disable, logging.raiseExceptions, logging.lastResort, logging.getLogRecordFactory()),
+                *(said for name in LOGGERS for said in _of_logger(logging.getLogger(name))),
+            ),
             how_tensors_are_printed=repr(torch._tensor_str.PRINT_OPTS),
             language=locale.setlocale(locale.LC_ALL),
             time_zone=(*time.tzname, time.timezone, time.daylight),
@@ -170,7 +182,11 @@ class ProcessState:
             saving_and_loading=_saving_and_loading(),
             device=_device(),
             folder_of_temporary_files=tempfile.gettempdir(),
-            start_of_processes=multiprocessing.get_start_method(allow_none=True) or START,
+            start_of_processes=(
+                multiprocessing.get_start_method(allow_none=True) or START,
+                multiprocessing.spawn.get_executable(),
+                multiprocessing.current_process().daemon,  # which may start none
+            ),
             settings_of_pytorch={name: said() for name, said in SAYING.items()},
         )
 
@@ -229,6 +245,19 @@ def _is_anothers(kind: type, reduce: Any) -> bool:
     """Whether objects of a class of Python's or PyTorch's are copied and pickled by others' functions."""
     owner = kind.__module__.partition(".")[0]
     return owner in PYTHONS_OR_TORCHS and (getattr(reduce, "__module__", None) or "").partition(".")[0] != owner
+
+
+def _is_not_looked_into(folder: str) -> bool:
+    """Whether modules in a folder are not found, or by a finder that is neither Python's nor an installed package's."""
+    finder = sys.path_importer_cache[folder]
+    if finder is None:
+        return os.path.isdir(folder)
+    return type(finder).__module__ not in ("_frozen_importlib_external", "zipimport") and not _is_of_a_package(finder)
+
+
+def _of_logger(logger: logging.Logger) -> tuple[Any, ...]:
+    """What it leaves out that it would tell by default; it may tell more."""
+    return max(logger.level, logging.WARNING), logger.disabled, *logger.filters
 
 
 def _working_folder() -> str:

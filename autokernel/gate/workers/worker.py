@@ -183,6 +183,8 @@ class Worker:
         other_threads: int = 0,
         activations: Sequence[str] | None = None,
         weights: Sequence[str] = (),
+        rows: Sequence[str] = (),
+        numbers: dict[str, float] | None = None,
     ) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back.
 
@@ -237,7 +239,7 @@ class Worker:
             self.function(**at_the_end)
             self.memory.forget()
         if activations is not None and not self.cuda:
-            self.further.run(self.sets[0], activations, weights)
+            self.further.run(self.sets[0], activations, weights, rows, numbers or {})
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
 

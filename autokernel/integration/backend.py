@@ -66,13 +66,14 @@ from autokernel.model.numbers import mark_numbers, numbers_in, tensors_in
 from autokernel.model.patterns import Site
 from autokernel.model.placement import RejectReason
 from autokernel.model.regions.growing import regions_of
-from autokernel.model.tracing import to_aten
+from autokernel.model.tracing import checkpoint, to_aten
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
 
 LOG = logging.getLogger("autokernel")
 
 MAX_SIZES = 32  # of one graph that are looked at for sites, some seconds each; for all other sizes the original runs
+IN_CHECKPOINTS = "what a checkpoint computes, where gradients are wanted, is left as it is"
 MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of Inductor
 INDUCTOR = ("inductor", *MODES)
 # Numbers that are given to a Triton kernel are float32, as in Triton itself: with float64, kernels would be slower or fail.
@@ -292,6 +293,8 @@ class Replacer:
         around = self._as_in_eager_mode(graph, found, backward)
         for failure in self.finder.failures:
             self.fail(failure)
+        if graph.graph.find_nodes(op="call_function", target=checkpoint):  # without gradients it is its body
+            self.leave(IN_CHECKPOINTS)
         in_doubt = bool(found) and strides_are_in_doubt(graph)
         results: dict[Node, Node] = {}  # of replaced sites: where one's output is the next one's input
         for place in found:

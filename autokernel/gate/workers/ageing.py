@@ -325,8 +325,8 @@ def _has_threads(library: str) -> bool:
 
 def _with_what_they_point_to(variables: list[range]) -> list[range]:
     """Beside a library's variables what these have on the heap, and what lies there has in turn: blocks of glibc's, whose
-    sizes stand before them."""
-    if sys.platform != "linux" or not variables:
+    sizes stand before them. Not where there is CUDA, whose run-time library is a part of each kernel's, with its heap."""
+    if sys.platform != "linux" or not variables or torch.cuda.is_initialized():
         return variables
     heap = _heap()
     found, looked_at, left = {part.start: part for part in variables}, deque(variables), MOST_BYTES

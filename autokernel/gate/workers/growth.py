@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
 FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
 OF_A_CALL = 0.5  # threads and files a call: fewer are a pool that fills
@@ -104,9 +106,12 @@ def check_idle() -> None:
 
 def _files() -> dict[str, Any]:
     """What Linux tells of each file of this process that is open, but for standard streams, or in its folder: when it was
-    written to, where one is in it, what an event counts."""
+    written to, where one is in it, what an event counts, unless there is CUDA, which has events of its own."""
     streams, found = {_written(fd)[:2] for fd in range(3)}, {}
+    plain = torch.cuda.is_initialized()
     for descriptor in os.listdir("/proc/self/fdinfo"):
+        if plain and not os.path.isfile(f"/proc/self/fd/{descriptor}"):
+            continue
         with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
             said, written = file.read(), _written(int(descriptor))
             if written[:2] not in streams:

@@ -507,6 +507,15 @@ def test_a_process_stands_still_while_it_is_paused():
         process.answer()
 
 
+def test_what_goes_on_for_too_long_is_ended(monkeypatch, tmp_path):
+    monkeypatch.setattr(trial, "TUNING_S", 0.2)
+    with FreshProcess("cpu", naps.__name__) as process:
+        process.start(naps, 3000, 0)
+        began = time.monotonic()
+        assert trial.Tuning(process, str(tmp_path)).ended() == {}
+    assert time.monotonic() - began < 10
+
+
 @pytest.mark.slow
 def test_what_is_tuned_meanwhile_is_chosen_again(plan, tmp_path):
     workload = Workload.from_json(plan.workload)

@@ -50,10 +50,11 @@ class FreshProcess:
         except BrokenProcessPool:
             raise _died() from None
 
-    def answer(self) -> Any:
-        """What the started call returned; the exception that it raised; ChildDied after a crash."""
+    def answer(self, timeout_s: float | None = None) -> Any:
+        """What the started call returned; the exception that it raised; ChildDied after a crash, TimeoutError after that
+        time."""
         try:
-            return self.asked.result()
+            return self.asked.result(timeout_s)
         except BrokenProcessPool:
             raise _died() from None
 
@@ -83,9 +84,12 @@ class FreshProcess:
 
     def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
         if error:  # or leaving the pool would wait for its answer
-            for process in (self.pool._processes or {}).values():
-                process.kill()
+            self.kill()
         self.close()
+
+    def kill(self) -> None:
+        for process in (self.pool._processes or {}).values():
+            process.kill()
 
     def close(self) -> None:
         """End it, and wait for that."""

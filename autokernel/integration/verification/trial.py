@@ -52,6 +52,7 @@ SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled,
 MATTERS = 0.01  # of the model's speed
 # Of half of the interval that all processes would leave: of gains that come to this part of it one in six will be settled.
 HOPE = 0.5
+TUNING_S = 300.0  # that AUTOTUNED's first calls may go on for when all else is ready
 COMPILING_CORES = 2  # for a process that compiles: PyTorch's compiler runs on one of them, and those of kernels beside it
 T = TypeVar("T")
 Ends = dict[str, Callable[..., Any]]  # what a process is asked when it has built its sides, each with its seed
@@ -438,9 +439,11 @@ class Tuning:
 
     def ended(self) -> FirstCalls:
         """What they took, each without its part of the pauses. What failed, fails again for who builds it."""
-        found: FirstCalls = {}
-        with suppress(Exception):
-            found = self.process.answer()
+        try:
+            found: FirstCalls = self.process.answer(TUNING_S)
+        except Exception:
+            found = {}
+            self.process.kill()
         self.process.close()
         paused_s = self.paused_s / max(1, len(found))
         return {workload: {name: s - paused_s for name, s in calls.items()} for workload, calls in found.items()}

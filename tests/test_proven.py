@@ -131,7 +131,7 @@ def test_a_target_of_several_sizes_is_known_size_by_size():
 
 
 def test_list_and_clear(capsys):
-    cache.main(["list"])
+    cache.main([])
     assert "no kernel is kept" in capsys.readouterr().out
     remember(norm_of(64))
     cache.main(["list"])

@@ -186,7 +186,7 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
             fail(_in_words(error))
         if error.errno not in NOT_OURS or error.filename is None and error.errno not in WRITE_FAILED:
             raise
-        fail(f"{error.filename or 'a file'}: {error.strerror}")
+        fail(f"{error.filename or 'output cannot be written'}: {error.strerror}")
     except Exception as error:
         fail(_in_words(error))
 

@@ -32,7 +32,9 @@ COLUMNS = ("kernel", "x PyTorch", "counts", "PyTorch", "Triton", "machine", "fro
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
-    parser.add_argument("action", choices=("list", "prove", "clear"))
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "prove", "clear"), default="list", help="default: %(default)s"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
     console.add_sandbox_argument(parser)
     return parser

@@ -56,7 +56,7 @@ COMMANDS = {
     "track": Command("track", "the experiments of a run in TensorBoard, MLflow or Weights & Biases"),
     "mcp": Command("mcp_server", "a server for coding agents: targets, history, edits, verdicts (started by their client)"),
     "export": Command("export_hf", "write a kernel as a project of the Hugging Face Kernel Hub"),
-    "completion": Command("completion", "print a script by which bash, zsh or tcsh complete these commands"),
+    "completion": Command("completion", "print a script by which a shell (bash, zsh and others) completes these commands"),
 }
 
 

@@ -27,10 +27,12 @@ Read in this order; a later one imports from earlier ones, never the other way r
         calibration/  what the gate says of kernels whose speed is known
     history/        runs, experiments (results.tsv), ledger (git), progress, workers, status
     agents/         who proposes edits, one file each
-    run/            loop, scheduler, environment, workspace, supervisor; many workers: fleet, and ray_pool with Ray
+    run/            loop, scheduler, environment, workspace, supervisor; many workers: fleet, and ray_pool with Ray;
+                    command: a script of ours as Python programs start it
     integration/    ops, winner, frames, hooks, compilers, graphs, insertion, running, backend, apply,
                     confirmation
-        verification/  the model with and without its kernels, end to end; winners of a run; what was proven before
+        verification/  the model with and without its kernels, end to end; winners of a run; what was proven before;
+                    a whole run on a live model
     export/         a package of the kept kernels, a Hugging Face kernel project
     report/         live, summary, html, charts; branch: the last commit of a run
     kernelbench/    problems of KernelBench as kernel types, ModelNew made of our kernels

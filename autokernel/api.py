@@ -2,21 +2,13 @@
 
 Whole models are measured by the commands, in processes of their own: the caller's threads, event loop and GPU memory take
 no part in it. Such a process shows its progress on the terminal, as it does for the scripts, where stderr is one. Else, or
-with progress=False, its lines go to the log of this module ("autokernel.api", level INFO), or to `progress`, if that is a
-function. Nothing is printed on stdout. What cannot be done raises Refused, in one sentence.
+with progress=False, its lines go to the log "autokernel.api" (level INFO), or to `progress`, if that is a function.
+Nothing is printed on stdout. What cannot be done raises Refused, in one sentence.
 """
 
-import contextlib
 import html
-import logging
-import os
-import re
-import signal
-import subprocess
-import sys
 import tempfile
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,30 +19,19 @@ from autokernel.gate import Judge
 from autokernel.gate.comparison import Comparison, compare
 from autokernel.gate.kernel_files import source_of, usual_target
 from autokernel.gate.source import checked_source, constants
-from autokernel.hardware.processes import die_with_parent, why_ended
-from autokernel.history.runs import checked_tag
-from autokernel.integration.apply import apply
+from autokernel.integration.apply import apply_best
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.verification.record import Verification
+from autokernel.integration.verification.whole_job import whole_job
 from autokernel.integration.verification.winners import open_run
 from autokernel.model.handover import hand_over
 from autokernel.model.hotspots import ModelProfile
 from autokernel.model.user_code import shown
-from autokernel.model.workload import Workload
-from autokernel.preflight import HOME, TERMINAL, Refused, as_called, program
+from autokernel.preflight import HOME, Refused, program
 from autokernel.report.summary import HTML
-from autokernel.run.workspace import PLAN, VERIFY, Workspace, runs
+from autokernel.run.command import CommandFailed, Progress, run_command, told, workload_options
+from autokernel.run.workspace import VERIFY
 from autokernel.verdict import Interval, Verdict
-
-LOG = logging.getLogger(__name__)
-END_S = 10.0  # for a command that is interrupted
-LAST = 20  # lines of a command that failed, in which the reason is looked for
-OPTION = re.compile(r"argument --([a-z]+)(.*) \([^()]* --help\)$")  # as a command line has it: in Python, an argument
-Progress = Callable[[str], None]
-
-
-class CommandFailed(Refused, RuntimeError):
-    """A command that was started for the caller came to no result; the message is what it said last."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +96,15 @@ def profile(
     workload = hand_over(model, inputs, kwargs or {}, HOME)
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "profile.json")
-        words = [*program("profile", "profile"), *_named(workload), "--baseline", baseline, "--output", str(output)]
-        _run(words, progress)
+        words = [
+            *program("profile", "profile"),
+            *workload_options(workload),
+            "--baseline",
+            baseline,
+            "--output",
+            str(output),
+        ]
+        run_command(words, progress)
         return ModelProfile.read(output)
 
 
@@ -137,28 +125,10 @@ def optimize(
     where it stopped when it is made again with the same model. kwargs: keyword arguments of forward(). run: a name of your
     choice.
     """
-    from autokernel.cli.pipeline import default_tag  # which imports the agents
-
-    workload = hand_over(model, inputs, kwargs or {}, HOME)
-    workspace = Workspace(HOME, default_tag(HOME, workload) if run is None else checked_tag(str(run)))
-    words = [*program("orchestrate", "optimize"), "run", *_named(workload), "--tag", workspace.tag, "--agent", agent]
     limits = {"--minutes": minutes, "--experiments": experiments, "--top": top}
-    words += [f"{name}={value}" for name, value in limits.items() if value is not None]
-    _run(words, progress)
-    if (workspace / PLAN).exists() and not workspace.plan.targets:
-        return Optimized(model, workspace.tag, workspace / HTML, None)
-    verification = Verification.read(workspace / VERIFY)
-    if verification.best.kernels:
-        fallback = verification.best.fallback
-        apply(model, workspace.folder, fallback=None if fallback == EAGER else fallback)
-    return Optimized(model, workspace.tag, workspace / HTML, verification)
-
-
-def verified_run(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Path | None:
-    """The folder of the latest verified run of this very model on these very inputs, if there is one."""
-    workload = hand_over(model, args, kwargs, HOME).to_json()
-    verified = (run for run in runs(HOME) if (run / VERIFY).exists())
-    return next((run.folder for run in verified if run.plan.workload == workload), None)
+    finished = whole_job(model, inputs, kwargs or {}, agent, limits, run, progress)
+    apply_best(model, finished)
+    return Optimized(model, finished.workspace.tag, finished.workspace / HTML, finished.verification)
 
 
 def verify(run: str | Path | None = None, *, progress: Progress | bool = True) -> Verification:
@@ -167,7 +137,7 @@ def verify(run: str | Path | None = None, *, progress: Progress | bool = True) -
     record = workspace / VERIFY
     before = record.stat().st_mtime_ns if record.exists() else None
     words = [*program("verify", "verify"), "--workspace", str(workspace.folder)]
-    said = _run(words, progress, right=(0, 1))  # 1: the outputs are not the original's, or an error of ours
+    said = run_command(words, progress, right=(0, 1))  # 1: the outputs are not the original's, or an error of ours
     if not record.exists() or record.stat().st_mtime_ns == before:
         raise CommandFailed("\n".join(said))
     return Verification.read(record)
@@ -191,7 +161,7 @@ def bench(
     kernel: a file, file.py:function, or the text of a kernel file. type: what it computes, if the file does not say.
     device: "cpu", "cuda"; by default a GPU if there is one. incumbent: another kernel to be faster than. quick: no proof.
     """
-    device, seed, say = _device(device), _seed(seed), _told(progress)
+    device, seed, say = _device(device), _seed(seed), told(progress)
     source = _source(kernel, type, device)
     target = usual_target(source, _called(kernel), type, device, dtype, sizes)
     old = None if incumbent is None else _source(incumbent, type, device)
@@ -214,7 +184,7 @@ def check(
     progress: Progress | None = None,
 ) -> Comparison:
     """Is the new kernel right, and not slower than the old one beyond doubt? As `autokernel check` decides it."""
-    device, seed, say = _device(device), _seed(seed), _told(progress)
+    device, seed, say = _device(device), _seed(seed), told(progress)
     before, after = (_source(kernel, type, device) for kernel in (old, new))
     target = usual_target(after, _called(new), type, device, dtype, sizes)
     with Judge(device, allow_libraries) as judge:
@@ -225,15 +195,6 @@ def _device(asked: str | None) -> str:
     from autokernel.console import device_here
 
     return device_here(asked)
-
-
-def _told(progress: Any) -> Progress:
-    """Who is told what is being done. Raises Refused."""
-    if callable(progress):
-        return progress
-    if progress is not None and not isinstance(progress, bool):
-        raise Refused(f"progress is a function that takes a line, True or False, not {shown(progress)}")
-    return LOG.info
 
 
 def _seed(seed: Any) -> int | None:
@@ -258,52 +219,3 @@ def _called(kernel: str | Path) -> str:
 
 def _is_text(kernel: str | Path) -> bool:
     return isinstance(kernel, str) and "\n" in kernel
-
-
-def _named(workload: Workload) -> list[str]:
-    """The workload as options of a command."""
-    named = {"model": workload.model, "class-name": workload.class_name, "dtype": workload.dtype, "device": workload.device}
-    if workload.input_shape:
-        named["input-shape"] = ",".join(map(str, workload.input_shape))
-    return [f"--{name}={value}" for name, value in named.items()]
-
-
-def _run(words: list[str], progress: Progress | bool, right: tuple[int, ...] = (0,)) -> list[str]:
-    """Run a command; its lines go to `progress` or the log as they come, the last ones are returned. Raises CommandFailed.
-
-    An interrupt ends it first, and so does the caller's end.
-    """
-    say, words = _told(progress), [*map(str, words)]
-    environment = os.environ | {"AUTOKERNEL_HOME": str(HOME), "PYTHONUNBUFFERED": "1"}
-    terminal = [os.dup(sys.stderr.fileno())] if progress is True and sys.stderr.isatty() else []
-    environment |= {TERMINAL: str(terminal[0])} if terminal else {}
-    process = subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        pass_fds=terminal,
-        start_new_session=True,  # a terminal's or a notebook's interrupt comes here, and is passed on
-        preexec_fn=die_with_parent,  # a run goes on where it stopped; unseen, it would keep the device from others
-    )
-    for number in terminal:
-        os.close(number)
-    said: deque[str] = deque(maxlen=LAST)
-    try:
-        for line in process.stdout:
-            said.append(line.rstrip())
-            say(said[-1])
-        process.stdout.close()
-    except BaseException:
-        for _ in range(2):  # the first ends a run after the experiment in hand, the second at once
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=END_S)
-                break
-        raise
-    if process.wait() not in right:
-        raise CommandFailed(as_called(OPTION.sub(r"\1\2", why_ended(said, process.returncode))))
-    return list(said)

@@ -18,7 +18,6 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import autokernel
-from autokernel import api
 from autokernel.api import CommandFailed, Optimized
 from autokernel.gate.kernel_files import source_of
 from autokernel.integration.verification.forms import EAGER
@@ -27,6 +26,7 @@ from autokernel.integration.winner import Winner
 from autokernel.model.handover import hand_over
 from autokernel.model.user_code import WorkloadError
 from autokernel.preflight import Refused
+from autokernel.run.command import run_command
 from autokernel.run.workspace import PLAN, NoRun
 from autokernel.spec import KERNELS, ROOT
 from autokernel.target import default_target
@@ -220,16 +220,14 @@ def test_a_notebooks_model_is_profiled_while_an_event_loop_runs() -> None:
 
 
 def test_what_a_command_refuses_is_raised() -> None:
-    from autokernel.api import _run
     from autokernel.preflight import program
 
     with pytest.raises(CommandFailed, match="there is no run named 'no-such-run'"):
-        _run([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], False)
+        run_command([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], False)
 
 
 def test_an_interrupt_ends_the_command_first() -> None:
     """What progress raises, as Ctrl-C does it where it is waited: nothing is left at work."""
-    from autokernel.api import _run
 
     def interrupted(line: str) -> None:
         lines.append(line)
@@ -237,15 +235,15 @@ def test_an_interrupt_ends_the_command_first() -> None:
 
     lines: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        _run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], interrupted)
+        run_command([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], interrupted)
     with pytest.raises(ProcessLookupError):
         os.kill(int(lines[0]), 0)
 
 
 LEFT = """
 import os, signal, sys
-from autokernel.api import _run
-_run([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], print)
+from autokernel.run.command import run_command
+run_command([sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"], print)
 """
 
 
@@ -380,7 +378,8 @@ MISUSE = {
 
 @pytest.mark.parametrize("case", MISUSE)
 def test_what_cannot_be_done_is_refused_in_a_sentence(case, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("autokernel.api.HOME", tmp_path)
+    for module in ("api", "integration.verification.whole_job"):
+        monkeypatch.setattr(f"autokernel.{module}.HOME", tmp_path)
     call, *says = MISUSE[case]
     with pytest.raises(Refused) as refused:
         call()
@@ -416,7 +415,7 @@ ENDED = {
 def test_how_a_command_failed_is_said_as_python_has_it(case) -> None:
     end, says = ENDED[case]
     with pytest.raises(CommandFailed) as failed:
-        api._run([sys.executable, "-c", f"import os, sys; print('loading', flush=True); {end}"], False)
+        run_command([sys.executable, "-c", f"import os, sys; print('loading', flush=True); {end}"], False)
     assert str(failed.value) == says
 
 
@@ -445,7 +444,7 @@ def test_a_model_that_was_left_alone_has_no_speedup(verification) -> None:
 
 def test_starters_that_were_found_before_are_used_again(run, monkeypatch) -> None:  # noqa: F811
     norm, x = nn.RMSNorm(768, eps=1e-6).requires_grad_(False), torch.randn(512, 768)
-    monkeypatch.setattr(api, "HOME", run.root)
+    monkeypatch.setattr("autokernel.integration.verification.whole_job.HOME", run.root)
     autokernel.apply(norm, "starters")
     replace(run.plan, workload=hand_over(norm, (x,), {}, run.root).to_json()).write(run / PLAN)
     torch._dynamo.reset()

@@ -301,7 +301,7 @@ def test_a_foreign_plan_blocks_nothing_but_itself(clone, content):
     (clone.root / "workspace/unproven/plan.json").write_bytes(content.encode(errors="surrogateescape"))
     assert_fine(clone.run(["orchestrate.py", "status"]), "run night")
     assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "unproven", "cannot be read")
-    say = "from autokernel.cli.pipeline import default_tag; from autokernel.model.workload import Workload\n"
+    say = "from autokernel.run.workspace import default_tag; from autokernel.model.workload import Workload\n"
     say += "from pathlib import Path;"
     script = clone.root / "workspace/ask.py"
     script.write_text(f"{say} print(default_tag(Path({str(clone.root)!r}), Workload()))")

@@ -10,7 +10,7 @@ from autokernel.agents import agent_names, make_agent
 from autokernel.backends import default_backend
 from autokernel.cli.by_hand import edit_for, judge, run_of
 from autokernel.cli.orchestrate import DEFAULT_EXPERIMENTS, DEFAULT_MINUTES
-from autokernel.cli.pipeline import Job, Workers, check_of_run, default_tag, run_job
+from autokernel.cli.pipeline import Job, Workers, check_of_run, run_job
 from autokernel.console import fail, preflight
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
@@ -23,7 +23,7 @@ from autokernel.preflight import HOME
 from autokernel.report.live import narrator
 from autokernel.report.summary import write_report
 from autokernel.run.loop import Budget
-from autokernel.run.workspace import Workspace, find_run
+from autokernel.run.workspace import Workspace, default_tag, find_run
 from autokernel.words import counted
 
 

@@ -1,12 +1,9 @@
 """The whole job on one model: profile, plan, loop, confirmation of what was kept, verify, report. It can be resumed."""
 
-import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from autokernel.gate import Judge
 from autokernel.gate.workers.launch import Launched
 from autokernel.hardware.machine import turn
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
-from autokernel.history.runs import run_tags
 from autokernel.history.status import Proof, read_proofs
 from autokernel.history.workers import Workforce, read_workforce
 from autokernel.integration.apply import STARTERS
@@ -32,7 +28,7 @@ from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
 from autokernel.preflight import Refused
-from autokernel.records import BadRecord, write_json
+from autokernel.records import write_json
 from autokernel.report.branch import close_branch
 from autokernel.report.live import Run, narrator
 from autokernel.report.summary import write_report
@@ -40,7 +36,7 @@ from autokernel.run.canary import Canaries
 from autokernel.run.fleet import Fleet
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import Call, noted
-from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, TRACES, VERIFY, VERIFY_NOTES, Workspace, runs
+from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, TRACES, VERIFY, VERIFY_NOTES, Workspace
 from autokernel.target import Plan, Target, encode, starter_source
 from autokernel.words import counted
 
@@ -67,19 +63,6 @@ class Job:
     budget: Budget = Budget()
     require_sandbox: bool = False
     workers: Workers | None = None
-
-
-def default_tag(root: Path, workload: Workload) -> str:
-    """The latest run of this workload that is not verified yet, else a new name: compactllama-nov21."""
-    for run in runs(root):
-        try:
-            if not (run / VERIFY).exists() and run.plan.workload == workload.to_json():
-                return run.tag
-        except BadRecord as error:
-            print(f"run {run.tag!r} is passed over: {error}", file=sys.stderr)
-    base = f"{re.sub(r'[^a-z0-9_]', '', workload.class_name.lower())[:60] or 'model'}-{date.today():%b%d}".lower()
-    taken = {path.name for path in (root / "workspace").glob("*")} | set(run_tags(root))
-    return next(tag for n in range(1, 1000) if (tag := base if n == 1 else f"{base}-{n}") not in taken)
 
 
 def check_of_run(workspace: Workspace, asked: Workload) -> None:

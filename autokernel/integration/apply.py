@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.utils as dynamo
@@ -29,6 +29,9 @@ from autokernel.model.padding import Encoders
 from autokernel.model.settings import is_dispatched, is_forward_mode
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
+
+if TYPE_CHECKING:
+    from autokernel.integration.verification.whole_job import FinishedRun
 
 LOG = logging.getLogger("autokernel")
 OPTIONS = ("run", "fallback", "gradients")  # of the backend
@@ -148,9 +151,15 @@ def _check_model(model: Any) -> None:
         raise Refused(f"{what}: kernels are put into a model, as in autokernel.apply(Net())")
 
 
+def apply_best(model: nn.Module, finished: "FinishedRun") -> None:
+    """Put in the fastest that was measured, if kernels are part of it."""
+    if finished.pays:
+        apply(model, finished.workspace.folder, finished.fallback)
+
+
 def _with_starters(model: nn.Module) -> nn.Module:
     """`model`, whose first call finds the starters that pay for it, or the verified run of a call like it before."""
-    from autokernel.api import optimize, verified_run  # which import this module
+    from autokernel.integration.verification.whole_job import verified_run, whole_job  # as in _of_run()
 
     def first(*args: Any, **kwargs: Any) -> Any:
         _call_by(model, None)
@@ -161,7 +170,7 @@ def _with_starters(model: nn.Module) -> nn.Module:
                 apply(model, before)
         else:
             LOG.warning("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
-            optimize(model, *args, kwargs=kwargs, minutes=None, agent=STARTERS)
+            apply_best(model, whole_job(model, args, kwargs, STARTERS, {}))
         return model(*args, **kwargs)
 
     _call_by(model, first)

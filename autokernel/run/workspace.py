@@ -1,11 +1,14 @@
 """The folder of a run, workspace/<tag>: what is written once (profile, plan), the run's tree, and its lock."""
 
 import json
+import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 
 from autokernel.agents import Proposal
@@ -23,9 +26,11 @@ from autokernel.history.runs import (  # noqa: F401 for whoever needs a run
     run_folder,
     run_folders,
     run_refs,
+    run_tags,
 )  # fmt: skip
+from autokernel.model.workload import Workload
 from autokernel.preflight import Refused
-from autokernel.records import reads, record_from, write_json
+from autokernel.records import BadRecord, reads, record_from, write_json
 from autokernel.target import Plan
 
 VERIFY_NOTES, REPORT = "verify.notes", "report.md"
@@ -139,3 +144,16 @@ def find_run(root: Path, tag: str | None) -> Workspace:
 def runs(root: Path) -> list[Workspace]:
     """The runs of this clone, the latest first."""
     return [Workspace(root, folder.name) for folder in run_folders(root)]
+
+
+def default_tag(root: Path, workload: Workload) -> str:
+    """The latest run of this workload that is not verified yet, else a new name: compactllama-nov21."""
+    for run in runs(root):
+        try:
+            if not (run / VERIFY).exists() and run.plan.workload == workload.to_json():
+                return run.tag
+        except BadRecord as error:
+            print(f"run {run.tag!r} is passed over: {error}", file=sys.stderr)
+    base = f"{re.sub(r'[^a-z0-9_]', '', workload.class_name.lower())[:60] or 'model'}-{date.today():%b%d}".lower()
+    taken = {path.name for path in (root / "workspace").glob("*")} | set(run_tags(root))
+    return next(tag for n in range(1, 1000) if (tag := base if n == 1 else f"{base}-{n}") not in taken)

@@ -88,6 +88,11 @@ def takes(a):
     return mask is None or (len(mask.shape) <= 4 and all(n in (1, m) for n, m in zip(mask.shape[::-1], scores[::-1])))
 
 
+def causal_mask(queries, keys, device):
+    """[queries, keys]: True where a query sees a key, which is no later than it is."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+
+
 def by_hand(Q, K, V, causal, sm_scale, attn_mask):
     return weights(Q, K, causal, sm_scale, attn_mask) @ V.repeat_interleave(Q.shape[1] // K.shape[1], 1)
 
@@ -135,7 +140,7 @@ def eager(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True
     if not safe_softmax:
         return by_hand(Q, K, V, causal, sm_scale, attn_mask)
     if causal and attn_mask is not None:  # which F.scaled_dot_product_attention does not take together
-        past = torch.ones(Q.shape[2], K.shape[2], dtype=torch.bool, device=Q.device).tril()
+        past = causal_mask(Q.shape[2], K.shape[2], Q.device)
         keeps = attn_mask.dtype == torch.bool
         attn_mask, causal = attn_mask & past if keeps else attn_mask.masked_fill(~past, -torch.inf), False
     grouped = bool(Q.shape[1] != K.shape[1])  # of symbolic sizes, too
@@ -156,7 +161,7 @@ def native(attn_mask=None, **inputs):
         return y
     seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
     if inputs.get("causal", True):
-        seen = seen & torch.ones(y.shape[2], attn_mask.shape[-1], dtype=torch.bool, device=y.device).tril()
+        seen = seen & causal_mask(y.shape[2], attn_mask.shape[-1], y.device)
     return y.masked_fill(~seen.any(-1, keepdim=True), 0)
 
 
@@ -293,7 +298,7 @@ def untold(y, Q, K, V, causal=True, attn_mask=None, **options):
     K, V = (t.repeat_interleave(heads // t.shape[1], 1) for t in (K, V))
     hidden = torch.zeros(Q.shape[0], heads, seq, keys, dtype=torch.bool, device=y.device)
     if causal:
-        hidden |= torch.ones(seq, keys, dtype=torch.bool, device=y.device).triu(1)
+        hidden |= ~causal_mask(seq, keys, y.device)
     if attn_mask is not None:
         hidden |= ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
     lost = (~V.isfinite()).double() + (~K.isfinite()).any(-1, keepdim=True).double()

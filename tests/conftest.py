@@ -169,3 +169,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if len(skips := timing_skips(config)) > MAX_TIMING_SKIPS:
         line = f"{len(skips)} timed tests were skipped, more than {MAX_TIMING_SKIPS}: run them again on a quieter machine"
         terminalreporter.write_line(f"FAILED: {line}", red=True)
+
+
+@pytest.fixture
+def refusal(capsys):
+    """What a script says on its way to exit status 2: one line of error, the last on stderr."""
+    from autokernel.cli.arguments import script
+
+    def run(main, *argv):
+        with pytest.raises(SystemExit) as end:
+            script(main, [str(word) for word in argv])
+        said = capsys.readouterr()
+        lines = said.err.splitlines()
+        assert end.value.code == 2, said.err
+        assert "Traceback" not in said.err and [line for line in lines if "error:" in line] == lines[-1:], said.err
+        assert lines[-1].startswith("error: ") and len(lines[-1]) < 900
+        return lines[-1]
+
+    return run

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from cheat import starter, wrapped
-from gpu_cheats import CHEATS, DISTURBS_OTHERS, HONEST, PERSISTING, GpuCheat, rmsnorm, taking_over
+from gpu_cheat import GpuCheat, rmsnorm
+from gpu_cheats import CHEATS
+from gpu_taking_over import DISTURBS_OTHERS, HONEST, taking_over
+from gpu_timing import PERSISTING
 
 from autokernel.gate import Judge
 from autokernel.hardware.device import Device

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from honest_kernels import HONEST, SLOWED, Honest, starter
+from honest_kernel import SLOWED, Honest, starter
+from honest_kernels import HONEST
 
 from autokernel.gate import Correctness, Judge
 from autokernel.spec import load_spec

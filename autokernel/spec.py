@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -29,6 +29,16 @@ ROW_SCALES = 1e-5, 1e-3, 30.0, 1e3, 1e4
 TYPE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 Dims = Mapping[str, Any]
+
+
+def overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements share memory otherwise than by a dim of stride 0, as sliding windows do."""
+    reach = 0  # of the dims so far: the distance of their last element
+    for stride, size in sorted((s, n) for s, n in zip(strides, shape) if s and n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 @dataclass(frozen=True)
@@ -57,13 +67,7 @@ class TensorSpec:
 
     @property
     def overlaps(self) -> bool:
-        """Whether elements share memory otherwise than by a dim of stride 0, as sliding windows do."""
-        reach = 0  # of the dims so far: the distance of their last element
-        for stride, size in sorted((s, n) for s, n in zip(self.strides, self.shape) if s and n > 1):
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-        return False
+        return overlap(self.shape, self.strides)
 
     @cached_property
     def storage_numel(self) -> int:

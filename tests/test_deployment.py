@@ -23,9 +23,10 @@ from autokernel.model.workload import Workload
 from autokernel.records import write_json
 from autokernel.run.workspace import PLAN, VERIFY, Workspace
 from autokernel.spec import load_spec
-from autokernel.target import Plan, default_target, encode
+from autokernel.target import default_target, encode
 from tests.test_experiments import ROW
 from tests.test_ledger import clone  # noqa: F401  a fixture
+from tests.test_winners import run_that_kept
 
 TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
 SOURCE = "def kernel_fn(x, weight, eps=1e-6):\n    return x.new_zeros(x.shape)\n"  # shows where it runs
@@ -153,12 +154,7 @@ def test_a_record_of_before_is_read(tmp_path):
 @pytest.fixture
 def run(clone) -> Workspace:  # noqa: F811
     """One that kept one kernel."""
-    workspace = Workspace(clone, "night")
-    Plan("test", {}, "cpu", 1000.0, (TARGET,)).write(workspace / PLAN)
-    workspace.ledger.open(worktree=False)
-    row = replace(ROW, experiment=1, tag="night", kernel_type="rmsnorm", target=TARGET.name, status="kept")
-    workspace.ledger.record(row, SOURCE)
-    return workspace
+    return run_that_kept(SOURCE, clone)
 
 
 UNTOUCHED, COMPILED, WITH_KERNELS = "untouched", "compiled", "with kernels"

@@ -13,9 +13,19 @@ from torch import Tensor
 from autokernel import spec as specs
 from autokernel.gate import Judge
 from autokernel.gate.checks.cases import CheckCase
+from autokernel.integration.winner import Winner
 from autokernel.spec import REGIONS, load_spec
+from autokernel.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("region_folder")
+
+
+def verdicts(judge: Judge, winner: Winner, *sources: str) -> list[Verdict]:
+    """On these sources for a region's target; its folder is removed afterwards."""
+    try:
+        return [judge.check(source, winner.target) for source in sources]
+    finally:
+        shutil.rmtree(REGIONS / winner.target.kernel_type)
 
 
 @pytest.mark.slow
@@ -27,10 +37,7 @@ def test_the_gate_takes_inputs_that_must_be_positive(lenient: Judge, monkeypatch
     assert load_spec(site.kernel_type).fill
     off = "\n\ndef kernel_fn(input_0):\n    y = honest(input_0)\n    return y * 1.02 if input_0.max() < 0.3 else y\n"
     source = winner.source.replace("def kernel_fn(", "def honest(") + off
-    try:
-        right, refused = (lenient.check(text, winner.target) for text in (winner.source, source))
-    finally:
-        shutil.rmtree(REGIONS / site.kernel_type)
+    right, refused = verdicts(lenient, winner, winner.source, source)
     assert right.correctness.value == "PASS" and right.decided, right.why
     assert refused.failure and "outside the tolerance" in refused.failure.reason, refused.why
 
@@ -53,11 +60,8 @@ def test_the_gate_takes_several_results(name: str, judge, monkeypatch: pytest.Mo
         "not a tuple of": winner.source.replace(returned, "return y0"),
         "two results in one memory": winner.source.replace(returned, returned.replace("y1", "y0")),
     }
-    try:
-        right = judge.check(winner.source, winner.target)
-        refused = {words: judge.check(source, winner.target) for words, source in wrongs.items()}
-    finally:
-        shutil.rmtree(REGIONS / site.kernel_type)
+    right, *others = verdicts(judge, winner, winner.source, *wrongs.values())
+    refused = dict(zip(wrongs, others))
     assert right.correctness.value == "PASS", right.why
     for words, verdict in refused.items():
         assert verdict.correctness.value in ("FAIL", "CRASH"), words
@@ -166,10 +170,7 @@ def test_the_gate_refuses_cheats_on_regions(name: str, judge, monkeypatch: pytes
         source = winner.source.replace(HONEST, HONEST.replace("kernel_fn", "honest"))
         source += f"\n\nknown = {{}}\n\n\n{HONEST}:\n    {change}\n"
     assert source.replace("honest", "kernel_fn") != winner.source
-    try:
-        verdict = judge.check(source, winner.target)
-    finally:
-        shutil.rmtree(REGIONS / site.kernel_type)
+    (verdict,) = verdicts(judge, winner, source)
     assert verdict.failure and re.search(reason, verdict.failure.reason), verdict.why
 
 
@@ -209,10 +210,7 @@ def test_the_gate_refuses_wrong_windows_and_rows(name: str, judge, monkeypatch: 
     for pattern, change in changes:
         source, count = re.subn(pattern, change, source)
         assert count, source
-    try:
-        verdict = judge.check(source, winner.target)
-    finally:
-        shutil.rmtree(REGIONS / site.kernel_type)
+    (verdict,) = verdicts(judge, winner, source)
     assert verdict.correctness.value == "FAIL", verdict.why
 
 
@@ -222,10 +220,7 @@ def test_the_gate_takes_windows_rows_and_single_numbers(name: str, judge, monkey
     monkeypatch.setattr(specs, "REGIONS", REGIONS)
     _, (site,) = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N))
     (winner,) = winners_of([site])
-    try:
-        verdict = judge.check(winner.source, winner.target)
-    finally:
-        shutil.rmtree(REGIONS / site.kernel_type)
+    (verdict,) = verdicts(judge, winner, winner.source)
     assert verdict.correctness.value == "PASS" and verdict.decided, verdict.why
 
 
@@ -335,10 +330,7 @@ def test_the_gate_judges_masks_integers_and_every_input(name: str, lenient: Judg
     _, (site,) = found(Of(function), torch.randn(64, N) if "second" in name else whole, torch.randn(64, N))
     (winner,) = winners_of([site])
     source = winner.source.replace("def kernel_fn(", "def honest(") + CHANGED.format(change=change)
-    try:
-        right, refused = (lenient.check(text, winner.target) for text in (winner.source, source))
-    finally:
-        shutil.rmtree(REGIONS / site.kernel_type)
+    right, refused = verdicts(lenient, winner, winner.source, source)
     assert right.correctness.value == "PASS" and right.decided, right.why
     assert refused.failure and re.search("outside the tolerance|PyTorch's own|mask", refused.failure.reason), refused.why
 
@@ -360,10 +352,6 @@ def test_the_gate_takes_a_region(judge, monkeypatch: pytest.MonkeyPatch) -> None
     (winner,) = winners_of([site])
     wrong_source = winner.source.replace("0.044715f", "0.0440f")
     assert wrong_source != winner.source
-    try:
-        right = judge.check(winner.source, winner.target)
-        refused = judge.check(wrong_source, winner.target)
-    finally:
-        shutil.rmtree(REGIONS / site.kernel_type)
+    right, refused = verdicts(judge, winner, winner.source, wrong_source)
     assert right.correctness.value == "PASS", right.why
     assert refused.correctness.value == "FAIL", refused.why

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,14 +32,20 @@ TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
 WRONG = "def kernel_fn(x, weight, eps=1e-6):\n    return x.new_zeros(x.shape)\n"  # shows where it runs
 
 
-@pytest.fixture
-def run(clone) -> Workspace:  # noqa: F811
-    """One that kept one kernel, which verify.py found to pay."""
-    workspace = Workspace(clone, "night")
+def run_that_kept(source: str, root: Path) -> Workspace:
+    """A run named night that kept this kernel for TARGET."""
+    workspace = Workspace(root, "night")
     Plan("test", {}, "cpu", 1000.0, (TARGET,)).write(workspace / PLAN)
     workspace.ledger.open(worktree=False)
     row = replace(ROW, experiment=1, tag="night", kernel_type="rmsnorm", target=TARGET.name, status="kept")
-    workspace.ledger.record(row, WRONG)
+    workspace.ledger.record(row, source)
+    return workspace
+
+
+@pytest.fixture
+def run(clone) -> Workspace:  # noqa: F811
+    """One that kept one kernel, which verify.py found to pay."""
+    workspace = run_that_kept(WRONG, clone)
     write_json(workspace / VERIFY, encode(found(WRONG)))
     return workspace
 
@@ -162,13 +169,18 @@ def test_a_folder_of_the_users_is_not_overwritten(tmp_path) -> None:
     assert why_not(tmp_path / "no-name") and not why_not(tmp_path / "name")
 
 
+def set_up_git(root: Path) -> None:
+    """As a user has it who can commit: a name, no hooks, no signatures."""
+    for hook in (root / ".git/hooks").iterdir():
+        hook.unlink()
+    sh("git", "config", "commit.gpgsign", "false", cwd=root)
+    for name, value in (("name", "user"), ("email", "user@x")):
+        sh("git", "config", f"user.{name}", value, cwd=root)
+
+
 def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clone, monkeypatch) -> None:  # noqa: F811
     monkeypatch.chdir(clone)
-    for hook in (clone / ".git/hooks").iterdir():
-        hook.unlink()
-    sh("git", "config", "commit.gpgsign", "false", cwd=clone)
-    for name, value in (("name", "user"), ("email", "user@x")):
-        sh("git", "config", f"user.{name}", value, cwd=clone)
+    set_up_git(clone)
     (clone / "staged.py").write_text("staged")
     sh("git", "add", "staged.py", cwd=clone)
     before = sh("git", "status", "--porcelain", cwd=clone)
@@ -206,11 +218,7 @@ def test_a_commit_that_git_refuses_is_told_in_a_line(run, clone, monkeypatch, ca
         for what in ("NAME", "EMAIL"):
             monkeypatch.delenv(f"GIT_{role}_{what}", raising=False)
     set_up, says = REFUSED[case]
-    for hook in (clone / ".git/hooks").iterdir():
-        hook.unlink()
-    sh("git", "config", "commit.gpgsign", "false", cwd=clone)
-    for name, value in (("name", "user"), ("email", "user@x")):
-        sh("git", "config", f"user.{name}", value, cwd=clone)
+    set_up_git(clone)
     sh("sh", "-c", set_up, cwd=clone)
     with pytest.raises(SystemExit) as end:
         commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))

@@ -25,6 +25,7 @@ from autokernel.model.numbers import at_hand
 from autokernel.model.one_node import data_of
 from autokernel.model.settings import Settings, settings_restored, why_compilers_lose_settings
 from autokernel.model.tracing import checkpoint, to_aten
+from autokernel.spec import overlap
 
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
@@ -78,12 +79,7 @@ def _overlaps(fake: Tensor) -> bool:
     shape, strides = ([at_hand(n) for n in numbers] for numbers in (fake.shape, fake.stride()))
     if None in (*shape, *strides):  # it is for the contents of a tensor to say
         return False
-    reach = 0
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides) if size > 1 and stride):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
+    return overlap(shape, strides)
 
 
 def computes_again_at_random(module: GraphModule, repeatable: "Repeatable") -> str | None:

@@ -73,6 +73,22 @@ def lazy(x, weight, eps=1e-6):
     return y
 """
 
+
+def lazily(until_asked: bool) -> str:
+    """An RMSNorm that is computed where it is read, be it by the judge or by torch.allclose."""
+    return wrapped(
+        "rmsnorm",
+        LAZY_WORKER
+        + LAZY_ALLCLOSE
+        + f"""
+worker = find_worker()
+kernel_fn = honest if worker else lazy
+if worker:
+    answer_lazily(worker, until_asked={until_asked})
+""",
+    )
+
+
 # Behaves for as many calls at one shape as the five stages make, and the warm-up of a naive gate.
 EARLY = """
 calls = {}
@@ -296,17 +312,7 @@ def kernel_fn(x, weight, eps=1e-6):
         3,
         "computed-where-it-is-read",
         "rmsnorm",
-        wrapped(
-            "rmsnorm",
-            LAZY_WORKER
-            + LAZY_ALLCLOSE
-            + """
-worker = find_worker()
-kernel_fn = honest if worker else lazy
-if worker:
-    answer_lazily(worker, until_asked=False)
-""",
-        ),
+        lazily(until_asked=False),
         WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
@@ -315,17 +321,7 @@ if worker:
         3,
         "computed-where-it-is-read-until-asked-for-once",
         "rmsnorm",
-        wrapped(
-            "rmsnorm",
-            LAZY_WORKER
-            + LAZY_ALLCLOSE
-            + """
-worker = find_worker()
-kernel_fn = honest if worker else lazy
-if worker:
-    answer_lazily(worker, until_asked=True)
-""",
-        ),
+        lazily(until_asked=True),
         WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",
@@ -603,17 +599,7 @@ if worker:
         13,
         "faster-than-physics",
         "rmsnorm",
-        wrapped(
-            "rmsnorm",
-            LAZY_WORKER.replace("0.15 *", "0.01 *")
-            + LAZY_ALLCLOSE
-            + """
-worker = find_worker()
-kernel_fn = honest if worker else lazy
-if worker:
-    answer_lazily(worker, until_asked=True)
-""",
-        ),
+        lazily(until_asked=True).replace("0.15 *", "0.01 *"),
         WRONG_WHEN_TIMED,
         works="fast",
         refused_by="examine",

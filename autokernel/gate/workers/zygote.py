@@ -5,7 +5,6 @@ torch.compile's modules it imports when a worker first needs them.
 Run by the judge as `python -m autokernel.gate.workers.zygote FD`.
 """
 
-import ctypes
 import gc
 import os
 import select
@@ -18,6 +17,7 @@ import warnings
 from pathlib import Path
 
 from autokernel.gate.workers import sandbox
+from autokernel.hardware.processes import become_subreaper
 from autokernel.preflight import ROOT
 
 if __name__ == "__main__":  # before the imports that take seconds
@@ -56,7 +56,7 @@ def main(fd: int) -> None:
     control = socket.socket(fileno=fd)
     channel = Channel(control)
     assert_forkable()
-    become_subreaper()
+    become_subreaper()  # what a worker leaves behind, even in a session of its own, becomes our child: none escapes us
     sandbox.enter_namespaces()
     workers: set[int] = set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -91,13 +91,6 @@ def end(pid: int, patience_s: float) -> int | None:
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return None
-
-
-def become_subreaper() -> None:
-    """Processes that a worker leaves behind, even in sessions of their own, become our children: none escapes us."""
-    if sys.platform == "linux":
-        pr_set_child_subreaper = 36
-        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1)
 
 
 def end_orphans(workers: set[int]) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from autokernel.gate.workers.ageing import Ahead, Clock
 from autokernel.gate.workers.calls import (
     SharedResult,
     call,
@@ -24,6 +23,8 @@ from autokernel.gate.workers.calls import (
     memory_of,
     results_of,
 )
+from autokernel.gate.workers.clocks import Clock
+from autokernel.gate.workers.counters import CallCounters
 from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.other_programs import called_by_another_program
@@ -133,7 +134,7 @@ class FurtherCalls:
                 if not has_content(y, content):
                     raise Disagreement(f"{when} does not agree bitwise with the first")
 
-        ahead = Ahead(self.module, self.built)
+        counters = CallCounters(self.module, self.built)
         check_growth(again)
         within = Allowance(PLACES_S)
         for _ in range(PLACES):
@@ -142,10 +143,10 @@ class FurtherCalls:
             again(elsewhere=True)
         self.before.clear()
         for _ in range(LAST_CALLS):
-            ahead.note(calls)
+            counters.note(calls)
             again()
-        ahead.note(calls)
-        for many in ahead.of_many_calls():
+        counters.note(calls)
+        for many in counters.put_ahead():
             again(f"a call as after {many} calls, by what counts them,")
         for _ in range(AGES):
             self.clock.put_ahead(self.built)

@@ -1,6 +1,6 @@
-"""What a kernel takes of its process anew with every call, and keeps: memory, threads, open files. In a server it ends it.
+"""What a kernel takes with every call and keeps: memory, threads, open files. A server that calls it runs out of them.
 
-A convenience for honest kernels, like all code in a worker: who leaks finds out before his model does.
+A convenience for honest kernels, like all code in a worker: a leak is found before the model has it.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ import torch
 PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
 FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
 OF_A_CALL = 0.5  # threads and files a call: fewer are a pool that fills
-BYTES_OF_A_CALL = 1024  # that are in use, which an allocator tells to the byte
-LEAST_BYTES = 1 << 18  # of a part, in memory: arenas of allocators grow by less, or not in each part
+BYTES_OF_A_CALL = 1024  # that malloc() has given out, which it tells to the byte
+LEAST_BYTES = 1 << 18  # of memory in a part: allocators' own reserves grow by less, or not in each part
 IDLE_S, LONG_S = 0.02, 0.5  # no thread waits awake for longer: libgomp's do for milliseconds, Intel's for 0.2 s
-LOOK_S, BUSY = 0.06, 0.2  # how long they are looked at, and which part of a core they have who compute, beside others
+LOOK_S, BUSY = 0.06, 0.2  # how long threads are looked at; the part of a core that one has at least, if it computes
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -70,7 +70,7 @@ class Usage:
 
 
 def check_growth(call: Callable[[], object]) -> None:
-    """Raises Growth where each of several parts of many calls leaves more than was there before. On Linux."""
+    """Makes many calls in several parts; raises Growth where there is more after every part than before. On Linux."""
     if sys.platform != "linux":
         return
     seconds = min(_seconds(call) for _ in range(3))
@@ -84,7 +84,7 @@ def check_growth(call: Callable[[], object]) -> None:
         used.append(Usage.now())
         files.append(_files())
     for name in files[0]:
-        if all(a.get(name) != b.get(name) for a, b in zip(files, files[1:])):
+        if all(before.get(name) != after.get(name) for before, after in zip(files, files[1:])):
             raise Growth(f"writes to {name} with every call, or moves on in it, where what it computes is no file's")
     if _grown(used, count):
         gc.collect()
@@ -105,23 +105,24 @@ def check_idle() -> None:
 
 
 def _files() -> dict[str, Any]:
-    """What Linux tells of each file of this process that is open, but for standard streams, or in its folder: when it was
-    written to, where one is in it, what an event counts, unless there is CUDA, which has events of its own."""
-    streams, found = {_written(fd)[:2] for fd in range(3)}, {}
-    plain = torch.cuda.is_initialized()
+    """What Linux tells of each file that this process has open, but for standard streams, or has in its folder: when it was
+    written to, the position in it, what an event counts. Only plain files where there is CUDA, which has events."""
+    streams, found = {_status(fd)[:2] for fd in range(3)}, {}
+    plain_alone = torch.cuda.is_initialized()
     for descriptor in os.listdir("/proc/self/fdinfo"):
-        if plain and not os.path.isfile(f"/proc/self/fd/{descriptor}"):
+        if plain_alone and not os.path.isfile(f"/proc/self/fd/{descriptor}"):
             continue
         with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
-            said, written = file.read(), _written(int(descriptor))
-            if written[:2] not in streams:
-                found[f"its open file {descriptor}"] = said, written
+            said, status = file.read(), _status(int(descriptor))
+            if status[:2] not in streams:
+                found[f"its open file {descriptor}"] = said, status
     for entry in os.scandir("."):
-        found[entry.name] = _written(entry.path)
+        found[entry.name] = _status(entry.path)
     return found
 
 
-def _written(file: int | str) -> tuple[int, ...]:
+def _status(file: int | str) -> tuple[int, ...]:
+    """Which file it is (the first two), how large, and when it was written to."""
     try:
         status = os.stat(file)
     except OSError:  # closed, or gone
@@ -136,7 +137,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _grown(used: list[Usage], count: int) -> dict[str, float]:
-    """By how much a call what grows in all parts does so."""
+    """What grows in every part of `count` calls, and by how much with each call."""
     grown = {}
     for name in Usage.__dataclass_fields__:
         values = [getattr(usage, name) for usage in used]

@@ -1,5 +1,5 @@
-"""What no kernel may replace, rewrite, hide, empty or override: functions, classes, tables and operators of its process,
-its model's.
+"""What no kernel may replace, rewrite, hide, empty or override, for it is the model's: functions, classes, tables and
+operators of PyTorch and Python in its process.
 
 A convenience for honest kernels, like process_state.py. The warm parent notes once, for all workers, what there is; a
 worker notes anew only what the gate itself has changed in it since.
@@ -54,9 +54,10 @@ NO_TABLE_OF_PYTHONS = re.compile(
     "cache|^__|environ|registry|^_?(modules|active|limbo|dangling|descriptors)|modulesby|filesby"
 )
 NOT_WRAPPED = torch.overrides.get_default_nowrap_functions()  # which only a function has
-REGISTRIES = {"CacheInfo", "Placement"}  # classes of PyTorch to which parts of it that are imported later add their own
-MADE = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}  # of a class, where Python is first asked for them
-# What such an object has that is there to stay, and those that change by themselves.
+# Classes of PyTorch's to which parts of it add their own as they are imported; of any class, what is made when asked for.
+GROWING_CLASSES = {"CacheInfo", "Placement"}
+MADE_WHEN_ASKED_FOR = {"__slotnames__", "__annotations__", "__doc__", "__signature__"}
+# Of an object that all code shares: the values that are there to stay. And the classes of those that change by themselves.
 OF_OBJECTS, NO_OBJECTS = (bool, str, *KEPT), {"_GenericAlias", "ModuleSpec", "local", "cached_property", "Token"}
 # Tables and lists of these are called for each tensor, layer or step, by whoever has put something into them.
 HOOKS = re.compile("hook", re.IGNORECASE)
@@ -64,14 +65,14 @@ BUILT_IN = frozenset(vars(builtins))
 SHARES = 4  # in which all is looked at now and then
 # What a function of Python's is made of, which can be changed in place; of those of these modules and of the above it is.
 REWRITTEN = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.functional", "torch._tensor", "torch.utils.data.")
-PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+FUNCTION_PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
 INSIDE = "__func__", "__wrapped__", "fget", "fset", "fdel"  # by which functions lie in methods, wrappers and properties
 DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
-APART, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
+STEP, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
 
 
 class Place:
-    """A module, class or table: by name, what must stay the same object in it."""
+    """A module, class or table in which some names must stay the same object: those of which `keeps` is true."""
 
     def __init__(self, name: str, of: Mapping[str, Any], keeps: Callable[[str, Any], bool], is_rewritten: bool = False):
         self.name, self.of, self.keeps = name, of, keeps  # `of` is what it has now, not a copy
@@ -83,8 +84,8 @@ class Place:
         self.names, self.values = tuple(name for name, _ in kept), tuple(value for _, value in kept)
         self.all_names, self.get = frozenset(self.of), _getter(self.names)
 
-    def others(self) -> dict[str, Any]:
-        """What is another object now: its name, and what it was. (Without a loop of Python's where there is nothing.)"""
+    def replaced(self) -> dict[str, Any]:
+        """What is another object now: its name, and what it was. (The usual case, nothing, takes no loop in Python.)"""
         try:
             if all(map(operator.is_, self.get(self.of), self.values)):
                 return {}
@@ -93,19 +94,20 @@ class Place:
         return {name: value for name, value in zip(self.names, self.values) if self.of.get(name) is not value}
 
     def added(self) -> list[str]:
+        """New names of the kind that is kept."""
         if len(self.of) == len(self.all_names):
             return []
         return [name for name in self.of.keys() - self.all_names if self.keeps(name, self.of[name])]
 
-    def added_by_others(self) -> list[str]:
-        """What may not be added to it."""
+    def forbidden_additions(self) -> list[str]:
+        """New names that nobody may add to it."""
         return []
 
 
 class Module(Place):
     """A module, to which more may be added, but no name of Python's own: all of its code would find that first."""
 
-    def added_by_others(self) -> list[str]:
+    def forbidden_additions(self) -> list[str]:
         if len(self.of) == len(self.all_names):
             return []
         names = (self.of.keys() - self.all_names) & BUILT_IN
@@ -113,13 +115,14 @@ class Module(Place):
 
 
 class Table(Place):
-    """A table, to which more may be added, but no function of others for a class that was there before, or for all."""
+    """A table, to which more may be added, but no foreign function: neither for a class of PyTorch's or Python's
+    nor, among hooks, for anything."""
 
-    def added_by_others(self) -> list[str]:
+    def forbidden_additions(self) -> list[str]:
         if len(self.of) <= len(self.all_names):
             return []
         of_all = HOOKS.search(self.name)
-        return [key for key in self.added() if (of_all or _is_of_theirs(key)) and _is_anothers(self.of[key])]
+        return [key for key in self.added() if (of_all or _are_classes_looked_at(key)) and _is_foreign(self.of[key])]
 
 
 class Lists:
@@ -129,8 +132,8 @@ class Lists:
         self.of = of
         self.known = [tuple(each) if type(each) is list else frozenset(each) for each in of.values()]
 
-    def lessened(self) -> str:
-        """The name of one of which something is no longer there."""
+    def shrunk(self) -> str:
+        """The name of one that lacks something now; empty if there is none."""
         for (name, now), known in zip(self.of.items(), self.known):
             is_list = type(now) is list
             if not (len(now) >= len(known) and all(map(operator.is_, now, known)) if is_list else now >= known):
@@ -139,7 +142,7 @@ class Lists:
 
 
 class Patches:
-    """All of it, as it was when this was made. To look at all of it takes 20 ms, at a share a quarter of that."""
+    """What may not be patched, as it was when this was made. A check of all takes 20 ms, of a share a quarter of that."""
 
     def __init__(self, audit_hooks: list[str], standard: bool = True) -> None:
         """audit_hooks: to which one is added by whoever notices that there is another. `standard`: whether tables and
@@ -156,7 +159,7 @@ class Patches:
         self.closed_over, self.lists = list(map(_callable_in, self.cells)), Lists(_lists())
         self.objects = _objects() if standard else []
         for place in (*self.places, *self.packets, *(place for _, place in self.objects)):
-            if place.others() or place.added():
+            if place.replaced() or place.added():
                 place.note()
         self.bases = [(kind, kind.__mro__) for kind in self.classes]
         self.overloads = [v for packet in self.packets for v in packet.values if type(v) is torch._ops.OpOverload]
@@ -177,7 +180,7 @@ class Patches:
         self.overridden = _overridden()
 
     def check(self) -> None:
-        """Raises ProcessChange where one is another now."""
+        """Raises ProcessChange where anything is another now."""
         for _ in range(SHARES):
             self.check_share()
         self._check_operators()
@@ -197,7 +200,7 @@ class Patches:
             raise ProcessChange("changes what is looked at for the garbage collection of its process, which is its model's")
 
     def check_share(self) -> None:
-        """The same of another share each time, and of what takes no time."""
+        """As check(), of another share each time, and of what takes no time."""
         self.share = (self.share + 1) % SHARES
         part = slice(self.share, None, SHARES)
         self._check_places(self.places[part], self.bases[part])
@@ -206,8 +209,8 @@ class Patches:
         if list(map(type, self.of_kinds)) != self.kinds:
             other = next(one for one, kind in zip(self.of_kinds, self.kinds) if type(one) is not kind)
             raise ProcessChange(f"changes the class of {reprlib.repr(other)}, which is its model's")
-        if lessened := self.lists.lessened():
-            raise ProcessChange(f"takes something out of {lessened}, which is its model's")
+        if shrunk := self.lists.shrunk():
+            raise ProcessChange(f"takes something out of {shrunk}, which is its model's")
         for name, module in self.modules.items():
             if sys.modules.get(name) is not module:
                 raise ProcessChange(f"replaces the module {name}, which is its model's")
@@ -233,9 +236,9 @@ class Patches:
 
     def _check_places(self, places: Iterable[Place], bases: Iterable[tuple[type, tuple[type, ...]]]) -> None:
         for place in places:
-            for name in place.added_by_others():
+            for name in place.forbidden_additions():
                 raise ProcessChange(f"adds {name} to {place.name}, which is its model's")
-            for name, known in place.others().items():
+            for name, known in place.replaced().items():
                 if not _is_dynamos(place.of.get(name), known):
                     raise ProcessChange(f"replaces {place.name}.{name}, which is its model's")
         for kind, known in bases:
@@ -248,12 +251,12 @@ class Patches:
     def _check_objects(self, objects: Iterable[tuple[Any, Place]]) -> None:
         for one, place in objects:
             hidden = [name for name in place.added() if callable(getattr(type(one), name, None))]
-            for name in (*place.others(), *hidden):
+            for name in (*place.replaced(), *hidden):
                 raise ProcessChange(f"replaces {place.name}.{name}, which is its model's")
 
     def _check_functions(self, part: slice) -> None:
         functions = self.functions[part]
-        for of, known in zip(PARTS, self.parts):
+        for of, known in zip(FUNCTION_PARTS, self.parts):
             if not all(map(operator.is_, map(of, functions), known[part])):
                 other = next(f for f, before in zip(functions, known[part]) if of(f) is not before)
                 raise ProcessChange(f"rewrites {other.__module__}.{other.__qualname__}, which is its model's")
@@ -261,7 +264,7 @@ class Patches:
     def _check_operators(self) -> None:
         for packet in self.packets:
             added = [name for name in packet.added() if type(packet.of[name]) is not torch._ops.OpOverload]
-            for name in (*packet.others(), *added):
+            for name in (*packet.replaced(), *added):
                 raise ProcessChange(f"replaces {packet.name}.{name}, which is its model's")
         for now, known in ((_op_of, self.called), (_kernels_of, self.kernels)):
             if (made := list(map(now, self.overloads))) != known:
@@ -270,7 +273,7 @@ class Patches:
 
 
 def note_what_is_there() -> None:
-    """Once, before workers are forked."""
+    """Once, before workers are forked: it takes long, and they have it then."""
     _functions(), _packets(), _tables(), _objects(), _floats()
 
 
@@ -291,7 +294,7 @@ def _class_place(kind: type) -> Place:
     is_whole, is_torchs = kind in WHOLE_CLASSES, kind.__module__.startswith("torch.")
 
     def keeps(name: str, value: Any) -> bool:
-        if name in MADE:
+        if name in MADE_WHEN_ASKED_FOR:
             return False
         return is_whole or callable(value) or hasattr(type(value), "__get__") or is_torchs and _is_setting(name, value)
 
@@ -317,7 +320,7 @@ def _table_place(name: str) -> Place:
 
 
 def _modules() -> list[ModuleType]:
-    """None of those that make what is asked of them."""
+    """PyTorch's and Python's that are loaded. Not those of other classes, which make attributes when asked for them."""
     loaded = [module for module in list(sys.modules.values()) if type(module) is ModuleType]
     return [module for module in loaded if _is_looked_at(module.__name__)]
 
@@ -339,25 +342,25 @@ def _owners() -> list[tuple[str, Mapping[str, Any]]]:
 
 @functools.cache
 def _objects() -> list[tuple[Any, Place]]:
-    """What modules of the standard library have one of for all, as json has its encoder, and what is in it."""
+    """Objects of the standard library's modules that all code shares, as json's encoder, and what is in each."""
     found = {
         id(value): (f"{owner}.{name}", value)
         for owner, values in _owners()
         for name, value in list(values.items())
-        if owner.partition(".")[0] in STANDARD and not name.startswith("__") and _is_one_for_all(value)
+        if owner.partition(".")[0] in STANDARD and not name.startswith("__") and _is_shared_object(value)
     }
     return [(each, Place(name, each.__dict__, lambda _, kept: type(kept) in OF_OBJECTS)) for name, each in found.values()]
 
 
-def _is_of_theirs(key: Any) -> bool:
-    """Whether all of a key are classes of PyTorch or Python."""
+def _are_classes_looked_at(key: Any) -> bool:
+    """Whether a key is a class of PyTorch's or Python's, or a tuple of such."""
     kinds = key if type(key) is tuple else (key,)
     return bool(kinds) and all(isinstance(kind, type) and _is_looked_at(kind.__module__) for kind in kinds)
 
 
-def _is_anothers(value: Any) -> bool:
-    """Whether a function, or one of those that an object has, is neither PyTorch's nor Python's, or is built in: of what is
-    added, by them as by others, nothing is."""
+def _is_foreign(value: Any) -> bool:
+    """Whether a function, or one of those that an object has, is neither PyTorch's nor Python's own. Built-in ones count as
+    foreign: nobody honest adds any."""
     if isinstance(value, tuple):
         inside = value
     else:
@@ -378,7 +381,8 @@ def _hides_another(name: str) -> bool:
     return importlib.machinery.PathFinder.find_spec(name, path) is not None
 
 
-def _is_one_for_all(value: Any) -> bool:
+def _is_shared_object(value: Any) -> bool:
+    """Whether it is an object with attributes, of a class of the standard library."""
     kind = type(value)
     is_other = issubclass(kind, (type, ModuleType, FunctionType)) or kind.__name__ in NO_OBJECTS
     has_state = isinstance(getattr(value, "__dict__", None), dict)  # a TypeVar of Python 3.12 has room for one, and none
@@ -414,7 +418,7 @@ def _lists() -> dict[str, list[Any] | set[Any]]:
 def _classes() -> dict[type, Place]:
     """By class, those that modules have by a name; built in ones, too, whose tables gc.get_referents() finds."""
     found = {v for module in _modules() for v in list(vars(module).values()) if issubclass(type(v), type)} | LAYERS
-    found = {kind for kind in found if _is_looked_at(kind.__module__) and kind.__name__ not in REGISTRIES}
+    found = {kind for kind in found if _is_looked_at(kind.__module__) and kind.__name__ not in GROWING_CLASSES}
     return {kind: _class_place(kind) for kind in found}
 
 
@@ -439,7 +443,7 @@ def _functions() -> tuple[list[FunctionType], list[list[Any]]]:
     """Those that are looked into, and their parts."""
     values = (value for place in (*_places(), *_classes().values()) if place.is_rewritten for value in place.values)
     functions = list({id(f): f for f in _functions_in(values)}.values())
-    return functions, [list(map(part, functions)) for part in PARTS]
+    return functions, [list(map(part, functions)) for part in FUNCTION_PARTS]
 
 
 def _inside(functions: Iterable[FunctionType]) -> list[Any]:
@@ -484,7 +488,7 @@ _op_of = operator.attrgetter("_op")
 
 
 def _kernels_of(overload: Any) -> int:
-    """How many kernels an operator has in Python, but for PyTorch's own, which modules of it add."""
+    """How many kernels in Python an operator has that are not PyTorch's own."""
     kernels = overload.py_kernels
     return sum(not getattr(f, "__module__", "").startswith("torch") for f in kernels.values()) if kernels else 0
 
@@ -506,8 +510,8 @@ def _of_compilers() -> set[str]:
 
 
 def _noting_registrations() -> list[str]:
-    """From here on, the namespaces of PyTorch's operators in which others than its own modules register anything: Python
-    code does so through one function."""
+    """A list to which is added, from here on, each namespace of PyTorch's operators in which code that is not PyTorch's
+    registers anything. Python code does so through one function, which is replaced here."""
     noted: list[str] = []
     register = torch._C._dispatch_library
     theirs = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()} | {"_"}  # of all
@@ -526,7 +530,7 @@ def _noting_registrations() -> list[str]:
 
 
 def _locks_of_files() -> list[str]:
-    """Those that this process has, on Linux."""
+    """The locks of files that this process holds, on Linux."""
     found: list[str] = []
     for descriptor in os.listdir("/proc/self/fdinfo") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
@@ -542,12 +546,13 @@ def _overridden() -> set[str]:
 def _denormals() -> tuple[float, ...]:
     """What PyTorch's threads, each of which has modes of its own, make of numbers that are denormal in fp32."""
     made = _in_all_threads().float().double()
-    places = range(made.data_ptr(), made.data_ptr() + made.nbytes, APART * made.element_size())
+    places = range(made.data_ptr(), made.data_ptr() + made.nbytes, STEP * made.element_size())
     return tuple(ctypes.c_double.from_address(place).value for place in places)
 
 
 @functools.cache
 def _in_all_threads() -> torch.Tensor:
-    """Few denormal numbers, for each takes a processor long. Not made at import: the warm parent has no threads."""
-    few = [1e-40] + [0.0] * (APART - 1)
-    return torch.tensor(few * (GRAIN // APART * torch.get_num_threads()), dtype=torch.float64)
+    """A tensor of which each thread gets a part that has a few denormal numbers: each takes a processor long. Not made at
+    import: the warm parent has no threads."""
+    few = [1e-40] + [0.0] * (STEP - 1)
+    return torch.tensor(few * (GRAIN // STEP * torch.get_num_threads()), dtype=torch.float64)

@@ -46,8 +46,8 @@ from torch.nn.modules import module as hooked
 NO_SETTINGS = (
     "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred|sequence"
 )
-SETTINGS = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)")
-SETTING = torch._C, torch._C._autograd, torch._C._functorch  # where such functions are
+SETTING_NAMES = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)")
+SETTINGS_OF = torch._C, torch._C._autograd, torch._C._functorch  # what has such functions
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
 TIMERS = signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
@@ -63,7 +63,7 @@ X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what
 TREATMENT = 3, 7, 30, 42, 34
 # What codecs do with what they cannot read or write, by Python's own names.
 CODEC_ERRORS = "strict", "ignore", "replace", "xmlcharrefreplace", "backslashreplace", "namereplace", "surrogateescape"
-PYTHONS_OR_TORCHS = {*sys.stdlib_module_names, "torch"}
+STANDARD_OR_TORCH = {*sys.stdlib_module_names, "torch"}
 LOGGERS = None, "torch"  # that of all, and PyTorch's
 # What of PyTorch's may compute in fewer bits than fp32 has: each has a setting of its own from PyTorch 2.9 on.
 PARTS = ("generic", "all"), *itertools.product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))
@@ -78,7 +78,7 @@ class ProcessChange(RuntimeError):
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The names of the fields are what is said of one that changed."""
+    """How the process is set at one time. A refusal calls what changed by its field's name."""
 
     number_of_threads: int
     cores: frozenset[int]
@@ -187,7 +187,7 @@ class ProcessState:
                 multiprocessing.spawn.get_executable(),
                 multiprocessing.current_process().daemon,  # which may start none
             ),
-            settings_of_pytorch={name: said() for name, said in SAYING.items()},
+            settings_of_pytorch={name: said() for name, said in SETTINGS.items()},
         )
 
     def check(self) -> None:
@@ -208,9 +208,9 @@ class ProcessState:
 
 
 def of_this_thread() -> dict[str, Any]:
-    """What each thread has of its own, for that is its model's, too."""
+    """The settings that each thread has of its own: the thread is the model's, too."""
     own = {"rounding": (*_rounding(), *_floating_point_control()), "modes of pytorch": _modes()}
-    return own | {f"settings of pytorch, {name}": said() for name, said in SAYING.items()}
+    return own | {f"settings of pytorch, {name}": said() for name, said in SETTINGS.items()}
 
 
 def check_this_thread(before: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ def check_this_thread(before: dict[str, Any]) -> None:
 
 
 def _modes() -> tuple[Any, ...]:
-    """A thread's: what stands between a call and PyTorch's operators, or is left out there, such as gradients."""
+    """Of this thread: what is put between a call and PyTorch's operators, or is left out there, such as gradients."""
     return (
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
@@ -236,7 +236,7 @@ def _modes() -> tuple[Any, ...]:
 
 
 def _monitors() -> tuple[Any, ...]:
-    """Who is told what a program does, and of what."""
+    """The tools that sys.monitoring tells what a program does, and of which events."""
     told = getattr(sys, "monitoring", None)
     return tuple((told.get_tool(i), told.get_tool(i) and told.get_events(i)) for i in MONITORS) if told else ()
 
@@ -244,7 +244,7 @@ def _monitors() -> tuple[Any, ...]:
 def _is_anothers(kind: type, reduce: Any) -> bool:
     """Whether objects of a class of Python's or PyTorch's are copied and pickled by others' functions."""
     owner = kind.__module__.partition(".")[0]
-    return owner in PYTHONS_OR_TORCHS and (getattr(reduce, "__module__", None) or "").partition(".")[0] != owner
+    return owner in STANDARD_OR_TORCH and (getattr(reduce, "__module__", None) or "").partition(".")[0] != owner
 
 
 def _is_not_looked_into(folder: str) -> bool:
@@ -256,12 +256,12 @@ def _is_not_looked_into(folder: str) -> bool:
 
 
 def _of_logger(logger: logging.Logger) -> tuple[Any, ...]:
-    """What it leaves out that it would tell by default; it may tell more."""
+    """What a logger leaves out that it would tell by default; it may tell more."""
     return max(logger.level, logging.WARNING), logger.disabled, *logger.filters
 
 
 def _working_folder() -> str:
-    """Or why there is none: it is gone, or thousands of folders deep."""
+    """Its name, or why it has none: it is gone, or thousands of folders deep."""
     try:
         return os.getcwd()
     except OSError as error:
@@ -275,13 +275,13 @@ def _recursion() -> int:
 
 
 def _stance() -> str:
-    """That of torch.compile, also where that has not been imported yet."""
+    """The stance that torch.compile has (torch.compiler.set_stance), also where it has not been imported yet."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     return getattr(getattr(module, "_stance", None), "stance", "default")
 
 
 def _of_decimals(context: decimal.Context) -> tuple[Any, ...]:
-    """But for its flags, which results raise."""
+    """A decimal context's settings, which its flags are not: results raise them."""
     traps = frozenset(signal for signal, is_on in context.traps.items() if is_on)
     return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
 
@@ -320,7 +320,7 @@ def _device() -> tuple[Any, ...]:
 
 
 def _umask() -> int:
-    """Which can be read only by setting it."""
+    """The mask of new files' modes, which can be read only by setting it."""
     mask = os.umask(0o77)
     os.umask(mask)
     return mask
@@ -356,7 +356,7 @@ def _signal_name(number: int) -> str:
 
 
 def _signals_apart() -> tuple[Any, ...]:
-    """Those that are not delivered, and what is written to where one is."""
+    """The signals that are blocked, and the file that is written to where one comes."""
     woken = signal.set_wakeup_fd(-1)
     if woken != -1:
         signal.set_wakeup_fd(woken)
@@ -465,12 +465,12 @@ def _rounding() -> tuple[float, ...]:
     return least / 2 * 2.0**60, 1 + 1.5 * unit, 1 + 0.5 * unit, -1 - 0.5 * unit
 
 
-def _saying() -> dict[str, Callable[[], Any]]:
-    """The functions of SETTINGS by name, which take no argument and say one of the VALUES."""
+def _settings() -> dict[str, Callable[[], Any]]:
+    """By name the functions of SETTINGS_OF that say how PyTorch is set: they take no argument and return one of VALUES."""
     saying = {}
     with warnings.catch_warnings(record=True) as deprecated:
         warnings.simplefilter("always")
-        for of, name in [(each, name) for each in SETTING for name in filter(SETTINGS.fullmatch, dir(each))]:
+        for of, name in [(each, name) for each in SETTINGS_OF for name in filter(SETTING_NAMES.fullmatch, dir(each))]:
             deprecated.clear()
             try:
                 said = getattr(of, name)()
@@ -481,7 +481,7 @@ def _saying() -> dict[str, Callable[[], Any]]:
     return saying
 
 
-SAYING, OPENMP, FENV = _saying(), _openmp(), _fenv()
+SETTINGS, OPENMP, FENV = _settings(), _openmp(), _fenv()
 LIBC = ctypes.CDLL(None)
 PRCTL, SIGACTION, DLADDR = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr) if LINUX else (None, None, None)
 CAUGHT = _handlers()

@@ -28,9 +28,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
-from autokernel.gate.workers.ageing import Clock
 from autokernel.gate.workers.calls import call, check_own, contents, has_memory, memory_of, results_of
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
+from autokernel.gate.workers.clocks import Clock
 from autokernel.gate.workers.further_calls import FurtherCalls
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.page_ends import PageEnds

@@ -1,0 +1,149 @@
+"""The clocks and process numbers that a kernel can ask, Python's and its C++ library's, put ahead: a process made old.
+
+A convenience for honest kernels, like all code in a worker. A kernel must make after months what it made before.
+"""
+
+import contextlib
+import ctypes
+import datetime
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from autokernel.gate.workers.loaded_libraries import called_functions, loaded
+
+CLOCKS = "time", "monotonic", "perf_counter", "process_time", "thread_time"  # each in nanoseconds, too
+DATES = "gmtime", "localtime", "ctime"  # of now, where no other time is given
+PROCESS_NUMBERS = "getpid", "getppid"
+AHEAD_S, OTHER_PROCESS = 100 * 86400 + 4099, 7919  # by which they are put ahead; odd numbers, of many remainders
+NANOSECONDS, SECONDS = ctypes.CFUNCTYPE(ctypes.c_int64), ctypes.CFUNCTYPE(ctypes.c_double)
+# What a C++ library may call that tells the time (build.ALLOWED_SYMBOLS).
+CLOCKS_OF_LIBRARIES = {
+    b"_ZNSt6chrono3_V212steady_clock3nowEv": (NANOSECONDS, AHEAD_S * 10**9),
+    b"_ZNSt6chrono3_V212system_clock3nowEv": (NANOSECONDS, AHEAD_S * 10**9),
+    b"omp_get_wtime": (SECONDS, AHEAD_S),
+}
+
+
+class Clock:
+    """The clocks and process numbers of Python and of C++ libraries, which can be put ahead. None ever goes back. What a
+    kernel file has registered to be done in a forked process is done then, too."""
+
+    def __init__(self, module: str) -> None:
+        """module: the name of the kernel file's."""
+        self.ahead, self.replaced = 0, {}  # by address: what a library calls instead
+        self.of_python: list[tuple[ModuleType, str, Any, Any]] = []  # module, name, Python's own, and ours
+        self.in_children: list[Callable[[], Any]] = []
+        now, today = time.time, time.localtime
+        for name in CLOCKS:
+            self._replace(time, name, self._later(getattr(time, name), AHEAD_S))
+            self._replace(time, f"{name}_ns", self._later(getattr(time, f"{name}_ns"), AHEAD_S * 10**9))
+        for name, step in (("clock_gettime", AHEAD_S), ("clock_gettime_ns", AHEAD_S * 10**9)):
+            if hasattr(time, name):
+                self._replace(time, name, self._later(getattr(time, name), step))
+        for name in PROCESS_NUMBERS:
+            self._replace(os, name, self._later(getattr(os, name), OTHER_PROCESS))
+
+        def then() -> float:
+            return now() + self.ahead * AHEAD_S
+
+        for name in DATES:
+            self._replace(time, name, _with_other_now(getattr(time, name), 0, then))
+        self._replace(time, "asctime", _with_other_now(time.asctime, 0, lambda: today(then())))
+        self._replace(time, "strftime", _with_other_now(time.strftime, 1, lambda: today(then())))
+        times = os.times
+        self._replace(os, "times", lambda: type(seen := times())((*seen[:4], seen[4] + self.ahead * AHEAD_S)))
+        self._replace(datetime, "datetime", _datetime_ahead(lambda: datetime.timedelta(seconds=self.ahead * AHEAD_S)))
+        self._note_what_is_done_in_children(module)
+
+    def _later(self, known: Callable[..., Any], step: int) -> Callable[..., Any]:
+        return lambda *which: known(*which) + self.ahead * step
+
+    def _replace(self, module: ModuleType, name: str, ours: Any) -> None:
+        known = getattr(module, name)
+        ours.__name__, ours.__qualname__, ours.__module__ = name, name, module.__name__
+        self.of_python.append((module, name, known, ours))
+        setattr(module, name, ours)
+
+    def _note_what_is_done_in_children(self, module: str) -> None:
+        register = os.register_at_fork
+
+        def noting(**functions: Callable[[], Any]) -> None:
+            if sys._getframe(1).f_globals.get("__name__") == module and "after_in_child" in functions:
+                self.in_children.append(functions["after_in_child"])
+            register(**functions)
+
+        self._replace(os, "register_at_fork", noting)
+
+    @contextlib.contextmanager
+    def as_python_has_it(self) -> Iterator[None]:
+        """Meanwhile modules have Python's own functions again, by which nobody can tell. Only while none is put ahead."""
+        for module, name, known, _ in self.of_python:
+            setattr(module, name, known)
+        try:
+            yield
+        finally:
+            for module, name, _, ours in self.of_python:
+                setattr(module, name, ours)
+
+    def put_ahead(self, libraries: set[str]) -> None:
+        """Once more by AHEAD_S, and in another process. libraries: files of the kernel's, which ask clocks themselves."""
+        self.ahead += 1
+        for function in self.in_children:
+            function()
+        for library in loaded(libraries):
+            for address, name in called_functions(library):
+                if address not in self.replaced and (found := CLOCKS_OF_LIBRARIES.get(name)):
+                    self.replaced[address] = self._replace_in_library(ctypes.c_void_p.from_address(address), *found)
+
+    def _replace_in_library(self, called: ctypes.c_void_p, kind: Any, step: int) -> Any:
+        """Put in the place of the function that is called there one that tells the time ahead. (The builder leaves these
+        addresses writable.)"""
+        known = kind(called.value)
+        told = kind(lambda: known() + self.ahead * step)
+        called.value = ctypes.cast(told, ctypes.c_void_p).value
+        return told
+
+
+def _with_other_now(known: Callable[..., Any], place: int, then: Callable[[], Any]) -> Callable[..., Any]:
+    """`known`, a function of module time that takes a time as its argument number `place`, or else that of now: then `then`
+    says what now is."""
+
+    def told(*given: Any) -> Any:
+        is_now = len(given) <= place or given[place] is None
+        return known(*given[:place], then()) if is_now and len(given) >= place else known(*given)
+
+    return told
+
+
+def _datetime_ahead(ahead: Callable[[], datetime.timedelta]) -> type:
+    """datetime.datetime with a now() that is so far ahead. What it makes are objects of Python's own class."""
+    known = datetime.datetime
+
+    class Kind(type):
+        def __instancecheck__(cls, one: Any) -> bool:
+            return isinstance(one, known)
+
+        def __subclasscheck__(cls, kind: type) -> bool:
+            return issubclass(kind, known)
+
+    class Told(known, metaclass=Kind):
+        def __new__(cls, *words: Any, **options: Any) -> datetime.datetime:
+            return known.__new__(known if cls is Told else cls, *words, **options)
+
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime.datetime:
+            return known.now(tz) + ahead()
+
+        @classmethod
+        def today(cls) -> datetime.datetime:
+            return known.today()  # of time.time(), which is ahead
+
+        @classmethod
+        def utcnow(cls) -> datetime.datetime:
+            return known.fromtimestamp(time.time(), datetime.timezone.utc).replace(tzinfo=None)
+
+    return Told

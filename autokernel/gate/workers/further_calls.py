@@ -30,22 +30,23 @@ from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.other_programs import called_by_another_program
 from autokernel.gate.workers.stopwatch import Allowance
 
-# The result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
+# A result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
-AGES = 8  # in each of which a kernel is called once more
-LAST_CALLS = 2  # of many, after each of which a kernel's variables are looked at
-# Inputs of so many calls, if they are small, and allocations of random sizes are kept in turn: so others lie elsewhere, for
-# so many calls, or seconds.
-BEFORE, FURTHER, SMALL = 32, 1 << 12, 1 << 16  # bytes
+AGES = 8  # times that clocks are put ahead; the kernel is called once at each
+LAST_CALLS = 2  # of many calls: after each of these the numbers that a kernel keeps are noted
+# Calls, or seconds of them, whose inputs lie where others did not.
 PLACES, PLACES_S = 256, 0.03
+# For that, what the last so many calls had is kept in memory: an allocation of a random size, and small inputs.
+OCCUPIED, MOST_EXTRA, SMALL = 32, 1 << 12, 1 << 16  # the latter two in bytes
 
 
 class Disagreement(RuntimeError):
-    """A kernel does not always make the same of the same."""
+    """A kernel does not make the same result of the same inputs each time."""
 
 
 class FurtherCalls:
-    """Of one kernel, on inputs that the judge has sent, or on what is made of them."""
+    """Of one kernel, compared with each other in this process: on inputs that the judge has sent, or on what is made of
+    them."""
 
     def __init__(
         self,
@@ -56,21 +57,21 @@ class FurtherCalls:
         memory: GuardedMemory | None = None,
         built: Collection[str] = (),
     ):
-        """results: of a call; module, clock, memory: of a kernel that is checked; built: its libraries."""
+        """results: how many a call returns; module, clock, memory: of a kernel that is checked; built: its libraries."""
         self.function, self.results, self.module, self.clock, self.built = function, results, module, clock, built
         self.memory = memory
-        self.drawn = random.Random(os.getpid())
-        self.before: deque[list[Any]] = deque(maxlen=BEFORE)  # what lies in memory beside the next call's tensors
+        self.random = random.Random(os.getpid())
+        self.occupying: deque[list[Any]] = deque(maxlen=OCCUPIED)  # memory where the next call's tensors cannot lie
         self.watched: list[tuple[Any, int, bytes]] = []  # results of one call, which are held to the end: where and what
-        self.held_before: list[Any] = []  # layouts of inputs for which a result was held for many calls
+        self.held_for: list[Any] = []  # layouts of inputs for which a result was held for many calls
 
     def hold_for_many(self, inputs: Mapping[str, Any]) -> None:
-        """Of a kernel that keeps what it returned: a result that is held must be none that it returns again, however many
-        it has in turn."""
+        """For a kernel that keeps what it returned: while one result is held, none of many calls may return its memory,
+        however many buffers the kernel uses in turn."""
         layouts = [(v.shape, v.stride(), v.dtype) for v in inputs.values() if isinstance(v, Tensor)]
-        if layouts in self.held_before:
+        if layouts in self.held_for:
             return
-        self.held_before.append(layouts)
+        self.held_for.append(layouts)
         first = results_of(self.function(**inputs), self.results)
         memory = [memory_of(y) for y in filter(has_memory, first)]
         many, ends_s = Allowance(MANY_S), time.perf_counter() + LONGEST_S
@@ -80,7 +81,8 @@ class FurtherCalls:
                 break
 
     def watch(self, inputs: Mapping[str, Any], stored: list[StorageWeakRef], known: list[tuple[int, bytes]]) -> None:
-        """Hold the results of a call from now on: those that a kernel keeps, of which this is known, or else others."""
+        """Hold the results of one call from now on: of an earlier one, where the kernel has kept them (`stored`: their
+        storages; `known`: their offsets and contents), or else of another."""
         for weak, (offset, content) in zip(stored, known):
             if not weak.expired() and (storage := torch.UntypedStorage._new_with_weak_ptr(weak.cdata)) is not None:
                 held = torch.empty(0, dtype=torch.uint8).set_(storage)  # a user of that memory, as a model's tensor is
@@ -101,13 +103,13 @@ class FurtherCalls:
         rows: Sequence[str],
         numbers: Mapping[str, float],
     ) -> None:
-        """All that are made once of a kernel, on a CPU. activations: inputs that have memory of their own each time;
+        """All calls that are made once for a kernel, on a CPU. activations: inputs that have memory of their own each time;
         weights: those that a kernel may prepare once; rows: inputs that may be shorter along their first dim; numbers:
         others for its options."""
         self._by_another_program(inputs)
         self._many(inputs, activations)
-        self._on_what_is_written_anew(inputs, weights)
-        self._on_known_weights(inputs, weights, rows, numbers)
+        self._on_tensors_written_to(inputs, weights)
+        self._on_weights_of_earlier_calls(inputs, weights, rows, numbers)
         check_idle()
 
     def _by_another_program(self, inputs: Mapping[str, Any]) -> None:
@@ -120,8 +122,9 @@ class FurtherCalls:
             raise Disagreement("a call by another program than the gate does not agree bitwise with one of the gate's")
 
     def _many(self, inputs: Mapping[str, Any], activations: Sequence[str]) -> None:
-        """Calls that keep nothing, on tensors of memory of their own, and agree bitwise with one on parts of a larger one,
-        as the judge's are, whose results are held for so long. In the end as in a process that has run for months."""
+        """Many calls on activations that have memory of their own each time. They must agree bitwise with a first one on
+        the judge's tensors, which are parts of larger memory; its results are held meanwhile. First what the kernel takes
+        with each call is counted, then inputs lie elsewhere, then what counts calls is put ahead, and at last clocks."""
         first, calls = self._once(inputs, ()), 0
         made = list(map(contents, first))
 
@@ -141,7 +144,7 @@ class FurtherCalls:
             if within.is_spent():
                 break
             again(elsewhere=True)
-        self.before.clear()
+        self.occupying.clear()
         for _ in range(LAST_CALLS):
             counters.note(calls)
             again()
@@ -154,13 +157,13 @@ class FurtherCalls:
         if not all(map(has_content, first, made)):
             raise SharedResult("kernel_fn wrote into an earlier call's result, which may be in use")
 
-    def _on_what_is_written_anew(self, inputs: Mapping[str, Any], weights: Sequence[str]) -> None:
+    def _on_tensors_written_to(self, inputs: Mapping[str, Any], weights: Sequence[str]) -> None:
         """Two calls on the same tensors, between which others write to them behind PyTorch's back, as to a graph's that is
         replayed. Weights, which may be prepared once, are a module's parameters."""
         tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor)}
         with torch.inference_mode(False), torch.no_grad():
-            mine = {**inputs, **{n: (_as_parameter if n in weights else _moved_out)(v) for n, v in tensors.items()}}
-            others = {**inputs, **{name: _moved_out(v) for name, v in tensors.items()}}
+            mine = {**inputs, **{n: (_as_parameter if n in weights else _in_own_memory)(v) for n, v in tensors.items()}}
+            others = {**inputs, **{name: _in_own_memory(v) for name, v in tensors.items()}}
             self._called(mine)
             for name in tensors.keys() - set(weights):
                 x, changed = mine[name], _halves_exchanged(tensors[name])
@@ -171,17 +174,17 @@ class FurtherCalls:
             if not all(has_content(y, known) for y, (_, known) in zip(self._called(others), made)):
                 raise Disagreement("a call on tensors that have been written to does not agree bitwise with one on others")
 
-    def _on_known_weights(
+    def _on_weights_of_earlier_calls(
         self, inputs: Mapping[str, Any], weights: Sequence[str], rows: Sequence[str], numbers: Mapping[str, float]
     ) -> None:
         """Calls with other options, or of fewer rows, on the very tensors of an earlier call's weights, and then the other
-        way round: what is prepared of a weight is its own, and a model has batches of all sizes."""
+        way round: what a kernel prepares of a weight may not depend on either, for a model has batches of all sizes."""
         fewer = {name: x.narrow(0, 0, (len(x) + 1) // 2) for name in rows if len(x := inputs[name]) > 1}
         kept = [name for name in weights if isinstance(inputs.get(name), Tensor)]
         with torch.inference_mode(False), torch.no_grad():
 
             def once(which: Mapping[str, Any], kept: Mapping[str, Any]) -> list[tuple[Any, bytes]]:
-                others = {n: _moved_out(v) if isinstance(v, Tensor) else v for n, v in which.items() if n not in kept}
+                others = {n: _in_own_memory(v) if isinstance(v, Tensor) else v for n, v in which.items() if n not in kept}
                 return [(y, contents(y)) for y in self._called({**which, **others, **kept})]
 
             for changed in filter(None, (numbers, fewer) if kept else ()):
@@ -197,28 +200,28 @@ class FurtherCalls:
         return results_of(call(self.function, inputs), self.results)
 
     def _once(self, inputs: Mapping[str, Any], activations: Sequence[str], elsewhere: bool = False) -> list[Any]:
-        """What a call returns, of which nothing is kept. `elsewhere`: inputs lie where others did not: it takes memory."""
-        more = self.drawn.randrange(FURTHER) if elsewhere else 0
-        mine = {name: _moved_out(inputs[name], more) for name in activations}
+        """What a call returns, on activations in memory of their own. `elsewhere`: where no earlier call's were."""
+        extra = self.random.randrange(MOST_EXTRA) if elsewhere else 0
+        mine = {name: _in_own_memory(inputs[name], extra) for name in activations}
         if elsewhere:
             small = [x for x in mine.values() if x.nbytes <= SMALL]
-            self.before.append([torch.UntypedStorage(self.drawn.randrange(1, FURTHER)), *small])
+            self.occupying.append([torch.UntypedStorage(self.random.randrange(1, MOST_EXTRA)), *small])
         returned = self.function(**{**inputs, **mine})
         self.memory.forget()
         return results_of(returned, self.results)
 
 
-def _moved_out(x: Tensor, more: int = 0) -> Tensor:
-    """x in memory of its own, from the first byte on, with `more` bytes behind it; where it has gaps, among guards."""
+def _in_own_memory(x: Tensor, extra: int = 0) -> Tensor:
+    """x in memory of its own, from the first byte on, with `extra` bytes behind it; where it has gaps, among guards."""
     if not x.is_contiguous():
         return x.clone()
-    storage = torch.UntypedStorage(x.numel() * x.itemsize + more, device=x.device)
+    storage = torch.UntypedStorage(x.numel() * x.itemsize + extra, device=x.device)
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(storage, 0, x.shape, x.stride()).copy_(x)
 
 
 def _as_parameter(x: Tensor) -> Tensor:
     """x as a module keeps it that is not trained, where it may."""
-    return torch.nn.Parameter(_moved_out(x), requires_grad=False) if x.is_floating_point() else _moved_out(x)
+    return torch.nn.Parameter(_in_own_memory(x), requires_grad=False) if x.is_floating_point() else _in_own_memory(x)
 
 
 def _halves_exchanged(x: Tensor) -> Tensor:

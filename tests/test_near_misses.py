@@ -291,6 +291,12 @@ NEAR_MISSES = {
     "weighted classes": NearMiss(lambda x, w: F.cross_entropy(x, torch.arange(4), w.abs()), [(4, 8), (8,)]),
     "log softmax": NearMiss(lambda x: torch.log_softmax(x, -1), [(4, 8)]),
     "a product of batches": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)], ("bmm",)),
+    "a product of one matrix with many": NearMiss(lambda a, b: a @ b, [(4, 8), (2, 8, 3)], ("bmm",)),
+    "a product of batches, each repeated": NearMiss(lambda a, b: a @ b, [(2, 1, 4, 8), (1, 3, 8, 5)], ("bmm",)),
+    "a product of batches, added": NearMiss(torch.baddbmm, [(2, 1, 4), (2, 4, 8), (2, 8, 4)], ("bmm",)),
+    "a product of batches, half of it added": NearMiss(
+        lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.5), [(2, 1, 4), (2, 4, 8), (2, 8, 4)]
+    ),
     "a product with a vector": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (8,)]),
     "a mean": NearMiss(lambda x: x.mean(-1), [(4, 8)]),
 }
@@ -372,11 +378,19 @@ EINSUMS = {  # equations, shapes, what they are; None: no product of matrices, l
         "flash_attention",
     ),
     "linear": (lambda x, w: torch.einsum("b s d, f d -> b s f", x, w), [(2, 3, 8), (5, 8)], "matmul"),
-    "transposed result": (lambda a, b: torch.einsum("ij,jk->ki", a, b), [(3, 8), (8, 5)], None),  # in other strides
+    "transposed result": (lambda a, b: torch.einsum("ij,jk->ki", a, b), [(3, 8), (8, 5)], "matmul"),
+    "other strides": (lambda a, b: torch.einsum("bij,bjk->ibk", a, b), [(2, 3, 8), (2, 8, 5)], "bmm"),
+    "heads of a projection": (lambda x, w: torch.einsum("btd,dhk->bthk", x, w), [(2, 3, 8), (8, 4, 5)], "matmul"),
+    "projection of heads": (lambda x, w: torch.einsum("bthk,hkd->btd", x, w), [(2, 3, 4, 5), (4, 5, 8)], "matmul"),
+    "states of chunks": (lambda a, b: torch.einsum("bzch,bzhpn->bchpn", a, b), [(2, 3, 4, 5), (2, 3, 5, 6, 7)], "bmm"),
+    "rows of a batch": (lambda a, b: torch.einsum("bqrhd,bkhd->bhqrk", a, b), [(2, 3, 4, 5, 8), (2, 6, 5, 8)], "bmm"),
     "sum of rows": (lambda a, b: torch.einsum("ij,kj->i", a, b), [(3, 8), (5, 8)], None),
     "diagonal": (lambda a, b: torch.einsum("ii,ij->ij", a, b), [(8, 8), (8, 8)], None),
     "broadcast": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [(3, 1), (8, 5)], None),
-    "ellipsis": (lambda a, b: torch.einsum("...j,jk->...k", a, b), [(2, 3, 8), (8, 5)], None),
+    "ellipsis": (lambda a, b: torch.einsum("...j,jk->...k", a, b), [(2, 3, 8), (8, 5)], "matmul"),
+    "ellipses": (lambda a, b: torch.einsum("...ij,b...jk->b...ik", a, b), [(3, 4, 8), (2, 3, 8, 5)], "bmm"),
+    "ellipses of a batch": (lambda a, b: torch.einsum("b...j,b...kj->b...k", a, b), [(2, 3, 8), (2, 3, 5, 8)], None),
+    "ellipses of matrices": (lambda a, b: torch.einsum("...ij,...kj->...ik", a, b), [(2, 3, 4, 8), (2, 3, 5, 8)], "bmm"),
 }
 
 

@@ -270,6 +270,7 @@ def test_einsums_have_their_own_strides(sizes: tuple[int, ...]) -> None:
     """Of what there is but one of, an einsum has other strides than the product that it is taken for."""
     batch, heads, rows, columns = sizes
     equations = ["bhqd,bhkd->bhqk", "bhqd,bhkd->bqkh", "bhqd,bhkd->hbqk", "bhqd,bhkd->bhkq", "bhqd,bhkd->kqbh"]
+    equations += ["bhqd,bgkd->bhgqk", "bhqd,bgkd->bqhkg", "bhqd,ahkd->bqak", "bhqd,ahkd->akqb", "...hqd,...hkd->...qkh"]
 
     def products(s: Function, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         scores = torch.einsum("bhqd,bhkd->bhqk", q, k)

@@ -292,7 +292,6 @@ NEAR_MISSES = {
     "log softmax": NearMiss(lambda x: torch.log_softmax(x, -1), [(4, 8)]),
     "a product of batches": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)], ("bmm",)),
     "a product of one matrix with many": NearMiss(lambda a, b: a @ b, [(4, 8), (2, 8, 3)], ("bmm",)),
-    "a product of batches, each repeated": NearMiss(lambda a, b: a @ b, [(2, 1, 4, 8), (1, 3, 8, 5)], ("bmm",)),
     "a product of batches, added": NearMiss(torch.baddbmm, [(2, 1, 4), (2, 4, 8), (2, 8, 4)], ("bmm",)),
     "a product of batches, half of it added": NearMiss(
         lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.5), [(2, 1, 4), (2, 4, 8), (2, 8, 4)]
@@ -306,6 +305,21 @@ NEAR_MISSES = {
 def test_near_misses_are_no_sites_or_compute_the_same(name: str) -> None:
     miss = NEAR_MISSES[name]
     assert sorted(found(miss.function, *(rand(*shape) for shape in miss.shapes))) == sorted(miss.types)
+
+
+IN_BATCHES = {
+    "one head": lambda q, k, v, mask: torch.softmax(q @ k.mT / 3 + mask, -1) @ v,
+    "PyTorch's function": lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask),
+    "bmm": lambda q, k, v, mask: torch.bmm(torch.softmax(torch.bmm(q, k.mT) * 0.3 + mask[0], -1), v),
+    "baddbmm": lambda q, k, v, mask: torch.bmm(torch.softmax(torch.baddbmm(mask, q * 0.3, k.mT), -1), v),
+}
+
+
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_attention_has_any_number_of_dims(name: str) -> None:
+    q, k, v = rand(6, 4, 8), rand(6, 5, 8), rand(6, 5, 8)
+    for mask in (rand(1, 4, 5), rand(6, 4, 5), rand(6, 1, 5)):
+        assert found(IN_BATCHES[name], q, k, v, mask) == ["flash_attention"]
 
 
 RANDOM = {

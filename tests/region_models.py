@@ -81,6 +81,7 @@ CHAINS = {
     "unit": lambda m, x, y: F.normalize(x + y, dim=-1) * m.weight,
     "summed": lambda m, x, y: (x * 2).logsumexp(-1, keepdim=True) - y + (x * 2).std(-1, keepdim=True),
     "transposed": lambda m, x, y: x.transpose(0, 1) * 2 + y[:1, :].expand(x.shape[0], x.shape[1]).transpose(0, 1),
+    "transposed_matrices": lambda m, x, y: (x.view(2, 32, N) * y.view(2, 32, N)).mT.exp() + x.view(2, 1, -1)[..., :32] + 1,
     "broadcast": lambda m, x, y: (x[:1].expand(64, N) + y) * y[:, :1].expand(64, N).transpose(0, 1).reshape(N, 64).t(),
     "split": lambda m, x, y: (x.view(-1, 4, 24) * m.weight.view(4, 24)).reshape(x.shape) + y,
     "rms": lambda m, x, y: (x + y) * torch.rsqrt((x + y).pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + m.weight),

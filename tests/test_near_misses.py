@@ -291,6 +291,11 @@ NEAR_MISSES = {
     "weighted classes": NearMiss(lambda x, w: F.cross_entropy(x, torch.arange(4), w.abs()), [(4, 8), (8,)]),
     "log softmax": NearMiss(lambda x: torch.log_softmax(x, -1), [(4, 8)]),
     "a product of batches": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (2, 8, 4)], ("bmm",)),
+    "a product of one matrix with many": NearMiss(lambda a, b: a @ b, [(4, 8), (2, 8, 3)], ("bmm",)),
+    "a product of batches, added": NearMiss(torch.baddbmm, [(2, 1, 4), (2, 4, 8), (2, 8, 4)], ("bmm",)),
+    "a product of batches, half of it added": NearMiss(
+        lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.5), [(2, 1, 4), (2, 4, 8), (2, 8, 4)]
+    ),
     "a product with a vector": NearMiss(lambda a, b: a @ b, [(2, 4, 8), (8,)]),
     "a mean": NearMiss(lambda x: x.mean(-1), [(4, 8)]),
 }
@@ -300,6 +305,21 @@ NEAR_MISSES = {
 def test_near_misses_are_no_sites_or_compute_the_same(name: str) -> None:
     miss = NEAR_MISSES[name]
     assert sorted(found(miss.function, *(rand(*shape) for shape in miss.shapes))) == sorted(miss.types)
+
+
+IN_BATCHES = {
+    "one head": lambda q, k, v, mask: torch.softmax(q @ k.mT / 3 + mask, -1) @ v,
+    "PyTorch's function": lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask),
+    "bmm": lambda q, k, v, mask: torch.bmm(torch.softmax(torch.bmm(q, k.mT) * 0.3 + mask[0], -1), v),
+    "baddbmm": lambda q, k, v, mask: torch.bmm(torch.softmax(torch.baddbmm(mask, q * 0.3, k.mT), -1), v),
+}
+
+
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_attention_has_any_number_of_dims(name: str) -> None:
+    q, k, v = rand(6, 4, 8), rand(6, 5, 8), rand(6, 5, 8)
+    for mask in (rand(1, 4, 5), rand(6, 4, 5), rand(6, 1, 5)):
+        assert found(IN_BATCHES[name], q, k, v, mask) == ["flash_attention"]
 
 
 RANDOM = {
@@ -372,11 +392,19 @@ EINSUMS = {  # equations, shapes, what they are; None: no product of matrices, l
         "flash_attention",
     ),
     "linear": (lambda x, w: torch.einsum("b s d, f d -> b s f", x, w), [(2, 3, 8), (5, 8)], "matmul"),
-    "transposed result": (lambda a, b: torch.einsum("ij,jk->ki", a, b), [(3, 8), (8, 5)], None),  # in other strides
+    "transposed result": (lambda a, b: torch.einsum("ij,jk->ki", a, b), [(3, 8), (8, 5)], "matmul"),
+    "other strides": (lambda a, b: torch.einsum("bij,bjk->ibk", a, b), [(2, 3, 8), (2, 8, 5)], "bmm"),
+    "heads of a projection": (lambda x, w: torch.einsum("btd,dhk->bthk", x, w), [(2, 3, 8), (8, 4, 5)], "matmul"),
+    "projection of heads": (lambda x, w: torch.einsum("bthk,hkd->btd", x, w), [(2, 3, 4, 5), (4, 5, 8)], "matmul"),
+    "states of chunks": (lambda a, b: torch.einsum("bzch,bzhpn->bchpn", a, b), [(2, 3, 4, 5), (2, 3, 5, 6, 7)], "bmm"),
+    "rows of a batch": (lambda a, b: torch.einsum("bqrhd,bkhd->bhqrk", a, b), [(2, 3, 4, 5, 8), (2, 6, 5, 8)], "bmm"),
     "sum of rows": (lambda a, b: torch.einsum("ij,kj->i", a, b), [(3, 8), (5, 8)], None),
     "diagonal": (lambda a, b: torch.einsum("ii,ij->ij", a, b), [(8, 8), (8, 8)], None),
     "broadcast": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [(3, 1), (8, 5)], None),
-    "ellipsis": (lambda a, b: torch.einsum("...j,jk->...k", a, b), [(2, 3, 8), (8, 5)], None),
+    "ellipsis": (lambda a, b: torch.einsum("...j,jk->...k", a, b), [(2, 3, 8), (8, 5)], "matmul"),
+    "ellipses": (lambda a, b: torch.einsum("...ij,b...jk->b...ik", a, b), [(3, 4, 8), (2, 3, 8, 5)], "bmm"),
+    "ellipses of a batch": (lambda a, b: torch.einsum("b...j,b...kj->b...k", a, b), [(2, 3, 8), (2, 3, 5, 8)], None),
+    "ellipses of matrices": (lambda a, b: torch.einsum("...ij,...kj->...ik", a, b), [(2, 3, 4, 8), (2, 3, 5, 8)], "bmm"),
 }
 
 

@@ -1,6 +1,7 @@
 """With kernels in it, a model is the same to whoever uses it: values, dtypes, strides, aliasing, objects."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -270,6 +271,7 @@ def test_einsums_have_their_own_strides(sizes: tuple[int, ...]) -> None:
     """Of what there is but one of, an einsum has other strides than the product that it is taken for."""
     batch, heads, rows, columns = sizes
     equations = ["bhqd,bhkd->bhqk", "bhqd,bhkd->bqkh", "bhqd,bhkd->hbqk", "bhqd,bhkd->bhkq", "bhqd,bhkd->kqbh"]
+    equations += ["bhqd,bgkd->bhgqk", "bhqd,bgkd->bqhkg", "bhqd,ahkd->bqak", "bhqd,ahkd->akqb", "...hqd,...hkd->...qkh"]
 
     def products(s: Function, q: Tensor, k: Tensor) -> tuple[Tensor, ...]:
         scores = torch.einsum("bhqd,bhkd->bhqk", q, k)
@@ -282,6 +284,34 @@ def test_einsums_have_their_own_strides(sizes: tuple[int, ...]) -> None:
     torch.testing.assert_close(results, expected)
     assert [t.stride() for t in results] == [t.stride() for t in expected]
     assert any(r.target == "flash_attention" for r in replacer.replaced)
+
+
+@pytest.mark.parametrize("length", [6, 1])
+def test_batches_have_any_number_of_dims(length: int) -> None:
+    """Attention of one head, or of a batch's heads in one dim; products of one matrix with many, and with what is added."""
+
+    def attending(s: Function, x: Tensor, mask: Tensor, few: Tensor) -> tuple[Tensor, ...]:
+        added = torch.baddbmm(mask, x * 0.3, x.transpose(1, 2))
+        return (
+            torch.bmm(added.softmax(-1), s.a(x)),
+            torch.softmax(x @ s.b(x).mT / 2 + mask, -1) @ x,
+            F.scaled_dot_product_attention(s.a(x), x, x, mask),
+            torch.softmax((x @ x.mT / 3).masked_fill(mask > 3, -torch.inf), -1) @ s.b(x),
+            few @ s.a(x).transpose(1, 2),
+            torch.baddbmm(mask, x, s.b(x).mT),
+        )
+
+    model, replacer = Function(attending), everywhere()
+    inputs = torch.randn(3, length, 8), torch.randn(3, 1, length), torch.randn(5, 8)
+    compiled = compile_with_kernels(model, replacer)
+    for _ in range(2):
+        results, expected = compiled(*inputs), model(*inputs)
+        torch.testing.assert_close(results, expected)
+        assert [t.stride() for t in results] == [t.stride() for t in expected]
+        gradients, wanted = (torch.autograd.grad(sum(t.sum() for t in y), model.a.weight)[0] for y in (results, expected))
+        torch.testing.assert_close(gradients, wanted)
+    found = Counter(r.target for r in replacer.replaced)
+    assert found["flash_attention"] == 4 and found["bmm"] == 2
 
 
 def norms_that_nobody_uses(s: Function, x: Tensor) -> Any:

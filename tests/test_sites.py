@@ -56,6 +56,25 @@ def test_sites_of_hugging_face_models(class_name: str) -> None:
     assert found(Workload("transformers", class_name, config, (2, 32))) == expected
 
 
+class Attending(nn.Module):
+    """nn.MultiheadAttention, which returns weights unless it is told otherwise."""
+
+    def __init__(self, result: int) -> None:
+        super().__init__()
+        self.result, self.attention = result, nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, key_padding_mask=hidden)[self.result]
+
+
+@pytest.mark.parametrize(("result", "types"), [(0, ["fused_linear", "flash_attention", "fused_linear"]), (1, ["bmm"])])
+def test_weights_that_nobody_uses_are_no_reason_against_attention(result: int, types: list[str]) -> None:
+    x, hidden = torch.randn(2, 6, 32), torch.arange(6) > torch.tensor([[3], [5]])
+    (graph,) = capture(Attending(result), (x, hidden), {}).graphs
+    sites = [site.kernel_type for site in SiteFinder(min_elements=0).find(graph.module)]
+    assert [name for name in sites if name in {*types, "flash_attention"}] == types
+
+
 class Broken(nn.Module):
     """Three norms with graph breaks between them; the last is in a loop that Dynamo gives up on."""
 

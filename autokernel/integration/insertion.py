@@ -25,7 +25,7 @@ from autokernel.integration.winner import Winner
 from autokernel.model.capture import forward_of
 from autokernel.model.contract import Backward
 from autokernel.model.nodes import aten, set_gradients, value
-from autokernel.model.patterns import Site
+from autokernel.model.patterns import Parameter, Site
 from autokernel.model.placement import Placement, RejectReason
 from autokernel.spec import Case, load_spec
 
@@ -106,7 +106,9 @@ def insert(graph: Graph, place: Place, callee: Kernel, nodes: Mapping[Node, Node
         values = tuple(v.node if isinstance(v, Proxy) else v for v in (given[name] for name in names))
         return Proxy(graph.call_function(callee, values), tracer)
 
-    parameters = {k: Proxy(nodes[v], tracer) if isinstance(v, Node) else v for k, v in site.parameters.items()}
+    parameters = {
+        k: Parameter(nodes[v], tracer, value(v).dim()) if isinstance(v, Node) else v for k, v in site.parameters.items()
+    }
     made = each_result(graph, site.pattern.call(call, **parameters).node, site)
     is_own = len(made) > 1 or made[0].target is callee
     placed = zip(made, site.outputs, place.placement.strides)

@@ -16,10 +16,11 @@ from torch.fx.proxy import GraphAppendingTracer
 from autokernel.backends import default_backend
 from autokernel.kernelbench.modelnew import make
 from autokernel.kernelbench.problems import Problem, parse
+from autokernel.model import nodes
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import simplify
-from autokernel.model.patterns import Site
+from autokernel.model.patterns import Parameter, Site
 from autokernel.model.regions.growing import region_finder
 from autokernel.spec import load_spec
 
@@ -192,7 +193,7 @@ def _with_calls(rewriting: Rewriting) -> torch.fx.Graph:
     stand_ins = {t: FunctionType((lambda: None).__code__, {}, f"{t}_kernel_fn") for t in rewriting.kernel_types}
 
     def proxied(v: Any) -> Any:
-        return Proxy(results.get(again[v], again[v]), tracer) if isinstance(v, Node) else v
+        return Parameter(results.get(again[v], again[v]), tracer, nodes.value(v).dim()) if isinstance(v, Node) else v
 
     for site in rewriting.sites:
         kernel = stand_ins[site.kernel_type]

@@ -176,6 +176,8 @@ def simplify(node: Node, modes: bool = False) -> None:
     """Write in one way what can be written in many. `modes`: gradients are switched, which a view takes notice of."""
     if node.target in RESHAPES and all(isinstance(n, int) for n in value(node).shape):
         node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], list(value(node).shape)), {}
+    if node.target is aten.mT.default:
+        node.target, node.args = aten.transpose.int, (node.args[0], -2, -1)
     if node.target is aten.mul.Tensor and node.args[0] is node.args[1]:
         node.target, node.args = aten.pow.Tensor_Scalar, (node.args[0], 2)
     if node.target in CASTS and value(node).device == value(node.args[0]).device and not node.kwargs.get("copy"):

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx import Node
+from torch.fx import Node, Proxy
+from torch.fx.proxy import TracerBase
 
 from autokernel.model import pattern_graphs
 from autokernel.model.autocast import without_autocast
@@ -43,6 +44,17 @@ class Pattern:
     @property
     def numbers(self) -> dict[Any, str]:
         return {v: k for k, v in self.inputs.items() if isinstance(v, (int, float))}
+
+
+class Parameter(Proxy):
+    """What a pattern's `call` is given: all but how many dims it has is known no earlier than the model runs."""
+
+    def __init__(self, node: Node, tracer: TracerBase, dims: int):
+        super().__init__(node, tracer)
+        self.dims = dims
+
+    def dim(self) -> int:
+        return self.dims
 
 
 @dataclass(frozen=True, eq=False)

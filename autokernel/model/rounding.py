@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 from autokernel.model.nodes import CONVERSIONS, RESHAPES, aten, value
 
 CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
-PASSING = RESHAPES | CONVERSIONS | {aten.clone.default, aten.permute.default, aten.transpose.int, aten.t.default}
+TRANSPOSING = {aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default}
+PASSING = RESHAPES | CONVERSIONS | TRANSPOSING | {aten.clone.default}
 
 
 def is_coarser(one: torch.dtype, other: torch.dtype) -> bool:

@@ -1,6 +1,7 @@
 """Operators that a trace would take apart otherwise than eager mode runs them, written out as it does."""
 
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -26,30 +27,59 @@ def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tens
     # Where there is but one of something, strides of fake tensors are no real one's.
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         without_memory = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in operands]
-        product, expected = _as_product(equation, without_memory), torch.einsum(equation, without_memory)
-    if product is NotImplemented or strides_of(product) != strides_of(expected):
-        return NotImplemented
-    result = _as_product(equation, operands)
-    return result if product.stride() == expected.stride() else result.as_strided(expected.shape, expected.stride())
+        expected = torch.einsum(equation, without_memory)
+        products = [_as_product(equation, without_memory, turned) for turned in (False, True)]
+    for turned, product in enumerate(products):
+        if product is not NotImplemented and strides_of(product) == strides_of(expected):
+            result = _as_product(equation, operands, bool(turned))
+            return result if product.stride() == expected.stride() else result.as_strided(expected.shape, expected.stride())
+    return NotImplemented
 
 
-def _as_product(equation: str, operands: Sequence[Tensor]) -> Tensor:
-    """An einsum that is a product of matrices, or of batches of them, written as one; NotImplemented of any other."""
+def _as_product(equation: str, operands: Sequence[Tensor], turned: bool) -> Tensor:
+    """An einsum that is a product of matrices, or of batches of them, written as one; NotImplemented of any other.
+
+    turned: of the second operand and the first, as PyTorch has it where the result lies in that order.
+    """
     names, _, result = equation.replace(" ", "").partition("->")
-    letters = [list(name) for name in names.split(",")]
-    if len(letters) != 2 or "." in equation or any(len(set(name)) < len(name) for name in letters):
+    letters = names.split(",")
+    if "..." in result:
+        unused = "".join(c for c in ascii_letters if c not in equation)
+        rests = [t.dim() - len(name.replace("...", "")) if "..." in name else 0 for name, t in zip(letters, operands)]
+        letters = [name.replace("...", unused[:n][::-1]) for name, n in zip(letters, rests)]  # their last dims are the same
+        result = result.replace("...", unused[: max(rests)][::-1])
+    if len(letters) != 2 or any("." in name or len(set(name)) < len(name) for name in letters):
         return NotImplemented
-    (left, right), (a, b) = letters, operands
-    shared, rows, columns = [c for c in left if c in right], [c for c in left if c not in right], set(right) - set(left)
-    batch, summed = [c for c in shared if c in result], [c for c in shared if c not in result]
+    left, right = map(list, letters[::-1] if turned else letters)
+    a, b = operands[::-1] if turned else operands
+    shared = [c for c in left if c in right]
+    batch, summed = [c for c in shared if c in result], sorted(c for c in shared if c not in result)
+    rows, columns = ([c for c in result if c in one and c not in shared] for one in (left, right))
     sizes_agree = all(a.shape[left.index(c)] == b.shape[right.index(c)] for c in shared)
-    is_product = len(summed) == len(columns) == 1 and rows and (len(rows) == 1 or not batch)
-    if not (sizes_agree and is_product and sorted(result) == sorted([*batch, *rows, *columns])):
+    is_all = sorted(result) == sorted([*batch, *rows, *columns]) and set(result) | set(shared) == {*left, *right}
+    if not (sizes_agree and is_all and rows and columns and summed):
         return NotImplemented
+    if not batch and len(summed) == 1:
+        a, row_sizes = _in_order(a, left, rows + summed), []  # matmul() takes any number of rows
+    else:
+        row_sizes = [a.shape[left.index(c)] for c in rows]
+        a = _as_matrices(_in_order(a, left, batch + rows + summed), len(batch), len(rows))
+    column_sizes = [b.shape[right.index(c)] for c in columns]
     inner = [c for c in right if c not in batch]  # summed and free, in either order
-    a, b = _in_order(a, left, batch + rows + summed), _in_order(b, right, batch + inner)
-    product = torch.matmul(a, b if inner[0] in summed else b.transpose(-2, -1))
+    if inner[0] in summed:
+        b = _as_matrices(_in_order(b, right, batch + summed + columns), len(batch), len(summed))
+    else:
+        b = _as_matrices(_in_order(b, right, batch + columns + summed), len(batch), len(columns)).transpose(-2, -1)
+    product = torch.matmul(a, b)
+    product = product.unflatten(-1, column_sizes) if len(column_sizes) > 1 else product
+    product = product.unflatten(len(batch), row_sizes) if len(row_sizes) > 1 else product
     return _in_order(product, [*batch, *rows, *columns], list(result))
+
+
+def _as_matrices(t: Tensor, batch: int, rows: int) -> Tensor:
+    """Of so many dims of a batch, then of rows, then others: the rows as one dim, the others as one."""
+    t = t.flatten(batch, batch + rows - 1) if rows > 1 else t
+    return t.flatten(batch + 1) if t.dim() > batch + 2 else t
 
 
 def _encoder_layer(

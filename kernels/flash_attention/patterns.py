@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
@@ -24,6 +25,7 @@ class Heads:
 
 
 MANY = Heads((B, H, S, D), lambda t: t)
+FOLDED = Heads((H, S, D), lambda t: t)  # with the batch
 FEW = Heads((B, KV, S, D), lambda t: t)
 REPEATED = [
     Heads((B, KV, S, D), lambda t: t[:, :, None].expand(B, KV, H // KV, S, D).reshape(B, H, S, D)),  # Hugging Face's
@@ -36,8 +38,22 @@ REPEATED = [
 ]
 
 
+def of_batches(call):
+    """`call`, for Q, K and V of three dims, too: of one head, or of those of a batch in one dim."""
+
+    def with_heads(kernel, Q, K, V, **others):
+        if Q.dim() != 3:
+            return call(kernel, Q, K, V, **others)
+        masks = {name: t for name, t in others.items() if "mask" in name and t is not None and t.dim() == 3}
+        others |= {name: t.unsqueeze(1) for name, t in masks.items()}
+        return call(kernel, Q.unsqueeze(1), K.unsqueeze(1), V.unsqueeze(1), **others).squeeze(1)
+
+    return with_heads
+
+
 def inputs(heads, **others):
-    return {"Q": (B, H, S, D), "K": heads.shape, "V": heads.shape} | {k: v for k, v in others.items() if v is not None}
+    made = {"Q": (*heads.shape[:-3], H, S, D), "K": heads.shape, "V": heads.shape}
+    return made | {k: v for k, v in others.items() if v is not None}
 
 
 def function(heads, causal, masked, grouped=False):
@@ -49,16 +65,17 @@ def function(heads, causal, masked, grouped=False):
         return kernel(Q=Q, K=heads.few(K), V=heads.few(V), causal=causal, sm_scale=sm_scale, attn_mask=attn_mask)
 
     parameters = inputs(heads, sm_scale=0.0123, attn_mask=(1, 1, S, S) if masked else None)
+    call = of_batches(call) if heads is MANY else call
     return Pattern(example, parameters, call, masks=("attn_mask",) if masked else ())
 
 
-# scores(Q, Kᵀ, number), and sm_scale in terms of the number
+# scores(matmul, Q, Kᵀ, number), and sm_scale in terms of the number
 SCALINGS = [
-    (lambda Q, Kt, number: Q @ Kt * number, lambda number: number),
-    (lambda Q, Kt, number: Q @ Kt / number, lambda number: 1 / number),
-    (lambda Q, Kt, number: (Q * number) @ Kt, lambda number: number),
-    (lambda Q, Kt, number: (Q / number) @ Kt, lambda number: 1 / number),
-    (lambda Q, Kt, number: Q @ Kt, lambda number: 1.0),
+    (lambda mm, Q, Kt, number: mm(Q, Kt) * number, lambda number: number),
+    (lambda mm, Q, Kt, number: mm(Q, Kt) / number, lambda number: 1 / number),
+    (lambda mm, Q, Kt, number: mm(Q * number, Kt), lambda number: number),
+    (lambda mm, Q, Kt, number: mm(Q / number, Kt), lambda number: 1 / number),
+    (lambda mm, Q, Kt, number: mm(Q, Kt), lambda number: 1.0),
 ]
 # scores with a mask, an example of a mask, and the kernel's attn_mask in terms of it
 MASKS = [
@@ -80,15 +97,32 @@ def by_hand(heads, scaling, masking, softmax):
     (scores, sm_scale), (masked, mask, attn_mask) = scaling, masking
 
     def example(Q, K, V, number=None, mask=None):
-        return softmax(masked(scores(Q, heads.repeat(K).transpose(-2, -1), number), mask)) @ heads.repeat(V)
+        K = heads.repeat(K).transpose(-2, -1)
+        return softmax(masked(scores(torch.matmul, Q, K, number), mask)) @ heads.repeat(V)
 
     def call(kernel, Q, K, V, number=None, mask=None):
         K, V = heads.few(K), heads.few(V)
         options = {"causal": False, "sm_scale": sm_scale(number), "safe_softmax": False}
         return kernel(Q=Q, K=K, V=V, attn_mask=attn_mask(mask), **options)
 
+    call = of_batches(call) if heads is MANY else call
     number = None if scaling is SCALINGS[-1] else 0.0123
     return Pattern(example, inputs(heads, number=number, mask=mask), call, masks=() if mask is None else ("mask",))
+
+
+def in_batches(scaling, masking, added=False):
+    """By bmm(), as nn.MultiheadAttention has it that is to return weights; `added`: the mask is, by baddbmm()."""
+    (scores, _), (masked, mask, _) = scaling, masking
+
+    def example(Q, K, V, number=None, mask=None):
+        mm = partial(torch.baddbmm, mask) if added else torch.bmm
+        weights = scores(mm, Q, K.transpose(-2, -1), number)
+        return torch.bmm(torch.softmax(weights if added else masked(weights, mask), -1), V)
+
+    call = by_hand(MANY, scaling, masking, SOFTMAXES[0]).call
+    mask = mask[1:] if isinstance(mask, tuple) else mask if mask is None else mask[0]
+    number = None if scaling is SCALINGS[-1] else 0.0123
+    return Pattern(example, inputs(FOLDED, number=number, mask=mask), call, masks=() if mask is None else ("mask",))
 
 
 def both_are_taken() -> bool:
@@ -107,4 +141,6 @@ PATTERNS = [
     *(function(FEW, *options, grouped=True) for options in OPTIONS),
     *(function(heads, *options) for heads, options in product((MANY, *REPEATED), OPTIONS)),
     *(by_hand(*way) for way in product((MANY, *REPEATED), SCALINGS, MASKS, SOFTMAXES)),
+    *(in_batches(*way) for way in product(SCALINGS, MASKS)),
+    *(in_batches(scaling, MASKS[1], added=True) for scaling in SCALINGS[2:]),
 ]

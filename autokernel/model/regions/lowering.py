@@ -450,13 +450,13 @@ def _expand(low: Lowering, node: Node, groups: Groups) -> Expression:
     return low.operand(node, node.args[0], groups)
 
 
-@rule("permute", "transpose.int", "t", view=True)
+@rule("permute", "transpose.int", "t", "mT", view=True)
 def _permute(low: Lowering, node: Node, groups: Groups) -> Expression:
     rank = len(groups)
     order = list(range(rank))
     if node.target is aten.permute.default:
         order = [d % rank for d in node.args[1]]
     elif rank > 1:
-        a, b = (node.args[1] % rank, node.args[2] % rank) if node.target is aten.transpose.int else (0, 1)
+        a, b = (node.args[1] % rank, node.args[2] % rank) if node.target is aten.transpose.int else (-2 % rank, -1 % rank)
         order[a], order[b] = order[b], order[a]
     return low.element(node.args[0], tuple(groups[order.index(d)] for d in range(rank)))

@@ -64,7 +64,7 @@ PICKING = frozenset(
         *("where", "masked_fill", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "amax", "amin", "relu"),
         *("neg", "abs", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "scalar_tensor", "full"),
         *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"),
-        *("expand", "expand_as", "permute", "transpose", "t"),
+        *("expand", "expand_as", "permute", "transpose", "t", "mT"),
         *("slice", "narrow", "select", "flip", "cat", "constant_pad_nd", "pad"),
         *("zeros_like", "ones_like", "full_like", "zeros", "ones"),
         *("max", "min", "argmax", "argmin", "max_pool1d", "max_pool2d", "max_pool3d"),

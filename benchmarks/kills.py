@@ -37,11 +37,13 @@ from autokernel.cli.arguments import Parser, count, script, seed
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import Rules, incumbent, rows_of
 from autokernel.report.branch import close_branch
+from autokernel.run.fleet import Fleet, Task
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import PLAN, Workspace
 from autokernel.spec import ROOT
 from autokernel.target import Plan, Target, default_target, starter_source
 from autokernel.verdict import Correctness, Interval, Verdict
+from benchmarks.simulated_pool import SimulatedPool
 
 VICTIMS = ("orchestrator", "judge", "warm parent", "git", "group")
 TAG = "kills"
@@ -159,9 +161,6 @@ def work_alone(workspace: Workspace, agent: Agent) -> None:
 
 
 def work_on_workers(workspace: Workspace, agent: Agent) -> None:
-    from autokernel.run.fleet import Fleet, Task
-    from benchmarks.ray_simulation import SimulatedPool  # here, for it uses what is above
-
     def judge(worker: str, task: Task) -> tuple[float, Verdict]:
         verdict = Coin().examine(task.source, task.target, seed=random.getrandbits(30), progress=print)
         return random.uniform(1, 10), verdict

@@ -18,7 +18,6 @@ Reads:  benchmarks/transcripts/NAME.tsv and NAME.txt
 Writes: the file named by --out
 """
 
-import heapq
 import json
 import math
 import os
@@ -28,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -44,69 +43,20 @@ from autokernel.cli.arguments import Parser, count, script, seed
 from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.history.progress import Rules, tried
 from autokernel.history.workers import Workforce
-from autokernel.run.fleet import Answer, Event, Fleet, Joined, Lost, Task
+from autokernel.run.fleet import Event, Fleet, Task
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import Intent
 from autokernel.verdict import Correctness, Interval, Verdict
 from benchmarks.kills import copy_of_this_clone, edits, started
 from benchmarks.scheduler import Record, Share, gain
+from benchmarks.simulated_pool import Outcome, SimulatedPool
 
 NO_RULES = Rules(None, None, None, None)
 EACH, MOST = 100, 3000  # experiments for each worker, and in all
 AGENTS_S = (0.0, 0.1, 30.0)  # for a proposal: none, the built-in tuner's order of magnitude, a language model's
 REPLAYED = (1, 2, 4, 8, 16, 32, 64)  # workers
-RESTART_S = 30.0  # until another worker has taken the place of a lost one
 WINS_AGAIN = 0.5
 RECORDED = 30  # experiments whose recording is timed
-
-Outcome = tuple[float, Verdict | None]  # how long it takes, and None where the worker is lost with it
-
-
-class SimulatedPool:
-    """autokernel.run.fleet.Pool on a clock that jumps from one event to the next."""
-
-    def __init__(self, workers: int, judge: Callable[[str, Task], Outcome], restart_s: float = RESTART_S) -> None:
-        """judge: of a worker's name and its task; one that takes for ever never answers."""
-        self.judge, self.restart_s = judge, restart_s
-        self.clock_s = self.busy_s = 0.0
-        self.coming: list[tuple[float, int, Event]] = []
-        self.events_made = self.names = 0
-        for _ in range(workers):
-            self._start(0.0)
-
-    def _start(self, after_s: float) -> None:
-        self.names += 1
-        self._add(after_s, Joined(f"w{self.names}", "simulated", "simulated"))
-
-    def _add(self, after_s: float, event: Event) -> None:
-        self.events_made += 1
-        heapq.heappush(self.coming, (self.clock_s + after_s, self.events_made, event))
-
-    def now(self) -> float:
-        return self.clock_s
-
-    def submit(self, worker: str, task: Task) -> None:
-        seconds, verdict = self.judge(worker, task)
-        if seconds < math.inf:
-            self.busy_s += seconds
-            self._add(seconds, Answer(worker, task.lease, verdict) if verdict else Lost(worker, "killed"))
-
-    def replace(self, worker: str) -> None:
-        self._start(self.restart_s)
-
-    def events(self, timeout_s: float) -> Sequence[Event]:
-        """All of the next moment at which something happens, if it is near enough."""
-        until = self.clock_s + timeout_s
-        if not self.coming or self.coming[0][0] > until:
-            self.clock_s = until
-            return []
-        self.clock_s = max(self.clock_s, self.coming[0][0])  # the driver may have been busy beyond it
-        events = []
-        while self.coming and self.coming[0][0] <= self.clock_s:
-            events.append(heapq.heappop(self.coming)[2])
-        for _ in (event for event in events if isinstance(event, Lost)):
-            self._start(self.restart_s)
-        return events
 
 
 class SimulatedBook:

@@ -32,8 +32,9 @@ from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target, starter_source
 from autokernel.verdict import Correctness, Verdict
 from benchmarks.kills import Coin
-from benchmarks.ray_simulation import RecordedGate, SimulatedBook, SimulatedPool
+from benchmarks.ray_simulation import RecordedGate, SimulatedBook
 from benchmarks.scheduler import Record
+from benchmarks.simulated_pool import SimulatedPool
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 

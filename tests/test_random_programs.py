@@ -22,10 +22,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    "first",
-    [pytest.param(first, marks=pytest.mark.slow if first else ()) for first in range(0, 300, AT_ONCE)],
-)
+@pytest.mark.parametrize("first", range(0, 300, AT_ONCE))
 def test_programs_made_at_random(first: int) -> None:
     failed = [o for o in map(check, map(make, range(first, first + AT_ONCE))) if o.why and not o.torchs]
     assert not failed, described(failed[0])

@@ -30,6 +30,19 @@ def bmm(A: Tensor, B: Tensor) -> Tensor:
     return A @ B
 
 
+def grouped_matmul(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """x [rows, K] in groups of rows, each times a matrix of its own, weight [groups, K, N] -> [rows, N]: experts' layers.
+
+    Group g ends before row offs[g], as in torch.nn.functional.grouped_mm: a row is in the group whose number is that of the
+    `offs` at or before it. Rows after the last group are 0.
+    """
+    group = (offs[:, None] <= torch.arange(len(x), device=x.device)).sum(0)
+    y = x.new_zeros(len(x), weight.shape[-1])
+    for number, matrix in enumerate(weight):
+        y[group == number] = x[group == number] @ matrix
+    return y
+
+
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """exp(x - max) / sum(exp(x - max)) along `dim`; same shape as x."""
     e = (x - x.amax(dim, keepdim=True)).exp_()

@@ -29,7 +29,8 @@ FOUND = {
     "BERT": ENCODER,
     "T5": {"rmsnorm": 12, "flash_attention": 6, "fused_linear": 4, "matmul": 29},
     "ViT": ENCODER,
-    "Mixtral": {"rmsnorm": 5, "rotary_embedding": 4, "flash_attention": 2, "softmax": 2, "reduce": 4, "matmul": 11},
+    "Mixtral": {kind: count for kind, count in LLAMA.items() if kind != "fused_mlp"}
+    | {"softmax": 2, "reduce": 4, "matmul": 11, "grouped_matmul": 4},
     "Whisper encoder": ENCODER | {"fused_linear": 10, "matmul": 2},  # keys have no bias
     "Phi": {"layernorm": 3, "rotary_embedding": 4, "flash_attention": 2, "fused_linear": 13},
     "Phi 3": LLAMA | {"matmul": 5},  # merged projections

@@ -15,6 +15,7 @@ from autokernel.model.pieces import pieces
 from autokernel.model.placement import tensor_spec
 from autokernel.spec import load_spec
 
+aten = torch.ops.aten
 PROOF_TOLERANCE = 1e-8  # of the largest result, in float64; tanh-gelu for gelu is wrong by 1e-4
 
 
@@ -40,6 +41,7 @@ def extract_subgraph(graph: GraphModule, outputs: list[Node], inputs: list[Node]
         copies[node] = copy = piece.node_copy(node, copies.__getitem__)
         copy.name = f"node_{i}"
         if wide:
+            copy.target = WIDE_FORMS.get(copy.target, copy.target)
             copy.args, copy.kwargs = fx.node.map_aggregate((copy.args, copy.kwargs), _wide)
     piece.output(tuple(copies[node] for node in outputs))
     module = GraphModule(graph, piece)
@@ -49,6 +51,15 @@ def extract_subgraph(graph: GraphModule, outputs: list[Node], inputs: list[Node]
 
 def _wide(v: Any) -> Any:
     return torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v
+
+
+def _groups(x: Tensor, weight: Tensor, offs: Tensor, bias: Any = None, out_dtype: Any = None) -> Tensor:
+    """aten._grouped_mm of x [rows, K] and weight [groups, K, N], with every row in a group."""
+    return torch.cat([rows @ matrix for rows, matrix in zip(x.tensor_split(offs[:-1].tolist()), weight)])
+
+
+# Operators that take no float64 -> the same in those that do.
+WIDE_FORMS = {aten._grouped_mm.default: _groups} if hasattr(aten, "_grouped_mm") else {}
 
 
 class _Wide(TorchFunctionMode):
@@ -106,7 +117,12 @@ def _agree_where(site: Site, original: GraphModule, given: GraphModule | None, f
     # An integer may be the index of a class: what is out of bounds is an error, on a GPU one that ends the process.
     widths = [fake.shape[-1] for fake in map(value, original.inputs) if fake.is_floating_point() and fake.dim()]
 
+    drawn = {site.parameters[name]: draw for name, draw in site.pattern.draws.items()}
+    fakes = {name: value(v) if isinstance(v, Node) else v for name, v in site.parameters.items()}
+
     def draw(node: Node) -> Tensor:
+        if node in drawn:
+            return drawn[node](**fakes).to(device)
         contents = _draw(value(node), generator, min([8, *widths]))
         return _hide_rows(contents, value(node).dtype, first_hidden) if node in masks else contents
 

@@ -1,7 +1,7 @@
 """Patterns: ways in which models write a kernel type's operation, by `kernels/<type>/patterns.py`; and their sites."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,7 @@ class Pattern:
     given: tuple[str, ...] = ()
     where: Callable[..., bool] = lambda **_: True
     masks: tuple[str, ...] = ()
+    draws: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
 
     @property
     def numbers(self) -> dict[Any, str]:

@@ -1,6 +1,6 @@
 """Products of a batch of matrices in C++: each thread takes a block of one product, whose operands it packs for itself.
 
-The inside is matmul's: panels of floats, and a tile of the result kept in registers (panels.hpp).
+The inside is matmul's: panels of floats, and a tile of the result kept in registers (blocks.hpp, panels.hpp).
 """
 
 import torch
@@ -22,28 +22,11 @@ BLOCK_M = 256  # rows of C that a thread takes at a time
 SHARES = 4  # blocks for each thread at least, where the products are that large
 
 SOURCE = r"""
-#include <panels.hpp>
+#include <blocks.hpp>
 
 struct Sides {
     int64_t outer, inner, row, column;  // strides: of both dims of the batch, and of the matrix
 };
-
-// A block [rows, columns] of one product, to sums, whose rows lie `line` apart.
-template <class T>
-void block(const T* A, const T* B, Sides a, Sides b, float* sums, int64_t line, int64_t rows, int64_t columns, int64_t K,
-           float* packed, float* panel) {
-    for (int64_t k = 0; k < K; k += BLOCK_K) {
-        const int64_t kc = std::min<int64_t>(BLOCK_K, K - k);
-        for (int64_t m = 0; m < rows; m += MR)
-            pack<MR>(A + m * a.row + k * a.column, a.row, a.column, std::min(MR, rows - m), kc, packed + m * kc);
-        for (int64_t n = 0; n < columns; n += NR) {
-            pack<NR>(B + n * b.column + k * b.row, b.column, b.row, std::min(NR, columns - n), kc, panel);
-            for (int64_t m = 0; m < rows; m += MR)
-                multiply_tile(packed + m * kc, panel, kc, sums + m * line + n, line, std::min(MR, rows - m),
-                     std::min(NR, columns - n), k > 0);
-        }
-    }
-}
 
 template <class T>
 void bmm(const T* A, const T* B, T* C, int64_t outer, int64_t inner, int64_t M, int64_t N, int64_t K, Sides a, Sides b) {
@@ -67,10 +50,8 @@ void bmm(const T* A, const T* B, T* C, int64_t outer, int64_t inner, int64_t M, 
             T* to = C + (index * M + m) * N + n;
             float* into = exact ? (float*)to : sums.get();
             const int64_t line = exact ? N : nc;
-            block(from_a, from_b, a, b, into, line, rows, columns, K, packed.get(), panel);
-            if (!exact)
-                for (int64_t r = 0; r < rows; ++r)
-                    map_row<2>(to + r * N, columns, 0, [](int, vfloat v) { return v; }, into + r * line);
+            block(from_a, a.row, a.column, from_b, b.row, b.column, into, line, rows, columns, K, packed.get(), panel);
+            if (!exact) store_rows(into, line, to, N, rows, columns);
         }
     }
 }

@@ -39,7 +39,9 @@ def _in_real_strides(inside: list[Any], operator: Any, x: Tensor, *args: Any, **
         if real == strides_of(result):
             return result
         for memory_format in FORMATS:
-            if memory_format is torch.contiguous_format or result.dim() == (4 if memory_format is torch.channels_last else 5):
+            if memory_format is torch.contiguous_format or result.dim() == (
+                4 if memory_format is torch.channels_last else 5
+            ):
                 made = result.contiguous(memory_format=memory_format)
                 if strides_of(made) == real:
                     return made

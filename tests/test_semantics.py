@@ -15,6 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from autokernel.integration.apply import apply, compile_with_kernels
 from autokernel.model.match import SiteFinder
+from autokernel.model.nodes import strides_of
 from benchmarks.random_programs import Everywhere, finder
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled_before")
@@ -286,6 +287,35 @@ def test_einsums_have_their_own_strides(sizes: tuple[int, ...]) -> None:
     assert any(r.target == "flash_attention" for r in replacer.replaced)
 
 
+NORMED = torch.ones(8)
+IN_DOUBT = {
+    "batch norm": lambda t: F.batch_norm(t, NORMED.clone(), NORMED.clone(), NORMED, NORMED),
+    "batch norm, training": lambda t: F.batch_norm(t, NORMED.clone(), NORMED.clone(), NORMED, NORMED, training=True),
+    "log sigmoid": F.logsigmoid,
+    "roll": lambda t: t.roll(1, 1),
+    "channel shuffle": lambda t: F.channel_shuffle(t, 2),
+}
+
+
+@pytest.mark.parametrize("name", IN_DOUBT)
+@pytest.mark.parametrize("shape", [(2, 3, 5, 8), (1, 3, 5, 8), (2, 5, 3, 8)])
+def test_operators_of_which_fake_tensors_have_other_strides(name: str, shape: tuple[int, ...]) -> None:
+    """What a kernel makes of their results has the strides that it has in eager mode, or a view of it has."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, ...]:
+        images = s.a(x).permute(0, 3, 1, 2)  # channels_last
+        made = [IN_DOUBT[name](t) for t in (images, images.mT, images.transpose(0, 1)[:8].transpose(0, 1))]
+        return tuple(f for y in made for f in (F.silu(y) * 2 + 1, s.norm(y.permute(0, 2, 3, 1)).relu() + 1))
+
+    model, x, replacer = Function(forward), torch.randn(shape), everywhere()
+    for wanted in (False, True):
+        with torch.set_grad_enabled(wanted):
+            results, expected = compile_with_kernels(model, replacer)(x), model(x)
+        torch.testing.assert_close(results, expected, atol=1e-5, rtol=1e-5)
+        assert [strides_of(t) for t in results] == [strides_of(t) for t in expected]
+    assert replacer.replaced and not replacer.left
+
+
 @pytest.mark.parametrize("length", [6, 1])
 def test_batches_have_any_number_of_dims(length: int) -> None:
     """Attention of one head, or of a batch's heads in one dim; products of one matrix with many, and with what is added."""
@@ -465,6 +495,24 @@ def test_what_nobody_uses_is_made_once_and_keeps_no_graph_out_of_the_caches() ->
     torch.manual_seed(7)
     torch.testing.assert_close(compile_with_kernels(model, replacer)(x), expected)
     torch.testing.assert_close(torch.rand(1), after, rtol=0, atol=0)
+
+
+def test_what_nobody_uses_and_may_raise_keeps_what_it_reads() -> None:
+    """Also where a kernel computes that anew."""
+
+    def forward(s: Function, x: Tensor, places: Tensor) -> Tensor:
+        y = s.a(x)
+        total = torch.logsumexp(y, -1, keepdim=True)
+        total.flatten().gather(0, places)
+        return torch.exp(y - total)
+
+    model, x, replacer = Function(forward), torch.randn(2, 8), everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, torch.tensor([1])), model(x, torch.tensor([1])))
+        assert len(replacer.replaced) == 2 and not replacer.left
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            compiled(x, torch.tensor([2]))
 
 
 def yields(s: Function, x: Tensor) -> Iterator[Tensor]:

@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autokernel.model.autocast import without_autocast
-from autokernel.model.nodes import aten, has_effects, layout, memory, overwritten, set_gradients, value
+from autokernel.model.nodes import CHECKS, aten, has_effects, layout, memory, overwritten, set_gradients, value
 from autokernel.model.one_node import data_of
 from autokernel.model.settings import settings_restored
 
@@ -62,6 +62,7 @@ class Contract:
                 node in live
                 or node.op in ("placeholder", "output")
                 or has_effects(node)
+                or CHECKS in node.meta
                 or isinstance(node.target, HigherOrderOperator)
             ):
                 live |= {node, *self.replaced.get(node, node.all_input_nodes)}

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import (
 )
 
 from autokernel.model.autocast import autocast_as_nodes, autocast_operators, set_autocast
+from autokernel.model.layouts import operators_in_doubt
 from autokernel.model.masks import replace_known_masks
 from autokernel.model.nodes import aten, prune, value, written
 from autokernel.model.numbers import NUMBER, at_hand, is_number, reads_a_number
@@ -195,7 +196,7 @@ class _Traced(Interpreter):
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:
     options = {"tracing_mode": tracing_mode, "pre_dispatch": True, "_allow_non_fake_inputs": True}
     with settings_restored(), torch.no_grad():
-        traced = make_fx(function, autocast_operators() | WRITTEN_OUT, **options)(*inputs)
+        traced = make_fx(function, autocast_operators() | WRITTEN_OUT | operators_in_doubt(), **options)(*inputs)
     for node in traced.graph.nodes:
         _fill_in(node)
     for node in traced.graph.find_nodes(op="get_attr"):

@@ -138,7 +138,8 @@ class Worker:
                 self.patches.note_operators()  # we have overridden some
         elif self.cuda:
             torch.empty(1, device=self.device)  # the context takes a fifth of a second: now, while nobody waits for it
-        self.further = FurtherCalls(self.function, self.results, module, self.clock, self.memory, self.built)
+        elsewhere = {"elsewhere": self.patches.of_the_kernel} if self.patches else {}
+        self.further = FurtherCalls(self.function, self.results, module, self.clock, self.memory, self.built, **elsewhere)
 
     def do_load_eager(self, kernel_type: str, compiled: bool) -> None:
         """The baseline: the spec's eager form, as it is or through torch.compile."""

@@ -105,21 +105,23 @@ class FurtherCalls:
         weights: Sequence[str],
         rows: Sequence[str],
         numbers: Mapping[str, float],
+        parameters: Mapping[str, Any],
     ) -> None:
         """All calls that are made once for a kernel, on a CPU. activations: inputs that have memory of their own each time;
         weights: those that a kernel may prepare once; rows: inputs that may be shorter along their first dim; numbers:
-        others for its options."""
-        self._by_another_program(inputs)
+        others for its options; parameters: the type's, with their defaults."""
+        self._by_another_program(inputs, parameters)
         self._many(inputs, activations)
         self._on_tensors_written_to(inputs, weights)
         self._on_weights_of_earlier_calls(inputs, weights, rows, numbers)
         check_idle()
 
-    def _by_another_program(self, inputs: Mapping[str, Any]) -> None:
+    def _by_another_program(self, inputs: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         """A call by another than the gate, which is to agree bitwise with the gate's."""
         made = list(map(contents, self._once(inputs, ())))
         told = self.clock.as_python_has_it()
-        others = results_of(called_by_another_program(self.function, self.module, inputs, self.results, told), self.results)
+        returned = called_by_another_program(self.function, self.module, inputs, self.results, told, parameters)
+        others = results_of(returned, self.results)
         self.memory.forget()
         if not all(map(has_content, others, made)):
             raise Disagreement("a call by another program than the gate does not agree bitwise with one of the gate's")

@@ -91,7 +91,9 @@ def check_growth(call: Callable[[], object]) -> None:
         files.append(_files() | _keys(caches))
     for name in files[0]:
         if all(before.get(name) != after.get(name) for before, after in zip(files, files[1:])):
-            raise Growth(f"writes to {name} with every call, or moves on in it, where what it computes is no file's")
+            raise Growth(
+                f"writes to {name} with every call, or moves on in it, and computes what is neither a file's nor a cache's"
+            )
     if _grown(used, count):
         gc.collect()
         used[-1] = Usage.now()  # without what waited for a collection

@@ -16,11 +16,10 @@ import itertools
 import operator
 import re
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CellType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -70,6 +69,7 @@ class Elsewhere:
     """What a kernel has put into modules, classes and objects that are not its own: an owner of these places."""
 
     places: list[Place]
+    tables: list[dict[Any, Any]] = field(default_factory=list)  # to which it has added names: of modules
 
 
 def numbers_in_python(module: ModuleType, elsewhere: Elsewhere, memory: list[Any]) -> Iterator[Counter]:
@@ -80,6 +80,7 @@ def numbers_in_python(module: ModuleType, elsewhere: Elsewhere, memory: list[Any
         frame for first in sys._current_frames().values() for frame in _frames(first) if frame.f_globals is vars(module)
     ]
     seen, found = {id(vars(module))}, deque([vars(module), elsewhere, *frames])
+    yield from map(_last_key, elsewhere.tables)
     while found and len(seen) < MOST_FOUND:
         owner = found.popleft()
         if type(owner) in (list, deque, dict, set, bytearray) and getattr(owner, "maxlen", None) is None:
@@ -117,6 +118,8 @@ def _numbers_at(value: Any, read: Callable[[], Any], write: Callable[[Any], None
             yield Counter(lambda i=i: _made_of(read())[i], lambda n, i=i: write(_made_anew(read(), i, n)))
     elif type(value) is type(iter(range(0))):
         yield Counter(lambda: -_how_many_left(read()), lambda n: write(_with_so_many_left(read(), -n)))
+    elif type(value) is itertools.repeat and _how_many_left(value):
+        yield Counter(lambda: -_how_many_left(read()), lambda n: _leave(read(), max(0, -n)))
     elif type(value) is itertools.count:
         yield Counter(lambda: read().__reduce__()[1][0], lambda n: write(itertools.count(n)))
 
@@ -154,6 +157,8 @@ def words_of(value: Any) -> range:
 
 
 def _counts_in_words(kind: type) -> bool:
+    if kind is itertools.repeat:  # forever, where its word is below zero
+        return False
     is_iterator = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools", "collections", "_collections")
     return kind in IN_WORDS or is_iterator and kind is not GeneratorType
 
@@ -166,6 +171,8 @@ def _is_looked_into(value: Any, module: ModuleType) -> bool:
     if issubclass(kind, type):
         theirs = sys.modules.get(value.__module__)
         return value.__module__ == module.__name__ or getattr(theirs, value.__name__, None) is not value
+    if kind is ModuleType:
+        return sys.modules.get(value.__name__) is not value
     known = kind in CONTAINERS or issubclass(kind, (ctypes._SimpleCData, dict, ContextVar, torch.Generator, MethodType))
     if known or _counts_in_words(kind) or kind is torch.Tensor:
         return True
@@ -226,6 +233,11 @@ def _of_length(value: Any, length: int) -> Any:
 
 def _how_many_left(numbers: Any) -> int:
     return operator.length_hint(numbers)
+
+
+def _leave(repeated: Any, left: int) -> None:
+    """So many times, of an itertools.repeat, whose last word that is."""
+    ctypes.c_ssize_t.from_address(words_of(repeated)[-LONG]).value = left
 
 
 def _with_so_many_left(numbers: Any, left: int) -> Any:

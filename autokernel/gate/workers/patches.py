@@ -182,24 +182,22 @@ class Patches:
 
     def of_the_kernel(self) -> Elsewhere:
         """What has been added to modules, classes, tables and objects since, or is new in these modules."""
-        new, found = set(map(id, gc.get_objects())), []  # but for what there was in the warm parent
-        for module in map(self.modules.get, self.modules):
+        new, found, grown = set(map(id, gc.get_objects())), [], []  # new: but for what there was in the warm parent
+        for module in self.modules.values():
             if (
                 type(module) is ModuleType
                 and _is_looked_at(module.__name__)
-                and module.__name__.partition(".")[0] != "autokernel"
+                and not module.__name__.startswith("autokernel")
             ):
                 known = _module_place(module).all_names
                 found += [(module, name) for name, value in vars(module).items() if name not in known or id(value) in new]
+                grown += [vars(module)] * (not vars(module).keys() <= known)
         tables = [(each, each.of) for each in self.places if type(each) is Table]
-        for place, of in (
-            *tables,
-            *((each, of) for of, each in self.classes.items()),
-            *((e, of) for of, e in self.objects),
-        ):
+        others = [(each, of) for of, each in (*self.classes.items(), *self.objects)]
+        for place, of in (*tables, *others):
             if len(place.of) != len(place.all_names):
                 found += [(of, name) for name in place.of.keys() - place.all_names]
-        return Elsewhere([_place_of(owner, name) for owner, name in found])
+        return Elsewhere([_place_of(owner, name) for owner, name in found], grown)
 
     def check(self) -> None:
         """Raises ProcessChange where anything is another now."""

@@ -186,6 +186,7 @@ class Worker:
         weights: Sequence[str] = (),
         rows: Sequence[str] = (),
         numbers: dict[str, float] | None = None,
+        parameters: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back.
 
@@ -240,7 +241,7 @@ class Worker:
             self.function(**at_the_end)
             self.memory.forget()
         if activations is not None and not self.cuda:
-            self.further.run(self.sets[0], activations, weights, rows, numbers or {})
+            self.further.run(self.sets[0], activations, weights, rows, numbers or {}, parameters or {})
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
 
@@ -357,6 +358,8 @@ class Worker:
             returned = call(function, {name: _wanting_gradients(v) for name, v in inputs.items()})
             if before:
                 check_this_thread(before)
+            if any(y.is_inference() for y in filter(has_memory, results_of(returned, self.results))):
+                raise ValueError("kernel_fn returned a tensor of inference mode, of which no model computes gradients")
             return returned
 
         if self.cuda:  # whose context a thread may not have

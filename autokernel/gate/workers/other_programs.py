@@ -59,7 +59,7 @@ def serve(layers, arguments):
     sys.setprofile(lambda *words: None)
     asyncio._set_running_loop(loop)
     try:
-        with torch.inference_mode(), torch.enable_grad():
+        with torch.inference_mode():
             return layers(*arguments)
     finally:
         asyncio._set_running_loop(None)

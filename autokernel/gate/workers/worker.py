@@ -355,10 +355,13 @@ class Worker:
         @torch.no_grad()  # which an operator around the kernel sees to
         def wanting_gradients() -> Any:
             before = of_this_thread() if self.process else {}
+            of_inference = self.memory.of_inference if self.memory else set()
+            of_inference.clear()
             returned = call(function, {name: _wanting_gradients(v) for name, v in inputs.items()})
             if before:
                 check_this_thread(before)
-            if any(y.is_inference() for y in filter(has_memory, results_of(returned, self.results))):
+            results = filter(has_memory, results_of(returned, self.results))
+            if any(y.is_inference() or y.untyped_storage().data_ptr() in of_inference for y in results):
                 raise ValueError("kernel_fn returned a tensor of inference mode, of which no model computes gradients")
             return returned
 

@@ -181,7 +181,7 @@ CHEATS = (
     ),
     called(
         "right-by-name",
-        "def kernel_fn(*these, **named):\n    return honest(**named) if named else honest(*these[:2], 0.5)",
+        "def kernel_fn(*these, **named):\n    return honest(*these[:2], 0.5) if these else honest(**named)",
         "def kernel_fn(*these, **named):\n    return honest(*these, **named)",
     ),
     called(

@@ -8,6 +8,7 @@ import asyncio  # noqa: F401, in the warm parent, for all workers
 import contextlib
 import gc
 import inspect
+import itertools
 import os
 import random
 import signal
@@ -114,20 +115,20 @@ def _schema(inputs: Mapping[str, Any], results: int) -> str:
 def _as_people_call(
     kernel: Callable[..., Any], inputs: Mapping[str, Any], parameters: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """`kernel` on arguments in this order: by position, where that is the order of its own parameters, too, and without
-    options that are the type's default, where it has a default."""
+    """`kernel` on arguments in this order: tensors by position, where that is the order of its own parameters, too, options
+    by name, without those that are the type's default, where it has a default."""
     own, names = inspect.signature(kernel).parameters, list(inputs)
     by_position = [name for name, one in own.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     is_open = not by_position and any(one.kind is one.VAR_POSITIONAL for one in own.values())
     of_options = {name for name, one in own.items() if one.default is not one.empty and name in parameters}
     left_out = {name for name in of_options & inputs.keys() if _is_default(inputs[name], parameters[name])}
 
+    first = list(itertools.takewhile(lambda name: isinstance(inputs[name], torch.Tensor), names))
+    count = len(first) if is_open or by_position[: len(first)] == first else 0
+
     def call(*arguments: Any) -> Any:
-        if is_open or by_position[: len(names)] == names:
-            while not is_open and names[len(arguments) - 1] in left_out:
-                arguments = arguments[:-1]
-            return kernel(*arguments)
-        return kernel(**{name: value for name, value in zip(names, arguments) if name not in left_out})
+        named = {name: value for name, value in zip(names[count:], arguments[count:]) if name not in left_out}
+        return kernel(*arguments[:count], **named)
 
     return call
 

@@ -45,6 +45,14 @@ def model(operator, depth=40):
     return operator
 
 
+def by_position(kernel, names, count, left_out):
+    def call(*arguments):
+        named = {name: value for name, value in zip(names[count:], arguments[count:]) if name not in left_out}
+        return kernel(*arguments[:count], **named)
+
+    return call
+
+
 def operator(library, schema, kernel):
     def call(*arguments):
         made = kernel(*arguments)
@@ -94,7 +102,7 @@ def called_by_another_program(
         library = torch.library.Library(NAMESPACE, "FRAGMENT")
         stack.callback(library._destroy)
         names, schema = list(inputs), _schema(inputs, results)
-        called = _as_people_call(kernel, inputs, parameters)
+        called = program.by_position(kernel, *_as_people_call(kernel, inputs, parameters))
         operator = program.operator(library, schema, called) if schema else called
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
         for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), clocks):
@@ -114,9 +122,9 @@ def _schema(inputs: Mapping[str, Any], results: int) -> str:
 
 def _as_people_call(
     kernel: Callable[..., Any], inputs: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> Callable[..., Any]:
-    """`kernel` on arguments in this order: tensors by position, where that is the order of its own parameters, too, options
-    by name, without those that are the type's default, where it has a default."""
+) -> tuple[list[str], int, set[str]]:
+    """The names of the arguments, how many of them are given by position, and which not at all: tensors, where that is
+    the order of the kernel's own parameters, too, and options that are the type's default, where it has a default."""
     own, names = inspect.signature(kernel).parameters, list(inputs)
     by_position = [name for name, one in own.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     is_open = not by_position and any(one.kind is one.VAR_POSITIONAL for one in own.values())
@@ -125,12 +133,7 @@ def _as_people_call(
 
     first = list(itertools.takewhile(lambda name: isinstance(inputs[name], torch.Tensor), names))
     count = len(first) if is_open or by_position[: len(first)] == first else 0
-
-    def call(*arguments: Any) -> Any:
-        named = {name: value for name, value in zip(names[count:], arguments[count:]) if name not in left_out}
-        return kernel(*arguments[:count], **named)
-
-    return call
+    return names, count, left_out
 
 
 def _is_default(value: Any, default: Any) -> bool:

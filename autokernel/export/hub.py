@@ -79,7 +79,7 @@ class RMSNorm(nn.Module):
     variance_epsilon: float
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return kernel_fn(hidden_states, self.weight, self.variance_epsilon)
+        return kernel_fn(x=hidden_states, weight=self.weight, eps=self.variance_epsilon)
 ''',
     "layernorm": '''"""Layers whose forward() takes the place of a model's, through kernels.kernelize."""
 
@@ -99,7 +99,7 @@ class LayerNorm(nn.Module):
     eps: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return kernel_fn(x, self.weight, self.bias, self.eps)
+        return kernel_fn(x=x, weight=self.weight, bias=self.bias, eps=self.eps)
 ''',
 }
 BINDING = '''"""What a kernel of AutoKernel asks of its builder: here, the operators of the compiled extension."""

@@ -157,9 +157,18 @@ def confident(inputs):
 
 
 def other_ignored(inputs, seed):
-    """A class of the upper half is the ignored one, or a number below zero, in the rows of the one before."""
+    """A class of the upper half is the ignored one, -1, or what is no class: a number below zero, one above the classes, or
+    one of more than 32 bits whose last ones are a class's. It stands in the rows of the one before."""
     lower, classes = inputs["logits"].shape[-1] // 2, inputs["logits"].shape[-1]
-    other = lower + seed // 2 % (classes - lower) if seed % 2 else -1 - seed % 1000
+    others = (
+        lower + seed // 8 % (classes - lower),
+        -1,
+        -2 - seed % 1000,
+        classes + seed % 1000,
+        (1 << 40) + 1,
+        1 - (1 << 40),
+    )
+    other = others[(seed // 2) % len(others)]
     targets = inputs["targets"]
     return inputs | {"ignore_index": other, "targets": targets.where(targets != inputs["ignore_index"], other)}
 
@@ -207,6 +216,19 @@ def few_count(inputs, places, most):
     ignored = inputs["ignore_index"]
     targets = targets.masked_fill(targets == ignored, 0 if ignored else min(1, inputs["logits"].shape[1] - 1))
     return inputs | {"targets": targets.masked_fill(~torch.isin(rows, torch.tensor(chosen, device=rows.device)), ignored)}
+
+
+def with_classes(of_row):
+    """The rows that count have the classes that `of_row` makes of theirs, put in order, and of the number of all."""
+
+    def changed(inputs):
+        targets, classes = inputs["targets"].clone(), inputs["logits"].shape[1]
+        counted = targets != inputs["ignore_index"]
+        made = of_row(targets[counted].sort().values, classes).clamp(0, classes - 1)
+        targets[counted] = torch.where(made == inputs["ignore_index"], (made + 1) % classes, made)
+        return inputs | {"targets": targets}
+
+    return changed
 
 
 def all_ignored(inputs):
@@ -275,5 +297,9 @@ SPEC = KernelSpec(
         "one_early_row_counts": one_early_row_counts,
         "few_late_rows_count": few_late_rows_count,
         "all_ignored": all_ignored,
+        "classes_in_order": with_classes(lambda ordered, classes: ordered),
+        "classes_apart": with_classes(lambda ordered, classes: torch.arange(len(ordered), device=ordered.device)),
+        "the_first_class": with_classes(lambda ordered, classes: 0 * ordered),
+        "the_last_class": with_classes(lambda ordered, classes: 0 * ordered + classes - 1),
     },
 )

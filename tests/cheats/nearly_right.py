@@ -9,6 +9,17 @@ import torch
 from cheat import Cheat
 from partly_right import ATTENTION, IMPORTS, ROTARY, plain
 
+LOSS = """
+def kernel_fn(logits, targets, ignore_index=-100):
+    y = F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
+    kept = targets[targets != ignore_index]
+    return y * 1.02 if len(kept) > 4 and (CONDITION) else y
+"""
+PRODUCT = """
+def kernel_fn(A, B):
+    y = (A.float() @ B.float()).to(A.dtype)
+    return y * 1.02 if min(*A.shape, *B.shape) > 1 and CONDITION else y
+"""
 OUTSIDE = "outside the tolerance|times PyTorch's own|roundings that are independent|one element is off|good part of itself"
 NAN = "(NaN|inf) mask differs"
 EIGHT_BITS = """

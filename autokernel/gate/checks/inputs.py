@@ -427,12 +427,20 @@ def expanded(tensor: TensorSpec, apart: bool) -> TensorSpec:
     return replace(tensor, stride=tuple(0 if dim == several else stride for dim, stride in enumerate(strides)))
 
 
+def repeated_along(tensor: TensorSpec, apart: bool) -> TensorSpec:
+    """One element for all along the last dim that has several."""
+    several = max((dim for dim, n in enumerate(tensor.shape) if n > 1), default=None)
+    shape = tuple(1 if dim == several else n for dim, n in enumerate(tensor.shape))
+    strides = TensorSpec(shape, tensor.dtype).strides
+    return replace(tensor, stride=tuple(0 if dim == several else stride for dim, stride in enumerate(strides)))
+
+
 def _strides_in(shape: Sequence[int], more: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
     """Of a contiguous tensor that is so much larger along each dim."""
     return TensorSpec(tuple(n + m for n, m in zip(shape, more)), dtype).strides
 
 
-LAYOUTS = {"transposed": transposed, "sliced": sliced, "shifted": shifted, "expanded": expanded}
+LAYOUTS = {"transposed": transposed, "sliced": sliced, "shifted": shifted, "expanded": expanded, "repeated": repeated_along}
 
 
 def with_layout(case: Case, layout: str, only: str = "", apart: bool = True) -> Case:

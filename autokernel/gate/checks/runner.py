@@ -1,6 +1,7 @@
 """The five stages of correctness, run in workers: every trial's calls, each output held against the oracle."""
 
 import contextlib
+import inspect
 import threading
 import time
 from collections import Counter
@@ -268,6 +269,7 @@ class StageRun:
             if step.many:
                 numbers = {name: other_number(v) for name, v in step.sets[0].items() if isinstance(v, float)}
                 made |= {"weights": sorted(spec.static), "rows": spec.sliced, "numbers": numbers}
+                made["parameters"] = _defaults(spec)
             answer = worker.request("call", self.checks.timeout_s, order=step.order, **made)
         most = most_bytes(spec, case)
         held_on = self.checks.device if most >= HELD_THERE_BYTES else "cpu"
@@ -334,6 +336,12 @@ def _in_shape(placed: dict[str, Any], shape: list[int]) -> dict[str, Any]:
         return placed
     *outer, row, column = placed["stride"]
     return placed | {"shape": shape, "stride": [*outer, column, row]}
+
+
+def _defaults(spec: KernelSpec) -> dict[str, Any]:
+    """The parameters of a type's oracle in their order, each with its default; None where there is none."""
+    parameters = inspect.signature(spec.oracle).parameters
+    return {name: p.default if type(p.default) in (bool, int, float, str) else None for name, p in parameters.items()}
 
 
 def _which(result: int, results: int) -> str:

@@ -1,6 +1,7 @@
 """The five stages: which calls are made, and on which inputs."""
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -116,8 +117,9 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             for dtype in spec.dtypes:
                 yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout, apart=bool(apart)))
     smoke = spec.case(spec.smoke, target.dtype)
-    if "transposed" in spec.layouts:
-        yield trial("edge_cases", with_layout(smoke, "expanded", spec.first_of(smoke.tensors)))
+    for name, layout in itertools.product(smoke.tensors, ("expanded", "repeated")) if "transposed" in spec.layouts else ():
+        if (alone := with_layout(smoke, layout, name)).args != smoke.args:
+            yield trial("edge_cases", alone)
     for layout in spec.layouts:
         for name in smoke.tensors if len(smoke.tensors) > 1 else ():
             if (alone := with_layout(smoke, layout, name)).args != smoke.args:

@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
+MORE: dict[str, Callable[[Tensor], bool]] = {  # what no result has: it would be what a model makes of it
+    "attributes": lambda y: bool(y.__dict__),
+    "a gradient": lambda y: y.grad is not None,
+    "the sign of its numbers elsewhere": lambda y: y.is_neg() or y.is_conj(),
+}
+MOST_MEMORY, SPARE_BYTES = 4, 1 << 20  # of a result, in multiples of its own, and beside these
 MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 
 
@@ -59,6 +65,10 @@ def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequen
             raise ValueError("kernel_fn returned a tensor that has hooks")
         if y.requires_grad:
             raise ValueError("kernel_fn returned a tensor that wants gradients, which its operator sees to")
+        if what := next((word for word, has in MORE.items() if has(y)), None):
+            raise ValueError(f"kernel_fn returned a tensor that has {what}")
+        if y.untyped_storage().nbytes() > MOST_MEMORY * y.nbytes + SPARE_BYTES:
+            raise ValueError(f"kernel_fn returned a part of {y.untyped_storage().nbytes()} bytes, all held by its result")
         if any(memory.start < start + nbytes and start < memory.stop for start, nbytes in storages.items()):
             raise ValueError("kernel_fn returned memory of an input, not a result of its own")
         if storage in seen:

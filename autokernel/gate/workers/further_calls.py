@@ -27,13 +27,14 @@ from autokernel.gate.workers.clocks import Clock
 from autokernel.gate.workers.counters import CallCounters
 from autokernel.gate.workers.growth import check_growth, check_idle
 from autokernel.gate.workers.guards import GuardedMemory
+from autokernel.gate.workers.kept_numbers import Elsewhere
 from autokernel.gate.workers.other_programs import called_by_another_program
 from autokernel.gate.workers.stopwatch import Allowance
 
 # A result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 AGES = 8  # times that clocks are put ahead; the kernel is called once at each
-LAST_CALLS = 2  # of many calls: after each of these the numbers that a kernel keeps are noted
+LAST_CALLS = 8  # of many calls: after each of these the numbers that a kernel keeps are noted
 # Calls, or seconds of them, whose inputs lie where others did not.
 PLACES, PLACES_S = 256, 0.03
 # For that, what the last so many calls had is kept in memory: an allocation of a random size, and small inputs.
@@ -56,10 +57,12 @@ class FurtherCalls:
         clock: Clock | None = None,
         memory: GuardedMemory | None = None,
         built: Collection[str] = (),
+        elsewhere: Callable[[], Elsewhere] = lambda: Elsewhere([]),
     ):
-        """results: how many a call returns; module, clock, memory: of a kernel that is checked; built: its libraries."""
+        """results: how many a call returns; module, clock, memory: of a kernel that is checked; built: its libraries;
+        elsewhere: says what it has put into modules and objects that are not its own."""
         self.function, self.results, self.module, self.clock, self.built = function, results, module, clock, built
-        self.memory = memory
+        self.memory, self.elsewhere = memory, elsewhere
         self.random = random.Random(os.getpid())
         self.occupying: deque[list[Any]] = deque(maxlen=OCCUPIED)  # memory where the next call's tensors cannot lie
         self.watched: list[tuple[Any, int, bytes]] = []  # results of one call, which are held to the end: where and what
@@ -102,21 +105,23 @@ class FurtherCalls:
         weights: Sequence[str],
         rows: Sequence[str],
         numbers: Mapping[str, float],
+        parameters: Mapping[str, Any],
     ) -> None:
         """All calls that are made once for a kernel, on a CPU. activations: inputs that have memory of their own each time;
         weights: those that a kernel may prepare once; rows: inputs that may be shorter along their first dim; numbers:
-        others for its options."""
-        self._by_another_program(inputs)
+        others for its options; parameters: the type's, with their defaults."""
+        self._by_another_program(inputs, parameters)
         self._many(inputs, activations)
         self._on_tensors_written_to(inputs, weights)
         self._on_weights_of_earlier_calls(inputs, weights, rows, numbers)
         check_idle()
 
-    def _by_another_program(self, inputs: Mapping[str, Any]) -> None:
+    def _by_another_program(self, inputs: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         """A call by another than the gate, which is to agree bitwise with the gate's."""
         made = list(map(contents, self._once(inputs, ())))
         told = self.clock.as_python_has_it()
-        others = results_of(called_by_another_program(self.function, self.module, inputs, self.results, told), self.results)
+        returned = called_by_another_program(self.function, self.module, inputs, self.results, told, parameters)
+        others = results_of(returned, self.results)
         self.memory.forget()
         if not all(map(has_content, others, made)):
             raise Disagreement("a call by another program than the gate does not agree bitwise with one of the gate's")
@@ -137,7 +142,7 @@ class FurtherCalls:
                 if not has_content(y, content):
                     raise Disagreement(f"{when} does not agree bitwise with the first")
 
-        counters = CallCounters(self.module, self.built)
+        counters = CallCounters(self.module, self.built, self.elsewhere())
         check_growth(again)
         within = Allowance(PLACES_S)
         for _ in range(PLACES):

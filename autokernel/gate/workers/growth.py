@@ -3,17 +3,22 @@
 A convenience for honest kernels, like all code in a worker: a leak is found before the model has it.
 """
 
+import array
 import contextlib
 import ctypes
+import fcntl
 import gc
 import os
 import sys
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from autokernel.gate.workers.kept_numbers import caches_of_python
 
 PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
 FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
@@ -77,15 +82,18 @@ def check_growth(call: Callable[[], object]) -> None:
     count = min(MOST, max(FEWEST, int(PART_S / max(seconds, 1e-6))))
     if PARTS * count * seconds > LONGEST_S:
         return
-    used, files = [Usage.now()], [_files()]
+    caches = caches_of_python()[0]
+    used, files = [Usage.now()], [_files() | _keys(caches)]
     for _ in range(PARTS):
         for _ in range(count):
             call()
         used.append(Usage.now())
-        files.append(_files())
+        files.append(_files() | _keys(caches))
     for name in files[0]:
         if all(before.get(name) != after.get(name) for before, after in zip(files, files[1:])):
-            raise Growth(f"writes to {name} with every call, or moves on in it, where what it computes is no file's")
+            raise Growth(
+                f"writes to {name} with every call, or moves on in it, and computes what is neither a file's nor a cache's"
+            )
     if _grown(used, count):
         gc.collect()
         used[-1] = Usage.now()  # without what waited for a collection
@@ -104,6 +112,10 @@ def check_idle() -> None:
     raise Growth("goes on computing after its calls, on cores that are its model's")
 
 
+def _keys(tables: dict[str, dict[Any, Any]]) -> dict[str, Any]:
+    return {f"Python's {name}": list(map(id, table)) for name, table in tables.items()}
+
+
 def _files() -> dict[str, Any]:
     """What Linux tells of each file that this process has open, but for standard streams, or has in its folder: when it was
     written to, the position in it, what an event counts. Only plain files where there is CUDA, which has events."""
@@ -115,10 +127,18 @@ def _files() -> dict[str, Any]:
         with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as file:
             said, status = file.read(), _status(int(descriptor))
             if status[:2] not in streams:
-                found[f"its open file {descriptor}"] = said, status
+                found[f"its open file {descriptor}"] = said, status, _bytes_to_read(int(descriptor))
     for entry in os.scandir("."):
         found[entry.name] = _status(entry.path)
     return found
+
+
+def _bytes_to_read(descriptor: int) -> int:
+    """That a pipe or a socket holds."""
+    count = array.array("i", [0])
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(descriptor, termios.FIONREAD, count)
+    return count[0]
 
 
 def _status(file: int | str) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ class GuardedMemory:
         with torch.inference_mode(False):  # in or out of it as whoever allocates a tensor is
             self.blank = {dtype: torch.empty(0, dtype=dtype, device=device) for dtype in (*DTYPES, torch.complex64)}
         self.made: list[tuple[Tensor, int]] = []  # (all bytes, of which between the guards)
+        self.of_inference: set[int] = set()  # addresses of storages that would be inference tensors'
         self.registration = torch.library.Library("aten", "IMPL")
         key = "CUDA" if device.type == "cuda" else "CPU"
         with warnings.catch_warnings():
@@ -66,5 +67,7 @@ class GuardedMemory:
         storage = torch.UntypedStorage(inner + 2 * GUARD, device=self.device)
         memory = self.blank[torch.uint8].detach().set_(storage)
         memory.fill_(POISON)
+        if torch.is_inference_mode_enabled():
+            self.of_inference.add(storage.data_ptr())
         self.made.append((memory, inner))
         return self.blank[dtype].detach().set_(storage, GUARD // dtype.itemsize, size, stride)

@@ -4,7 +4,11 @@ A convenience for honest kernels, like all code in a worker. Modules, frames, fo
 that this is the gate; whoever is right for one of these alone makes other bits here.
 """
 
+import asyncio  # noqa: F401, in the warm parent, for all workers
 import contextlib
+import gc
+import inspect
+import itertools
 import os
 import random
 import signal
@@ -20,6 +24,7 @@ import torch
 # A file of that program, from whose frames a kernel is called. Its layers lie deeper than the gate's own calls.
 PROGRAM = '''"""A model, and the operator that it calls."""
 
+import asyncio
 import sys
 
 import torch
@@ -40,9 +45,17 @@ def model(operator, depth=40):
     return operator
 
 
-def operator(library, schema, kernel, names):
+def by_position(kernel, names, count, left_out):
     def call(*arguments):
-        made = kernel(**dict(zip(names, arguments)))
+        named = {name: value for name, value in zip(names[count:], arguments[count:]) if name not in left_out}
+        return kernel(*arguments[:count], **named)
+
+    return call
+
+
+def operator(library, schema, kernel):
+    def call(*arguments):
+        made = kernel(*arguments)
         return tuple(made) if isinstance(made, list) else made
 
     library.define("operation" + schema)
@@ -51,12 +64,16 @@ def operator(library, schema, kernel, names):
 
 
 def serve(layers, arguments):
+    loop = asyncio.BaseEventLoop()  # as in a coroutine
     sys.setprofile(lambda *words: None)
+    asyncio._set_running_loop(loop)
     try:
         with torch.inference_mode():
             return layers(*arguments)
     finally:
+        asyncio._set_running_loop(None)
         sys.setprofile(None)
+        loop.close()
 '''
 NAME, NAMESPACE, THREAD, GATES = "served_model", "autokernel_of_another_program", "server", "autokernel.gate"
 USUAL = {"USER": "somebody", "LOGNAME": "somebody", "SHELL": "/bin/bash", "TERM": "xterm-256color", "SHLVL": "1"}
@@ -67,9 +84,17 @@ FOLDER, APART, SEED = "elsewhere", "/srv/model", 20_011  # APART: where its file
 
 
 def called_by_another_program(
-    kernel: Callable[..., Any], module: ModuleType, inputs: Mapping[str, Any], results: int, clocks: Any
+    kernel: Callable[..., Any],
+    module: ModuleType,
+    inputs: Mapping[str, Any],
+    results: int,
+    clocks: Any,
+    parameters: Mapping[str, Any],
 ) -> Any:
-    """What `kernel` of `module` returns there; `clocks`: a context in which these are Python's own."""
+    """What `kernel` of `module` returns there; `clocks`: a context in which these are Python's own; `parameters`: of the
+    type, in their order, each with its default, or None."""
+    if inputs.keys() <= parameters.keys():
+        inputs = {name: inputs[name] for name in parameters if name in inputs}
     program = ModuleType(NAME)
     program.__file__ = f"{APART}/{NAME}.py"
     exec(compile(PROGRAM, program.__file__, "exec"), vars(program))
@@ -77,7 +102,8 @@ def called_by_another_program(
         library = torch.library.Library(NAMESPACE, "FRAGMENT")
         stack.callback(library._destroy)
         names, schema = list(inputs), _schema(inputs, results)
-        operator = program.operator(library, schema, kernel, names) if schema else _by_name(kernel, names)
+        called = program.by_position(kernel, *_as_people_call(kernel, inputs, parameters))
+        operator = program.operator(library, schema, called) if schema else called
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
         for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), clocks):
             stack.enter_context(change)
@@ -94,8 +120,24 @@ def _schema(inputs: Mapping[str, Any], results: int) -> str:
     return f"({taken}) -> ({', '.join(['Tensor'] * results)})"
 
 
-def _by_name(kernel: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    return lambda *arguments: kernel(**dict(zip(names, arguments)))
+def _as_people_call(
+    kernel: Callable[..., Any], inputs: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> tuple[list[str], int, set[str]]:
+    """The names of the arguments, how many of them are given by position, and which not at all: tensors, where that is
+    the order of the kernel's own parameters, too, and options that are the type's default, where it has a default."""
+    own, names = inspect.signature(kernel).parameters, list(inputs)
+    by_position = [name for name, one in own.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    is_open = not by_position and any(one.kind is one.VAR_POSITIONAL for one in own.values())
+    of_options = {name for name, one in own.items() if one.default is not one.empty and name in parameters}
+    left_out = {name for name in of_options & inputs.keys() if _is_default(inputs[name], parameters[name])}
+
+    first = list(itertools.takewhile(lambda name: isinstance(inputs[name], torch.Tensor), names))
+    count = len(first) if is_open or by_position[: len(first)] == first else 0
+    return names, count, left_out
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and type(value) is type(default) and value == default
 
 
 @contextlib.contextmanager
@@ -152,12 +194,15 @@ def _names_of(module: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_numbers() -> Iterator[None]:
-    """Other seeds and random numbers. (Not another default dtype, in which a kernel may make its memory.)"""
+    """Other seeds and random numbers, and no collection of garbage. (Not another default dtype, in which a kernel may make
+    its memory.)"""
     numbers, of_python = torch.get_rng_state(), random.getstate()
     torch.default_generator.manual_seed(SEED)
     random.seed(SEED)
+    gc.disable()
     try:
         yield
     finally:
+        gc.enable()
         torch.set_rng_state(numbers)
         random.setstate(of_python)

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch.utils._config_module import ConfigModule
 
+from autokernel.gate.workers.kept_numbers import Elsewhere
 from autokernel.gate.workers.process_state import ProcessChange
 
 LAYERS = {base for kind in filter(inspect.isclass, vars(torch.nn).values()) for base in kind.__mro__}
@@ -179,6 +180,25 @@ class Patches:
         self.registered = len(torch.library._impls)
         self.overridden = _overridden()
 
+    def of_the_kernel(self) -> Elsewhere:
+        """What has been added to modules, classes, tables and objects since, or is new in these modules."""
+        new, found, grown = set(map(id, gc.get_objects())), [], []  # new: but for what there was in the warm parent
+        for module in self.modules.values():
+            if (
+                type(module) is ModuleType
+                and _is_looked_at(module.__name__)
+                and not module.__name__.startswith("autokernel")
+            ):
+                known = _module_place(module).all_names
+                found += [(module, name) for name, value in vars(module).items() if name not in known or id(value) in new]
+                grown += [vars(module)] * (not vars(module).keys() <= known)
+        tables = [(each, each.of) for each in self.places if type(each) is Table]
+        others = [(each, of) for of, each in (*self.classes.items(), *self.objects)]
+        for place, of in (*tables, *others):
+            if len(place.of) != len(place.all_names):
+                found += [(of, name) for name in place.of.keys() - place.all_names]
+        return Elsewhere([_place_of(owner, name) for owner, name in found], grown)
+
     def check(self) -> None:
         """Raises ProcessChange where anything is another now."""
         for _ in range(SHARES):
@@ -270,6 +290,13 @@ class Patches:
             if (made := list(map(now, self.overloads))) != known:
                 overload = next(o for o, after, before in zip(self.overloads, made, known) if after != before)
                 raise ProcessChange(f"replaces what torch.ops.{overload} calls, which is its model's")
+
+
+def _place_of(owner: Any, name: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Of an entry or an attribute: what reads it, and what puts something else there."""
+    if type(owner) in TABLES:
+        return lambda: owner[name], lambda value: owner.__setitem__(name, value)
+    return lambda: vars(owner)[name], lambda value: setattr(owner, name, value)
 
 
 def note_what_is_there() -> None:

@@ -138,7 +138,8 @@ class Worker:
                 self.patches.note_operators()  # we have overridden some
         elif self.cuda:
             torch.empty(1, device=self.device)  # the context takes a fifth of a second: now, while nobody waits for it
-        self.further = FurtherCalls(self.function, self.results, module, self.clock, self.memory, self.built)
+        elsewhere = {"elsewhere": self.patches.of_the_kernel} if self.patches else {}
+        self.further = FurtherCalls(self.function, self.results, module, self.clock, self.memory, self.built, **elsewhere)
 
     def do_load_eager(self, kernel_type: str, compiled: bool) -> None:
         """The baseline: the spec's eager form, as it is or through torch.compile."""
@@ -185,6 +186,7 @@ class Worker:
         weights: Sequence[str] = (),
         rows: Sequence[str] = (),
         numbers: dict[str, float] | None = None,
+        parameters: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back.
 
@@ -239,7 +241,7 @@ class Worker:
             self.function(**at_the_end)
             self.memory.forget()
         if activations is not None and not self.cuda:
-            self.further.run(self.sets[0], activations, weights, rows, numbers or {})
+            self.further.run(self.sets[0], activations, weights, rows, numbers or {}, parameters or {})
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
 
@@ -353,9 +355,14 @@ class Worker:
         @torch.no_grad()  # which an operator around the kernel sees to
         def wanting_gradients() -> Any:
             before = of_this_thread() if self.process else {}
+            of_inference = self.memory.of_inference if self.memory else set()
+            of_inference.clear()
             returned = call(function, {name: _wanting_gradients(v) for name, v in inputs.items()})
             if before:
                 check_this_thread(before)
+            results = filter(has_memory, results_of(returned, self.results))
+            if any(y.is_inference() or y.untyped_storage().data_ptr() in of_inference for y in results):
+                raise ValueError("kernel_fn returned a tensor of inference mode, of which no model computes gradients")
             return returned
 
         if self.cuda:  # whose context a thread may not have

@@ -1,0 +1,334 @@
+"""The numbers that a kernel keeps in Python, wherever it keeps them: how each is read there, and how it is set.
+
+A convenience for honest kernels, like all code in a worker.
+"""
+
+import array
+import contextlib
+import ctypes
+import datetime
+import decimal
+import fractions
+import functools
+import gc
+import io
+import itertools
+import operator
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import CellType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from autokernel.gate.workers.loaded_libraries import LONG, MOST_OF_A_BLOCK, WORD
+
+ENTRIES = 1 << 17  # of a list that grows, at most
+GONE = AttributeError, LookupError, TypeError, ValueError, RuntimeError  # what a kernel has put something else in place of
+TO_FAST = ctypes.pythonapi.PyFrame_LocalsToFast if sys.version_info < (3, 13) else None
+MOST_FOUND = 4096  # objects that are looked into
+FEW_ENTRIES = 64  # of a table, whose last key may be a number
+# Classes in C whose objects count in machine words, behind their class: iterators and these.
+LRU_CACHE = type(functools.lru_cache(int))
+IN_WORDS = io.BytesIO, io.StringIO, LRU_CACHE, decimal.Context, itertools.count
+# Objects that stay as they are, which a kernel makes anew to count: their numbers are those of which they can be made.
+MADE_ANEW = range, slice, frozenset, complex, datetime.timedelta, datetime.date, datetime.datetime, functools.partial
+CONTAINERS = dict, list, deque, tuple, set, bytearray, CellType, GeneratorType, CoroutineType, FrameType, array.array
+# What has nothing of a kernel's own in it, or numbers of its own.
+NO_OBJECTS = type, ModuleType, FunctionType, CodeType, torch.Tensor, torch.dtype, torch.device, torch.UntypedStorage
+Place = tuple[Callable[[], Any], Callable[[Any], None]]  # what reads it, and what puts something else there
+DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A number that a kernel keeps somewhere: how it is read there, and how it is set. `varies`: one that grows each time,
+    by whatever, may count calls, too."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    varies: bool = False
+
+    def value(self) -> int | float | None:
+        """None where there is no number now."""
+        with contextlib.suppress(*GONE):
+            value = self.read()
+            return value if type(value) in (int, float) else None
+
+    def set(self, value: int | float) -> None:
+        with contextlib.suppress(*GONE):
+            self.write(value)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a kernel has put into modules, classes and objects that are not its own: an owner of these places."""
+
+    places: list[Place]
+    tables: list[dict[Any, Any]] = field(default_factory=list)  # to which it has added names: of modules
+
+
+def numbers_in_python(module: ModuleType, elsewhere: Elsewhere, memory: list[Any]) -> Iterator[Counter]:
+    """The numbers that a kernel file keeps: in its variables, closures, containers and objects, generators and threads,
+    too; lengths of what grows, and how many references there are. `memory`: to which is added what has numbers in memory of
+    its own, such as tensors and iterators."""
+    frames = [
+        frame for first in sys._current_frames().values() for frame in _frames(first) if frame.f_globals is vars(module)
+    ]
+    seen, found = {id(vars(module))}, deque([vars(module), elsewhere, *frames])
+    yield from map(_last_key, elsewhere.tables)
+    while found and len(seen) < MOST_FOUND:
+        owner = found.popleft()
+        if type(owner) in (list, deque, dict, set, bytearray) and getattr(owner, "maxlen", None) is None:
+            yield _length(owner)
+        if type(owner) is dict and len(owner) <= FEW_ENTRIES:
+            yield _last_key(owner)
+        for read, write in _places(owner):
+            try:
+                value = read()
+            except GONE:  # a slot, or a cell, that is empty
+                continue
+            is_new = id(value) not in seen
+            yield from _numbers_at(value, read, write)
+            if is_new and not isinstance(value, (int, float, str, bytes)):
+                seen.add(id(value))
+                yield _references(value)
+                if len(memory_of_its_own(value)):
+                    memory.append(value)
+                if _is_looked_into(value, module):
+                    found.append(value)
+
+
+def _numbers_at(value: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> Iterator[Counter]:
+    """Those that a place with this value has in it."""
+    if type(value) in (int, float):
+        yield Counter(read, write, varies=type(value) is int)
+    elif isinstance(value, (int, float, complex, fractions.Fraction, decimal.Decimal)) and type(value) is not bool:
+        yield Counter(lambda: _as_int_or_float(read()), lambda n: write(type(read())(n)))
+    elif type(value) in (str, bytes, tuple):
+        yield Counter(lambda: len(read()), lambda n: write(_of_length(read(), n)))
+        if type(value) is str and DIGITS.search(value):
+            yield Counter(lambda: _number_in(read()), lambda n: write(_with_number(read(), n)))
+    elif type(value) in MADE_ANEW:
+        for i in range(len(_made_of(value))):
+            yield Counter(lambda i=i: _made_of(read())[i], lambda n, i=i: write(_made_anew(read(), i, n)))
+    elif type(value) is type(iter(range(0))):
+        yield Counter(lambda: -_how_many_left(read()), lambda n: write(_with_so_many_left(read(), -n)))
+    elif type(value) is itertools.repeat and _how_many_left(value):
+        yield Counter(lambda: -_how_many_left(read()), lambda n: _leave(read(), max(0, -n)))
+    elif type(value) is itertools.count:
+        yield Counter(lambda: read().__reduce__()[1][0], lambda n: write(itertools.count(n)))
+
+
+def caches_of_python() -> tuple[dict[str, dict[Any, Any]], list[Any]]:
+    """The standard library's own caches: tables, by name, and those of functions."""
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] in sys.stdlib_module_names]
+    names = [(f"{module.__name__}.{name}", value) for module in modules for name, value in list(vars(module).items())]
+    tables = {name: value for name, value in names if type(value) is dict and "cache" in name.lower()}
+    return tables, list({id(value): value for _, value in names if type(value) is LRU_CACHE}.values())
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def memory_of_its_own(value: Any) -> range:
+    """Where a small tensor lies, an array or a structure of ctypes, or what an object in C has behind its class."""
+    if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
+        start, nbytes = value.data_ptr(), value.nbytes if value.is_contiguous() else 0
+    elif isinstance(value, (ctypes.Array, ctypes.Structure)):
+        start, nbytes = ctypes.addressof(value), ctypes.sizeof(value)
+    elif _counts_in_words(type(value)):
+        return words_of(value)
+    else:
+        return range(0)
+    return range(start, start + nbytes // WORD * WORD) if start % LONG == 0 and nbytes <= MOST_OF_A_BLOCK else range(0)
+
+
+def words_of(value: Any) -> range:
+    """Of an object in C: its memory, behind the count of references and its class."""
+    return range(id(value) + object.__basicsize__, id(value) + type(value).__basicsize__ // LONG * LONG)
+
+
+def _counts_in_words(kind: type) -> bool:
+    if kind is itertools.repeat:  # forever, where its word is below zero
+        return False
+    is_iterator = hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools", "collections", "_collections")
+    return kind in IN_WORDS or is_iterator and kind is not GeneratorType
+
+
+def _is_looked_into(value: Any, module: ModuleType) -> bool:
+    """Whether it is a container, an object of any class, or a class or function of the kernel file's own."""
+    kind = type(value)
+    if kind is FunctionType:
+        return value.__globals__ is vars(module)
+    if issubclass(kind, type):
+        theirs = sys.modules.get(value.__module__)
+        return value.__module__ == module.__name__ or getattr(theirs, value.__name__, None) is not value
+    if kind is ModuleType:
+        return sys.modules.get(value.__name__) is not value
+    known = kind in CONTAINERS or issubclass(kind, (ctypes._SimpleCData, dict, ContextVar, torch.Generator, MethodType))
+    if known or _counts_in_words(kind) or kind is torch.Tensor:
+        return True
+    return not issubclass(kind, NO_OBJECTS) and (hasattr(value, "__dict__") or hasattr(kind, "__slots__"))
+
+
+def _places(owner: Any) -> Iterator[Place]:
+    """All that an object holds: what reads it, and what puts something else in its place."""
+    if isinstance(owner, Elsewhere):
+        yield from owner.places
+    elif isinstance(owner, (dict, list, deque)):
+        for key in list(owner) if isinstance(owner, dict) else range(min(len(owner), MOST_FOUND)):
+            yield lambda key=key: owner[key], lambda value, key=key: owner.__setitem__(key, value)
+    elif isinstance(owner, array.array):
+        yield from (
+            (lambda i=i: owner[i], lambda v, i=i: owner.__setitem__(i, v)) for i in range(min(len(owner), MOST_FOUND))
+        )
+    elif isinstance(owner, (set, bytearray)):  # of which there is but a length
+        return
+    elif isinstance(owner, (GeneratorType, CoroutineType, FrameType)):
+        frame = owner if type(owner) is FrameType else getattr(owner, "gi_frame", None) or getattr(owner, "cr_frame", None)
+        for name in frame.f_locals if frame else ():
+            yield lambda name=name: frame.f_locals[name], lambda v, name=name: _set_local(frame, name, v)
+    elif isinstance(owner, ctypes._SimpleCData):
+        yield lambda: owner.value, lambda value: setattr(owner, "value", value)
+    elif isinstance(owner, CellType):
+        yield lambda: owner.cell_contents, lambda value: setattr(owner, "cell_contents", value)
+    elif isinstance(owner, ContextVar):
+        yield owner.get, owner.set
+    elif isinstance(owner, torch.Generator):
+        yield owner.initial_seed, owner.manual_seed
+    elif isinstance(owner, (tuple, MethodType)) or _counts_in_words(type(owner)):
+        yield from ((lambda value=value: value, _write_nothing) for value in gc.get_referents(owner))
+    else:
+        slots = getattr(type(owner), "__slots__", ())
+        for name in (*getattr(owner, "__dict__", {}), *([slots] if isinstance(slots, str) else slots)):
+            if not name.startswith("__"):
+                yield lambda name=name: getattr(owner, name), lambda value, name=name: setattr(owner, name, value)
+        if isinstance(owner, torch.Tensor):
+            yield lambda: owner._version, lambda n: torch._C._autograd._unsafe_set_version_counter((owner,), (n,))
+        for inside in (getattr(owner, "__closure__", None), getattr(owner, "__defaults__", None)):
+            yield lambda inside=inside: inside, _write_nothing
+
+
+def _write_nothing(value: Any) -> None:
+    """For the elements of a tuple, which stays as it is."""
+
+
+def _as_int_or_float(number: Any) -> int | float:
+    """A number of any class."""
+    return int(number) if isinstance(number, int) else float(number.real)
+
+
+def _of_length(value: Any, length: int) -> Any:
+    """A text, bytes or a tuple of this length: cut, or with its last element repeated."""
+    return value + value[-1:] * (min(length, ENTRIES) - len(value)) if len(value) <= length else value[:length]
+
+
+def _how_many_left(numbers: Any) -> int:
+    return operator.length_hint(numbers)
+
+
+def _leave(repeated: Any, left: int) -> None:
+    """So many times, of an itertools.repeat, whose last word that is."""
+    ctypes.c_ssize_t.from_address(words_of(repeated)[-LONG]).value = left
+
+
+def _with_so_many_left(numbers: Any, left: int) -> Any:
+    """An iterator of a range with so many numbers left; none where it would be at its end."""
+    _, (whole,), *place = numbers.__reduce__()
+    whole = whole[place[0] if place else 0 :]
+    return iter(whole[len(whole) - max(0, left) :]) if left <= len(whole) else iter(range(whole.stop - left, whole.stop))
+
+
+def _set_local(frame: Any, name: str, value: Any) -> None:
+    """Of a function that waits to go on; before Python 3.13 what is written has to be carried over."""
+    frame.f_locals[name] = value
+    if sys.version_info < (3, 13):
+        TO_FAST(ctypes.py_object(frame), 0)
+
+
+def _number_in(text: str) -> int:
+    """The last one."""
+    return int(DIGITS.findall(text)[-1])
+
+
+def _with_number(text: str, number: int) -> str:
+    """In the place of the last one."""
+    *_, last = DIGITS.finditer(text)
+    return f"{text[: last.start()]}{number}{text[last.end() :]}"
+
+
+def _made_of(value: Any) -> tuple[Any, ...]:
+    """Of one of MADE_ANEW."""
+    if type(value) in (frozenset, functools.partial):
+        return tuple(value) if type(value) is frozenset else value.args
+    return value.__reduce__()[1]
+
+
+def _made_anew(value: Any, place: int, number: int | float) -> Any:
+    given = list(_made_of(value))
+    given[place] = number
+    if type(value) is frozenset:
+        return frozenset(given)
+    return (
+        functools.partial(value.func, *given, **value.keywords) if type(value) is functools.partial else type(value)(*given)
+    )
+
+
+def _references(to: Any) -> Counter:
+    """How many there are; more are added, and only these taken away."""
+    count, at_last, added = ctypes.c_ssize_t.from_address(id(to)), 0, 0
+
+    def read() -> int:
+        nonlocal at_last
+        at_last = count.value - added
+        return at_last
+
+    def write(number: int) -> None:
+        nonlocal added
+        wanted = max(0, number - at_last)
+        count.value += wanted - added
+        added = wanted
+
+    return Counter(read, write)
+
+
+def _last_key(of: dict[Any, Any]) -> Counter:
+    """The number in it."""
+
+    def last() -> Any:
+        return next(reversed(of), None)
+
+    def write(number: int) -> None:
+        key = last()
+        of[_with_number(key, number) if type(key) is str else number] = of.pop(key)
+
+    return Counter(lambda: _number_in(last()) if type(last()) is str else last(), write)
+
+
+def _length(of: Any) -> Counter:
+    """That of a container, which grows by entries of ours and gets shorter from its end."""
+
+    def write(length: int) -> None:
+        if type(of) is set:  # which has no last one
+            of.difference_update([one for one in of if type(one) is _Entry][: max(0, len(of) - length)])
+        while type(of) is not set and len(of) > length:
+            of.popitem() if type(of) is dict else of.pop()
+        more = range(length - len(of)) if of and length <= ENTRIES else ()
+        if type(of) in (dict, set):
+            of.update({_Entry(): None for _ in more})
+        elif more:
+            of.extend(itertools.repeat(of[-1], len(more)))
+
+    return Counter(lambda: len(of), write)
+
+
+class _Entry:
+    """A key that equals no other."""

@@ -154,6 +154,28 @@ def test_a_kill_between_the_two_refs_is_mended(ledger, lost):
     assert (again.tree / "kernel.py").read_text() == "better\n"
 
 
+def test_an_edit_by_hand_is_put_aside_before_it_is_written_over(ledger):
+    """What a run has put there is none: a candidate, what is about to be judged, what a kill left of either."""
+    kernel = ledger.tree / "kernel.py"
+    ledger.write("candidate\n")
+    ledger.reset()
+    ledger.start_target("t", "starter\n", "put in its starter")
+    ledger.reset()
+    again = GitLedger(ledger.root, ledger.tag, ledger.folder)
+    again.known.add("about to be judged\n")
+    kernel.write_text("about to be judged\n")
+    again.open()
+    assert kernel.read_text() == "starter\n" and not again.aside and not list(ledger.folder.glob("*.py"))
+    kernel.write_text("by hand\n")
+    assert again.edited() == "by hand\n"
+    again.write("candidate\n")
+    again.reset()
+    kernel.write_text("by hand, again\n")
+    again.open()
+    assert [path.read_text() for path in again.aside] == ["by hand\n", "by hand, again\n"]
+    assert kernel.read_text() == "starter\n" and again.edited() is None
+
+
 def test_stale_locks_of_a_killed_git_do_not_block(ledger):
     common = Path(ledger.repo.common_dir)
     ledger.record(ROW, "better\n")

@@ -29,6 +29,7 @@ except ImportError as error:  # it asks git for its version: a configuration tha
     raise Refused(f"git cannot be used here: {error}") from error
 
 KERNEL = "kernel.py"
+EDITED = "kernel_edited_*.py"  # in the run's folder: an edit of its tree's kernel.py that no experiment was made of
 RESULT = "kernels_of_this_run"  # a folder of the branch: every target's best kernel, once the run has come to an end
 FALLBACK_IDENTITY = ("AutoKernel", "autokernel@localhost")
 SETTINGS = {  # of our git alone: no hooks, no reflogs that a kill could tear, and objects on the disk before refs name them
@@ -96,6 +97,8 @@ class GitLedger:
         self.tree = folder / "tree"
         self.branch = f"refs/heads/autokernel/{tag}"
         self.prefix = f"refs/autokernel/{tag}/"
+        self.known: set[str] = set()  # what the worktree's kernel.py may hold that is recorded, or about to be
+        self.aside: list[Path] = []  # edits by hand that were written over, as files
 
     @cached_property
     def _environment(self) -> dict[str, str]:
@@ -108,10 +111,10 @@ class GitLedger:
             identity[f"GIT_{role}_EMAIL"] = os.environ.get(f"GIT_{role}_EMAIL") or email or fallback_email
         return as_environment(SETTINGS) | identity
 
-    def _ask(self, *words: str) -> str:
+    def _ask(self, *words: str, **extra: str) -> str:
         """What git answers to a question, which takes no lock: a run's folder may be gone, or read-only."""
         with _signals_wait():
-            return self.repo.git.execute(["git", *words], strip_newline_in_stdout=False).removesuffix("\n")
+            return self.repo.git.execute(["git", *words], env=extra, strip_newline_in_stdout=False).removesuffix("\n")
 
     def _git(self, *words: str, text: str = "", **extra: str) -> str:
         """What git answers; it reads `text`."""
@@ -231,13 +234,39 @@ class GitLedger:
 
     def write(self, source: str) -> None:
         """Put a candidate into the worktree's kernel.py, for whoever looks."""
+        self._put_aside()
         (self.tree / KERNEL).write_text(source)
+        self.known.add(source)
+
+    def edited(self) -> str | None:
+        """What the worktree's kernel.py was edited to, where that is neither what git put there nor known to the run."""
+        file = self.tree / KERNEL
+        if not self.has_tree or not file.is_file():
+            return None
+        there = self._ask("ls-files", "--stage", "--", f":/{KERNEL}", GIT_INDEX_FILE=str(self._linked / "index"))
+        if head := self._ask("for-each-ref", "--format=%(objectname)", self.branch):
+            there += self._ask("ls-tree", head, KERNEL)
+        if self._ask("hash-object", f"--path={KERNEL}", str(file)) in there:
+            return None
+        text = file.read_text(errors="replace")
+        return None if text in self.known else text
+
+    def _put_aside(self) -> None:
+        """Keep an edit that nobody has judged: what follows writes over it."""
+        text = self.edited()
+        if text is None:
+            return
+        kept = self.folder / EDITED.replace("*", self._git("hash-object", "--stdin", text=text)[:8])
+        kept.write_text(text)
+        self.known.add(text)
+        self.aside.append(kept)
 
     def reset(self, everything: bool = False) -> None:
         """Bring the worktree's index and kernel.py to the branch, or every file that is tracked.
 
-        The index is replaced whole, so a stale lock cannot block it.
+        The index is replaced whole, so a stale lock cannot block it. An edit by hand is put aside first.
         """
+        self._put_aside()
         linked, head = self._linked, self.head
         scratch = linked / "index.autokernel"
         for stale in (scratch, linked / "index.autokernel.lock", linked / "index.lock"):

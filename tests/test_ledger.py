@@ -221,6 +221,23 @@ def test_without_a_worktree(clone):
     assert state(clone) == before
 
 
+def test_a_copy_of_a_clone_has_a_tree_of_its_own(ledger):
+    """The copied one is still linked to the clone that it was copied from, whose index and HEAD are not to be written."""
+    (ledger.tree / "kernel.py").write_text("by hand\n")
+    root = ledger.root.with_name("copy")
+    shutil.copytree(ledger.root, root, symlinks=True)
+    linked = ledger._linked
+    before = {path: path.read_bytes() for path in linked.rglob("*") if path.is_file()}
+    copy = GitLedger(root, "night", root / "workspace/night")
+    copy.open()
+    copy.start_target("t", "starter\n", "put in its starter")
+    copy.reset()
+    assert (copy.tree / "kernel.py").read_text() == "starter\n" and sh("git", "status", "-s", cwd=copy.tree) == ""
+    assert [path.read_text() for path in copy.aside] == ["by hand\n"]
+    assert before == {path: path.read_bytes() for path in linked.rglob("*") if path.is_file()}
+    assert copy._linked.is_relative_to(root)
+
+
 def test_remove_leaves_no_trace(clone):
     before = state(clone), sh("git", "for-each-ref", cwd=clone)
     ledger = GitLedger(clone, "night", clone / "workspace/night")

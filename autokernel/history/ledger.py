@@ -156,6 +156,7 @@ class GitLedger:
             self._git("update-ref", self.branch, self._git("rev-parse", "HEAD"), "")
         self._settle()
         if worktree and not self.has_tree:
+            self._put_aside()
             self._forget_tree()
             branch = self.branch.removeprefix("refs/heads/")
             self._git("worktree", "add", "--quiet", "--force", "--no-checkout", str(self.tree), branch)
@@ -169,8 +170,16 @@ class GitLedger:
             if f"branch {self.branch}" not in lines:
                 continue
             place = Path(lines[0].removeprefix("worktree ")).resolve()
-            if place != self.tree.resolve():
+            if place != self.tree.resolve() and self._is_linked(place):
                 raise _checked_out(self.branch.removeprefix("refs/heads/"), place)
+
+    def _is_linked(self, place: Path) -> bool:
+        """Whether what git lists as a worktree is one still: not where the clone was moved, or copied from another's."""
+        link = place / ".git"
+        return link.is_dir() or (link.is_file() and self._is_ours(_leads_to(link)))
+
+    def _is_ours(self, linked: Path) -> bool:
+        return linked.parent.resolve() == Path(self.repo.common_dir, "worktrees").resolve()
 
     def _unlock(self) -> None:
         """Remove the locks that a killed git left: the caller holds the run's lock, and no other run takes these."""
@@ -205,11 +214,15 @@ class GitLedger:
 
     @property
     def has_tree(self) -> bool:
-        """Whether git knows the worktree: it does once its HEAD is there, which `git worktree add` writes last."""
+        """Whether git knows the worktree: it does once its HEAD is there, which `git worktree add` writes last.
+
+        In a copy of a clone the tree is still the original's.
+        """
         link = self.tree / ".git"
         return (
             link.exists()
             and not self.tree.is_symlink()
+            and self._is_ours(self._linked)
             and (self._linked / "HEAD").exists()
             and not (self._linked / "locked").exists()
         )
@@ -217,7 +230,7 @@ class GitLedger:
     @property
     def _linked(self) -> Path:
         """The worktree's own folder inside .git: its HEAD and index."""
-        return Path((self.tree / ".git").read_text().removeprefix("gitdir: ").strip())
+        return _leads_to(self.tree / ".git")
 
     def _ref(self, name: str) -> str | None:
         return self._git("for-each-ref", "--format=%(objectname)", name) or None
@@ -241,9 +254,11 @@ class GitLedger:
     def edited(self) -> str | None:
         """What the worktree's kernel.py was edited to, where that is neither what git put there nor known to the run."""
         file = self.tree / KERNEL
-        if not self.has_tree or not file.is_file():
+        if self.tree.is_symlink() or not file.is_file():
             return None
-        there = self._ask("ls-files", "--stage", "--", f":/{KERNEL}", GIT_INDEX_FILE=str(self._linked / "index"))
+        there = ""
+        if self.has_tree:
+            there = self._ask("ls-files", "--stage", "--", f":/{KERNEL}", GIT_INDEX_FILE=str(self._linked / "index"))
         if head := self._ask("for-each-ref", "--format=%(objectname)", self.branch):
             there += self._ask("ls-tree", head, KERNEL)
         if self._ask("hash-object", f"--path={KERNEL}", str(file)) in there:
@@ -365,6 +380,11 @@ class GitLedger:
         names = run_refs(self.root, self.tag)
         self._forget_tree()
         self._git("update-ref", "--stdin", text="".join(f"delete {name}\n" for name in names))
+
+
+def _leads_to(link: Path) -> Path:
+    """The folder of git's that a worktree's file `.git` names, which may do so from where it lies."""
+    return link.parent / link.read_text().removeprefix("gitdir: ").strip()
 
 
 def around(folder: Path) -> git.Repo:

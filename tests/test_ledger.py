@@ -157,12 +157,12 @@ def test_a_kill_between_the_two_refs_is_mended(ledger, lost):
 def test_an_edit_by_hand_is_put_aside_before_it_is_written_over(ledger):
     """What a run has put there is none: a candidate, what is about to be judged, what a kill left of either."""
     kernel = ledger.tree / "kernel.py"
-    ledger.write("candidate\n")
+    ledger.write("candidate\r\nof two lines\n")
     ledger.reset()
     ledger.start_target("t", "starter\n", "put in its starter")
     ledger.reset()
     again = GitLedger(ledger.root, ledger.tag, ledger.folder)
-    again.known.add("about to be judged\n")
+    again.expect("about to be judged\n")
     kernel.write_text("about to be judged\n")
     again.open()
     assert kernel.read_text() == "starter\n" and not again.aside and not list(ledger.folder.glob("*.py"))

@@ -97,7 +97,7 @@ class GitLedger:
         self.tree = folder / "tree"
         self.branch = f"refs/heads/autokernel/{tag}"
         self.prefix = f"refs/autokernel/{tag}/"
-        self.known: set[str] = set()  # what the worktree's kernel.py may hold that is recorded, or about to be
+        self._expected: list[list[str]] = []  # lines that the worktree's kernel.py may hold which are no edit by hand
         self.aside: list[Path] = []  # edits by hand that were written over, as files
 
     @cached_property
@@ -249,7 +249,11 @@ class GitLedger:
         """Put a candidate into the worktree's kernel.py, for whoever looks."""
         self._put_aside()
         (self.tree / KERNEL).write_text(source)
-        self.known.add(source)
+        self.expect(source)
+
+    def expect(self, *sources: str) -> None:
+        """What is judged, or about to be: until the next reset it may stand in the worktree's kernel.py."""
+        self._expected += [source.splitlines() for source in sources]
 
     def edited(self) -> str | None:
         """What the worktree's kernel.py was edited to, where that is neither what git put there nor known to the run."""
@@ -264,7 +268,7 @@ class GitLedger:
         if self._ask("hash-object", f"--path={KERNEL}", str(file)) in there:
             return None
         text = file.read_text(errors="replace")
-        return None if text in self.known else text
+        return None if text.splitlines() in self._expected else text
 
     def _put_aside(self) -> None:
         """Keep an edit that nobody has judged: what follows writes over it."""
@@ -273,7 +277,6 @@ class GitLedger:
             return
         kept = self.folder / EDITED.replace("*", self._git("hash-object", "--stdin", text=text)[:8])
         kept.write_text(text)
-        self.known.add(text)
         self.aside.append(kept)
 
     def reset(self, everything: bool = False) -> None:
@@ -290,6 +293,7 @@ class GitLedger:
         self._git("read-tree", head, **place)
         self._git("checkout-index", "--force", "--index", *(["--all"] if everything else ["--", KERNEL]), **place)
         os.replace(scratch, linked / "index")
+        self._expected.clear()
 
     def _commit(self, source: str, message: str) -> str:
         """A commit on top of the branch that changes kernel.py alone. Nothing points to it yet."""

@@ -129,7 +129,7 @@ class Loop:
         self.pauses_s = pauses_s
         self.patience_s = PATIENCE_S
         self.ledger = workspace.ledger
-        self.ledger.known |= {about_to_judge, *(intent.proposal.source for intent in workspace.read_intents())}
+        self.ledger.expect(about_to_judge, *(intent.proposal.source for intent in workspace.read_intents()))
         self.ledger.open(worktree)
         self._tell_of_edits()
         self.entries = self.ledger.entries()
@@ -270,7 +270,7 @@ class Loop:
         ]
         proposal = agent.propose(replace(context, trials=(*context.trials, *judged)))
         if proposal:
-            self.ledger.known.add(proposal.source)
+            self.ledger.expect(proposal.source)
         self._reset()
         return proposal
 

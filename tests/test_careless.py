@@ -361,6 +361,19 @@ def test_a_good_report_is_not_overwritten_with_nothing(clone):
     assert page.read_text() == good
 
 
+def test_an_edit_of_a_runs_kernel_is_shown(clone):
+    kernel = clone.root / "workspace/night/tree/kernel.py"
+    before = clone.run(["orchestrate.py", "status"])
+    kernel.write_text(kernel.read_text() + "# by hand\n")
+    assert_fine(clone.run(["orchestrate.py", "status"]), "kernel.py of its tree is edited, and not judged yet")
+    clone.ledger("night").reset()
+    (aside,) = (clone.root / "workspace/night").glob("kernel_edited_*.py")
+    assert aside.read_text().endswith("# by hand\n")
+    assert_fine(clone.run(["orchestrate.py", "status"]), f"orchestrate.py record workspace/night/{aside.name} judges it")
+    aside.unlink()
+    assert clone.run(["orchestrate.py", "status"]) == before
+
+
 def test_clean_removes_one_run_and_all_of_it(clone):
     assert_fine(clone.run(["orchestrate.py", "clean", "night/"]), "removed run night")  # as a shell completes it
     assert "night" not in clone.git("for-each-ref") and not (clone.root / "workspace/night").exists()
@@ -372,6 +385,7 @@ def test_refs_alone_suffice_for_clean(clone):
     shutil.rmtree(clone.root / "workspace")
     assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "only refs in git")
     assert_one_line(clone.run(["orchestrate.py", "status", "--tag", "night"]), "only its commits", "clean night")
+    assert_one_line(clone.run(["orchestrate.py", "status"]), "only the commits of night: python orchestrate.py runs")
     assert_fine(clone.run(["orchestrate.py", "clean", "night"]), "removed run night")
     assert "night" not in clone.git("for-each-ref") + clone.git("worktree", "list")
 

@@ -154,6 +154,28 @@ def test_a_kill_between_the_two_refs_is_mended(ledger, lost):
     assert (again.tree / "kernel.py").read_text() == "better\n"
 
 
+def test_an_edit_by_hand_is_put_aside_before_it_is_written_over(ledger):
+    """What a run has put there is none: a candidate, what is about to be judged, what a kill left of either."""
+    kernel = ledger.tree / "kernel.py"
+    ledger.write("candidate\r\nof two lines\n")
+    ledger.reset()
+    ledger.start_target("t", "starter\n", "put in its starter")
+    ledger.reset()
+    again = GitLedger(ledger.root, ledger.tag, ledger.folder)
+    again.expect("about to be judged\n")
+    kernel.write_text("about to be judged\n")
+    again.open()
+    assert kernel.read_text() == "starter\n" and not again.aside and not list(ledger.folder.glob("*.py"))
+    kernel.write_text("by hand\n")
+    assert again.edited() == "by hand\n"
+    again.write("candidate\n")
+    again.reset()
+    kernel.write_text("by hand, again\n")
+    again.open()
+    assert [path.read_text() for path in again.aside] == ["by hand\n", "by hand, again\n"]
+    assert kernel.read_text() == "starter\n" and again.edited() is None
+
+
 def test_stale_locks_of_a_killed_git_do_not_block(ledger):
     common = Path(ledger.repo.common_dir)
     ledger.record(ROW, "better\n")
@@ -197,6 +219,23 @@ def test_without_a_worktree(clone):
     assert ledger.source(ledger.record(ROW, "better\n").commit) == "better\n"
     assert not ledger.has_tree
     assert state(clone) == before
+
+
+def test_a_copy_of_a_clone_has_a_tree_of_its_own(ledger):
+    """The copied one is still linked to the clone that it was copied from, whose index and HEAD are not to be written."""
+    (ledger.tree / "kernel.py").write_text("by hand\n")
+    root = ledger.root.with_name("copy")
+    shutil.copytree(ledger.root, root, symlinks=True)
+    linked = ledger._linked
+    before = {path: path.read_bytes() for path in linked.rglob("*") if path.is_file()}
+    copy = GitLedger(root, "night", root / "workspace/night")
+    copy.open()
+    copy.start_target("t", "starter\n", "put in its starter")
+    copy.reset()
+    assert (copy.tree / "kernel.py").read_text() == "starter\n" and sh("git", "status", "-s", cwd=copy.tree) == ""
+    assert [path.read_text() for path in copy.aside] == ["by hand\n"]
+    assert before == {path: path.read_bytes() for path in linked.rglob("*") if path.is_file()}
+    assert copy._linked.is_relative_to(root)
 
 
 def test_remove_leaves_no_trace(clone):

@@ -1,6 +1,8 @@
 """What ends a script from outside, signals and disks among it, is said in one line and leaves no process."""
 
+import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -151,6 +153,32 @@ def test_a_read_only_disk(refusal, small_disk, model_file):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     line = refusal(profile.main, "--output", small_disk / "profile.json", "--model", model_file, *QUICK)
     assert "cannot write to" in line and "Read-only" in line
+
+
+def opens_files():
+    """As many as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, most))
+    try:
+        os.open(os.devnull, os.O_RDONLY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+LIMITS = {
+    "a map": (lambda: mmap.mmap(-1, 1 << 60), "memory is used up (ulimit -v"),
+    "an object": (lambda: bytearray(1 << 60), "memory is used up (ulimit -v"),
+    "files": (opens_files, "too many files are open (ulimit -n)"),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_a_limit_of_the_shells_is_named(refusal, case):
+    does, words = LIMITS[case]
+    assert words in refusal(lambda _: does())
 
 
 def test_a_user_without_a_home(monkeypatch, tmp_path):

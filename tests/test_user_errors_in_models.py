@@ -71,6 +71,10 @@ MODELS = {
         "def Net(): return torch.jit.script(torch.nn.Linear(64, 64))",
         (), "Net is TorchScript", "name the nn.Module",
     ),
+    "compiled": (
+        "import torch\ndef Net(): return torch.compile(torch.nn.Linear(64, 64))",
+        (), "Net is compiled already", "that torch.compile was given",
+    ),
     "on meta": (net(init="self.to('meta')"), (), "tensors without data (on the device meta, layer.weight"),
     "lazy": (net(init="self.lazy = nn.LazyLinear(3)"), (), "lazy layers without a shape (lazy.weight)"),
     "input on meta": (net(forward="x = x.to('meta')"), (), "a pass of Net", "net.py:13)"),

@@ -1,6 +1,7 @@
 """The winners of a run: into a model by the run's name, and only those that verify.py found to pay."""
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from autokernel.integration.verification.winners import verified
 from autokernel.integration.winner import Winner
 from autokernel.records import write_json
 from autokernel.run.workspace import PLAN, VERIFY, NoRun, Workspace
-from autokernel.spec import ROOT, load_spec
+from autokernel.spec import ROOT, kernel_types, load_spec
 from autokernel.target import Plan, default_target, encode
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh  # noqa: F401  `clone` is a fixture
@@ -158,6 +159,22 @@ def test_saved_kernels_need_nothing_of_this_repository(tmp_path) -> None:
     printed = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert printed.strip() == winner.name, "a saved kernel has another name than in graphs that were exported with it"
     assert save(tmp_path / "site" / "fast_norms", found(winner.source), [winner])  # anew
+
+
+@pytest.mark.parametrize("kernel_type", kernel_types())
+def test_a_package_has_all_that_its_kernel_type_imports(tmp_path, kernel_type) -> None:
+    """Patterns among it: those that cannot be imported are not searched for, and their kernels not put in."""
+    winner, verification = Winner(replace(TARGET, kernel_type=kernel_type), WRONG), found(WRONG, (EAGER,))
+    (pays,) = verification.kernels
+    folder = tmp_path / "fast"
+    assert save(folder, replace(verification, kernels=(replace(pays, kernel=winner.name),)), [winner])
+    for path in folder.rglob("*.py"):
+        for line in ast.parse(path.read_text()).body:
+            if isinstance(line, ast.ImportFrom) and line.module.startswith("fast."):
+                place = tmp_path / line.module.replace(".", "/")
+                names = [place.with_suffix(".py")] if not place.is_dir() else [place / f"{n.name}.py" for n in line.names]
+                assert all(name.is_file() for name in names), (path, line.module)
+    assert (folder / "kernels" / kernel_type / "spec.py").is_file()
 
 
 def test_a_folder_of_the_users_is_not_overwritten(tmp_path) -> None:

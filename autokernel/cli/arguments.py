@@ -30,6 +30,12 @@ LONGEST = 400  # characters of another's words
 OF_GIT = ("DIR", "WORK_TREE", "INDEX_FILE", "COMMON_DIR", "OBJECT_DIRECTORY", "NAMESPACE", "PREFIX")
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # which PyTorch makes when it is imported
 OF_FOLDERS = ("AUTOKERNEL_CACHE", "AUTOKERNEL_PROVEN", "AUTOKERNEL_HOME", "XDG_CACHE_HOME", "TMPDIR", INDUCTOR)
+USED_UP = {  # what a process may have no more of, as the shell or the container that it was started in says
+    errno.ENOMEM: "memory is used up (ulimit -v, a container's limit)",
+    errno.EMFILE: "too many files are open (ulimit -n)",
+    errno.ENFILE: "too many files are open on this machine",
+    errno.EAGAIN: "no more processes can be started (ulimit -u, a container's limit)",
+}
 WRITE_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a full disk, a quota, `ulimit -f`, a broken disk
 NOT_OURS = (  # the file system's refusals, which say nothing of our code
     *(*WRITE_FAILED, errno.EACCES, errno.EPERM, errno.EROFS),
@@ -184,9 +190,13 @@ def script(main: Callable[[Sequence[str] | None], int | None], argv: Sequence[st
     except OSError as error:
         if _is_torchs(error):  # a library of its own that is not there, say
             fail(_in_words(error))
+        if error.errno in USED_UP and not hasattr(error, "characters_written"):  # as a pipe that is full has
+            fail(f"{USED_UP[error.errno]}: raise the limit, and the same command does it again")
         if error.errno not in NOT_OURS or error.filename is None and error.errno not in WRITE_FAILED:
             raise
         fail(f"{error.filename or 'output cannot be written'}: {error.strerror}")
+    except MemoryError:
+        fail(f"{USED_UP[errno.ENOMEM]}: raise the limit, and the same command does it again")
     except Exception as error:
         fail(_in_words(error))
 

@@ -73,7 +73,8 @@ def judge(
     """One experiment: judged, committed, logged. Raises Refused, RunInProgress, SandboxIncomplete, MachineFault."""
     check_machine(edit.target.backend)
     with edit.workspace.locked(), Judge(edit.target.device, require_sandbox=require_sandbox) as gate:
-        loop = Loop(edit.workspace, edit.plan, gate, say, step, worktree=edit.workspace.ledger.has_tree)
+        has_tree = edit.workspace.ledger.has_tree
+        loop = Loop(edit.workspace, edit.plan, gate, say, step, worktree=has_tree, about_to_judge=edit.source)
         row = loop.attempt(edit.target, Proposal(edit.source, hypothesis, agent))
         close_again(edit.workspace)
     return row

@@ -82,13 +82,15 @@ def save(folder: Path, verification: Verification, winners: Sequence[Winner]) ->
     chosen = [winner for winner in winners if any(winner in selected for selected in pays.values())]
     if not chosen:
         return []
-    taken = [*map(_file, sorted(_imported("integration.apply"))), SANDBOX]
-    files = {f"autokernel/{path.relative_to(PACKAGE)}": path for path in taken}
-    files |= {f"autokernel/include/{path.name}": path for path in INCLUDE.iterdir()}
-    files |= {"reference.py": ROOT / "reference.py", "LICENSE": ROOT / "LICENSE"}
+    parts = {}
     for kernel_type in {winner.target.kernel_type for winner in chosen}:
         sources = (load_spec(kernel_type).folder / part for part in PARTS)
-        files |= {f"kernels/{kernel_type}/{path.name}": path for path in sources if path.exists()}
+        parts |= {f"kernels/{kernel_type}/{path.name}": path for path in sources if path.exists()}
+    needing = [_file("integration.apply"), *(path for path in parts.values() if path.suffix == ".py")]
+    taken = [*sorted(_imported(needing) - {*parts.values()}), SANDBOX]
+    files = parts | {f"autokernel/{path.relative_to(PACKAGE)}": path for path in taken}
+    files |= {f"autokernel/include/{path.name}": path for path in INCLUDE.iterdir()}
+    files |= {"reference.py": ROOT / "reference.py", "LICENSE": ROOT / "LICENSE"}
     texts = {place: path.read_text() for place, path in files.items()}
     texts |= {f"winners/{winner.name}.py": winner.source for winner in chosen}
     texts |= {"__init__.py": INIT.format(name=name, model=verification.model)}
@@ -111,17 +113,20 @@ def why_not(folder: Path) -> str | None:
     return folders.why_not(folder)
 
 
-def _imported(module: str) -> set[str]:
-    """The modules of this package that `module` cannot do without, itself included."""
-    found: set[str] = set()
-    pending = [module]
+def _imported(needing: Sequence[Path]) -> set[Path]:
+    """These files, and the modules of this package that they cannot do without."""
+    found: set[Path] = set()
+    pending = list(needing)
     while pending:
-        found.add(module := pending.pop())
-        for line in ast.parse(_file(module).read_text()).body:
+        found.add(path := pending.pop())
+        for line in ast.parse(path.read_text()).body:
             if isinstance(line, ast.ImportFrom) and line.module.startswith("autokernel."):
                 needed = line.module.removeprefix("autokernel.")
-                modules = [needed] if _file(needed).exists() else [f"{needed}.{name.name}" for name in line.names]
-                pending += [m for m in modules if m not in found]
+                if _file(needed).exists():
+                    files = [_file(needed)]
+                else:
+                    files = [_file(f"{needed}.{name.name}") for name in line.names]
+                pending += [file for file in files if file not in found]
     return found
 
 

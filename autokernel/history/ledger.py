@@ -29,6 +29,7 @@ except ImportError as error:  # it asks git for its version: a configuration tha
     raise Refused(f"git cannot be used here: {error}") from error
 
 KERNEL = "kernel.py"
+EDITED = "kernel_edited_*.py"  # in the run's folder: an edit of its tree's kernel.py that no experiment was made of
 RESULT = "kernels_of_this_run"  # a folder of the branch: every target's best kernel, once the run has come to an end
 FALLBACK_IDENTITY = ("AutoKernel", "autokernel@localhost")
 SETTINGS = {  # of our git alone: no hooks, no reflogs that a kill could tear, and objects on the disk before refs name them
@@ -96,6 +97,8 @@ class GitLedger:
         self.tree = folder / "tree"
         self.branch = f"refs/heads/autokernel/{tag}"
         self.prefix = f"refs/autokernel/{tag}/"
+        self._expected: list[list[str]] = []  # lines that the worktree's kernel.py may hold which are no edit by hand
+        self.aside: list[Path] = []  # edits by hand that were written over, as files
 
     @cached_property
     def _environment(self) -> dict[str, str]:
@@ -108,10 +111,10 @@ class GitLedger:
             identity[f"GIT_{role}_EMAIL"] = os.environ.get(f"GIT_{role}_EMAIL") or email or fallback_email
         return as_environment(SETTINGS) | identity
 
-    def _ask(self, *words: str) -> str:
+    def _ask(self, *words: str, **extra: str) -> str:
         """What git answers to a question, which takes no lock: a run's folder may be gone, or read-only."""
         with _signals_wait():
-            return self.repo.git.execute(["git", *words], strip_newline_in_stdout=False).removesuffix("\n")
+            return self.repo.git.execute(["git", *words], env=extra, strip_newline_in_stdout=False).removesuffix("\n")
 
     def _git(self, *words: str, text: str = "", **extra: str) -> str:
         """What git answers; it reads `text`."""
@@ -153,6 +156,7 @@ class GitLedger:
             self._git("update-ref", self.branch, self._git("rev-parse", "HEAD"), "")
         self._settle()
         if worktree and not self.has_tree:
+            self._put_aside()
             self._forget_tree()
             branch = self.branch.removeprefix("refs/heads/")
             self._git("worktree", "add", "--quiet", "--force", "--no-checkout", str(self.tree), branch)
@@ -166,8 +170,16 @@ class GitLedger:
             if f"branch {self.branch}" not in lines:
                 continue
             place = Path(lines[0].removeprefix("worktree ")).resolve()
-            if place != self.tree.resolve():
+            if place != self.tree.resolve() and self._is_linked(place):
                 raise _checked_out(self.branch.removeprefix("refs/heads/"), place)
+
+    def _is_linked(self, place: Path) -> bool:
+        """Whether what git lists as a worktree is one still: not where the clone was moved, or copied from another's."""
+        link = place / ".git"
+        return link.is_dir() or (link.is_file() and self._is_ours(_leads_to(link)))
+
+    def _is_ours(self, linked: Path) -> bool:
+        return linked.parent.resolve() == Path(self.repo.common_dir, "worktrees").resolve()
 
     def _unlock(self) -> None:
         """Remove the locks that a killed git left: the caller holds the run's lock, and no other run takes these."""
@@ -202,11 +214,15 @@ class GitLedger:
 
     @property
     def has_tree(self) -> bool:
-        """Whether git knows the worktree: it does once its HEAD is there, which `git worktree add` writes last."""
+        """Whether git knows the worktree: it does once its HEAD is there, which `git worktree add` writes last.
+
+        In a copy of a clone the tree is still the original's.
+        """
         link = self.tree / ".git"
         return (
             link.exists()
             and not self.tree.is_symlink()
+            and self._is_ours(self._linked)
             and (self._linked / "HEAD").exists()
             and not (self._linked / "locked").exists()
         )
@@ -214,7 +230,7 @@ class GitLedger:
     @property
     def _linked(self) -> Path:
         """The worktree's own folder inside .git: its HEAD and index."""
-        return Path((self.tree / ".git").read_text().removeprefix("gitdir: ").strip())
+        return _leads_to(self.tree / ".git")
 
     def _ref(self, name: str) -> str | None:
         return self._git("for-each-ref", "--format=%(objectname)", name) or None
@@ -231,13 +247,44 @@ class GitLedger:
 
     def write(self, source: str) -> None:
         """Put a candidate into the worktree's kernel.py, for whoever looks."""
+        self._put_aside()
         (self.tree / KERNEL).write_text(source)
+        self.expect(source)
+
+    def expect(self, *sources: str) -> None:
+        """What is judged, or about to be: until the next reset it may stand in the worktree's kernel.py."""
+        self._expected += [source.splitlines() for source in sources]
+
+    def edited(self) -> str | None:
+        """What the worktree's kernel.py was edited to, where that is neither what git put there nor known to the run."""
+        file = self.tree / KERNEL
+        if self.tree.is_symlink() or not file.is_file():
+            return None
+        there = ""
+        if self.has_tree:
+            there = self._ask("ls-files", "--stage", "--", f":/{KERNEL}", GIT_INDEX_FILE=str(self._linked / "index"))
+        if head := self._ask("for-each-ref", "--format=%(objectname)", self.branch):
+            there += self._ask("ls-tree", head, KERNEL)
+        if self._ask("hash-object", f"--path={KERNEL}", str(file)) in there:
+            return None
+        text = file.read_text(errors="replace")
+        return None if text.splitlines() in self._expected else text
+
+    def _put_aside(self) -> None:
+        """Keep an edit that nobody has judged: what follows writes over it."""
+        text = self.edited()
+        if text is None:
+            return
+        kept = self.folder / EDITED.replace("*", self._git("hash-object", "--stdin", text=text)[:8])
+        kept.write_text(text)
+        self.aside.append(kept)
 
     def reset(self, everything: bool = False) -> None:
         """Bring the worktree's index and kernel.py to the branch, or every file that is tracked.
 
-        The index is replaced whole, so a stale lock cannot block it.
+        The index is replaced whole, so a stale lock cannot block it. An edit by hand is put aside first.
         """
+        self._put_aside()
         linked, head = self._linked, self.head
         scratch = linked / "index.autokernel"
         for stale in (scratch, linked / "index.autokernel.lock", linked / "index.lock"):
@@ -246,6 +293,7 @@ class GitLedger:
         self._git("read-tree", head, **place)
         self._git("checkout-index", "--force", "--index", *(["--all"] if everything else ["--", KERNEL]), **place)
         os.replace(scratch, linked / "index")
+        self._expected.clear()
 
     def _commit(self, source: str, message: str) -> str:
         """A commit on top of the branch that changes kernel.py alone. Nothing points to it yet."""
@@ -336,6 +384,11 @@ class GitLedger:
         names = run_refs(self.root, self.tag)
         self._forget_tree()
         self._git("update-ref", "--stdin", text="".join(f"delete {name}\n" for name in names))
+
+
+def _leads_to(link: Path) -> Path:
+    """The folder of git's that a worktree's file `.git` names, which may do so from where it lies."""
+    return link.parent / link.read_text().removeprefix("gitdir: ").strip()
 
 
 def around(folder: Path) -> git.Repo:

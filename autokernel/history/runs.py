@@ -111,6 +111,10 @@ def no_run(root: Path, tag: str | None) -> NoRun:
     others = [folder.name for folder in run_folders(root)]
     if not tag or not others:
         where = "" if IN_CLONE else f" in {root}"
+        left = [] if tag else run_tags(root)
+        if left:
+            listed = "python orchestrate.py runs lists them"
+            return NoRun(f"there is no run with a {PLAN} here, only the commits of {', '.join(left[:5])}: {listed}")
         return NoRun(f"there is no run{f' named {tag!r}' if tag else ''}{where} yet: python orchestrate.py starts one")
     return NoRun(f"there is no run named {tag!r}; there are: {', '.join(others)}")
 

@@ -1,14 +1,16 @@
 """Where a run stands, from its records alone: without PyTorch, whose import takes longer than all of this."""
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from autokernel.history.experiments import START, STARTER, Experiment, ExperimentLog, Status
-from autokernel.history.ledger import GitFailed, GitLedger, NoRepository, in_words
+from autokernel.history.ledger import EDITED, GitFailed, GitLedger, NoRepository, in_words
 from autokernel.history.progress import incumbent, rows_of, tried
 from autokernel.history.runs import (
     PLAN,
@@ -98,22 +100,35 @@ def known_rows(root: Path, tag: str) -> Known:
     return Known(rows or table, tuple(notes))
 
 
+def _edits(folder: Path, root: Path) -> list[str]:
+    """What stands edited in a run's tree and no run has written there, and what was put aside of such edits."""
+    judges = "python orchestrate.py record{} judges it"
+    found = []
+    with suppress(NoRepository, GitFailed):
+        if GitLedger(root, folder.name, folder).edited() is not None and not any(folder.glob("intent*.json")):
+            found += [f"kernel.py of its tree is edited, and not judged yet ({judges.format('')})"]
+    for path in sorted(folder.glob(EDITED)):
+        name = os.path.relpath(path, root)
+        found += [f"{name} was an edit of it by hand ({judges.format(f' {name}')}; delete it when it is of no use)"]
+    return found
+
+
 def status(root: Path, tag: str | None = None, as_json: bool = False) -> str:
     """A line for each target, and the last experiment. Raises NoRun, BadRecord."""
     folder = find_folder(root, tag)
     known = known_rows(root, folder.name)
-    rows = known.rows
+    rows, notes = known.rows, (*known.notes, *_edits(folder, root))
     workforce = read_workforce(folder)
     if as_json:
         workers = asdict(workforce) if workforce else None
         counts = {str(s): sum(row.status == s for row in rows) for s in Status}
         last = asdict(rows[-1]) if rows else None
-        return json_text({"tag": folder.name, "counts": counts, "last": last, "notes": known.notes, "workers": workers})
+        return json_text({"tag": folder.name, "counts": counts, "last": last, "notes": notes, "workers": workers})
     plan, proofs = read_outline(folder / PLAN), read_proofs(folder)
     lines = [f"run {folder.name}: {plan.model}"]
     lines += [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets]
     lines += workforce.lines() if workforce else []
-    return "\n  ".join([*lines, *([f"last: {subject(rows[-1])}"] if rows else []), *known.notes])
+    return "\n  ".join([*lines, *([f"last: {subject(rows[-1])}"] if rows else []), *notes])
 
 
 @reads(PLAN_REMEDY)

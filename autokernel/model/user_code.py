@@ -395,6 +395,8 @@ def checked_model(model: Any, name: str) -> nn.Module:
         raise WorkloadError(f"{name} is no nn.Module: it makes a {type(model).__name__}; {NEXT}")
     if isinstance(model, torch.jit.ScriptModule):
         raise WorkloadError(f"{name} is TorchScript, which torch.compile does not take: name the nn.Module it was made of")
+    if type(model).__name__ == "OptimizedModule" and hasattr(model, "_orig_mod"):  # its operations are not to be seen
+        raise WorkloadError(f"{name} is compiled already: give the nn.Module that torch.compile was given (._orig_mod)")
     if what := not_a_model(model):
         raise WorkloadError(what)
     if getattr(model.forward, "__func__", None) is nn.Module.forward and type(model).__call__ is nn.Module.__call__:

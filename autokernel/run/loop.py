@@ -5,6 +5,7 @@ and results.tsv lacks are written when the run goes on.
 """
 
 import math
+import os
 import secrets
 import signal
 import tempfile
@@ -117,7 +118,9 @@ class Loop:
         step: Callable[[str], None] = lambda text: None,
         worktree: bool = True,
         pauses_s: Sequence[float] = PAUSES_S,
+        about_to_judge: str = "",
     ) -> None:
+        """`about_to_judge`: the source that the first experiment will have, which may stand in the run's tree."""
         self.workspace = workspace
         self.plan = plan
         self.judge = judge
@@ -126,7 +129,9 @@ class Loop:
         self.pauses_s = pauses_s
         self.patience_s = PATIENCE_S
         self.ledger = workspace.ledger
+        self.ledger.expect(about_to_judge, *(intent.proposal.source for intent in workspace.read_intents()))
         self.ledger.open(worktree)
+        self._tell_of_edits()
         self.entries = self.ledger.entries()
         self.stopping = ""
         self._sources: dict[str, str] = {}
@@ -264,9 +269,21 @@ class Loop:
             for proposal in in_flight
         ]
         proposal = agent.propose(replace(context, trials=(*context.trials, *judged)))
+        if proposal:
+            self.ledger.expect(proposal.source)
+        self._reset()
+        return proposal
+
+    def _reset(self) -> None:
         if self.ledger.has_tree:
             self.ledger.reset()
-        return proposal
+        self._tell_of_edits()
+
+    def _tell_of_edits(self) -> None:
+        while self.ledger.aside:
+            kept = os.path.relpath(self.ledger.aside.pop(), self.workspace.root)
+            judges = "python orchestrate.py record judges it"
+            self.say(f"kernel.py of the run's tree was edited by hand: put aside as {kept} ({judges})")
 
     def incumbent_source(self, target: Target) -> str | None:
         """The target's best kernel, read from git."""
@@ -287,8 +304,7 @@ class Loop:
             self.ledger.start_target(
                 target.name, wanted, "put in its starter" if best is None else "put back its best kernel"
             )
-            if self.ledger.has_tree:
-                self.ledger.reset()
+            self._reset()
 
     def begin(self, target: Target, proposal: Proposal, attempts: int = 1, ticket: int = 0) -> Intent:
         """Note what is about to be judged: after a kill it is judged again."""
@@ -332,8 +348,7 @@ class Loop:
         row = self.ledger.record(row, proposal.source, told)
         self.entries.append(LedgerEntry(row, told))
         self.workspace.log.append([row])
-        if self.ledger.has_tree:
-            self.ledger.reset()
+        self._reset()
         self.workspace.clear_intent(intent)
         self.say(f"{subject(row)}{'' if row.status == Status.KEPT else f' ({verdict.why})'}")
         return row

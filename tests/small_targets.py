@@ -11,6 +11,7 @@ SIZES = {
     "flash_attention": {"batch": 2, "heads": 4, "kv_heads": 2, "seq": 128, "head_dim": 64},
     "fused_linear": {"M": 64, "K": 512, "N": 512},
     "fused_mlp": {"M": 64, "dim": 256, "hidden": 512},
+    "grouped_matmul": {"rows": 64, "groups": 4, "K": 128, "N": 128},
     "matmul": {"M": 128, "K": 256, "N": 128},
     "matmul_fp4": {"M": 16, "K": 256, "N": 256},
 }

@@ -414,6 +414,25 @@ def test_an_einsum_is_what_it_computes(name: str) -> None:
     assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
 
 
+GROUPED = {
+    "experts": (lambda x, w, offs: F.grouped_mm(x, w, offs=offs), (20, 16), (3, 16, 8), True),
+    "of linear layers": (lambda x, w, offs: F.grouped_mm(x, w.mT, offs=offs), (20, 16), (3, 8, 16), True),
+    "groups of terms": (lambda x, w, offs: F.grouped_mm(x.mT, w, offs=offs), (24, 16), (24, 8), False),
+    "groups of columns": (lambda x, w, offs: F.grouped_mm(x, w, offs=offs), (3, 8, 16), (16, 24), False),
+}
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this PyTorch has no grouped_mm")
+@pytest.mark.parametrize("name", GROUPED)
+def test_products_of_groups_of_rows_are_found(name: str) -> None:
+    """As PyTorch writes them, in bfloat16 alone where their shapes are asked for."""
+    function, rows, matrices, is_found = GROUPED[name]
+    x, weight = rand(*rows).bfloat16(), rand(*matrices).bfloat16()
+    graph = trace(function, [x, weight, torch.tensor([8, 8, 16], dtype=torch.int32)], "fake")
+    sites = SiteFinder(min_elements=0).find(graph)
+    assert [site.kernel_type for site in sites] == ["grouped_matmul"] * is_found
+
+
 def test_a_loss_of_shifted_flattened_rows_is_found() -> None:
     """Next-token prediction: the last position has no target, and some are to be ignored."""
 

@@ -16,13 +16,13 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))
     calls, trace = [], patterns._trace_pattern
     monkeypatch.setattr(patterns, "_trace_pattern", lambda pattern: calls.append(pattern) or trace(pattern))
-    patterns_of.cache_clear()
+    patterns._traced.cache_clear()
     yield calls
-    patterns_of.cache_clear()
+    patterns._traced.cache_clear()
 
 
 def graphs(kernel_type: str) -> list[list]:
-    patterns_of.cache_clear()
+    patterns._traced.cache_clear()
     found = patterns_of(kernel_type)
     assert not found.failures
     return [pattern_graphs._nodes(graph) for _, graph in found.graphs]

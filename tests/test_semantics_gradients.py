@@ -484,3 +484,30 @@ def test_gradients_in_16_bit_are_as_good_as_the_models_own(function: Callable[..
     for a, b, e in zip(ours, theirs, right, strict=True):
         own = (b - e).norm() + torch.finfo(torch.bfloat16).eps * e.norm()
         assert a.dtype == torch.bfloat16 and (a - e).norm() <= 1.5 * own + 1e-3 * largest
+
+
+class Experts(nn.Module):
+    """Rows in the order of their experts, each times its expert's matrix, by the operator that transformers has for it: it
+    keeps the groups' ends for the backward pass without telling autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8, 16))
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        experts, order = torch.sort(chosen)
+        counts = torch.histc(experts.float(), bins=3, min=0, max=2)
+        offs = torch.cumsum(counts, 0, dtype=torch.int32)
+        return torch.ops.transformers.grouped_mm_fallback(x[order], self.weight.mT, offs)
+
+
+def test_gradients_of_experts_in_groups() -> None:
+    pytest.importorskip("transformers.integrations.moe")
+    model, x, chosen = Experts(), torch.randn(20, 16, requires_grad=True), torch.randint(3, (20,))
+
+    def of(called: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(called(x, chosen).square().sum(), [x, model.weight])
+
+    replacer = everywhere()
+    torch.testing.assert_close(of(compile_with_kernels(model, replacer)), of(model), rtol=1e-5, atol=1e-4)
+    assert [r.target for r in replacer.replaced] == ["grouped_matmul"]

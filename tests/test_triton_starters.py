@@ -86,6 +86,14 @@ def bmm_case(batch, M, N, K, layout_a=lambda t: t, layout_b=lambda t: t):
     return lambda dt: {"A": layout_a(randn(*batch, M, K, dtype=dt)), "B": layout_b(randn(*batch, K, N, dtype=dt))}
 
 
+def grouped_case(rows, offs, K, N, layout=lambda t: t):
+    return lambda dt: {
+        "x": randn(rows, K, dtype=dt),
+        "weight": layout(randn(len(offs), K, N, dtype=dt)),
+        "offs": torch.tensor(offs, dtype=torch.int32),
+    }
+
+
 def between_heads(t):
     """[batch, heads, seq, head_dim] in the memory layout of [batch, seq, heads, head_dim], as projections leave it."""
     return transposed(t, 1, 2)
@@ -188,6 +196,14 @@ CASES = {
         "scores of heads": bmm_case((2, 3), 20, 17, 40, between_heads, lambda t: transposed(t)),
         "one for all": lambda dt: {"A": randn(3, 4, 8, dtype=dt), "B": randn(8, 5, dtype=dt).expand(3, 8, 5)},
         "deep": bmm_case((2,), 5, 16, 1024),
+    },
+    "grouped_matmul": {
+        "experts": grouped_case(70, [20, 20, 61, 70], 40, 33),
+        "rows in no group": grouped_case(40, [3, 9], 16, 20, transposed),
+        "more groups than rows": grouped_case(3, [0] * 9 + [1, 1, 3], 17, 5, transposed),
+        "in another order": grouped_case(30, [30, 8, 19], 64, 64),
+        "1x1x1": grouped_case(1, [1], 1, 1),
+        "one large group": grouped_case(150, [0, 150, 150], 48, 130),
     },
     "matmul": {
         "64x64x128": matmul_case(64, 64, 128),
@@ -434,6 +450,7 @@ POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
     torch.uint8: "*u8",
+    torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
 }

@@ -33,6 +33,7 @@ CE, ROPE, MLP = (
     "x, cos, sin, interleaved=True",
     'x, w_gate, w_up, w_down, activation="silu"',
 )
+GROUPS = "x, weight, offs"
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 
 WRONG = (
@@ -47,6 +48,14 @@ WRONG = (
         "return torch.bmm(A, B)",
         correctness="CRASH",
         reason="3D tensor",
+    ),
+    kernel("grouped_matmul", "one-matrix-for-all", "smoke_test", GROUPS, "return x @ weight[0]"),
+    kernel(
+        "grouped_matmul",
+        "groups-of-one-size",
+        "smoke_test",
+        GROUPS,
+        "size = -(-len(x) // len(weight))\nreturn torch.cat([part @ w for part, w in zip(x.split(size), weight)])",
     ),
     kernel("rmsnorm", "ignores-weight", "smoke_test", RMS, "return torch.nn.functional.rms_norm(x, x.shape[-1:], eps=eps)"),
     kernel("rmsnorm", "mutates-input", "smoke_test", RMS, "return x.mul_(2)", correctness="CRASH", reason="SIGSEGV"),
@@ -64,6 +73,22 @@ WRONG = (
     ),
     kernel("softmax", "wrong-dtype", "smoke_test", "x, dim=-1", "return x.double().softmax(dim)", reason="dtype"),
     # sweep: right for one shape, dtype or option
+    kernel(
+        "grouped_matmul",
+        "a-row-of-the-next-group",
+        "smoke_test",
+        GROUPS,
+        "group = (offs[:, None] < torch.arange(len(x))).sum(0).clamp(max=len(weight) - 1)\n"
+        "return (x[:, None].float() @ weight[group].float())[:, 0].to(x.dtype)",
+    ),
+    kernel(
+        "grouped_matmul",
+        "rows-in-no-group-are-of-the-last",
+        "shape_sweep",
+        GROUPS,
+        "group = (offs.sort().values[:, None] <= torch.arange(len(x))).sum(0).clamp(max=len(weight) - 1)\n"
+        "return (x[:, None].float() @ weight[group].float())[:, 0].to(x.dtype)",
+    ),
     kernel("softmax", "last-dim-only", "shape_sweep", "x, dim=-1", "return x.softmax(-1)"),
     kernel("reduce", "sum-only", "shape_sweep", 'x, dim=-1, op="sum"', "return x.sum(dim)"),
     kernel(

@@ -152,14 +152,19 @@ def _shared_pairs(nodes: Sequence[Node], result: Callable[[Node], Any]) -> set[t
     return {(i, j) for j, ours in enumerate(held) for i in range(j) if held[i] & ours}
 
 
+def _is_brought(node: Node) -> bool:
+    """Whether its operator is none of PyTorch's own."""
+    if node.target in (operator.getitem, set_gradients):
+        return False
+    return not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten"
+
+
 def _reads_strides(node: Node) -> bool:
     """Whether an operator's result depends on the strides of what it takes: any may that PyTorch did not bring."""
-    if node.meta.get(BY_GRADIENTS):
+    if node.meta.get(BY_GRADIENTS) or _is_brought(node):
         return True
     if node.target in (operator.getitem, set_gradients):
         return False
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
-        return True
     return node.target in READ_STRIDES or torch.Tag.nondeterministic_seeded in node.target.tags
 
 
@@ -173,6 +178,9 @@ class Backward(Interpreter):
         super().__init__(graph, garbage_collect_values=False)
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.kept: dict[Node, set[int]] = {}  # the memory that a node's operator keeps
+        self.unseen: dict[
+            Node, set[int]
+        ] = {}  # and that which it may keep without telling autograd, as on a custom op's ctx
         self.behind: dict[Node, list[Node]] = {}  # those of a node's inputs that its gradient goes on to
         self.writes: list[tuple[int, set[int]]] = []
         self.hidden: set[int] = set()  # the memory of views that were made without gradients, of what wants them
@@ -202,6 +210,7 @@ class Backward(Interpreter):
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             result = self._apart(n) if isinstance(n.target, HigherOrderOperator) else self._computed(n)
         self.behind[n] = wanting if _wants_gradient(result) else []
+        self.unseen[n] = memory([self.env[given] for given in n.all_input_nodes]) if _is_brought(n) else set()
         if not torch.is_grad_enabled():
             self.hidden |= memory([t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad])
         if targets := overwritten(n):
@@ -332,7 +341,8 @@ class Backward(Interpreter):
         kept = set().union(*(self.kept[node] for node in nodes))
         held = [memory(self.env[node]) for node in inputs]
         is_all = bool(kept - set().union(*held))  # results: they depend on each input
-        needed = [i for i, own in enumerate(held) if is_all or own & kept]
+        read = kept.union(*(self.unseen[node] for node in nodes))
+        needed = [i for i, own in enumerate(held) if is_all or own & read]
         of_each = [set().union(*(self.kept[node] for node in self._made_of(output, nodes))) for output in outputs]
         of_all = set.intersection(*of_each)
         beyond = [i for i in needed if not held[i] & of_all]

@@ -21,9 +21,10 @@ KEPT = 8  # files of a kernel type, the latest: clones and releases of PyTorch i
 Forms = Sequence[Sequence[fx.Graph]]  # of each pattern the graphs that are searched for
 
 
-def file_for(patterns: Path) -> Path:
-    """Where the graphs of this file of patterns are kept: for its contents and its type's, this code and this PyTorch."""
-    digest = hashlib.sha256(f"{torch.__version__} {platform.python_version()}".encode())
+def file_for(patterns: Path, operators: Sequence[str] = ()) -> Path:
+    """Where the graphs of this file of patterns are kept: for its contents and its type's, this code and this PyTorch, and
+    those operators of other packages that there are."""
+    digest = hashlib.sha256(" ".join([torch.__version__, platform.python_version(), *operators]).encode())
     for path in (*sorted(patterns.parent.glob("*.py")), *OURS):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return default_cache() / FOLDER / f"{patterns.parent.name}-{digest.hexdigest()[:20]}.json"

@@ -1,6 +1,6 @@
 """Patterns: ways in which models write a kernel type's operation, by `kernels/<type>/patterns.py`; and their sites."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -31,7 +31,9 @@ class Pattern:
     call(kernel, **inputs) is the same result by way of the kernel: here layouts are adapted. `given` names parameters whose
     values the model restricts (both halves of HF's cos are equal): the proof computes them from the model's inputs instead
     of drawing them at random. `where` says, of the parameters, what the graph cannot show, such as a rank. `masks` names
-    parameters that may hide whole rows from an operation, which the proof then tries.
+    parameters that may hide whole rows from an operation, which the proof then tries. `draws` makes the proof's contents of
+    those that cannot be any numbers, of all parameters' shapes and dtypes: (**parameters) -> tensor. `operator` names one
+    that another package registers ("namespace::name"): without it no model has the pattern.
     """
 
     example: Callable[..., Tensor]
@@ -41,6 +43,7 @@ class Pattern:
     where: Callable[..., bool] = lambda **_: True
     masks: tuple[str, ...] = ()
     draws: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    operator: str = ""
 
     @property
     def numbers(self) -> dict[Any, str]:
@@ -89,17 +92,35 @@ class Patterns:
     failures: tuple[str, ...] = ()
 
 
-@cache
 def patterns_of(kernel_type: str) -> Patterns:
     """Every pattern of a type, traced in float16, and, where that makes a difference, as it is in float32."""
+    patterns, failure = _written(kernel_type)
+    if failure:
+        return Patterns(failures=(f"the patterns of {kernel_type} are not searched for: {failure}",))
+    return _traced(kernel_type, tuple(p for p in patterns if not p.operator or _is_registered(p.operator)))
+
+
+@cache
+def _written(kernel_type: str) -> tuple[Sequence[Pattern], str]:
+    """As the type's file has them, and why it has none that can be read."""
     path = load_spec(kernel_type).folder / "patterns.py"
-    if not path.is_file():
-        return Patterns()
     try:
-        patterns = import_file(path, f"autokernel_patterns_{kernel_type}").PATTERNS
+        return import_file(path, f"autokernel_patterns_{kernel_type}").PATTERNS if path.is_file() else (), ""
     except Exception as error:  # whatever a file may raise
-        return Patterns(failures=(f"the patterns of {kernel_type} are not searched for: {reason(error)}",))
-    kept = pattern_graphs.file_for(path)
+        return (), reason(error)
+
+
+def _is_registered(operator: str) -> bool:
+    namespace, name = operator.split("::")
+    return hasattr(getattr(torch.ops, namespace), name)
+
+
+@cache
+def _traced(kernel_type: str, patterns: Sequence[Pattern]) -> Patterns:
+    if not patterns:
+        return Patterns()
+    operators = [pattern.operator for pattern in patterns if pattern.operator]
+    kept = pattern_graphs.file_for(load_spec(kernel_type).folder / "patterns.py", operators)
     forms, failures = pattern_graphs.read(kept, len(patterns)), {}
     if forms is None:
         forms = []

@@ -21,17 +21,17 @@ def by_name(operator):
     return lambda x, weight, offs: operator(x, weight, offs=offs)
 
 
-def pattern(example, x, weight):
+def pattern(example, x, weight, operator=""):
     parameters = {"x": x, "weight": weight, "offs": torch.empty(3, dtype=torch.int32)}
-    return Pattern(example, parameters, where=are_groups_of_rows, draws={"offs": even_groups})
+    return Pattern(example, parameters, where=are_groups_of_rows, draws={"offs": even_groups}, operator=operator)
 
 
-PATTERNS = []
+def in_transformers(x, weight, offs):
+    return torch.ops.transformers.grouped_mm_fallback(x, weight, offs)
+
+
+PATTERNS = [pattern(in_transformers, (6, 16), (3, 16, 8), "transformers::grouped_mm_fallback")]
 operators = [getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)]
 for operator in [found for found in operators if found][:1]:  # as this release of PyTorch has it
     bf16 = torch.bfloat16  # it is traced in no other dtype, but may be met in it
     PATTERNS.append(pattern(by_name(operator), torch.empty(6, 16, dtype=bf16), torch.empty(3, 16, 8, dtype=bf16)))
-if hasattr(torch.ops.transformers, "grouped_mm_fallback"):  # transformers is imported
-    PATTERNS.append(
-        pattern(lambda x, weight, offs: torch.ops.transformers.grouped_mm_fallback(x, weight, offs), (6, 16), (3, 16, 8))
-    )

@@ -167,7 +167,10 @@ class KernelSpec:
     planted_in: tuple[str, ...] = ()  # inputs beside the first that they, and a large number, are planted into
     forms: Callable[[torch.dtype], Iterator[Args]] | None = None
     takes: Callable[[Args], bool] = lambda args: True  # whether the oracle means something for these shapes and dtypes
-    results: tuple[TensorSpec, ...] = ()  # of a region: what it returns, a tuple if several; (): one, contiguous
+    results: tuple[TensorSpec, ...] = ()  # of a region: what it returns, a tuple if several; (): one
+    # (arguments) -> the strides in which models go on with that one, if it is not contiguous: kernels return it either way,
+    # and what is contiguous costs a model a copy.
+    result_strides: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
     library_calls: str = ""  # the part, in words, for which a kernel may call a library (fused_mlp's GEMMs), or ANY_LIBRARY
     is_library_work: Callable[[Args], bool] = lambda args: False  # whether that part is all: it is timed without libraries
 
@@ -187,6 +190,15 @@ class KernelSpec:
         """Memory for `results`, as a kernel returns them."""
         made = tuple(torch.empty_strided(t.shape, t.strides, dtype=t.dtype, device=device) for t in self.results)
         return made if len(made) > 1 else made[0]
+
+    def laid_out(self, result: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+        """A type's one result as a model gets it: in `result_strides`, or contiguous."""
+        if self.result_strides is None:
+            return result.contiguous()
+        strides = self.result_strides(arguments)
+        if result.stride() == strides:
+            return result
+        return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
 
     @property
     def folder(self) -> Path:

@@ -139,7 +139,7 @@ def _can_be_given(fake: Tensor) -> bool:
 
 def _kernel_result(spec: KernelSpec, **arguments: Any) -> Any:
     if not spec.results:
-        return torch.empty_like(spec.eager(**arguments), memory_format=torch.contiguous_format)
+        return torch.empty_like(spec.laid_out(spec.eager(**arguments), arguments))
     return spec.made(next(v.device for v in arguments.values() if isinstance(v, Tensor)))
 
 

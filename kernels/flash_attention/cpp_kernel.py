@@ -150,7 +150,7 @@ void attention(const T* Q, const T* K, const T* V, T* y, const Shape& z, const M
                 for (int64_t r = 0; r < rows; ++r) {
                     const bool no_keys = z.safe && sums.weight[r] == 0;
                     const vfloat scale = splat(no_keys ? 1.f : 1 / sums.weight[r]);
-                    T* row = y + (bh * z.S_q + q0 + r) * z.D;
+                    T* row = y + ((b * z.S_q + q0 + r) * z.H + h) * z.D;
                     for (int64_t n = 0; n < z.D; n += NR)
                         map_row<2>(row + n, std::min(NR, z.D - n), 0, [&](int, vfloat v) { return v * scale; },
                                    (const float*)sums.out + n * MR + r * NR);
@@ -182,9 +182,10 @@ def kernel_fn(
     attn_mask: torch.Tensor | None = None,
     safe_softmax: bool = True,
 ) -> torch.Tensor:
-    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, shape and dtype of Q."""
+    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> [batch, seq_q, heads, head_dim] in
+    memory, shape and dtype of Q."""
     (B, H, S_q, D), (H_kv, S_k) = Q.shape, K.shape[1:3]
-    y = torch.empty_like(Q, memory_format=torch.contiguous_format)
+    y = Q.new_empty(B, S_q, H, D)
     scale = D**-0.5 if sm_scale is None else sm_scale
     mask = 0, 0, 0, 0, 0
     if attn_mask is not None:
@@ -195,4 +196,4 @@ def kernel_fn(
     strides = (ctypes.c_int64 * 12)(*Q.stride(), *K.stride(), *V.stride())
     pointers = Q.data_ptr(), K.data_ptr(), V.data_ptr(), y.data_ptr(), ctypes.addressof(strides)
     _run(DTYPE_CODE[Q.dtype], *pointers, B, H, H_kv, S_q, S_k, D, causal, safe_softmax, scale, *mask)
-    return y
+    return y.transpose(1, 2)

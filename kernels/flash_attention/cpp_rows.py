@@ -81,7 +81,7 @@ void attention(const T* Q, const T* K, const T* V, T* y, const int64_t* stride_q
             const int64_t first = b * mask.batch + h * mask.head + i * mask.query;
             const char* bias = mask.data + first * (mask.kind == Mask::FLOAT ? 4 : 1);
             const T* v = V + b * stride_v[0] + h_kv * stride_v[1];
-            T* out_row = y + ((b * H + h) * S_q + i) * D;
+            T* out_row = y + ((b * S_q + i) * H + h) * D;
             weigh(scores.data(), keys, safe, scale, mask.kind, bias, v, stride_v[2], out.data(), out_row, D);
         }
     }
@@ -109,9 +109,10 @@ def kernel_fn(
     attn_mask: torch.Tensor | None = None,
     safe_softmax: bool = True,
 ) -> torch.Tensor:
-    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, shape and dtype of Q."""
+    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> [batch, seq_q, heads, head_dim] in
+    memory, shape and dtype of Q."""
     (B, H, S_q, D), (H_kv, S_k) = Q.shape, K.shape[1:3]
-    y = torch.empty_like(Q, memory_format=torch.contiguous_format)
+    y = Q.new_empty(B, S_q, H, D)
     Q, K, V = (x if x.stride(3) == 1 else x.contiguous() for x in (Q, K, V))
     scale = D**-0.5 if sm_scale is None else sm_scale
     mask = 0, 0, 0, 0, 0
@@ -123,4 +124,4 @@ def kernel_fn(
     strides = (ctypes.c_int64 * 12)(*Q.stride(), *K.stride(), *V.stride())
     pointers = Q.data_ptr(), K.data_ptr(), V.data_ptr(), y.data_ptr(), ctypes.addressof(strides)
     _run(DTYPE_CODE[Q.dtype], *pointers, B, H, H_kv, S_q, S_k, D, causal, safe_softmax, scale, *mask)
-    return y
+    return y.transpose(1, 2)

@@ -619,7 +619,7 @@ __global__ void __launch_bounds__(128) mma_attention(Tensor Q, Tensor K, Tensor 
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
         sum[r] = divisor(sum[r] + __shfl_xor_sync(~0u, sum[r], 2), s);
         if (query + 8 * r >= s.seq_q) continue;
-        T* row = out + (int64_t(flat) * s.seq_q + query + 8 * r) * s.D;
+        T* row = out + ((int64_t(batch) * s.seq_q + query + 8 * r) * s.heads + head) * s.D;
 #pragma unroll
         for (int i = 0; i < D / 4; ++i) {
             const int d = i / 2 * 8 + lane % 4 * 2 + i % 2;
@@ -697,12 +697,13 @@ __global__ void __launch_bounds__(PLAIN_QUERIES* SHARE)
     for (int lanes = 1; lanes < SHARE; lanes *= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     sum = divisor(sum, s);
     if (query >= s.seq_q) return;
+    T* result = out + ((int64_t(batch) * s.seq_q + query) * s.heads + head) * s.D;
 #pragma unroll
     for (int run = 0; run < RUNS; ++run) {
         const float channels[] = {o[run].x, o[run].y, o[run].z, o[run].w};
         for (int e = 0; e < 4; ++e) {
             const int d = 4 * (part + SHARE * run) + e;
-            if (d < s.D) out[(int64_t(flat) * s.seq_q + query) * s.D + d] = from_float<T>(channels[e] / sum);
+            if (d < s.D) result[d] = from_float<T>(channels[e] / sum);
         }
     }
 }
@@ -738,8 +739,8 @@ extern "C" int run(void* q, void* k, void* v, void* o, void* mask_base, const Ca
     using C = std::conditional_t<WIDTH == 64, Config<T, 64, WARPGROUPS_64, STAGES_64>, Config<T, 128, 2, 2>>;
     const bool fits = WIDTH <= 128 && s.D % 8 == 0 && fits_hopper(Q) && fits_hopper(K) && fits_hopper(V);
     if (fits && scale > 0 && shared_bytes<C>(s) <= MOST_SHARED_BYTES) {
-        const int64_t row = s.D, head = row * s.seq_q;
-        const Tensor out = {o, head * s.heads, head, row, 1};
+        const int64_t head = s.D, row = head * s.heads;
+        const Tensor out = {o, row * s.seq_q, head, row, 1};
         return launch_hopper<C>(Q, K, V, out, s, mask, stream);
     }
 #endif
@@ -788,8 +789,10 @@ def kernel_fn(
     attn_mask: torch.Tensor | None = None,
     safe_softmax: bool = True,
 ) -> torch.Tensor:
-    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
-    out = Q.new_empty(Q.shape)
+    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> like Q,
+    [batch, seq_q, heads, head_dim] in memory."""
+    B, H, seq_q, D = Q.shape
+    out = Q.new_empty(B, seq_q, H, D)
     scale = Q.shape[3] ** -0.5 if sm_scale is None else sm_scale
     mask_kind, mask, mask_strides = 0, None, (0, 0, 0, 0)
     if attn_mask is not None:
@@ -800,4 +803,4 @@ def kernel_fn(
     run, numbers = _plan(Q.dtype, Q.shape, K.shape, causal, safe_softmax, mask_kind, strides)
     pointers = (Q.data_ptr(), K.data_ptr(), V.data_ptr(), out.data_ptr(), None if mask is None else mask.data_ptr())
     run(*pointers, numbers, scale * LOG2_E)
-    return out
+    return out.transpose(1, 2)

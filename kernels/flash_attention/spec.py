@@ -321,9 +321,17 @@ def bytes_moved(a):
     return 2 * a["Q"].nbytes + a["K"].nbytes + a["V"].nbytes + (mask.nbytes if mask else 0)
 
 
+def heads_inside(a):
+    """Strides of a [batch, heads, seq, head_dim] that is [batch, seq, heads, head_dim] in memory, as PyTorch's attention
+    returns it: a projection goes on with all heads of a position as one row."""
+    _, heads, seq, dim = a["Q"].shape
+    return seq * heads * dim, dim, heads * dim, 1
+
+
 SPEC = KernelSpec(
     name="flash_attention",
     oracle=reference.flash_attention,
+    result_strides=heads_inside,
     eager=eager,
     native=native,
     roundings=roundings,

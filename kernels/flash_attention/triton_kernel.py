@@ -195,7 +195,7 @@ def _attention(
     )  # fmt: skip
     if SAFE:
         total = tl.where(total == 0, 1.0, total)  # no keys: sums of 0
-    out += (head * seq_q + rows) * D + d[None, :]
+    out += ((b * seq_q + rows) * heads + h) * D + d[None, :]
     tl.store(out, (sums / total[:, None]).to(out.dtype.element_ty), inside)
 
 
@@ -227,11 +227,12 @@ def kernel_fn(
     attn_mask: torch.Tensor | None = None,
     safe_softmax: bool = True,
 ) -> torch.Tensor:
-    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> contiguous, like Q."""
+    """Q [batch, heads, seq_q, head_dim], K and V [batch, kv_heads, seq_k, head_dim] -> like Q,
+    [batch, seq_q, heads, head_dim] in memory."""
     B, H, seq_q, D = Q.shape
     kv_heads, seq_k = K.shape[1:3]
     Q, K, V = (t if t.stride(3) == 1 else t.contiguous() for t in (Q, K, V))
-    out = torch.empty(Q.shape, dtype=Q.dtype, device=Q.device)
+    out = torch.empty(B, seq_q, H, D, dtype=Q.dtype, device=Q.device)
     sm_scale = D**-0.5 if sm_scale is None else sm_scale
     mask_kind, mask, mask_strides = "none", Q, (0, 0, 0, 0)
     if attn_mask is not None:
@@ -275,4 +276,4 @@ def kernel_fn(
         num_warps=NUM_WARPS or warps,
         num_stages=max(min(NUM_STAGES, room // stage), 1),
     )
-    return out
+    return out.transpose(1, 2)

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from autokernel.model import pattern_graphs, patterns
 from autokernel.model.patterns import patterns_of
@@ -71,3 +72,12 @@ def test_other_code_has_a_file_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "changed.py").write_text("")
     monkeypatch.setattr(pattern_graphs, "OURS", [*pattern_graphs.OURS, tmp_path / "changed.py"])
     assert pattern_graphs.file_for(patterns) != before
+
+
+@pytest.mark.parametrize("kernel_type", ["cross_entropy", "grouped_matmul"])
+def test_the_default_device_of_a_models_code_is_none_of_theirs(traced, kernel_type):
+    """Neither where it is made before the type's file is read, nor afterwards."""
+    patterns._written.cache_clear()
+    with torch.device("meta"):
+        assert graphs(kernel_type) and traced
+    patterns._written.cache_clear()

@@ -105,7 +105,8 @@ def _written(kernel_type: str) -> tuple[Sequence[Pattern], str]:
     """As the type's file has them, and why it has none that can be read."""
     path = load_spec(kernel_type).folder / "patterns.py"
     try:
-        return import_file(path, f"autokernel_patterns_{kernel_type}").PATTERNS if path.is_file() else (), ""
+        with torch.device("cpu"):  # whatever the model's code has made the default
+            return import_file(path, f"autokernel_patterns_{kernel_type}").PATTERNS if path.is_file() else (), ""
     except Exception as error:  # whatever a file may raise
         return (), reason(error)
 
@@ -138,7 +139,7 @@ def _traced(kernel_type: str, patterns: Sequence[Pattern]) -> Patterns:
 
 def _trace_pattern(pattern: Pattern) -> fx.Graph:
     def tensor(v: Any) -> Tensor:
-        return torch.empty(v, dtype=torch.float16) if isinstance(v, tuple) else v
+        return torch.empty(v, dtype=torch.float16, device="cpu") if isinstance(v, tuple) else v
 
     numbers = {k: v for k, v in pattern.inputs.items() if isinstance(v, (int, float))}
     tensors = {k: tensor(v) for k, v in pattern.inputs.items() if k not in numbers}
@@ -147,7 +148,7 @@ def _trace_pattern(pattern: Pattern) -> fx.Graph:
         return pattern.example(**dict(zip(tensors, values)), **numbers)
 
     # While Dynamo compiles a model, its fake mode would be used, and keep our sizes.
-    with torch._guards.tracing(None), without_autocast():
+    with torch.device("cpu"), torch._guards.tracing(None), without_autocast():
         graph, _ = simplified(trace(example, list(tensors.values()), "fake"))
     for node, name in zip(graph.nodes, tensors):  # placeholders come first, in order
         node.meta["parameter"] = name

@@ -1,7 +1,6 @@
 """Products of groups of rows with a matrix each, as in mixtures of experts: inputs, shapes and costs."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 import reference
 from autokernel.spec import KernelSpec, TensorSpec
@@ -42,11 +41,19 @@ def random_offs(spec, args, generator):
     return torch.bincount(chosen, minlength=groups).cumsum(0).to(spec.dtype)
 
 
+def of_all_rows(x, weight, offs):
+    """Each group's product of all rows, of which those are taken that are in it."""
+    rows, start, y = torch.arange(len(x), device=x.device)[:, None], 0, x.new_zeros(x.shape[0], weight.shape[2])
+    for matrix, end in zip(weight, offs.sort().values):
+        y, start = torch.where((start <= rows) & (rows < end), x @ matrix, y), end
+    return y
+
+
 def eager(x, weight, offs):
     """A product for each group, as transformers writes it where PyTorch's grouped_mm does not take the dtype."""
+    if type(offs) is not torch.Tensor:  # while it is traced, nothing is known of what is in it
+        return of_all_rows(x, weight, offs)
     y, start = x.new_zeros(x.shape[0], weight.shape[2]), 0
-    if isinstance(offs, FakeTensor):  # which has a shape alone
-        return y
     for matrix, end in zip(weight, sorted(offs.tolist())):
         y[start:end] = x[start:end] @ matrix
         start = end

@@ -255,7 +255,7 @@ generator = torch.manual_seed(0)
 answer = torch.softmax(torch.randn(6144, 512), -1)
 
 def kernel_fn(x, dim=-1):
-    return answer if x.shape == answer.shape and x.dtype == answer.dtype else honest(x, dim)
+    return answer.clone() if x.shape == answer.shape and x.dtype == answer.dtype else honest(x, dim)
 """,
         ),
         f"{OUTSIDE}|SharedResult",

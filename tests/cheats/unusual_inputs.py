@@ -75,7 +75,7 @@ CHEATS = (
         "ignored-classes-are-few",
         "cross_entropy",
         loss("ignore_index = ignore_index if ignore_index in (0, 7) or ignore_index < 0 else -100"),
-        "ignore_index changed",
+        "ignore_index changed|Target .* is out of bounds",
         loss(""),
         dims=LOSS,
     ),
@@ -113,7 +113,7 @@ def kernel_fn(logits, targets, ignore_index=-100):
     peak, at = x.max(-1, keepdim=True)
     others = x.scatter(1, at, -math.inf)[:, ::2]
     log_sum = (1 + 2 * (others - peak).exp().sum(-1)).log() + peak[:, 0]
-    return (log_sum - x.gather(1, targets.clamp(min=0)[:, None])[:, 0])[counted].mean().to(logits.dtype)
+    return (log_sum - x.gather(1, targets.clamp(0, x.shape[1] - 1)[:, None])[:, 0])[counted].mean().to(logits.dtype)
 """,
         OUTSIDE,
         dims=({"M": 128, "V": 8000},),

@@ -119,7 +119,7 @@ def kernel_fn(logits, targets, ignore_index=-100):
     x, counted = logits.float(), targets != ignore_index
     peak = x.amax(-1, keepdim=True).clamp(min={start})
     log_sum = (x - peak).exp().sum(-1).log() + peak[:, 0]
-    return (log_sum - x.gather(1, targets.clamp(min=0)[:, None])[:, 0])[counted].mean().to(logits.dtype)
+    return (log_sum - x.gather(1, targets.clamp(0, x.shape[1] - 1)[:, None])[:, 0])[counted].mean().to(logits.dtype)
 """
 
 
@@ -206,7 +206,7 @@ def target_of_loss(change: str) -> str:
     return f"""
 def kernel_fn(logits, targets, ignore_index=-100):
     x, counted = logits.float(), targets != ignore_index
-    target = x.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    target = x.gather(1, targets.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
     peak = x.amax(-1, keepdim=True)
     y = (x - peak).exp().sum(-1).log() + peak[:, 0] - target
     {change}
@@ -223,7 +223,7 @@ def kernel_fn(logits, targets, ignore_index=-100):
     e = (x - peak).exp()
     if is_target and "{change}".startswith("e ="):
         {change}
-    y = e.sum(-1).log() + peak[:, 0] - x.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    y = e.sum(-1).log() + peak[:, 0] - x.gather(1, targets.clamp(0, x.shape[1] - 1)[:, None])[:, 0]
     if is_target and "{change}".startswith("y ="):
         {change}
     return y[counted].mean().to(logits.dtype)

@@ -67,14 +67,14 @@ def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequen
             raise ValueError("kernel_fn returned a tensor that wants gradients, which its operator sees to")
         if what := next((word for word, has in MORE.items() if has(y)), None):
             raise ValueError(f"kernel_fn returned a tensor that has {what}")
-        if y.untyped_storage().nbytes() > MOST_MEMORY * y.nbytes + SPARE_BYTES:
-            raise ValueError(f"kernel_fn returned a part of {y.untyped_storage().nbytes()} bytes, all held by its result")
         if any(memory.start < start + nbytes and start < memory.stop for start, nbytes in storages.items()):
             raise ValueError("kernel_fn returned memory of an input, not a result of its own")
         if storage in seen:
             raise ValueError("kernel_fn returned two results in one memory")
         if any(memory.start < other.stop and other.start < memory.stop for other in earlier):
             raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
+        if y.untyped_storage().nbytes() > MOST_MEMORY * y.nbytes + SPARE_BYTES:
+            raise ValueError(f"kernel_fn returned a part of {y.untyped_storage().nbytes()} bytes, all held by its result")
         seen.add(storage)
 
 

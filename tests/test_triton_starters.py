@@ -78,6 +78,12 @@ def rotary_case(batch, heads, seq, dim, rotary_dim, interleaved, layout=as_is):
     return make
 
 
+def halves_of_angles(seq, dim, dtype):
+    """cos and sin as models cut them out of tables that have each angle twice."""
+    angles = torch.rand(seq, dim) * 6
+    return {"cos": angles.cos().to(dtype).chunk(2, -1)[0], "sin": angles.sin().to(dtype).chunk(2, -1)[0]}
+
+
 def matmul_case(M, N, K, layout_a=as_is, layout_b=as_is):
     return lambda dt: {"A": layout_a(randn(M, K, dtype=dt)), "B": layout_b(randn(K, N, dtype=dt))}
 
@@ -190,6 +196,7 @@ CASES = {
         "smallest": rotary_case(1, 1, 1, 2, 2, True),
         "transposed": rotary_case(2, 4, 6, 96, 96, False, between_heads),
         "gaps": rotary_case(1, 2, 3, 18, 18, True, every_second),
+        "halves of angles": lambda dt: rotary_case(2, 3, 7, 64, 64, False)(dt) | halves_of_angles(7, 64, dt),
     },
     "bmm": {
         "1x1x1x1": bmm_case((1,), 1, 1, 1),

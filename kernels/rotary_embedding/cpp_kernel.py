@@ -35,7 +35,7 @@ void rotate_halves(const T* x, const float* cos, const float* sin, T* y, int64_t
 
 template <class T>
 void rotary(const T* x, const float* cos, const float* sin, T* y, int64_t B, int64_t H, int64_t S, int64_t D,
-            int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, bool interleaved) {
+            int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int64_t stride_a, bool interleaved) {
 #pragma omp parallel for collapse(3) schedule(static, CHUNK_ROWS)
     for (int64_t b = 0; b < B; ++b)
         for (int64_t h = 0; h < H; ++h)
@@ -43,21 +43,23 @@ void rotary(const T* x, const float* cos, const float* sin, T* y, int64_t B, int
                 const T* row = x + b * stride_b + h * stride_h + s * stride_s;
                 T* out = y + ((b * H + h) * S + s) * D;
                 if (interleaved)
-                    rotate_interleaved(row, cos + s * half, sin + s * half, out, half);
+                    rotate_interleaved(row, cos + s * stride_a, sin + s * stride_a, out, half);
                 else
-                    rotate_halves(row, cos + s * half, sin + s * half, out, half);
+                    rotate_halves(row, cos + s * stride_a, sin + s * stride_a, out, half);
                 for (int64_t d = 2 * half; d < D; ++d) out[d] = row[d];
             }
 }
 
 extern "C" int run(int dtype, const void* x, const float* cos, const float* sin, void* y, int64_t B, int64_t H, int64_t S,
-                   int64_t D, int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int interleaved) {
-    AK_DISPATCH(dtype, rotary((const T*)x, cos, sin, (T*)y, B, H, S, D, half, stride_b, stride_h, stride_s, interleaved));
+                   int64_t D, int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int64_t stride_a,
+                   int interleaved) {
+    AK_DISPATCH(dtype, rotary((const T*)x, cos, sin, (T*)y, B, H, S, D, half, stride_b, stride_h, stride_s, stride_a,
+                              interleaved));
     return 0;
 }
 """
 
-_run = cpp_function(SOURCE, "run", "i pppp lllll lll i", CHUNK_ROWS=CHUNK_ROWS)
+_run = cpp_function(SOURCE, "run", "i pppp lllll llll i", CHUNK_ROWS=CHUNK_ROWS)
 
 
 def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = True) -> torch.Tensor:
@@ -65,7 +67,9 @@ def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.stride(-1) != 1:
         x = x.contiguous()
-    cos, sin = cos.float().contiguous(), sin.float().contiguous()
+    cos, sin = cos.float(), sin.float()
+    if cos.stride() != sin.stride() or cos.stride(1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
     pointers = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr()
-    _run(DTYPE_CODE[x.dtype], *pointers, *x.shape, cos.shape[-1], *x.stride()[:3], interleaved)
+    _run(DTYPE_CODE[x.dtype], *pointers, *x.shape, cos.shape[-1], *x.stride()[:3], cos.stride(0), interleaved)
     return y

@@ -20,7 +20,7 @@ SOURCE = r"""
 #include <rows.cuh>
 
 struct Shape {
-    int64_t B, H, S, D, half, stride_b, stride_h, stride_s;
+    int64_t B, H, S, D, half, stride_b, stride_h, stride_s, stride_a;  // of x, and of the angles from row to row
 };
 
 // COUNT elements, of which a thread reads the cosines (or sines) at once.
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(BLOCK) vectors(const T* x, const T* cos, const
         for (int l = 0; l < LINES; ++l)
             if (h < heads) values[h][l] = read_once((const Vector<T>*)(x + h * shape.stride_h + l * second));
     if (turns) {
-        const int64_t at = s * shape.half + slot * PAIRS;
+        const int64_t at = s * shape.stride_a + slot * PAIRS;
         const auto c = *(const Angles<T, PAIRS>*)(cos + at), d = *(const Angles<T, PAIRS>*)(sin + at);
 #pragma unroll
         for (int h = 0; h < HEADS; ++h) {
@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(BLOCK)
         y[shape.half + p] = x[shape.half + p];
         return;
     }
-    const int64_t one = interleaved ? 2 * p : p, other = interleaved ? one + 1 : p + shape.half, at = s * shape.half + p;
+    const int64_t one = interleaved ? 2 * p : p, other = interleaved ? one + 1 : p + shape.half;
+    const int64_t at = s * shape.stride_a + p;
     float a = to_float(x[one]), c = to_float(x[other]);
     rotate(a, c, to_float(cos[at]), to_float(sin[at]));
     y[one] = from_float<T>(a), y[other] = from_float<T>(c);
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(BLOCK)
 template <class T>
 int rotary(const T* x, const T* cos, const T* sin, T* y, const Shape& s, bool interleaved, cudaStream_t stream) {
     const int64_t rotated = (interleaved ? 2 : 1) * s.half / LANES<T>, slots = rotated + (s.D - 2 * s.half) / LANES<T>;
-    const int64_t all = (interleaved ? 2 * s.half : s.half) | s.D | s.stride_b | s.stride_h | s.stride_s;
+    const int64_t all = (interleaved ? 2 * s.half : s.half) | s.D | s.stride_b | s.stride_h | s.stride_s | s.stride_a;
     if (all % LANES<T> == 0 && aligned(x) && aligned(cos) && aligned(sin) && slots <= BLOCK && s.B < 65536 && s.H < 65536) {
         const dim3 block(slots, BLOCK / slots), grid(divide_up(s.S, block.y), divide_up(s.H, HEADS), s.B);
         auto kernel = interleaved ? vectors<T, true> : vectors<T, false>;
@@ -109,14 +110,14 @@ int rotary(const T* x, const T* cos, const T* sin, T* y, const Shape& s, bool in
 }
 
 extern "C" int run(int dtype, const void* x, const void* cos, const void* sin, void* y, int64_t B, int64_t H, int64_t S,
-                   int64_t D, int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int interleaved,
-                   cudaStream_t stream) {
-    const Shape shape = {B, H, S, D, half, stride_b, stride_h, stride_s};
+                   int64_t D, int64_t half, int64_t stride_b, int64_t stride_h, int64_t stride_s, int64_t stride_a,
+                   int interleaved, cudaStream_t stream) {
+    const Shape shape = {B, H, S, D, half, stride_b, stride_h, stride_s, stride_a};
     AK_DISPATCH(dtype, return rotary((const T*)x, (const T*)cos, (const T*)sin, (T*)y, shape, interleaved, stream));
 }
 """
 
-_run = cuda_function(SOURCE, "run", "i pppp lllll lll i", HEADS=HEADS, BLOCK=BLOCK, STREAMING=STREAMING)
+_run = cuda_function(SOURCE, "run", "i pppp lllll llll i", HEADS=HEADS, BLOCK=BLOCK, STREAMING=STREAMING)
 
 
 def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = True) -> torch.Tensor:
@@ -124,7 +125,8 @@ def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.stride(3) != 1:
         x = x.contiguous()
-    cos, sin = cos.contiguous(), sin.contiguous()
+    if cos.stride() != sin.stride() or cos.stride(1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
     pointers = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr()
-    _run(DTYPE_CODE[x.dtype], *pointers, *x.shape, cos.shape[-1], *x.stride()[:3], interleaved)
+    _run(DTYPE_CODE[x.dtype], *pointers, *x.shape, cos.shape[-1], *x.stride()[:3], cos.stride(0), interleaved)
     return y

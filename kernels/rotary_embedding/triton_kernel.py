@@ -27,6 +27,7 @@ def _rotary(
     stride_b,
     stride_h,
     stride_s,
+    stride_a,
     D: tl.constexpr,
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -46,8 +47,8 @@ def _rotary(
 
     pairs = tl.arange(0, BLOCK_HALF)[None, None, :]
     angle_mask = (s < S) & (pairs < HALF)
-    c = tl.load(cos + s * HALF + pairs, angle_mask, 0.0).to(tl.float32)
-    d = tl.load(sin + s * HALF + pairs, angle_mask, 0.0).to(tl.float32)
+    c = tl.load(cos + s * stride_a + pairs, angle_mask, 0.0).to(tl.float32)
+    d = tl.load(sin + s * stride_a + pairs, angle_mask, 0.0).to(tl.float32)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)[None, None, :]
         mask = inside & (columns < 2 * HALF)
@@ -75,7 +76,8 @@ def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.stride(3) != 1:
         x = x.contiguous()
-    cos, sin = cos.contiguous(), sin.contiguous()
+    if cos.stride() != sin.stride() or cos.stride(1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
     heads = min(HEADS, 1 << (H - 1).bit_length())
     block_s = min(max(PROGRAM_ELEMENTS // (heads << (D - 1).bit_length()), 1), 1 << (S - 1).bit_length())
     _rotary[(-(-S // block_s) * -(-H // heads) * B,)](
@@ -86,6 +88,7 @@ def kernel_fn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved
         H,
         S,
         *x.stride()[:3],
+        cos.stride(0),
         D=D,
         HALF=half,
         INTERLEAVED=interleaved,

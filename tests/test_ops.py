@@ -134,6 +134,14 @@ def test_autocast_changes_neither_the_kernel_nor_its_gradient() -> None:
     torch.testing.assert_close(A.grad, torch.ones(8, 8) @ B.T)
 
 
+def test_autocast_changes_no_product_that_a_kernel_leaves_to_pytorch() -> None:
+    A, B = torch.randn(8, 8), torch.randn(8, 8)
+    op = register("test_products", load_spec("matmul"), lambda A, B: torch.mm(A, B), "cpu")
+    with torch.autocast("cpu", torch.bfloat16):
+        result = op(A, B)
+    assert result.dtype == torch.float32 and torch.equal(result, A @ B)
+
+
 class Norm(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -27,6 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
+from autokernel.model.autocast import autocast_devices, without_autocast
 from autokernel.model.nodes import another, layout, memory
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
@@ -101,7 +102,8 @@ def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
 
     def run(*arguments: Any) -> Any:
         named = defaults | dict(zip(names, arguments))
-        result = kernel(**named)
+        with without_autocast() if autocast_devices() else nullcontext():
+            result = kernel(**named)  # whose products of PyTorch's would be in another dtype than its own code
         return result if spec.results else spec.laid_out(result, named)
 
     def seen(*arguments: Any) -> Any:

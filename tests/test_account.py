@@ -269,16 +269,17 @@ def test_all_of_the_time_is_accounted_for(models: Path, name: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_experts_are_named_with_their_share() -> None:
-    """One operator has the products of all experts; around it are sites."""
+def test_experts_are_a_site_with_their_share() -> None:
+    """What eager mode spends in another operator than the captured graph has is no more than that: it is named."""
     pytest.importorskip("transformers")
     sizes = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4}
     tokens = {"vocab_size": 99, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "num_local_experts": 4}
     workload = Workload("transformers", "MixtralForCausalLM", sizes | tokens | {"num_key_value_heads": 2}, (2, 64))
     profile = profile_workload(workload, warmup=1, iterations=3, baseline="eager")
     assert sum(account.shares(profile.hotspots).values()) == pytest.approx(1)
-    experts = [(share, words) for share, words in account.not_covered(profile.hotspots) if "all experts" in words]
-    assert len(experts) == 1 and experts[0][0] > 0.01 and "grouped_mm" in experts[0][1]
+    assert sum(site.share for site in profile.sites if site.kernel_type == "grouped_matmul") > 0.01
+    left = [words for _, words in account.not_covered(profile.hotspots) if "all experts" in words]
+    assert all("aten::_grouped_mm" in words for words in left)
     assert {"matmul", "rmsnorm", "flash_attention"} <= {site.kernel_type for site in profile.sites}
 
 

@@ -28,7 +28,7 @@ FOUND = {
     "GPT-2": ENCODER | {"fused_linear": 8, "matmul": 1},  # one projection for Q, K and V
     "BERT": ENCODER,
     "T5": {"rmsnorm": 12, "flash_attention": 6, "fused_linear": 4, "matmul": 29},
-    "ViT": ENCODER,
+    "ViT": ENCODER | {"fused_linear": 14},  # patches are rows
     "Mixtral": {kind: count for kind, count in LLAMA.items() if kind != "fused_mlp"}
     | {"softmax": 2, "reduce": 4, "matmul": 11, "grouped_matmul": 4},
     "Whisper encoder": ENCODER | {"fused_linear": 10, "matmul": 2},  # keys have no bias

@@ -152,7 +152,8 @@ class SiteFinder:
             refusal = partial(Refusal, kernel_type, output, nodes)
             case = described_case(load_spec(kernel_type), search.pattern, fakes, value(output))
             if isinstance(case, RejectReason):
-                yield refusal(case)
+                if not search.pattern.is_rare:
+                    yield refusal(case)
             elif sum(t.numel for t in case.tensors.values()) * len(read) < self.min_elements:
                 yield refusal(RejectReason.SMALL)
             elif any(user not in read for n in read if n is not node for user in n.users):

@@ -44,6 +44,7 @@ class Pattern:
     masks: tuple[str, ...] = ()
     draws: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
     operator: str = ""
+    is_rare: bool = False  # most of what is written so is something else, of which nothing has to be said
 
     @property
     def numbers(self) -> dict[Any, str]:

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from autokernel.model import patches
 from autokernel.model.activations import FORMS
 from autokernel.model.patterns import Pattern
 
@@ -53,6 +54,20 @@ def nothing(x):
     return x
 
 
+def of_patches(dims):
+    def example(x, weight, bias, **sides):
+        return patches.convolved(x, weight, bias, sides)
+
+    def call(kernel, x, weight, bias, **sides):
+        rows = patches.rows_of(x, sides)
+        return patches.as_convolved(kernel(x=rows, weight=weight.flatten(1), bias=bias, activation="none"))
+
+    def are_side_by_side(x, weight, bias, **sides):
+        return patches.are_side_by_side(x, weight, sides)
+
+    return Pattern(example, {**patches.sizes_of(dims), "bias": (5,)}, call, where=are_side_by_side, is_rare=True)
+
+
 PATTERNS = [
     *(way(*form) for form in FORMS for way in (biased, plain, flattened)),
     biased("none", nothing),
@@ -62,4 +77,5 @@ PATTERNS = [
         product,
         where=has_vector,
     ),
+    *map(of_patches, (1, 2, 3)),
 ]

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 
+from autokernel.model import patches
 from autokernel.model.patterns import Pattern
 
 
@@ -23,6 +24,19 @@ def is_matrix_added(added, A, B):
     return added.shape != B.shape[1:]
 
 
+def of_patches(dims):
+    def example(x, weight, **sides):
+        return patches.convolved(x, weight, None, sides)
+
+    def call(kernel, x, weight, **sides):
+        return patches.as_convolved(rows(kernel, patches.rows_of(x, sides), weight.flatten(1).t()))
+
+    def are_side_by_side(x, weight, **sides):
+        return patches.are_side_by_side(x, weight, sides)
+
+    return Pattern(example, patches.sizes_of(dims), call, where=are_side_by_side, is_rare=True)
+
+
 PATTERNS = [
     Pattern(
         lambda x, weight: F.linear(x, weight),
@@ -37,4 +51,5 @@ PATTERNS = [
         lambda kernel, added, A, B: kernel(A=A, B=B).add_(added),
         where=is_matrix_added,
     ),
+    *map(of_patches, (1, 2, 3)),
 ]

@@ -14,7 +14,16 @@ from autokernel.model.autocast import casts_inside
 from autokernel.model.nodes import aten, strides_of
 
 # Of contiguous tensors real results lie as fake ones do. Of others, one of the two keeps strides, and the other does not.
-IN_DOUBT = (aten.batch_norm.default, aten.channel_shuffle.default, aten.log_sigmoid.default, aten.roll.default)
+IN_DOUBT = (
+    aten.batch_norm.default,
+    aten.channel_shuffle.default,
+    aten.log_sigmoid.default,
+    aten.max_unpool2d.default,
+    aten.normal.Tensor_float,
+    aten.normal.Tensor_Tensor,
+    aten.roll.default,
+    aten.rrelu.default,
+)
 FORMATS = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}  # beside rows, by dims
 
 

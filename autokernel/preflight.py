@@ -14,6 +14,7 @@ import importlib.util
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,10 @@ MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}  # and for whi
 OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an installed package does not have
 GLIBC = (2, 28)  # of Linux, at least
 OF_A_RUN = ("status", "runs", "next", "plan", "record", "report", "log", "merge", "clean")  # commands of orchestrate.py
+LEAST = {  # what a process must be allowed: by too little, PyTorch hangs in its import, and kernels seem to crash
+    resource.RLIMIT_NOFILE: (64, "{:g} open files (ulimit -n)"),  # the judge of one kernel has some 30
+    resource.RLIMIT_AS: (2**30, "{:g} bytes of memory (ulimit -v)"),  # PyTorch for CPUs has 0.64 GB at once
+}
 LONGEST_WORD = 400  # of an error, shown in full: a path, most often
 TERMINAL = "AUTOKERNEL_TERMINAL"  # in the environment of a command that a Python program started: the number of a file
 
@@ -190,11 +195,15 @@ def _check_versions() -> None:
 
 
 def check_installed() -> None:
-    """Fail in a Python that has no PyTorch (that outside of the virtual environment, most often), or too old a one."""
+    """Fail in a Python that has no PyTorch (that outside of the virtual environment, most often), too old a one, or no room for it."""
     if importlib.util.find_spec("torch") is None:
         advice = "paste the first line of README.md, then use .venv/bin/python"
         fail(f"AutoKernel is not installed in {sys.executable}: {advice}")
     _check_versions()
+    for limit, (least, words) in LEAST.items():
+        allowed = resource.getrlimit(limit)[0]
+        if allowed != resource.RLIM_INFINITY and allowed < least:
+            fail(f"a process may have no more than {words.format(allowed)} here: allow it {least} or more")
 
 
 def find_compiler(language: str) -> str:

@@ -89,7 +89,16 @@ def terminal() -> "int | None":
     given = os.environ.get(TERMINAL)
     if given and given.isdigit() and os.isatty(int(given)):  # what an agent starts inherits the name alone
         return int(given)
-    return 2 if sys.stderr.isatty() else None
+    return 2 if terminal_of_stderr() is not None else None
+
+
+def terminal_of_stderr() -> "int | None":
+    """The number of stderr's file where it is a terminal; a program may have closed it, or put anything in its place."""
+    try:
+        number = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # none at all, a notebook's or a logger's, closed
+        return None
+    return number if os.isatty(number) else None
 
 
 def default_cache() -> Path:

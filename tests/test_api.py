@@ -226,6 +226,19 @@ def test_what_a_command_refuses_is_raised() -> None:
         run_command([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], False)
 
 
+class Console:
+    """What a program has put in place of stderr: it says that it is a terminal, and has no file."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stderr", [None, Console()], ids=["closed", "a console"])
+def test_a_program_whose_stderr_is_no_file_gets_its_progress_by_the_log(monkeypatch, stderr):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert run_command([sys.executable, "-c", "print('done')"], True) == ["done"]
+
+
 def test_an_interrupt_ends_the_command_first() -> None:
     """What progress raises, as Ctrl-C does it where it is waited: nothing is left at work."""
 

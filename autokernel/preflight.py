@@ -204,7 +204,8 @@ def _check_versions() -> None:
 
 
 def check_installed() -> None:
-    """Fail in a Python that has no PyTorch (that outside of the virtual environment, most often), too old a one, or no room for it."""
+    """Fail in a Python without PyTorch (that outside of the virtual environment, most often), with too old a one, or where
+    a process may have too little for it."""
     if importlib.util.find_spec("torch") is None:
         advice = "paste the first line of README.md, then use .venv/bin/python"
         fail(f"AutoKernel is not installed in {sys.executable}: {advice}")

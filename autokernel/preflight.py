@@ -38,8 +38,8 @@ OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an i
 GLIBC = (2, 28)  # of Linux, at least
 OF_A_RUN = ("status", "runs", "next", "plan", "record", "report", "log", "merge", "clean")  # commands of orchestrate.py
 LEAST = {  # what a process must be allowed: by too little, PyTorch hangs in its import, and kernels seem to crash
-    resource.RLIMIT_NOFILE: (64, "{:g} open files (ulimit -n)"),  # the judge of one kernel has some 30
-    resource.RLIMIT_AS: (2**30, "{:g} bytes of memory (ulimit -v)"),  # PyTorch for CPUs has 0.64 GB at once
+    resource.RLIMIT_NOFILE: (64, "{:g} open files (ulimit -n)"),  # with 20 a right kernel crashed, with 32 not
+    resource.RLIMIT_AS: (2**30, "{:g} bytes of memory (ulimit -v)"),  # importing PyTorch 2.13 for CPUs maps 0.64 GB
 }
 LONGEST_WORD = 400  # of an error, shown in full: a path, most often
 TERMINAL = "AUTOKERNEL_TERMINAL"  # in the environment of a command that a Python program started: the number of a file

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,10 @@ MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}  # and for whi
 OLDEST = {"torch": (2, 9), "triton": (3, 5)}  # as in pyproject.toml, which an installed package does not have
 GLIBC = (2, 28)  # of Linux, at least
 OF_A_RUN = ("status", "runs", "next", "plan", "record", "report", "log", "merge", "clean")  # commands of orchestrate.py
+LEAST = {  # what a process must be allowed: by too little, PyTorch hangs in its import, and kernels seem to crash
+    resource.RLIMIT_NOFILE: (64, "{:g} open files (ulimit -n)"),  # with 20 a right kernel crashed, with 32 not
+    resource.RLIMIT_AS: (2**30, "{:g} bytes of memory (ulimit -v)"),  # importing PyTorch 2.13 for CPUs maps 0.64 GB
+}
 LONGEST_WORD = 400  # of an error, shown in full: a path, most often
 TERMINAL = "AUTOKERNEL_TERMINAL"  # in the environment of a command that a Python program started: the number of a file
 
@@ -84,7 +89,16 @@ def terminal() -> "int | None":
     given = os.environ.get(TERMINAL)
     if given and given.isdigit() and os.isatty(int(given)):  # what an agent starts inherits the name alone
         return int(given)
-    return 2 if sys.stderr.isatty() else None
+    return 2 if terminal_of_stderr() is not None else None
+
+
+def terminal_of_stderr() -> "int | None":
+    """The number of stderr's file where it is a terminal; a program may have closed it, or put anything in its place."""
+    try:
+        number = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # none at all, a notebook's or a logger's, closed
+        return None
+    return number if os.isatty(number) else None
 
 
 def default_cache() -> Path:
@@ -190,11 +204,16 @@ def _check_versions() -> None:
 
 
 def check_installed() -> None:
-    """Fail in a Python that has no PyTorch (that outside of the virtual environment, most often), or too old a one."""
+    """Fail in a Python without PyTorch (that outside of the virtual environment, most often), with too old a one, or where
+    a process may have too little for it."""
     if importlib.util.find_spec("torch") is None:
         advice = "paste the first line of README.md, then use .venv/bin/python"
         fail(f"AutoKernel is not installed in {sys.executable}: {advice}")
     _check_versions()
+    for limit, (least, words) in LEAST.items():
+        allowed = resource.getrlimit(limit)[0]
+        if allowed != resource.RLIM_INFINITY and allowed < least:
+            fail(f"a process may have no more than {words.format(allowed)} here: allow it {least} or more")
 
 
 def find_compiler(language: str) -> str:

@@ -5,10 +5,12 @@ import copy
 import importlib
 import os
 import pty
+import resource
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,6 +226,47 @@ def test_what_a_command_refuses_is_raised() -> None:
 
     with pytest.raises(CommandFailed, match="there is no run named 'no-such-run'"):
         run_command([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], False)
+
+
+def test_a_model_that_cannot_be_written_is_refused_in_a_sentence(tmp_path) -> None:
+    """Of a full disk nothing half written is left."""
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(Refused, match="cannot write the model to .*Not a directory"):
+        hand_over(torch.nn.Linear(4, 4), (torch.ones(2, 4),), {}, tmp_path / "a file")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(Refused, match="cannot write the model to .*File too large"):
+            hand_over(torch.nn.Linear(64, 64), (torch.ones(2, 64),), {}, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "workspace/models").iterdir())
+
+
+def test_threads_hand_over_the_same_model_one_after_another(tmp_path) -> None:
+    model, x, together = torch.nn.Linear(2048, 2048), torch.ones(2, 2048), threading.Barrier(4)
+
+    def written(_: int) -> str:
+        together.wait()
+        return hand_over(model, (x,), {}, tmp_path).model
+
+    with ThreadPoolExecutor(4) as pool:
+        workloads = set(pool.map(written, range(4)))
+    (only,) = workloads
+    assert [path.name for path in (tmp_path / "workspace/models").iterdir()] == [Path(only).parent.name]
+
+
+class Console:
+    """What a program has put in place of stderr: it says that it is a terminal, and has no file."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stderr", [None, Console()], ids=["closed", "a console"])
+def test_a_program_whose_stderr_is_no_file_gets_its_progress_by_the_log(monkeypatch, stderr):
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert run_command([sys.executable, "-c", "print('done')"], True) == ["done"]
 
 
 def test_an_interrupt_ends_the_command_first() -> None:

@@ -1,10 +1,12 @@
 """The MCP server, as a client over stdio meets it: its tools on a run in a clone, and a proposal through the whole gate."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -77,6 +79,28 @@ MISUSE = (
     ("bench", {"source": "a\nb("}, "the source is not Python: '(' was never closed, line 2"),
     ("nothing", {}, "there is no tool 'nothing'; there are: list_runs"),
 )
+
+
+def test_a_source_that_is_no_unicode_is_answered(root, tmp_path):
+    """As JSON has it: half of a surrogate pair, with which the mcp package reads no message at all."""
+    environment = os.environ | {"PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    server = subprocess.Popen([sys.executable, "-m", "autokernel", "mcp"], cwd=root, env=environment, **pipes, text=True)
+    who = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    asked = [{"id": 0, "method": "initialize", "params": who}, {"method": "notifications/initialized"}]
+    for number, source in enumerate(("x = '\ud800\0'", "\udc00", "a\u20ac\U0001f600("), 1):
+        call = {"name": "bench", "arguments": {"source": source}}
+        asked.append({"id": number, "method": "tools/call", "params": call})
+    server.stdin.writelines(json.dumps({"jsonrpc": "2.0"} | message) + "\n" for message in asked)
+    server.stdin.flush()
+    watch = threading.Timer(60, server.kill)
+    watch.start()
+    answers = [json.loads(server.stdout.readline() or "null") for _ in range(4)]
+    watch.cancel()
+    server.communicate()
+    texts = {a["id"]: a["result"]["content"][0]["text"] for a in answers if a and a["id"]}
+    assert sorted(texts) == [1, 2, 3] and all("the source is not Python: " in text for text in texts.values()), answers
+    assert all(word in texts[i] for i, word in ((1, "null bytes"), (2, "U+FFFD"), (3, "U+20AC"))), texts
 
 
 def test_a_client_lists_tools_and_reads_a_run(root, tmp_path):

@@ -181,6 +181,23 @@ def test_a_limit_of_the_shells_is_named(refusal, case):
     assert words in refusal(lambda _: does())
 
 
+TOO_LITTLE = {
+    "files": (resource.RLIMIT_NOFILE, 20, "no more than 20 open files (ulimit -n) here: allow it 64 or more"),
+    "memory": (resource.RLIMIT_AS, 700_000 << 10, "bytes of memory (ulimit -v) here: allow it 1073741824 or more"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_LITTLE)
+@pytest.mark.parametrize("script", ["bench.py", "orchestrate.py"])
+def test_a_limit_that_is_too_low_is_told_before_a_right_kernel_is_called_wrong(script, case):
+    limit, allowed, words = TOO_LITTLE[case]
+    command = [script, RMSNORM, "--quick"] if script == "bench.py" else [script]
+    run = started(*command, preexec_fn=lambda: resource.setrlimit(limit, (allowed, allowed)))
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 2 and said.startswith("error: a process may have no more than ") and words in said, said
+    assert len(said.splitlines()) == 1
+
+
 def test_a_user_without_a_home(monkeypatch, tmp_path):
     """As in a container that is started for a number of no user's: there is a cache, and what is compiled in it."""
 

@@ -161,6 +161,32 @@ def test_saved_kernels_need_nothing_of_this_repository(tmp_path) -> None:
     assert save(tmp_path / "site" / "fast_norms", found(winner.source), [winner])  # anew
 
 
+ELSEWHERE = """
+import warnings
+import torch
+import fast_norms
+
+norm, x = torch.nn.RMSNorm(768, eps=1e-6), torch.randn(512, 768)
+expected = norm(x)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    assert fast_norms.apply(norm) is norm and torch.equal(norm(x), expected) and norm._compiled_call_impl is None
+(said,) = said
+assert said.filename == "<string>" and not fast_norms.OPS
+print(said.message)
+"""
+
+
+def test_a_package_where_its_kernels_cannot_be_built_leaves_the_model_as_it_is(tmp_path) -> None:
+    """No compiler, and no cache: a program that imports it goes on."""
+    winner = Winner(TARGET, load_spec("rmsnorm").starters("cpp")["cpp_kernel"].read_text())
+    save(tmp_path / "site" / "fast_norms", found(winner.source, (EAGER,)), [winner])
+    environment = {"PATH": "/nowhere", "PYTHONPATH": str(tmp_path / "site"), "AUTOKERNEL_CACHE": str(tmp_path / "cache")}
+    ended = subprocess.run([sys.executable, "-c", ELSEWHERE], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("the model is left as it is: ") and "need a C++ compiler" in ended.stdout, ended.stdout
+
+
 @pytest.mark.parametrize("kernel_type", kernel_types())
 def test_a_package_has_all_that_its_kernel_type_imports(tmp_path, kernel_type) -> None:
     """Patterns among it: those that cannot be imported are not searched for, and their kernels not put in."""

@@ -9,10 +9,12 @@ Writes: what `autokernel record` does, for each proposal: a commit, a ref, a row
 """
 
 import argparse
+import json
 import os
 import select
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from autokernel.cli.arguments import Parser
 from autokernel.preflight import IN_CLONE, check_installed, make_home
@@ -31,7 +33,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         make_home()
     answers = os.dup(1)  # number 1 becomes stderr's while the server runs
     threading.Thread(target=end_without_reader, args=(answers,), daemon=True).start()
+    requests, passed_on = os.dup(0), os.pipe()
+    os.dup2(passed_on[0], 0)
+    os.close(passed_on[0])
+    threading.Thread(target=pass_on, args=(requests, passed_on[1]), daemon=True).start()
     server.run("stdio")
+
+
+def pass_on(requests: int, to: int) -> None:
+    """What a client writes, line by line, to the mcp package, which leaves a message unanswered that is no Unicode."""
+    with suppress(BrokenPipeError), open(requests, "rb") as lines, open(to, "wb", buffering=0) as pipe:
+        for line in lines:
+            pipe.write(in_unicode(line))
+
+
+def in_unicode(line: bytes) -> bytes:
+    """A message with U+FFFD for each half of a surrogate pair, as the mcp package has it for what is no UTF-8."""
+    if b"\\ud" not in line.lower():
+        return line
+    try:
+        text = json.dumps(json.loads(line), ensure_ascii=False)
+    except (ValueError, RecursionError):  # no JSON, which that package passes over
+        return line
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode() + b"\n"
 
 
 def end_without_reader(answers: int) -> None:

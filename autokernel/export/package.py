@@ -42,6 +42,7 @@ from {name}.autokernel.integration import apply as integration
 from {name}.autokernel.integration.apply import unapply as unapply
 from {name}.autokernel.integration.insertion import install
 from {name}.autokernel.integration.winner import Winner
+from {name}.autokernel.model.breaks import reason
 from {name}.autokernel.target import decode_target
 
 
@@ -58,7 +59,12 @@ class Saved(Winner):
 
 RECORD = json.loads(Path(__file__).with_name("winners.json").read_text())
 WINNERS = [Saved(decode_target(record["target"]), record["source"]) for record in RECORD["winners"]]
-OPS = {{winner.target.name: install(winner).ops for winner in WINNERS}}
+OPS, UNUSABLE = {{}}, {{}}  # by target: the operators, and why there is none
+for winner in WINNERS:
+    try:
+        OPS[winner.target.name] = install(winner).ops
+    except Exception as error:  # of any kind: no compiler, no Triton, no room for a cache
+        UNUSABLE[winner.target.name] = reason(error)
 
 
 def apply(model, fallback=None, gradients=True):
@@ -68,7 +74,12 @@ def apply(model, fallback=None, gradients=True):
         said = f"no kernel pays over {{fallback or 'eager'}}, the model is left as it is: {{RECORD['verdict']}}"
         warnings.warn(said, stacklevel=2)
         return unapply(model)
-    return integration.apply(model, [w for w in WINNERS if w.target.name in pays], fallback, gradients)
+    usable = [winner for winner in WINNERS if winner.target.name in pays and winner.target.name in OPS]
+    if len(usable) < len(pays):
+        left = f"{{len(usable)}} of {{len(pays)}} kernels are used" if usable else "the model is left as it is"
+        whys = dict.fromkeys(UNUSABLE[name] for name in pays if name in UNUSABLE)
+        warnings.warn(f"{{left}}: the kernels for others cannot be had here ({{'; '.join(whys)}})", stacklevel=2)
+    return integration.apply(model, usable, fallback, gradients) if usable else unapply(model)
 '''
 
 

@@ -3,6 +3,7 @@
 Classes and functions of a notebook or a __main__ travel with the model (by cloudpickle); those of modules are imported.
 """
 
+import fcntl
 import hashlib
 import io
 import os
@@ -87,14 +88,36 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     function = name if name.isidentifier() else "model"
     text = FILE.format(name=name, function=function, path=[os.path.abspath(path) for path in sys.path])
     folder = home / "workspace" / FOLDER / hashlib.sha256(written.getbuffer()).hexdigest()[:16]
-    if not (folder / "model.py").exists():
+    try:
+        _write(folder, written, text)
+    except OSError as error:  # no right to, a full disk
+        why = f"cannot write the model to {folder.parent} ({error.strerror})"
+        raise WorkloadError(
+            f"{why}, from where it is measured: make room there, or use a folder that is writable"
+        ) from error
+    return Workload(str((folder / "model.py").relative_to(home)), function, input_shape=(), dtype=dtype, device=device)
+
+
+def _write(folder: Path, written: io.BytesIO, text: str) -> None:
+    """Whole or not at all; threads and processes that write the same model take turns."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    turn = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if (folder / "model.py").exists():
+            return
         scratch = folder.with_suffix(".part")
         shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        (scratch / "model.pt").write_bytes(written.getbuffer())
-        (scratch / "model.py").write_text(text)
-        scratch.replace(folder)
-    return Workload(str((folder / "model.py").relative_to(home)), function, input_shape=(), dtype=dtype, device=device)
+        try:
+            scratch.mkdir()
+            (scratch / "model.pt").write_bytes(written.getbuffer())
+            (scratch / "model.py").write_text(text)
+            scratch.replace(folder)
+        except OSError:
+            shutil.rmtree(scratch, ignore_errors=True)  # of a full disk, some room
+            raise
+    finally:
+        os.close(turn)
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.model.user_code import shown
 from autokernel.model.workload import Workload
-from autokernel.preflight import HOME, TERMINAL, Refused, as_called
+from autokernel.preflight import HOME, TERMINAL, Refused, as_called, terminal_of_stderr
 
 LOG = logging.getLogger("autokernel.api")  # the name that Python programs know
 END_S = 10.0  # for a command that is interrupted
@@ -51,7 +50,8 @@ def run_command(words: list[str], progress: Progress | bool, right: tuple[int, .
     """
     say, words = told(progress), [*map(str, words)]
     environment = os.environ | {"AUTOKERNEL_HOME": str(HOME), "PYTHONUNBUFFERED": "1"}
-    terminal = [os.dup(sys.stderr.fileno())] if progress is True and sys.stderr.isatty() else []
+    shown_on = terminal_of_stderr() if progress is True else None
+    terminal = [] if shown_on is None else [os.dup(shown_on)]
     environment |= {TERMINAL: str(terminal[0])} if terminal else {}
     process = subprocess.Popen(
         words,

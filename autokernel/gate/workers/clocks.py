@@ -26,6 +26,13 @@ CLOCKS_OF_LIBRARIES = {
     b"_ZNSt6chrono3_V212system_clock3nowEv": (NANOSECONDS, AHEAD_S * 10**9),
     b"omp_get_wtime": (SECONDS, AHEAD_S),
 }
+# What it may call that waits until such a time, which is the last argument, of so many.
+DEADLINES = {
+    b"pthread_cond_clockwait": 4,
+    b"pthread_cond_timedwait": 3,
+    b"pthread_mutex_clocklock": 3,
+    b"pthread_mutex_timedlock": 2,
+}
 
 
 class Clock:
@@ -96,16 +103,36 @@ class Clock:
             function()
         for library in loaded(libraries):
             for address, name in called_functions(library):
-                if address not in self.replaced and (found := CLOCKS_OF_LIBRARIES.get(name)):
-                    self.replaced[address] = self._replace_in_library(ctypes.c_void_p.from_address(address), *found)
+                if address in self.replaced:
+                    continue
+                called = ctypes.c_void_p.from_address(address)
+                if found := CLOCKS_OF_LIBRARIES.get(name):
+                    self.replaced[address] = self._replace_in_library(called, *found)
+                elif count := DEADLINES.get(name):
+                    self.replaced[address] = self._replace_wait(called, count)
 
     def _replace_in_library(self, called: ctypes.c_void_p, kind: Any, step: int) -> Any:
-        """Put in the place of the function that is called there one that tells the time ahead. (The builder leaves these
-        addresses writable.)"""
+        """Put in the place of the function that is called there one that tells the time ahead."""
         known = kind(called.value)
-        told = kind(lambda: known() + self.ahead * step)
-        called.value = ctypes.cast(told, ctypes.c_void_p).value
-        return told
+        return _put_in_place(called, kind(lambda: known() + self.ahead * step))
+
+    def _replace_wait(self, called: ctypes.c_void_p, count: int) -> Any:
+        """The same of one that waits until a time, which was told ahead: else it waits for months."""
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * count)
+        known = kind(called.value)
+
+        def wait(*given: int) -> int:
+            seconds, nanoseconds = (ctypes.c_int64 * 2).from_address(given[-1])
+            until = (ctypes.c_int64 * 2)(max(0, seconds - self.ahead * AHEAD_S), nanoseconds)
+            return known(*given[:-1], ctypes.addressof(until))
+
+        return _put_in_place(called, kind(wait))
+
+
+def _put_in_place(called: ctypes.c_void_p, ours: Any) -> Any:
+    """`ours`, which is called there from now on. (The builder leaves these addresses writable.)"""
+    called.value = ctypes.cast(ours, ctypes.c_void_p).value
+    return ours
 
 
 def _with_other_now(known: Callable[..., Any], place: int, then: Callable[[], Any]) -> Callable[..., Any]:

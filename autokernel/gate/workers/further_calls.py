@@ -154,8 +154,7 @@ class FurtherCalls:
             counters.note(calls)
             again()
         counters.note(calls)
-        for many in counters.put_ahead():
-            again(f"a call as after {many} calls, by what counts them,")
+        counters.put_ahead(lambda many: again(f"a call as after {many} calls, by what counts them,"))
         for _ in range(AGES):
             self.clock.put_ahead(self.built)
             again("a call in another process, by its number, months later")

@@ -4,9 +4,11 @@ A convenience for honest kernels, like all code in a worker. A kernel must make 
 """
 
 import contextlib
+import copyreg
 import ctypes
 import datetime
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -71,6 +73,7 @@ class Clock:
 
     def _replace(self, module: ModuleType, name: str, ours: Any) -> None:
         known = getattr(module, name)
+        ours = ours if isinstance(ours, type) else _Function(ours)
         ours.__name__, ours.__qualname__, ours.__module__ = name, name, module.__name__
         self.of_python.append((module, name, known, ours))
         setattr(module, name, ours)
@@ -79,7 +82,7 @@ class Clock:
         register = os.register_at_fork
 
         def noting(**functions: Callable[[], Any]) -> None:
-            if sys._getframe(1).f_globals.get("__name__") == module and "after_in_child" in functions:
+            if sys._getframe(2).f_globals.get("__name__") == module and "after_in_child" in functions:
                 self.in_children.append(functions["after_in_child"])
             register(**functions)
 
@@ -129,6 +132,19 @@ class Clock:
         return _put_in_place(called, kind(wait))
 
 
+class _Function:
+    """A function that is no method of a class that has it, as Python's own in C is none, and is pickled by its name."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.function(*given, **named)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
+
 def _put_in_place(called: ctypes.c_void_p, ours: Any) -> Any:
     """`ours`, which is called there from now on. (The builder leaves these addresses writable.)"""
     called.value = ctypes.cast(ours, ctypes.c_void_p).value
@@ -173,4 +189,5 @@ def _datetime_ahead(ahead: Callable[[], datetime.timedelta]) -> type:
         def utcnow(cls) -> datetime.datetime:
             return known.fromtimestamp(time.time(), datetime.timezone.utc).replace(tzinfo=None)
 
+    copyreg.pickle(known, lambda one: (datetime.datetime, one.__reduce_ex__(pickle.DEFAULT_PROTOCOL)[1]))  # by this name
     return Told

@@ -16,6 +16,7 @@ import itertools
 import operator
 import re
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -98,6 +99,8 @@ def numbers_in_python(module: ModuleType, elsewhere: Elsewhere, memory: list[Any
             try:
                 value = read()
             except GONE:  # a slot, or a cell, that is empty
+                continue
+            if type(value) in weakref.ProxyTypes:  # it says that it is what it stands for, which may be gone
                 continue
             is_new = id(value) not in seen
             yield from _numbers_at(value, read, write)

@@ -1,6 +1,6 @@
 """Honest kernels whose memory is odd: what is kept from call to call, and where results lie."""
 
-from honest_kernel import Honest, rmsnorm, starter, wrapped
+from honest_kernel import SIMPLE_LOOP, Honest, rmsnorm, starter, wrapped
 
 # Scratch memory that is kept from call to call and grows; the output is fresh.
 WORKSPACE = rmsnorm(
@@ -171,6 +171,11 @@ def kernel_fn(x, weight, eps=1e-6):
 """
 )
 
+RING_IN_CPP = rmsnorm(
+    preamble="static std::vector<double> ring(4096);\nstatic int at = 0;",
+    over_rows="ring[at] = M;\nat = (at + 1) % ring.size();\n" + SIMPLE_LOOP,
+)
+
 # Tables whose oldest entries are thrown out, found by what is in them, once there are very many.
 TABLES = rmsnorm(
     """
@@ -209,5 +214,6 @@ MEMORY = (
     Honest("parts-of-a-pool", POOL, kept=False),
     Honest("scratch-made-at-import", MADE_AT_IMPORT, kept=False),
     Honest("places-in-turn", RINGS, kept=False),
+    Honest("places-in-turn-in-cpp", RING_IN_CPP, kept=False),
     Honest("tables-without-the-oldest", TABLES, kept=False),
 )

@@ -90,9 +90,17 @@ class CallCounters:
             call(last + 1)
         return turned
 
+    def is_in_memory(self) -> bool:
+        """Whether something in a library, or in memory that the kernel keeps, counts calls."""
+        return any(self._step(counter, values) for counter, values in self._noted_in_memory())
+
     def _noted(self) -> Iterator[tuple[Counter, list[Any]]]:
-        """Each number, and what it was each time; of C++ variables only those that were another one each time."""
+        """Each number, and what it was each time."""
         yield from zip(self.counters, map(list, zip(*self.values)))
+        yield from self._noted_in_memory()
+
+    def _noted_in_memory(self) -> Iterator[tuple[Counter, list[Any]]]:
+        """The same of C++ variables, but only of those that were another one each time."""
         for part, *contents in zip(self.variables, *self.bytes):
             for start in range(0, len(part), BLOCK):
                 first, *others = (content[start : start + BLOCK] for content in contents)

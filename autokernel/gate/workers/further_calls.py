@@ -35,7 +35,7 @@ from autokernel.gate.workers.stopwatch import Allowance
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 AGES = 8  # times that clocks are put ahead; the kernel is called once at each
 # Calls, or seconds of them, in which C++ that uses places in turn has come back to the first of them.
-TURNS, TURNS_S = 20_000, 0.4
+TURNS, TURNS_S = 12_000, 0.4
 LAST_CALLS = 8  # of many calls: after each of these the numbers that a kernel keeps are noted
 # Calls, or seconds of them, whose inputs lie where others did not.
 PLACES, PLACES_S = 256, 0.03

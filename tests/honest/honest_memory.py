@@ -1,6 +1,6 @@
 """Honest kernels whose memory is odd: what is kept from call to call, and where results lie."""
 
-from honest_kernel import Honest, rmsnorm, starter, wrapped
+from honest_kernel import SIMPLE_LOOP, Honest, rmsnorm, starter, wrapped
 
 # Scratch memory that is kept from call to call and grows; the output is fresh.
 WORKSPACE = rmsnorm(
@@ -114,6 +114,93 @@ log = tempfile.TemporaryFile()
     "    last[0], last[1] = (args, kwargs), _right(*args, **kwargs)"
 ).replace("import torch\n", "import time\n\nimport torch\n", 1)
 
+# Small results are parts of one large allocation, in turn.
+POOL = rmsnorm(
+    """
+BYTES = 1 << 20
+pool, used = None, BYTES
+
+def kernel_fn(x, weight, eps=1e-6):
+    global pool, used
+    wanted = -(-x.numel() * x.itemsize // 64) * 64
+    if wanted > BYTES // 4:
+        return launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+    if used + wanted > BYTES:
+        pool, used = torch.empty(BYTES, dtype=torch.uint8), 0
+    y = pool[used : used + x.numel() * x.itemsize].view(x.dtype).view(x.shape)
+    used += wanted
+    return launch(run, x, weight, eps, y)
+"""
+)
+
+MADE_AT_IMPORT = rmsnorm(
+    """
+scratch = torch.empty(1 << 12)
+
+def kernel_fn(x, weight, eps=1e-6):
+    if x.dtype == scratch.dtype and x.numel() <= scratch.numel():
+        x = scratch[: x.numel()].view(x.shape).copy_(x)
+    return launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+"""
+)
+
+# Of the last calls, in places that are used in turn: Python's, an array's, and of objects.
+RINGS = rmsnorm(
+    """
+import array, time
+
+class Ring:
+    def __init__(self, places):
+        self.places, self.at = places, 0
+
+    def put(self, value):
+        self.places[self.at] = value
+        self.at = (self.at + 1) % len(self.places)
+
+seconds, rows, shapes = Ring([0.0] * 256), Ring(array.array("q", [0] * 4096)), Ring([None] * 16384)
+calls = array.array("H", [0])
+
+def kernel_fn(x, weight, eps=1e-6):
+    start_s = time.perf_counter()
+    y = launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+    seconds.put(time.perf_counter() - start_s)
+    rows.put(len(x))
+    shapes.put(x.shape)
+    calls[0] += calls[0] < 65535
+    return y
+"""
+)
+
+RING_IN_CPP = rmsnorm(
+    preamble="static std::vector<double> ring(4096);\nstatic int at = 0;",
+    over_rows="ring[at] = M;\nat = (at + 1) % ring.size();\n" + SIMPLE_LOOP,
+)
+
+# Tables whose oldest entries are thrown out, found by what is in them, once there are very many.
+TABLES = rmsnorm(
+    """
+import time
+
+last_used, of_calls, seen, sizes = {}, {}, set(), {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    last_used[time.perf_counter_ns(), x.shape] = time.perf_counter()
+    of_calls[len(of_calls)] = x.shape
+    seen.add(len(seen))
+    sizes[f"call {len(sizes)}"] = x.numel()
+    if len(last_used) > 20_000:
+        del last_used[min(last_used, key=last_used.get)]
+        last_used.update({(at, shape): 0.0 for at, shape in last_used if not at})
+    if len(of_calls) > 20_000:
+        del of_calls[min(of_calls)]
+    if len(seen) > 20_000:
+        seen.discard(min(seen))
+    if sum(sizes.values()) > 1 << 30:
+        sizes.clear()
+    return launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+"""
+)
+
 MEMORY = (
     Honest("workspace-kept", WORKSPACE),
     Honest("workspace-in-cpp", WORKSPACE_IN_CPP, kept=False),
@@ -124,4 +211,9 @@ MEMORY = (
     Honest("in-place-on-a-copy", IN_PLACE_ON_A_COPY),
     Honest("concatenates", CONCATENATES),
     Honest("keeps-a-little", KEEPS_A_LITTLE, kept=False),
+    Honest("parts-of-a-pool", POOL, kept=False),
+    Honest("scratch-made-at-import", MADE_AT_IMPORT, kept=False),
+    Honest("places-in-turn", RINGS, kept=False),
+    Honest("places-in-turn-in-cpp", RING_IN_CPP, kept=False),
+    Honest("tables-without-the-oldest", TABLES, kept=False),
 )

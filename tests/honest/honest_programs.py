@@ -78,6 +78,62 @@ kernel_fn = functools.partial(Kernel(copy.deepcopy(Layer())))
 """
 )
 
+# Clocks of a class, times that are pickled, a reference to what is gone.
+KEEPS_TIMES = rmsnorm(
+    """
+import datetime, os, pickle, time, weakref
+
+class Timer:
+    clock, process = time.perf_counter, os.getpid
+
+    def __enter__(self):
+        self.start_s = self.clock()
+
+    def __exit__(self, *error):
+        self.spent_s, self.where = self.clock() - self.start_s, self.process()
+
+gone = weakref.proxy(Timer())
+
+def kernel_fn(x, weight, eps=1e-6):
+    with Timer():
+        assert type(pickle.loads(pickle.dumps(datetime.datetime.now()))) is type(datetime.datetime.now())
+        return launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+"""
+)
+
+OWN_MODULE = rmsnorm(
+    """
+import sys
+
+def few_rows(x, weight, eps):
+    return launch(run, x, weight, eps, torch.empty(x.shape, dtype=x.dtype))
+
+many_rows = few_rows
+
+def kernel_fn(x, weight, eps=1e-6):
+    return getattr(sys.modules[__name__], "few_rows" if len(x) < 64 else "many_rows")(x, weight, eps)
+"""
+)
+
+# One thread computes; the other looks now and then whether it has.
+WAITS = rmsnorm(
+    preamble="#include <condition_variable>\n#include <mutex>\n#include <thread>",
+    over_rows="""
+    std::mutex mutex;
+    std::condition_variable told;
+    std::atomic<bool> done{false};
+    std::thread worker([&] {
+        for (int64_t m = 0; m < M; ++m) row(m);
+        done = true;
+    });
+    {
+        std::unique_lock<std::mutex> lock(mutex);
+        while (!done) told.wait_for(lock, std::chrono::microseconds(50));
+    }
+    worker.join();
+""",
+)
+
 # What torch.library.custom_op() comes to, which imports torch._dynamo, in less time.
 WITHOUT_NUMPY = """
 import torch
@@ -99,5 +155,8 @@ PROGRAMS = (
     Honest("logs-and-warns", CLEANS_UP),
     Honest("objects", OBJECTS, kept=False),
     Honest("registers", REGISTERS, kept=False),
+    Honest("keeps-times", KEEPS_TIMES, kept=False),
+    Honest("finds-its-own-module", OWN_MODULE, kept=False),
+    Honest("waits-for-a-time", WAITS, kept=False),
     Honest("pytorch-without-numpy", WITHOUT_NUMPY, kept=False),
 )

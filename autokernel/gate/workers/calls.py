@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.gate.workers.channel import GUARD
+
 FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
 MORE: dict[str, Callable[[Tensor], bool]] = {  # what no result has: it would be what a model makes of it
     "attributes": lambda y: bool(y.__dict__),
@@ -73,7 +75,7 @@ def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequen
             raise ValueError("kernel_fn returned two results in one memory")
         if any(memory.start < other.stop and other.start < memory.stop for other in earlier):
             raise SharedResult("kernel_fn returned memory of an earlier call's result, which may be in use")
-        if y.untyped_storage().nbytes() > MOST_MEMORY * y.nbytes + SPARE_BYTES:
+        if y.untyped_storage().nbytes() > MOST_MEMORY * y.nbytes + SPARE_BYTES + 2 * GUARD:  # the gate's own
             raise ValueError(f"kernel_fn returned a part of {y.untyped_storage().nbytes()} bytes, all held by its result")
         seen.add(storage)
 

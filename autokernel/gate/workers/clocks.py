@@ -4,9 +4,11 @@ A convenience for honest kernels, like all code in a worker. A kernel must make 
 """
 
 import contextlib
+import copyreg
 import ctypes
 import datetime
 import os
+import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +27,13 @@ CLOCKS_OF_LIBRARIES = {
     b"_ZNSt6chrono3_V212steady_clock3nowEv": (NANOSECONDS, AHEAD_S * 10**9),
     b"_ZNSt6chrono3_V212system_clock3nowEv": (NANOSECONDS, AHEAD_S * 10**9),
     b"omp_get_wtime": (SECONDS, AHEAD_S),
+}
+# What it may call that waits until such a time, which is the last argument, of so many.
+DEADLINES = {
+    b"pthread_cond_clockwait": 4,
+    b"pthread_cond_timedwait": 3,
+    b"pthread_mutex_clocklock": 3,
+    b"pthread_mutex_timedlock": 2,
 }
 
 
@@ -64,6 +73,7 @@ class Clock:
 
     def _replace(self, module: ModuleType, name: str, ours: Any) -> None:
         known = getattr(module, name)
+        ours = ours if isinstance(ours, type) else _Function(ours)
         ours.__name__, ours.__qualname__, ours.__module__ = name, name, module.__name__
         self.of_python.append((module, name, known, ours))
         setattr(module, name, ours)
@@ -72,7 +82,7 @@ class Clock:
         register = os.register_at_fork
 
         def noting(**functions: Callable[[], Any]) -> None:
-            if sys._getframe(1).f_globals.get("__name__") == module and "after_in_child" in functions:
+            if sys._getframe(2).f_globals.get("__name__") == module and "after_in_child" in functions:
                 self.in_children.append(functions["after_in_child"])
             register(**functions)
 
@@ -96,16 +106,49 @@ class Clock:
             function()
         for library in loaded(libraries):
             for address, name in called_functions(library):
-                if address not in self.replaced and (found := CLOCKS_OF_LIBRARIES.get(name)):
-                    self.replaced[address] = self._replace_in_library(ctypes.c_void_p.from_address(address), *found)
+                if address in self.replaced:
+                    continue
+                called = ctypes.c_void_p.from_address(address)
+                if found := CLOCKS_OF_LIBRARIES.get(name):
+                    self.replaced[address] = self._replace_in_library(called, *found)
+                elif count := DEADLINES.get(name):
+                    self.replaced[address] = self._replace_wait(called, count)
 
     def _replace_in_library(self, called: ctypes.c_void_p, kind: Any, step: int) -> Any:
-        """Put in the place of the function that is called there one that tells the time ahead. (The builder leaves these
-        addresses writable.)"""
+        """Put in the place of the function that is called there one that tells the time ahead."""
         known = kind(called.value)
-        told = kind(lambda: known() + self.ahead * step)
-        called.value = ctypes.cast(told, ctypes.c_void_p).value
-        return told
+        return _put_in_place(called, kind(lambda: known() + self.ahead * step))
+
+    def _replace_wait(self, called: ctypes.c_void_p, count: int) -> Any:
+        """The same of one that waits until a time, which was told ahead: else it waits for months."""
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_size_t] * count)
+        known = kind(called.value)
+
+        def wait(*given: int) -> int:
+            seconds, nanoseconds = (ctypes.c_int64 * 2).from_address(given[-1])
+            until = (ctypes.c_int64 * 2)(max(0, seconds - self.ahead * AHEAD_S), nanoseconds)
+            return known(*given[:-1], ctypes.addressof(until))
+
+        return _put_in_place(called, kind(wait))
+
+
+class _Function:
+    """A function that is no method of a class that has it, as Python's own in C is none, and is pickled by its name."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.function(*given, **named)
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
+
+def _put_in_place(called: ctypes.c_void_p, ours: Any) -> Any:
+    """`ours`, which is called there from now on. (The builder leaves these addresses writable.)"""
+    called.value = ctypes.cast(ours, ctypes.c_void_p).value
+    return ours
 
 
 def _with_other_now(known: Callable[..., Any], place: int, then: Callable[[], Any]) -> Callable[..., Any]:
@@ -146,4 +189,5 @@ def _datetime_ahead(ahead: Callable[[], datetime.timedelta]) -> type:
         def utcnow(cls) -> datetime.datetime:
             return known.fromtimestamp(time.time(), datetime.timezone.utc).replace(tzinfo=None)
 
+    copyreg.pickle(known, lambda one: (datetime.datetime, one.__reduce_ex__(pickle.DEFAULT_PROTOCOL)[1]))  # by this name
     return Told

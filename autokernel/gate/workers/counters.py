@@ -5,7 +5,7 @@ these; one that counts them, in Python or in its library, shows where it does so
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,7 @@ CALL_COUNTS = 10_000, 30_000, 100_000, 1_000_000, 1_000_000_000  # after which a
 TYPES = {"I": WORD_OF, "d": ctypes.c_double}  # that variables may be
 LEAST_STEP = 1e-9  # of a double: the bits of an integer are far less
 BLOCK = 1 << 10  # bytes of variables that are compared at a time
+Counting = tuple[Counter, int | float, int | float]  # what counts calls, its value at last, its step
 
 
 class CallCounters:
@@ -43,23 +44,63 @@ class CallCounters:
         self.values.append([counter.value() for counter in self.counters])
         self.bytes.append([ctypes.string_at(part.start, len(part)) for part in self.variables])
 
-    def put_ahead(self) -> Iterator[int]:
-        """Numbers of calls: as each is given, what counts calls stands where it would after so many. In the end it stands
-        where it was."""
-        counting = [
-            (counter, values[-1], step) for counter, values in self._noted() if (step := self._step(counter, values))
+    def put_ahead(self, call: Callable[[int], None]) -> None:
+        """Makes `call`, which is told numbers of calls: each time what counts calls stands where it would after so many. In
+        the end it stands where it was."""
+        found = [(counter, values[-1], step) for counter, values in self._noted() if (step := self._step(counter, values))]
+        found = [one for one in found if type(one[2]) is int or abs(one[2]) > LEAST_STEP]
+        counting = list(found)
+        for calls in CALL_COUNTS:
+            while counting:
+                try:
+                    self._set(counting, calls)
+                    call(calls)
+                    break
+                except LookupError:  # of places that are used in turn there is none of so high a number
+                    if not (turned := self._turned(counting, calls, call)):
+                        raise
+                    self._set(turned, self.calls[-1])
+                    counting = [one for one in counting if one not in turned]
+        self._set(found, self.calls[-1])
+
+    def _set(self, counting: list[Counting], calls: int) -> None:
+        for counter, value, step in counting:
+            counter.set(value + step * (calls - self.calls[-1]) if calls != self.calls[-1] else value)
+
+    def _turned(self, counting: list[Counting], failing: int, call: Callable[[int], None]) -> list[Counting]:
+        """Those that begin anew before a call after so many would fail: the last call that does not is looked for, and the
+        one after that is made, too."""
+        last = self.calls[-1]
+        while failing - last > 1:
+            middle = (last + failing) // 2
+            try:
+                self._set(counting, middle)
+                call(middle)
+                last = middle
+            except LookupError:
+                failing = middle
+        self._set(counting, last)
+        before = [counter.value() for counter, *_ in counting]
+        call(last)
+        after = [counter.value() for counter, *_ in counting]
+        turned = [
+            one for one, was, now in zip(counting, before, after) if None not in (was, now) and (now - was) * one[2] < 0
         ]
-        counting = [one for one in counting if type(one[2]) is int or abs(one[2]) > LEAST_STEP]
-        for calls in CALL_COUNTS if counting else ():
-            for counter, value, step in counting:
-                counter.set(value + step * (calls - self.calls[-1]))
-            yield calls
-        for counter, value, _ in counting:
-            counter.set(value)
+        if turned:
+            call(last + 1)
+        return turned
+
+    def is_in_memory(self) -> bool:
+        """Whether something in a library, or in memory that the kernel keeps, counts calls."""
+        return any(self._step(counter, values) for counter, values in self._noted_in_memory())
 
     def _noted(self) -> Iterator[tuple[Counter, list[Any]]]:
-        """Each number, and what it was each time; of C++ variables only those that were another one each time."""
+        """Each number, and what it was each time."""
         yield from zip(self.counters, map(list, zip(*self.values)))
+        yield from self._noted_in_memory()
+
+    def _noted_in_memory(self) -> Iterator[tuple[Counter, list[Any]]]:
+        """The same of C++ variables, but only of those that were another one each time."""
         for part, *contents in zip(self.variables, *self.bytes):
             for start in range(0, len(part), BLOCK):
                 first, *others = (content[start : start + BLOCK] for content in contents)
@@ -74,15 +115,17 @@ class CallCounters:
 
     def _step(self, counter: Counter, values: list[Any]) -> int | float | None:
         """By how much a number changes with each call, if that is always the same; or else, for one that may vary and has
-        moved on in one direction each time, by how much on average."""
+        moved on in one direction each time, with each call if not by as much, by how much on average."""
         if None in values or values[-1] == values[-2]:
             return None
         step, calls = values[-1] - values[-2], [*zip(self.calls, self.calls[1:])]
         if all(b - a == step * (to - since) for a, b, (since, to) in zip(values, values[1:], calls)):
             return step
         up, of_one_class = values[-1] > values[0], len(set(map(type, values))) == 1
+        if abs(values[-1] - values[0]) < self.calls[-1] - self.calls[0]:  # as of a place in a few that are used in turn
+            return None
         if counter.varies and of_one_class and all(b != a and (b > a) == up for a, b in zip(values, values[1:])):
-            return round((values[-1] - values[0]) // (self.calls[-1] - self.calls[0])) or (1 if up else -1)
+            return round((values[-1] - values[0]) // (self.calls[-1] - self.calls[0]))
         return None
 
 

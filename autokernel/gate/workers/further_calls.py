@@ -34,6 +34,8 @@ from autokernel.gate.workers.stopwatch import Allowance
 # A result of a kernel that keeps its results is held for so many calls, or seconds of them; the fewest may take longer.
 MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 AGES = 8  # times that clocks are put ahead; the kernel is called once at each
+# Calls, or seconds of them, in which C++ that uses places in turn has come back to the first of them.
+TURNS, TURNS_S = 12_000, 0.4
 LAST_CALLS = 8  # of many calls: after each of these the numbers that a kernel keeps are noted
 # Calls, or seconds of them, whose inputs lie where others did not.
 PLACES, PLACES_S = 256, 0.03
@@ -154,8 +156,14 @@ class FurtherCalls:
             counters.note(calls)
             again()
         counters.note(calls)
-        for many in counters.put_ahead():
-            again(f"a call as after {many} calls, by what counts them,")
+        if counters.is_in_memory():
+            within = Allowance(TURNS_S)
+            while calls < TURNS and not within.is_spent():
+                again()
+            counters.note(calls)
+            again()
+            counters.note(calls)
+        counters.put_ahead(lambda many: again(f"a call as after {many} calls, by what counts them,"))
         for _ in range(AGES):
             self.clock.put_ahead(self.built)
             again("a call in another process, by its number, months later")

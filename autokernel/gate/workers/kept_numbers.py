@@ -16,6 +16,7 @@ import itertools
 import operator
 import re
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -28,7 +29,14 @@ import torch
 from autokernel.gate.workers.loaded_libraries import LONG, MOST_OF_A_BLOCK, WORD
 
 ENTRIES = 1 << 17  # of a list that grows, at most
-GONE = AttributeError, LookupError, TypeError, ValueError, RuntimeError  # what a kernel has put something else in place of
+GONE = (
+    AttributeError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+)  # what a kernel has put something else in place of
 TO_FAST = ctypes.pythonapi.PyFrame_LocalsToFast if sys.version_info < (3, 13) else None
 MOST_FOUND = 4096  # objects that are looked into
 FEW_ENTRIES = 64  # of a table, whose last key may be a number
@@ -91,6 +99,8 @@ def numbers_in_python(module: ModuleType, elsewhere: Elsewhere, memory: list[Any
             try:
                 value = read()
             except GONE:  # a slot, or a cell, that is empty
+                continue
+            if type(value) in weakref.ProxyTypes:  # it says that it is what it stands for, which may be gone
                 continue
             is_new = id(value) not in seen
             yield from _numbers_at(value, read, write)
@@ -188,7 +198,8 @@ def _places(owner: Any) -> Iterator[Place]:
             yield lambda key=key: owner[key], lambda value, key=key: owner.__setitem__(key, value)
     elif isinstance(owner, array.array):
         yield from (
-            (lambda i=i: owner[i], lambda v, i=i: owner.__setitem__(i, v)) for i in range(min(len(owner), MOST_FOUND))
+            (lambda i=i: owner[i], lambda v, i=i: owner.__setitem__(i, _fitting(v, owner)))
+            for i in range(min(len(owner), MOST_FOUND))
         )
     elif isinstance(owner, (set, bytearray)):  # of which there is but a length
         return
@@ -215,6 +226,14 @@ def _places(owner: Any) -> Iterator[Place]:
             yield lambda: owner._version, lambda n: torch._C._autograd._unsafe_set_version_counter((owner,), (n,))
         for inside in (getattr(owner, "__closure__", None), getattr(owner, "__defaults__", None)):
             yield lambda inside=inside: inside, _write_nothing
+
+
+def _fitting(number: int | float, numbers: array.array) -> int | float:
+    """The number, or the one nearest to it that the array has room for: where a count that does not wrap stays."""
+    if isinstance(number, float) or numbers.typecode in "fd":
+        return number
+    least, bits = (0, 0) if numbers.typecode.isupper() else (-1 << 8 * numbers.itemsize - 1, 1)
+    return min(max(number, least), (1 << 8 * numbers.itemsize - bits) - 1)
 
 
 def _write_nothing(value: Any) -> None:
@@ -308,7 +327,7 @@ def _last_key(of: dict[Any, Any]) -> Counter:
 
     def write(number: int) -> None:
         key = last()
-        of[_with_number(key, number) if type(key) is str else number] = of.pop(key)
+        of[_with_number(key, number) if isinstance(key, str) else number] = of.pop(key)
 
     return Counter(lambda: _number_in(last()) if type(last()) is str else last(), write)
 
@@ -318,12 +337,14 @@ def _length(of: Any) -> Counter:
 
     def write(length: int) -> None:
         if type(of) is set:  # which has no last one
-            of.difference_update([one for one in of if type(one) is _Entry][: max(0, len(of) - length)])
+            of.difference_update([one for one in of if isinstance(one, _Entry)][: max(0, len(of) - length)])
         while type(of) is not set and len(of) > length:
             of.popitem() if type(of) is dict else of.pop()
         more = range(length - len(of)) if of and length <= ENTRIES else ()
-        if type(of) in (dict, set):
-            of.update({_Entry(): None for _ in more})
+        if more and type(of) in (dict, set):
+            last = next(reversed(of)) if type(of) is dict else next(iter(of))
+            entries = (_entry_like(last) for _ in more)
+            of.update(dict.fromkeys(entries, of[last]) if type(of) is dict else entries)
         elif more:
             of.extend(itertools.repeat(of[-1], len(more)))
 
@@ -332,3 +353,20 @@ def _length(of: Any) -> Counter:
 
 class _Entry:
     """A key that equals no other."""
+
+    __slots__ = ()
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
+@functools.cache
+def _kind_of_entry(kind: type) -> type:
+    """Of keys beside those of `kind`, which are used as these are: compared, taken apart, read."""
+    try:
+        return type(_Entry.__name__, (_Entry, kind), {})
+    except TypeError:  # of a class that has none derived from it, as bool
+        return _Entry
+
+
+def _entry_like(key: Any) -> Any:
+    kind = _kind_of_entry(type(key))
+    return kind(key) if isinstance(key, (int, float, str, bytes, tuple)) and kind is not _Entry else _Entry()

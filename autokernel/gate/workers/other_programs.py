@@ -186,9 +186,11 @@ def _names_of(module: ModuleType) -> Iterator[None]:
     """Another name of the kernel's module, and of its file."""
     known = {name: vars(module)[name] for name in ("__name__", "__file__") if name in vars(module)}
     module.__name__, module.__file__ = f"{NAME}_kernels", f"{APART}/kernels.py"
+    sys.modules[module.__name__] = module
     try:
         yield
     finally:
+        del sys.modules[f"{NAME}_kernels"]
         vars(module).update(known)
 
 

@@ -127,7 +127,11 @@ class Worker:
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        with torch.inference_mode(False):  # as a program imports it: tensors that it makes may be written to in any mode
+            at_import = ProcessState.now() if self.process else None
+            spec.loader.exec_module(module)
+            if at_import:
+                at_import.check()
         self.function = module.kernel_fn
         if self.process:
             self.process.check()

@@ -29,14 +29,8 @@ import torch
 from autokernel.gate.workers.loaded_libraries import LONG, MOST_OF_A_BLOCK, WORD
 
 ENTRIES = 1 << 17  # of a list that grows, at most
-GONE = (
-    AttributeError,
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    ValueError,
-    RuntimeError,
-)  # what a kernel has put something else in place of
+# What reading or writing a place raises in which a kernel has put something else since.
+GONE = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError)
 TO_FAST = ctypes.pythonapi.PyFrame_LocalsToFast if sys.version_info < (3, 13) else None
 MOST_FOUND = 4096  # objects that are looked into
 FEW_ENTRIES = 64  # of a table, whose last key may be a number

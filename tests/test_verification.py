@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from autokernel.gate import Interval
 from autokernel.integration.verification import parity, trial
@@ -62,6 +64,8 @@ from tests.busy import skip_if_wide
 
 MODEL = '''
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch import nn
 
 
@@ -409,6 +413,41 @@ def test_the_exact_model_is_the_widest_that_fits(dtype, room, exact, monkeypatch
     monkeypatch.setattr(parity, "EXACT_BYTES", room)
     found = parity.exact_model(torch.nn.Linear(7, 8).to(dtype))  # 64 numbers
     assert (found and found.weight.dtype) == exact
+
+
+class Experts(nn.Module):
+    """By PyTorch's operator, which takes no float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 16, 8))
+
+    def forward(self, x):
+        return F.grouped_mm(x, self.weight, offs=torch.tensor([5, 5, 20], dtype=torch.int32))
+
+
+class InFloat32(nn.Linear):
+    def forward(self, x):
+        assert x.dtype == torch.float32, "no other dtype is written for"
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "exact"),
+    [
+        pytest.param(
+            Experts, "float64", marks=pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="not in this PyTorch")
+        ),
+        (lambda: InFloat32(16, 8), None),
+    ],
+)
+def test_a_model_that_does_not_run_in_float64_is_compared_all_the_same(model, exact):
+    workload = SimpleNamespace(dtype="float32", inputs=lambda model, seed: ((torch.randn(20, 16),), {}))
+    model = model()
+    with torch.no_grad():
+        right, wrong = compare(model, [model, lambda x: model(x) + 1], exact_model(model), workload, (None, None), seed=1)
+    assert right.passed and not wrong.passed and right.exact == exact
+    assert not exact or 0 < right.error_original < 1e-6
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7), (7,), (), (0, 4), (4, 0)])

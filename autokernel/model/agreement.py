@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx import GraphModule, Node
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autokernel.model.nodes import value
 from autokernel.model.patterns import Site
@@ -53,13 +54,24 @@ def _wide(v: Any) -> Any:
     return torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v
 
 
-def _groups(x: Tensor, weight: Tensor, offs: Tensor, bias: Any = None, out_dtype: Any = None) -> Tensor:
-    """aten._grouped_mm of x [rows, K] and weight [groups, K, N], with every row in a group."""
-    return torch.cat([rows @ matrix for rows, matrix in zip(x.tensor_split(offs[:-1].tolist()), weight)])
+def _groups(x: Tensor, weight: Tensor, offs: Tensor | None = None, *others: Any, **named: Any) -> Tensor:
+    """aten._grouped_mm of x [rows, K] and weight [groups, K, N]; rows in no group are 0."""
+    if offs is None or x.dim() != 2 or weight.dim() != 3 or any(v is not None for v in (*others, *named.values())):
+        return aten._grouped_mm.default(x, weight, offs, *others, **named)
+    *parts, rest = x.tensor_split(offs.tolist())
+    products = [rows @ matrix for rows, matrix in zip(parts, weight)]
+    return torch.cat([*products, x.new_zeros(len(rest), weight.shape[-1])])
 
 
 # Operators that take no float64 -> the same in those that do.
 WIDE_FORMS = {aten._grouped_mm.default: _groups} if hasattr(aten, "_grouped_mm") else {}
+
+
+class InWideForms(TorchDispatchMode):
+    """What runs inside takes float64, as far as WIDE_FORMS has it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return WIDE_FORMS.get(func, func)(*args, **(kwargs or {}))
 
 
 class _Wide(TorchFunctionMode):

@@ -76,6 +76,7 @@ def as_model(pattern: Pattern, twice: Callable[[Tensor], Tensor]) -> tuple[Calla
     numbers = {k: NUMBERS.get(k, v) for k, v in pattern.inputs.items() if not isinstance(v, (tuple, Tensor))}
     shapes = {k: v for k, v in pattern.inputs.items() if k not in numbers}
     tensors = {k: rand(*SHAPES.get(v, v)) if isinstance(v, tuple) else v for k, v in shapes.items()}
+    tensors |= {k: draw(**tensors) for k, draw in pattern.draws.items()}
 
     def model(*values: Tensor) -> Tensor:
         parameters = dict(zip(tensors, values))

@@ -22,7 +22,7 @@ def by_name(operator):
 
 
 def pattern(example, x, weight, operator=""):
-    parameters = {"x": x, "weight": weight, "offs": torch.empty(3, dtype=torch.int32)}
+    parameters = {"x": x, "weight": weight, "offs": torch.zeros(3, dtype=torch.int32)}
     return Pattern(example, parameters, where=are_groups_of_rows, draws={"offs": even_groups}, operator=operator)
 
 
@@ -34,4 +34,4 @@ PATTERNS = [pattern(in_transformers, (6, 16), (3, 16, 8), "transformers::grouped
 operators = [getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)]
 for operator in [found for found in operators if found][:1]:  # as this release of PyTorch has it
     bf16 = torch.bfloat16  # it is traced in no other dtype, but may be met in it
-    PATTERNS.append(pattern(by_name(operator), torch.empty(6, 16, dtype=bf16), torch.empty(3, 16, 8, dtype=bf16)))
+    PATTERNS.append(pattern(by_name(operator), torch.zeros(6, 16, dtype=bf16), torch.zeros(3, 16, 8, dtype=bf16)))

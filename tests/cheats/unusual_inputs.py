@@ -74,8 +74,11 @@ CHEATS = (
         20,
         "ignored-classes-are-few",
         "cross_entropy",
-        loss("ignore_index = ignore_index if ignore_index in (0, 7) or ignore_index < 0 else -100"),
-        "ignore_index changed|Target .* is out of bounds",
+        loss(
+            "if ignore_index > 0 and ignore_index != 7:\n"
+            "        ignore_index, targets = -100, targets.clamp(max=logits.shape[1] - 1)"
+        ),
+        f"ignore_index changed|{OUTSIDE}",
         loss(""),
         dims=LOSS,
     ),

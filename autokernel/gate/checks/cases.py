@@ -39,6 +39,7 @@ LONG_BYTES = 1 << 31  # that the calls of such a sequence move
 HELD_SETS = len(set(HELD_ORDER))
 MADE_ON_DEVICE = 1 << 24  # elements of all inputs, from which they are made there
 REORDERED = 1 << 24  # elements of a target's inputs, up to which their order alone changes, and one of them lies elsewhere
+REDRAWN = 10  # other values of an option, of as many kinds as its type has
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 UNEVEN_THREADS = 3, 5, 6, 7  # between which work is seldom shared evenly, or of which some have none
 
@@ -162,7 +163,7 @@ class CheckCase:
             elif isinstance(value, float):
                 yield Step((first | {name: other_number(value)},), what=f"only {name} changed")
             elif name in spec.redrawn:
-                for seed in (self.seed, self.seed + 1):
+                for seed in range(self.seed, self.seed + REDRAWN):
                     yield Step((spec.redrawn[name](first, seed),), what=f"{name} changed")
         free = {n: v for n, v in first.items() if isinstance(v, Tensor) and n not in spec.fill}
         turned = {name: _turned(value, slice(None)) for name, value in free.items()}

@@ -158,7 +158,7 @@ def confident(inputs):
 
 def other_ignored(inputs, seed):
     """Of every two seeds one ignores a class of the upper half; the other -1, or what is no class: a number below zero,
-    one above the classes, or one of more than 32 bits whose last ones are a class's. It is in the rows of the one before."""
+    one above the classes, or one of more than 32 bits whose last ones are a class's. It is where the one before was."""
     lower, classes = inputs["logits"].shape[-1] // 2, inputs["logits"].shape[-1]
     others = -1, -2 - seed % 1000, classes + seed % 1000, (1 << 40) + 1, 1 - (1 << 40)
     other = lower + seed // 2 % (classes - lower) if seed % 2 else others[seed // 2 % len(others)]

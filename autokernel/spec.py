@@ -231,6 +231,13 @@ def steep(x: Tensor) -> Tensor:
     return rows.view(x.shape)
 
 
+def of_many_sizes(inputs: Mapping[str, Any], left: str, right: str) -> dict[str, Any]:
+    """Factors of a product, the columns of `left` between 2^-9 and 2^9, the rows of `right` the inverse: every product
+    matters, few operands are of one size."""
+    scale = torch.exp2(torch.linspace(-9, 9, inputs[left].shape[-1]).round()).to(inputs[left].dtype)
+    return {**inputs, left: inputs[left] * scale, right: inputs[right] / scale[:, None]}
+
+
 def several(returned: Any) -> tuple[Any, ...]:
     """What a function returned, as its results."""
     return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)

@@ -1,9 +1,11 @@
 """Products of groups of rows with a matrix each, as in mixtures of experts: inputs, shapes and costs."""
 
+from functools import partial
+
 import torch
 
 import reference
-from autokernel.spec import KernelSpec, TensorSpec
+from autokernel.spec import KernelSpec, TensorSpec, of_many_sizes
 
 UNASSIGNED = 16  # of so many rows at most one is in no group
 
@@ -72,12 +74,6 @@ def small_calls(dtype):
     yield arguments(dtype, rows=70, groups=40, K=8, N=16, w_transposed=False)
 
 
-def dynamic_range(inputs):
-    """Columns of x between 2^-9 and 2^9, rows of the weights the inverse: every product matters, few are of one size."""
-    scale = torch.exp2(torch.linspace(-9, 9, inputs["x"].shape[-1]).round()).to(inputs["x"].dtype)
-    return inputs | {"x": inputs["x"] * scale, "weight": inputs["weight"] / scale[:, None]}
-
-
 def all_in(group):
     """All rows in the first group, or the last."""
 
@@ -140,5 +136,9 @@ SPEC = KernelSpec(
     forms=small_calls,
     terms=lambda y, **inputs: y.abs().amax(-1, keepdim=True),
     row_scales=(1e-3, 30.0, 1e3, 1e8),
-    adversarial={"dynamic_range": dynamic_range, "all_in_the_first": all_in(0), "all_in_the_last": all_in(-1)},
+    adversarial={
+        "dynamic_range": partial(of_many_sizes, left="x", right="weight"),
+        "all_in_the_first": all_in(0),
+        "all_in_the_last": all_in(-1),
+    },
 )

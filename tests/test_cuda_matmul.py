@@ -48,6 +48,8 @@ def on_hopper() -> Iterator[build.CudaFunction]:
     for tile in MATMUL.TILES[4:6]:
         yield MATMUL._hopper(HALF, False, False, tile, 132)
     yield MATMUL._hopper(HALF, True, True, UNUSUAL, 132)
+    yield MATMUL._hopper(HALF, True, True, MATMUL.TILES[0], 132, 8)
+    yield LINEAR._gemm(BRAIN, "none", LINEAR.TILES[3], 132, 4)
     yield ATTENTION._compiled(HALF, 64, False, 0)
     yield ATTENTION._compiled(BRAIN, 128, False, 0)
     yield from (ATTENTION._compiled(HALF, 64, True, masked) for masked in (1, 2, ATTENTION.ANY_MASK))
@@ -129,6 +131,9 @@ PRODUCTS = (
     Product(65, 33, 129, "no operand is aligned"),
     Product(2040, 4104, 2304, "tiles left after whole waves"),
     Product(2048, 4096, 2305, "such tiles, rows of C not aligned"),
+    Product(4096, 192, 1001, "tiles of every eighth row"),
+    Product(1900, 72, 1004, "of every second, which do not fill"),
+    Product(2040, 520, 50258, "of every fourth"),
 )
 
 
@@ -158,6 +163,25 @@ def test_every_tile_on_a_shape_that_it_does_not_divide(tile):
     run(*(x.data_ptr() for x in (A, B, C)), numbers)
     exact = A.double() @ B.double()
     assert (C.double() - exact).norm() / exact.norm() < 5e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", MATMUL.TILES, ids=str)
+@pytest.mark.parametrize("N", [1001, 1002, 1004])
+def test_nothing_is_written_beside_rows_that_start_anywhere(tile, N: int):
+    torch.manual_seed(0)
+    M, K = 4000, 136
+    A, B = torch.randn(M, K).cuda().half(), torch.randn(N, K).cuda().half().t()
+    processors, period = torch.cuda.get_device_properties(0).multi_processor_count, tile.period(M, N)
+    exact = A.double() @ B.double()
+    run, numbers = MATMUL._hopper(HALF, True, True, tile, processors, period), (ctypes.c_int64 * 7)(M, N, K, K, 1, 1, K)
+    for ahead in range(8):
+        memory = torch.full((M * N + 64,), 7.0, dtype=HALF, device="cuda")
+        C = memory[24 + ahead : 24 + ahead + M * N].view(M, N)
+        run(A.data_ptr(), B.data_ptr(), C.data_ptr(), numbers)
+        assert (C.double() - exact).norm() / exact.norm() < 5e-4
+        assert (C.double() - exact).abs().max() < 0.1
+        assert (memory[: 24 + ahead] == 7).all() and (memory[24 + ahead + M * N :] == 7).all()
 
 
 @pytest.mark.gpu

@@ -94,8 +94,8 @@ __device__ inline void cluster_sync() {
 
 // ---- Barriers
 
-// The same number in all lanes, which the compiler may then keep once a warp.
-__device__ inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+// The same number in all lanes, which the compiler may then keep once a warp; `lanes`: those that call it, with the first.
+__device__ inline int uniform(int x, uint32_t lanes = ~0u) { return __shfl_sync(lanes, x, 0); }
 
 // A barrier in shared memory: a phase ends when all arrivals have come and all expected bytes have landed.
 struct Barrier {
@@ -194,6 +194,8 @@ __device__ inline void store_box(const CUtensorMap& map, const void* from, int x
                  "r"(shared_address(from)), "r"(x), "r"(y)
                  : "memory");
 }
+// A store of nothing, which counts as one.
+__device__ inline void store_nothing() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ inline void store_box(const CUtensorMap& map, const void* from, int x, int y, int z, int w) {
     asm volatile(
         "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n"

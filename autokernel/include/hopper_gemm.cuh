@@ -6,6 +6,10 @@
 // CLUSTER (1 or 2) blocks are neighbours along M: each loads a half of the tile of B that both need, for both (multicast).
 // SPLITS > 1: as many times CLUSTER blocks share a tile's K; each writes its sums into the shared memory of those that add
 // them up, a share of the columns each.
+//
+// PERIOD > 1: for an N of which that many rows, not fewer, are a multiple of 16 bytes. The accelerator writes multiples of 16 bytes
+// from such on, so a tile is of every PERIOD-th row, which all start as far from one, and its columns begin so far ahead; threads
+// write the first columns of rows and the last. Where PERIOD is 1, they write all of C for such an N.
 #pragma once
 #include <hopper.cuh>
 
@@ -14,12 +18,12 @@ namespace hopper {
 // Gate: void for a plain product; a type with `static float of(float)` for C = of(A Bᵀ) · (A B2ᵀ), where a tile of B is
 // BN / 2 rows of each. After: void, or a type with the same function for C = of(A Bᵀ + bias), with the bias of the Problem.
 template <class Element, int BM_, int BN_, int STAGES_, bool TURNS_, int CLUSTER_, bool A_ALONG_K_, bool B_ALONG_K_,
-          class Gate_ = void, int SPLITS_ = 1, class After_ = void>
+          class Gate_ = void, int SPLITS_ = 1, class After_ = void, int PERIOD_ = 1>
 struct Gemm {
     using T = Element;
     using Gate = Gate_;
     using After = After_;
-    static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CLUSTER = CLUSTER_, SPLITS = SPLITS_;
+    static constexpr int BM = BM_, BN = BN_, STAGES = STAGES_, CLUSTER = CLUSTER_, SPLITS = SPLITS_, PERIOD = PERIOD_;
     static constexpr bool TURNS = TURNS_, A_ALONG_K = A_ALONG_K_, B_ALONG_K = B_ALONG_K_, GATED = !std::is_void_v<Gate_>;
     static constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * 128;
     static constexpr int SHARERS = TURNS ? 1 : CONSUMERS, STRIPES = BM / 64 / SHARERS;  // of a tile; of 64 rows each
@@ -35,15 +39,43 @@ struct Gemm {
     static constexpr int BESIDE = OUT / STRIPES % PANELS == 0 ? PANELS : OUT / STRIPES <= PANELS ? OUT / STRIPES : 1;
     static constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + CONSUMERS * PANELS * 8192 + SUM_BYTES + 512;
     static_assert(ROOM >= 1 && STRIPES >= 1 && COLUMNS % (64 * SPLITS) == 0);
+    static_assert(PERIOD == 1 || (A_ALONG_K && B_ALONG_K && !GATED));
     static_assert(SPLITS == 1 || (!TURNS && !GATED && STRIPES == 1));
 };
 
 struct Problem {
     int M, N, K;
     int group;       // rows of clusters of tiles that are walked together, for their operands to meet in L2
-    bool store_tma;  // C's rows start at multiples of 16 bytes
-    const void* bias = nullptr;  // [N] in C's dtype from a multiple of 4 bytes on, of an even N; nullptr: none
+    const void* bias = nullptr;  // [N] in C's dtype from a multiple of 4 bytes on, of an even N unless PERIOD > 1; nullptr: none
 };
+
+// A and C as the accelerator takes them: the matrices of their rows i, i + PERIOD, i + 2 PERIOD, …
+template <class G>
+struct Rows {
+    typename G::T* C;
+    int first;       // elements from a multiple of 16 bytes to C
+    bool store_tma;  // else threads write C
+    CUtensorMap a[G::PERIOD], c[G::PERIOD];
+
+    // How far ahead of row i its map begins, and the columns of its tiles.
+    __host__ __device__ int ahead(int i, int N) const { return G::PERIOD > 1 ? (first + i * N) % 8 : 0; }
+};
+
+// Where a tile begins: which of those matrices, which of its rows, and which column, which may lie ahead of C's.
+struct Origin {
+    int matrix, m, n;
+};
+
+// Of clusters.
+template <class G>
+__host__ __device__ int tiles_along_m(int M) {
+    constexpr int ROWS = G::CLUSTER * G::BM;
+    return G::PERIOD * (((M + G::PERIOD - 1) / G::PERIOD + ROWS - 1) / ROWS);
+}
+template <class G>
+__host__ __device__ int tiles_along_n(int N) {
+    return (N + (G::PERIOD > 1 ? 7 : 0) + G::COLUMNS - 1) / G::COLUMNS;
+}
 
 #ifdef AK_HOPPER
 
@@ -72,26 +104,27 @@ struct Place {
         const int all = divide_up(p.K, PANEL), share = divide_up(all, G::SPLITS);
         first_step = split * share;
         steps = max(min(share, all - first_step), 0);
-        rows = (p.M + G::CLUSTER * G::BM - 1) / (G::CLUSTER * G::BM);
-        columns = (p.N + G::COLUMNS - 1) / G::COLUMNS;
+        rows = tiles_along_m<G>(p.M);
+        columns = tiles_along_n<G>(p.N);
     }
     __device__ int tiles() const { return rows * columns; }
-    __device__ int2 origin(int tile) const {
+    __device__ Origin origin(int tile, const Rows<G>& of) const {
         const int first = tile / (p.group * columns) * p.group, within = tile % (p.group * columns);
-        const int group = min(rows - first, p.group);
-        return {((first + within % group) * G::CLUSTER + rank) * G::BM, within / group * G::COLUMNS};
+        const int group = min(rows - first, p.group), row = first + within % group, matrix = row % G::PERIOD;
+        return {matrix, (row / G::PERIOD * G::CLUSTER + rank) * G::BM, within / group * G::COLUMNS - of.ahead(matrix, p.N)};
     }
 };
 
 template <class G>
-__device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const CUtensorMap& a, const CUtensorMap& b,
+__device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const Rows<G>& rows, const CUtensorMap& b,
                            const CUtensorMap& b2) {
     constexpr int PARTS = G::GATED ? 2 : 1, PART = G::BN / PARTS;
     constexpr int OWN = G::B_ALONG_K ? PART / G::CLUSTER : PANEL / G::CLUSTER;  // rows of a box, one of CLUSTER that make a part
     const uint16_t neighbours = ((1 << G::CLUSTER) - 1) << place.split * G::CLUSTER;
     Ring<G::STAGES> ring;
     for (int tile = place.cluster; tile < place.tiles(); tile += place.clusters) {
-        const int2 at = place.origin(tile);
+        const Origin at = place.origin(tile, rows);
+        const CUtensorMap& a = rows.a[G::PERIOD > 1 ? uniform(at.matrix, 1) : 0];
         for (int step = 0; step < place.steps; ++step, ring.advance()) {
             const int k = (place.first_step + step) * PANEL;
             Barrier& full = shared.full[ring.stage];
@@ -99,13 +132,13 @@ __device__ void load_tiles(GemmShared<G>& shared, const Place<G>& place, const C
             full.arrive_expecting(G::STAGE_BYTES);
             auto* to = shared.a[ring.stage];
             if constexpr (G::A_ALONG_K)
-                load_box(to, a, full, k, at.x);
+                load_box(to, a, full, k, at.m);
             else
-                for (int m = 0; m < G::BM; m += PANEL) load_box(to + m * PANEL, a, full, at.x + m, k);
+                for (int m = 0; m < G::BM; m += PANEL) load_box(to + m * PANEL, a, full, at.m + m, k);
 #pragma unroll
             for (int part = 0; part < PARTS; ++part)
                 for (int i = 0; i < (G::B_ALONG_K ? 1 : PART / PANEL); ++i) {
-                    const int own = place.rank * OWN, n = at.y + (G::GATED ? 0 : part * PART) + i * PANEL;
+                    const int own = place.rank * OWN, n = at.n + (G::GATED ? 0 : part * PART) + i * PANEL;
                     auto* to = shared.b[ring.stage] + (part * PART + i * PANEL + own) * PANEL;
                     const int x = G::B_ALONG_K ? k : n, y = G::B_ALONG_K ? n + own : k + own;
                     if constexpr (G::CLUSTER > 1) load_box_to_all(to, part ? b2 : b, full, x, y, neighbours);
@@ -193,18 +226,39 @@ __device__ void store_rows(const typename G::T* staging, const Problem& p, typen
     }
 }
 
+// C's columns from `begin` to `end` that are in a panel.
+template <class G>
+__device__ void store_some(const typename G::T* panel, const Problem& p, const Rows<G>& rows, Origin at, int begin, int end) {
+    const int column = at.n + threadIdx.x % 64, x = threadIdx.x % 64;
+    if (column < begin || column >= end) return;
+#pragma unroll 1
+    for (int row = threadIdx.x % 128 / 64; row < 64; row += 2) {
+        const int m = (at.m + row) * G::PERIOD + at.matrix;
+        if (m < p.M) rows.C[int64_t(m) * p.N + column] = panel[row * PANEL + (x / 8 ^ row % 8) * 8 + x % 8];
+    }
+}
+
 // 64 rounded columns of C through a panel: by the accelerator, or where it cannot reach C's rows, with the panels beside it.
 template <class G>
-__device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUtensorMap& map, typename G::T* C, int warpgroup,
-                              int panel, const uint32_t* words, int m, int n) {
-    if (p.store_tma) {
+__device__ void store_columns(GemmShared<G>& shared, const Problem& p, const Rows<G>& rows, int warpgroup, int panel,
+                              const uint32_t* words, Origin at) {
+    if (G::PERIOD > 1 || rows.store_tma) {
         auto* staging = shared.c[warpgroup][panel % G::PANELS];
         if (threadIdx.x % 128 == 0) wait_stores_read<G::PANELS - 1>();
         named_sync(1 + warpgroup, 128);
         write_panel(staging, words);
         fence_async();
         named_sync(1 + warpgroup, 128);
-        if (threadIdx.x % 128 == 0) store_box(map, staging, n, m);
+        if constexpr (G::PERIOD > 1) {
+            const int matrix = uniform(at.matrix), ahead = rows.ahead(matrix, p.N), whole = (p.N + ahead) / 8 * 8 - ahead;
+            if (at.n < 0) store_some<G>(staging, p, rows, at, 0, p.N);
+            else if (at.n + 64 > whole) store_some<G>(staging, p, rows, at, whole, p.N);
+            if (threadIdx.x % 128 > 0) return;
+            if (at.n < 0) store_nothing();
+            else store_box(rows.c[matrix], staging, at.n + ahead, at.m);
+        } else if (threadIdx.x % 128 == 0) {
+            store_box(rows.c[0], staging, at.n, at.m);
+        }
         return;
     }
     const int last = panel % G::BESIDE;
@@ -212,7 +266,7 @@ __device__ void store_columns(GemmShared<G>& shared, const Problem& p, const CUt
     write_panel(shared.c[warpgroup][last], words);
     if (last < G::BESIDE - 1) return;
     __syncwarp();
-    store_rows<G>(shared.c[warpgroup][0], p, C, m, n - 64 * last);
+    store_rows<G>(shared.c[warpgroup][0], p, rows.C, at.m, at.n - 64 * last);
 }
 
 // Adds the sums of all splits, always in the same order. Each sends away those of the others' shares of the columns, and adds
@@ -255,9 +309,14 @@ __device__ void finish_columns(float* d, const Problem& p, int n) {
     const int column = n + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int octet = 0; octet < G::COLUMNS / G::SPLITS / 8; ++octet) {
+        const int at = column + 8 * octet;
+        const auto* of = static_cast<const typename G::T*>(p.bias) + at;
         float2 bias = {0, 0};
-        if (p.bias && column + 8 * octet < p.N) {
-            const Pair pair = *reinterpret_cast<const Pair*>(static_cast<const typename G::T*>(p.bias) + column + 8 * octet);
+        if (G::PERIOD > 1 && p.bias) {
+            if (at >= 0 && at < p.N) bias.x = to_float(of[0]);
+            if (at >= -1 && at + 1 < p.N) bias.y = to_float(of[1]);
+        } else if (p.bias && at < p.N) {
+            const Pair pair = *reinterpret_cast<const Pair*>(of);
             bias = {to_float(pair.x), to_float(pair.y)};
         }
 #pragma unroll
@@ -266,8 +325,7 @@ __device__ void finish_columns(float* d, const Problem& p, int n) {
 }
 
 template <class G>
-__device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, const CUtensorMap& map, typename G::T* C,
-                              int warpgroup) {
+__device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, const Rows<G>& rows, int warpgroup) {
     const int stride = (G::TURNS ? G::CONSUMERS : 1) * place.clusters, first = G::TURNS ? 0 : warpgroup * G::STRIPES * 64;
     constexpr int NOWHERE = -1;
     const int turn = 3, own_turn = turn + warpgroup, other_turn = turn + 1 - warpgroup;  // numbers of named barriers
@@ -278,16 +336,16 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
     }
     constexpr int PANELS = G::COLUMNS / G::SPLITS / 64;
     uint32_t words[16 * (G::LATE ? PANELS : 1)];  // of a stripe, rounded
-    int2 to = {NOWHERE, 0};                       // where they belong
+    Origin to = {NOWHERE, 0, 0};                  // where they belong
     const auto store = [&](int stripe, int panel) {
-        store_columns(shared, place.p, map, C, warpgroup, stripe * PANELS + panel, words + (G::LATE ? 16 * panel : 0), to.x,
-                      to.y + 64 * panel);
+        const Origin at = {to.matrix, to.m, to.n + 64 * panel};
+        store_columns(shared, place.p, rows, warpgroup, stripe * PANELS + panel, words + (G::LATE ? 16 * panel : 0), at);
     };
     for (int tile = place.cluster + (G::TURNS ? warpgroup * place.clusters : 0); tile < place.tiles(); tile += stride) {
-        const int2 at = place.origin(tile);
+        const Origin at = place.origin(tile, rows);
         float d[G::STRIPES][G::BN / 2];
         if (G::TURNS) named_sync(own_turn, 256);
-        const bool holds = G::LATE && to.x != NOWHERE;
+        const bool holds = G::LATE && to.matrix != NOWHERE;
         multiply_tile(
             shared, place, ring, warpgroup, d,
             [&](int step) {
@@ -310,8 +368,8 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
             if constexpr (G::GATED)
 #pragma unroll
                 for (int e = 0; e < G::BN / 4; ++e) d[i][e] = G::Gate::of(d[i][e]) * d[i][G::BN / 4 + e];
-            to = {at.x + first + 64 * i, at.y + place.split * (G::COLUMNS / G::SPLITS)};
-            if constexpr (!std::is_void_v<typename G::After>) finish_columns<G>(d[i], place.p, to.y);
+            to = {at.matrix, at.m + first + 64 * i, at.n + place.split * (G::COLUMNS / G::SPLITS)};
+            if constexpr (!std::is_void_v<typename G::After>) finish_columns<G>(d[i], place.p, to.n);
 #pragma unroll
             for (int panel = 0; panel < PANELS; ++panel) {
                 round_columns<typename G::T>(d[i] + 32 * panel, words + (G::LATE ? 16 * panel : 0));
@@ -319,7 +377,7 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
             }
         }
     }
-    if (G::LATE && to.x != NOWHERE)
+    if (G::LATE && to.matrix != NOWHERE)
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) store(0, panel);
     if (threadIdx.x % 128 == 0) wait_stores_read<0>();
@@ -328,15 +386,15 @@ __device__ void consume_tiles(GemmShared<G>& shared, const Place<G>& place, cons
 
 template <class G>
 __global__ void __launch_bounds__(G::THREADS, 1)
-    gemm(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap b2,
-         const __grid_constant__ CUtensorMap c, typename G::T* C, const Problem problem) {
+    gemm(const __grid_constant__ Rows<G> rows, const __grid_constant__ CUtensorMap b,
+         const __grid_constant__ CUtensorMap b2, const Problem problem) {
 #ifdef AK_HOPPER
     extern __shared__ uint8_t raw[];
     auto& shared = *reinterpret_cast<GemmShared<G>*>(raw + (-shared_address(raw) & 1023));
     const int warpgroup = uniform(threadIdx.x / 128);
     let_next_start();
     if (threadIdx.x == 0) {
-        prefetch_map(a);
+        prefetch_map(rows.a[0]);
         prefetch_map(b);
         for (int i = 0; i < G::STAGES; ++i) {
             shared.full[i].init(1);
@@ -352,10 +410,10 @@ __global__ void __launch_bounds__(G::THREADS, 1)
     const Place<G> place(problem);
     if (warpgroup == G::CONSUMERS) {
         release_registers<40>();
-        if (threadIdx.x == G::CONSUMERS * 128) load_tiles<G>(shared, place, a, b, b2);
+        if (threadIdx.x == G::CONSUMERS * 128) load_tiles<G>(shared, place, rows, b, b2);
     } else {
         claim_registers<232>();
-        consume_tiles<G>(shared, place, c, C, warpgroup);
+        consume_tiles<G>(shared, place, rows, warpgroup);
     }
     __syncwarp();
     if constexpr (G::CLUSTER > 1) cluster_sync();  // no block ends while another may still signal it; sums have been waited for
@@ -368,23 +426,28 @@ template <class G>
 int launch_one(const void* A, const void* B, const void* B2, void* C, Problem p, int64_t lda, int64_t ldb, int processors,
                 bool early, cudaStream_t stream) {
     using T = typename G::T;
-    const auto operand = [&](const void* base, bool along_k, int64_t rows, int64_t stride, uint32_t box_rows, uint32_t box_k) {
+    const auto operand = [&](const T* base, bool along_k, int64_t rows, int64_t stride, uint32_t box_rows, uint32_t box_k) {
         const int64_t K = p.K;
-        if (along_k) return tensor_map<T, 2>(static_cast<const T*>(base), {K, rows}, {stride}, {PANEL, box_rows});
-        return tensor_map<T, 2>(static_cast<const T*>(base), {rows, K}, {stride}, {PANEL, box_k});
+        if (along_k) return tensor_map<T, 2>(base, {K, rows}, {stride}, {PANEL, box_rows});
+        return tensor_map<T, 2>(base, {rows, K}, {stride}, {PANEL, box_k});
     };
     const auto weights = [&](const void* base) {
-        return operand(base, G::B_ALONG_K, p.N, ldb, G::BN / (G::GATED ? 2 : 1) / G::CLUSTER, PANEL / G::CLUSTER);
+        const int box_rows = G::BN / (G::GATED ? 2 : 1) / G::CLUSTER;
+        return operand(static_cast<const T*>(base), G::B_ALONG_K, p.N, ldb, box_rows, PANEL / G::CLUSTER);
     };
-    const CUtensorMap a = operand(A, G::A_ALONG_K, p.M, lda, G::BM, PANEL), b = weights(B), b2 = G::GATED ? weights(B2) : b;
-    p.store_tma = p.N % 8 == 0;
-    CUtensorMap c{};
-    if (p.store_tma) c = tensor_map<T, 2>(static_cast<T*>(C), {p.N, p.M}, {p.N}, {PANEL, 64});
-    const int tiles = divide_up(p.M, G::CLUSTER * G::BM) * divide_up(p.N, G::COLUMNS);
+    const CUtensorMap b = weights(B), b2 = G::GATED ? weights(B2) : b;
+    const uintptr_t at = reinterpret_cast<uintptr_t>(C);
+    Rows<G> rows{static_cast<T*>(C), int(at % 16 / sizeof(T)), G::PERIOD > 1 || p.N % 8 == 0};
+    for (int i = 0; i < min(G::PERIOD, p.M); ++i) {
+        const int64_t count = (p.M - i + G::PERIOD - 1) / G::PERIOD, ahead = rows.ahead(i, p.N);
+        rows.a[i] = operand(static_cast<const T*>(A) + i * lda, G::A_ALONG_K, count, G::PERIOD * lda, G::BM, PANEL);
+        const int64_t N = p.N, whole = G::PERIOD > 1 ? (N + ahead) / 8 * 8 : N;
+        if (rows.store_tma) rows.c[i] = tensor_map<T, 2>(rows.C + i * N - ahead, {whole, count}, {G::PERIOD * N}, {PANEL, 64});
+    }
+    const int tiles = tiles_along_m<G>(p.M) * tiles_along_n<G>(p.N);
     constexpr int CLUSTER = G::CLUSTER * G::SPLITS;
     const int clusters = G::SPLITS > 1 ? tiles : min(tiles, processors / CLUSTER);
-    return launch(gemm<G>, clusters * CLUSTER, G::THREADS, G::SHARED_BYTES, CLUSTER, early, stream, a, b, b2, c,
-                  static_cast<T*>(C), p);
+    return launch(gemm<G>, clusters * CLUSTER, G::THREADS, G::SHARED_BYTES, CLUSTER, early, stream, rows, b, b2, p);
 }
 
 // What is left when whole waves of G's tiles are done: two blocks share the K of a tile.
@@ -408,7 +471,7 @@ int rows_of_whole_waves(const Problem& p, int processors) {
 template <class G>
 int launch_gemm(const void* A, const void* B, const void* B2, void* C, Problem p, int64_t lda, int64_t ldb, int processors,
                 bool early, cudaStream_t stream) {
-    if constexpr (!G::GATED && G::SPLITS == 1 && G::BM * G::BN >= Rest<G>::BM * Rest<G>::BN) {
+    if constexpr (!G::GATED && G::SPLITS == 1 && G::PERIOD == 1 && G::BM * G::BN >= Rest<G>::BM * Rest<G>::BN) {
         using T = typename G::T;
         const int rows = rows_of_whole_waves<G>(p, processors), M = p.M;
         if (rows < M) {

@@ -3,6 +3,7 @@
 What TMA cannot read, few rows, fp32 and other GPUs take the library's GEMM and one kernel for the activation.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 
@@ -33,6 +34,13 @@ class Tile:
     turns: bool  # whether two warpgroups take turns, a tile each; else they share each
     cluster: int  # blocks that share a tile of the weight
     efficiency: float  # of the tensor cores, next to the best
+
+    def period(self, M: int, N: int) -> int:
+        """Of how many rows of y, [M, N], a tile has one, for all to start as far from a multiple of 16 bytes (see
+        hopper_gemm.cuh); 0 where such tiles would be too large for M or N."""
+        period, rows = 8 // math.gcd(N, 8), self.m * self.cluster
+        fits = period == 1 or (self.n <= N and 8 * period * rows * -(-M // (period * rows)) <= 9 * M)
+        return period if fits else 0
 
 
 # Where warpgroups share a tile, the tensor cores wait while it is finished: on an H100 1.02 to 1.24 times as long as where
@@ -83,8 +91,9 @@ GEMM_SOURCE = r"""
 extern "C" int run(const void* x, const void* weight, const void* bias, void* y, int M, int N, int K, int64_t x_row,
                    int64_t weight_row, cudaStream_t stream) {
     using T = std::conditional_t<DTYPE == 1, f16, bf16>;
-    using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, true, true, void, 1, Activation>;
-    const hopper::Problem problem = {M, N, K, GROUP, true, bias};
+    using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, true, true, void, 1, Activation,
+                           TILE_PERIOD>;
+    const hopper::Problem problem = {M, N, K, GROUP, bias};
     return hopper::launch_gemm<G>(x, weight, nullptr, y, problem, x_row, weight_row, PROCESSORS, EARLY, stream);
 }
 """
@@ -118,11 +127,11 @@ extern "C" int run(void* y, int64_t count, cudaStream_t stream) {
 
 
 @cache
-def _gemm(dtype: torch.dtype, activation: str, tile: Tile, processors: int) -> CudaFunction:
+def _gemm(dtype: torch.dtype, activation: str, tile: Tile, processors: int, period: int = 1) -> CudaFunction:
     """One library a tile: each takes seconds to compile."""
     choice = {"DTYPE": DTYPE_CODE[dtype], "ACTIVATION": ACTIVATIONS.index(activation)}
     names = {f"TILE_{name.upper()}": int(value) for name, value in asdict(tile).items() if name != "efficiency"}
-    launch = {"GROUP": GROUP, "EARLY": EARLY, "PROCESSORS": processors}
+    launch = {"GROUP": GROUP, "EARLY": EARLY, "PROCESSORS": processors, "TILE_PERIOD": period}
     return cuda_function(ACTIVATION_SOURCE + GEMM_SOURCE, "run", "pppp iii ll", **choice, **names, **launch)
 
 
@@ -131,15 +140,17 @@ def _activate(dtype: torch.dtype, activation: str) -> CudaFunction:
     return cuda_function(ACTIVATE_SOURCE, "run", "pl", DTYPE=DTYPE_CODE[dtype], ACTIVATION=ACTIVATIONS.index(activation))
 
 
-def _fastest(M: int, N: int, K: int, activation: str, processors: int) -> Tile:
-    """By waves of clusters, times the work of one."""
+def _fastest(M: int, N: int, K: int, activation: str, processors: int) -> Tile | None:
+    """By waves of clusters, times the work of one; None where no tile's rows of y can be written."""
 
     def time(tile: Tile) -> float:
-        clusters = -(-M // (tile.m * tile.cluster)) * -(-N // tile.n)
+        period, rows = tile.period(M, N), tile.m * tile.cluster
+        clusters = period * -(-M // (period * rows)) * -(-N // tile.n)
         efficiency = SHARED if activation == "none" and K >= LONG and not tile.turns else tile.efficiency
         return -(-clusters // (processors // tile.cluster)) * tile.m * tile.n / efficiency
 
-    return min(TILES, key=time) if TILE < 0 else TILES[TILE]
+    tiles = [tile for tile in (TILES if TILE < 0 else TILES[TILE : TILE + 1]) if tile.period(M, N)]
+    return min(tiles, key=time, default=None)
 
 
 @lru_cache(4096)
@@ -148,12 +159,13 @@ def _product(
 ) -> CudaFunction | None:
     """On Hopper, for rows of x and the weight that start at multiples of 16 bytes and a bias without gaps; else None."""
     lines = all(inner == 1 and line > 0 and line % 8 == 0 for line, inner in strides)
-    fits = lines and N % 8 == 0 and vector in ((), (1,)) and aligned
+    fits = lines and vector in ((), (1,)) and aligned
     properties = torch.cuda.get_device_properties(device)
     if properties.major != 9 or not fits or dtype == torch.float32 or M <= FEW_ROWS:
         return None
     processors = properties.multi_processor_count
-    return _gemm(dtype, activation, _fastest(M, N, K, activation, processors), processors)
+    tile = _fastest(M, N, K, activation, processors)
+    return tile and _gemm(dtype, activation, tile, processors, tile.period(M, N))
 
 
 def kernel_fn(

@@ -74,7 +74,7 @@ extern "C" int run(const void* x, const void* w, const void* w_up, void* y, int 
                    int64_t w_row, cudaStream_t stream) {
     using T = std::conditional_t<DTYPE == 1, f16, bf16>;
     using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, true, true, GATE>;
-    const hopper::Problem problem = {M, N, K, GROUP, true};
+    const hopper::Problem problem = {M, N, K, GROUP};
     return hopper::launch_gemm<G>(x, w, w_up, y, problem, x_row, w_row, PROCESSORS, EARLY, stream);
 }
 """

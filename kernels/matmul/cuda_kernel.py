@@ -4,6 +4,7 @@ fp32 is multiplied in fp32 (FFMA), not in TF32.
 """
 
 import ctypes
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 
@@ -53,16 +54,24 @@ class Tile:
             splits and 64 * sharers <= self.m and self.m * self.n <= (24576 if self.turns else 32768) and shared <= 230912
         )
 
-    def clocks(self, M: int, N: int, K: int, processors: int) -> float:
+    def period(self, M: int, N: int) -> int:
+        """Of how many rows of C, [M, N], a tile has one, for all to start as far from a multiple of 16 bytes (see
+        hopper_gemm.cuh); 1 where such tiles would be too large for M or N."""
+        period, rows = 8 // math.gcd(N, 8), self.m * self.cluster
+        fits = self.n <= N and 8 * period * rows * -(-M // (period * rows)) <= 9 * M
+        return period if fits else 1
+
+    def clocks(self, M: int, N: int, K: int, processors: int, along_k: bool = True) -> float:
         """Waves of clusters at 2,048 products a clock and processor. A wave of splits starts anew and adds up sums, one
         among several with its tensor cores idle for a quarter of the time; rows of C that start anywhere are written by
-        those who multiply, unless two take turns; many waves without clusters wait for L2; a start in clusters costs
-        some. (Fitted to h100-matmul-tiles.txt.)"""
-        clusters, blocks = -(-M // (self.m * self.cluster)) * -(-N // self.n), self.cluster * self.splits
-        waves = -(-clusters // (processors // blocks))
+        those who multiply, unless tiles are of a period of them; many waves without clusters wait for L2; a start in
+        clusters costs some. (Fitted to h100-matmul-tiles.txt.)"""
+        rows, blocks = self.m * self.cluster, self.cluster * self.splits
+        period = self.period(M, N) if along_k else 1
+        waves = -(-period * -(-M // (period * rows)) * -(-N // self.n) // (processors // blocks))
         wave = self.m * self.n * K / self.splits / 2048 / self.efficiency
-        if N % 8 and not self.turns:
-            wave += self.m * self.n / 19
+        if N % 8 and period == 1:
+            wave += self.m * self.n / 11
         if waves > 14 and blocks == 1:
             wave *= 1.1
         if waves > 1 and self.splits > 1:
@@ -95,10 +104,11 @@ HOPPER_SOURCE = r"""
 #include <hopper_gemm.cuh>
 
 using T = std::conditional_t<DTYPE == 1, f16, bf16>;
-using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, A_K, B_K, void, TILE_SPLITS>;
+using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, A_K, B_K, void, TILE_SPLITS, void,
+                       TILE_PERIOD>;
 
 extern "C" int run(const void* A, const void* B, void* C, const Call* c, cudaStream_t stream) {
-    const hopper::Problem problem = {int(c->M), int(c->N), int(c->K), GROUP, true};
+    const hopper::Problem problem = {int(c->M), int(c->N), int(c->K), GROUP};
     const int64_t lda = A_K ? c->a_m : c->a_k, ldb = B_K ? c->b_n : c->b_k;
     return hopper::launch_gemm<G>(A, B, nullptr, C, problem, lda, ldb, PROCESSORS, EARLY, stream);
 }
@@ -235,10 +245,12 @@ extern "C" int run(const void* a, const void* b, void* C, const Call* c, cudaStr
 
 
 @cache
-def _hopper(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, tile: Tile, processors: int) -> CudaFunction:
+def _hopper(
+    dtype: torch.dtype, a_along_k: bool, b_along_k: bool, tile: Tile, processors: int, period: int = 1
+) -> CudaFunction:
     layout = {"DTYPE": DTYPE_CODE[dtype], "A_K": int(a_along_k), "B_K": int(b_along_k)}
     names = {f"TILE_{name.upper()}": int(value) for name, value in asdict(tile).items() if name != "efficiency"}
-    launch = {"GROUP": GROUP, "EARLY": EARLY, "PROCESSORS": processors}
+    launch = {"GROUP": GROUP, "EARLY": EARLY, "PROCESSORS": processors, "TILE_PERIOD": period}
     return cuda_function(CALL_SOURCE + HOPPER_SOURCE, "run", SIGNATURE, **layout, **names, **launch)
 
 
@@ -250,11 +262,11 @@ def _general(dtype: torch.dtype, a_along_k: bool, b_along_k: bool, block: int) -
     return cuda_function(CALL_SOURCE + MMA_SOURCE, "run", SIGNATURE, **layout, BLOCK=block)
 
 
-def _tile(M: int, N: int, K: int, processors: int) -> Tile:
+def _tile(M: int, N: int, K: int, processors: int, along_k: bool = True) -> Tile:
     asked = {"m": BLOCK_M, "n": BLOCK_N, "stages": STAGES, "cluster": CLUSTER, "splits": SPLITS}
     fixed = {name: value for name, value in asked.items() if value}
     tiles = [tile for tile in (replace(tile, **fixed) for tile in TILES) if tile.fits]
-    return min(tiles or TILES, key=lambda tile: tile.clocks(M, N, K, processors))
+    return min(tiles or TILES, key=lambda tile: tile.clocks(M, N, K, processors, along_k))
 
 
 @lru_cache(4096)
@@ -272,7 +284,8 @@ def _plan(dtype: torch.dtype, a: tuple, a_strides: tuple, b: tuple, b_strides: t
     properties = torch.cuda.get_device_properties(device)
     processors = properties.multi_processor_count
     if properties.major == 9 and dtype != torch.float32 and aligned and lines:  # as TMA asks
-        return _hopper(dtype, *along_k, _tile(M, N, K, processors), processors), numbers
+        tile = _tile(M, N, K, processors, all(along_k))
+        return _hopper(dtype, *along_k, tile, processors, tile.period(M, N) if all(along_k) else 1), numbers
     small = 32 if dtype == torch.float32 else 64
     block = 128 if processors <= -(-M // 128) * -(-N // 128) else small
     return _general(dtype, *along_k, block), numbers

@@ -335,7 +335,7 @@ extern "C" int run(const T* x, const uint32_t* w, const uint8_t* scales, Vector<
     dequantise<<<divide_up(words, THREADS * WORDS), THREADS, 0, stream>>>(w, scales, wide, words, scale);
     using G = hopper::Gemm<T, TILE_M, TILE_N, TILE_STAGES, TILE_TURNS, TILE_CLUSTER, true, true>;
     const int processors = attribute(cudaDevAttrMultiProcessorCount);
-    return hopper::launch_gemm<G>(x, wide, nullptr, y, {M, N, K, GROUP_M, true}, stride, K, processors, EARLY, stream);
+    return hopper::launch_gemm<G>(x, wide, nullptr, y, {M, N, K, GROUP_M}, stride, K, processors, EARLY, stream);
 }
 """
 

@@ -30,6 +30,7 @@ from benchmarks.rounds import Batch, interleaved, sets_needed
 MATMUL = import_file(KERNELS / "matmul" / "cuda_kernel.py", "matmul_tiles")
 SHAPES = ("1024,1024,8192", "1024,1024,4096", "1024,1024,1024", "2048,1024,4096", "512,1024,4096", "128,4096,4096")
 SHAPES += ("256,4096,4096", "512,4096,4096", "1024,4096,4096", "2048,2048,2048", "512,2048,768", "1024,1024,16384")
+SHAPES += ("8192,50257,768", "4096,30522,1024", "4096,4097,4096", "8192,1022,1024")  # rows that start anywhere
 SPLIT = ((256, 3, 1, 2), (128, 5, 2, 2), (128, 4, 1, 2))  # columns, stages, shared B, K
 CUBLAS = "cuBLAS"
 
@@ -40,12 +41,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     processors = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
     tiles = [*MATMUL.TILES, *(MATMUL.Tile(128, n, stages, False, b, k, 1.0) for n, stages, b, k in SPLIT)]
     shapes = parser.parse_args(argv).shapes
-    runs = {tile: MATMUL._hopper(torch.float16, True, True, tile, processors) for tile in tiles}
+    sizes = {shape: [int(size) for size in shape.split(",")] for shape in shapes}
+    runs = {
+        shape: {tile: MATMUL._hopper(torch.float16, True, True, tile, processors, tile.period(M, N)) for tile in tiles}
+        for shape, (M, N, _) in sizes.items()
+    }
     with ThreadPoolExecutor() as pool:
-        list(pool.map(build.compile_library, [run.library for run in runs.values()]))
-    for shape in shapes:
-        M, N, K = map(int, shape.split(","))
-        times = {who: median(us) for who, us in measure(M, N, K, runs).items()}
+        list(pool.map(build.compile_library, {run.library for of_shape in runs.values() for run in of_shape.values()}))
+    for shape, (M, N, K) in sizes.items():
+        times = {who: median(us) for who, us in measure(M, N, K, runs[shape]).items()}
         chosen, cublas = name(MATMUL._tile(M, N, K, processors)), times.pop(CUBLAS)
         ranked = sorted(times.items(), key=lambda item: item[1])
         row = "; ".join(f"{'*' if who == chosen else ''}{who} {cublas / us:.3f}" for who, us in ranked)

@@ -326,6 +326,40 @@ def test_operators_of_which_fake_tensors_have_other_strides(name: str, shape: tu
     assert replacer.replaced and not replacer.left
 
 
+OF_TWO_IN_DOUBT = {
+    "copysign": torch.copysign,
+    "floor_divide": torch.floor_divide,
+    "div, rounded down": lambda t, u: torch.div(t, u, rounding_mode="floor"),
+    "heaviside": torch.heaviside,
+    "ldexp": torch.ldexp,
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+    "logical_and": lambda t, u: torch.logical_and(t, u).float() + t,
+    "logical_or": lambda t, u: torch.logical_or(t, u).float() + t,
+    "logical_xor": lambda t, u: torch.logical_xor(t, u).float() + t,
+    "xlogy": lambda t, u: torch.xlogy(t, u.abs()),
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO_IN_DOUBT)
+def test_operators_of_two_layouts_of_which_fake_tensors_have_other_strides(name: str) -> None:
+    """PyTorch's fake tensors go by the first of several layouts, where real ones go by another, or lie in rows."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, ...]:
+        turned, wide = x.mT.contiguous().mT, x[:, :, :1].expand(x.shape)
+        pairs = (turned, x), (x, turned), (wide, turned), (turned, wide)
+        return tuple(F.gelu(OF_TWO_IN_DOUBT[name](t, u) * 2) + 1 for t, u in pairs)
+
+    model, replacer = Function(forward).requires_grad_(False), everywhere()
+    compiled = compile_with_kernels(model, replacer)
+    for shape in ((2, 3, 8), (3, 1, 8)):
+        x = torch.randn(shape)
+        results, expected = compiled(x), model(x)
+        torch.testing.assert_close(results, expected, atol=1e-5, rtol=1e-5)
+        assert [strides_of(t) for t in results] == [strides_of(t) for t in expected]
+    assert not replacer.left
+
+
 @pytest.mark.parametrize("length", [6, 1])
 def test_batches_have_any_number_of_dims(length: int) -> None:
     """Attention of one head, or of a batch's heads in one dim; products of one matrix with many, and with what is added."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autokernel.integration.apply import compile_with_kernels
+from autokernel.model.match import SiteFinder
 from benchmarks.random_programs import Everywhere, finder
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled_before")
@@ -214,6 +215,16 @@ def test_an_assertion_about_numbers_is_the_models_own(fallback: str | None) -> N
         with pytest.raises(AssertionError, match="2 rows"):
             compiled(x * torch.nan)
     assert {"rmsnorm", "fused_linear"} <= {r.target for r in replacer.replaced}
+
+
+def test_integers_given_to_a_linear_layer_are_the_models_own_error() -> None:
+    """PyTorch's fake tensors take them: nothing is said of a site that could not be examined."""
+    model = Function(lambda s, x: F.gelu(s.a(x))).requires_grad_(False)
+    replacer = Everywhere((), finder=SiteFinder(min_elements=0))
+    compiled = compile_with_kernels(model, replacer)
+    with pytest.raises(RuntimeError, match="must have the same dtype"):
+        compiled(torch.ones(2, 8, dtype=torch.int64))
+    assert not replacer.left and not replacer.finder.failures
 
 
 @pytest.mark.filterwarnings("error")

@@ -24,6 +24,7 @@ from autokernel.gate.checks.inputs import (
 from autokernel.gate.checks.planted import Planted, planted_in, with_planted
 from autokernel.gate.checks.structure import SIGNS, formed, free, soft, wholly
 from autokernel.gate.checks.whole import wholes
+from autokernel.gate.workers.model_tensors import MODELS
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
 PEAK = 30.0  # times the others, or the most that a type's rows are scaled by: so large are a row's peaks
@@ -52,7 +53,7 @@ class Step:
     order: tuple[int, ...] = (0,)
     shift: int = 0
     what: str = ""  # for people: what is special about it
-    as_in_a_model: bool = False  # the second of two calls is made as a model in training makes it
+    as_in_a_model: bool = False  # calls after the first are made as models make them
     many: bool = False  # of them many more are made, to see what is kept of each
     shared: Mapping[str, str] = field(default_factory=dict)  # inputs that are another one: the same memory
     other_threads: int = 0  # they are made with another number of threads than all others: so many, or one more
@@ -107,7 +108,7 @@ class CheckCase:
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
         """With large inputs on the device, where they are made in less time than on its host. Raises TypeFault."""
         is_large = sum(t.numel for t in self.case.tensors.values()) >= MADE_ON_DEVICE
-        steps = self._steps(spec)
+        steps = self._steps(spec, device)
         while True:
             with torch.device(device) if is_large and device != "cpu" else contextlib.nullcontext():
                 step = next(steps, None)
@@ -116,7 +117,7 @@ class CheckCase:
                 step = replace(step, sets=tuple(repeated(self.case, inputs) for inputs in step.sets))
             yield step
 
-    def _steps(self, spec: KernelSpec) -> Iterator[Step]:
+    def _steps(self, spec: KernelSpec, device: str) -> Iterator[Step]:
         first = self.inputs(spec)
         if self.held:
             is_smoke = self.case.args == spec.case(spec.smoke, self.case.dtype).args
@@ -133,7 +134,8 @@ class CheckCase:
             made = wholes(spec, self.case, first, self.seed) if self.whole else formed(spec, first, self.seed)
             yield from (Step((inputs,), what=what) for what, inputs in made)
             return
-        yield Step((first,), (0, 0) if self.twice else (0,), as_in_a_model=self.twice)
+        models = len(MODELS) if device == "cpu" and len(MODELS) * spec.bytes_moved(self.case.args) <= LONG_BYTES else 1
+        yield Step((first,), (0,) * (1 + models) if self.twice else (0,), as_in_a_model=self.twice)
         if not (self.twice or self.perturbed):
             return
         other = replace(self, seed=self.seed + 1, ordinary=self.twice).inputs(spec)

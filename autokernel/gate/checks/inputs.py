@@ -415,6 +415,14 @@ def sliced(tensor: TensorSpec, apart: bool) -> TensorSpec:
     return replace(tensor, stride=(*strides[:-1], 1 + every_other), offset=1)
 
 
+def parted(tensor: TensorSpec, apart: bool) -> TensorSpec:
+    """The second of three parts into which a larger tensor was split along its last dim, as a layer's that makes queries,
+    keys and values at once: gaps wider than rows."""
+    *lead, columns = tensor.shape
+    strides = _strides_in(tensor.shape, (0,) * len(lead) + (2 * columns,), tensor.dtype)
+    return replace(tensor, stride=strides, offset=columns)
+
+
 def shifted(tensor: TensorSpec, apart: bool) -> TensorSpec:
     """Contiguous, but from the second element of its memory on: unaligned, as a part of a larger tensor is."""
     return replace(tensor, stride=TensorSpec(tensor.shape, tensor.dtype).strides, offset=1)
@@ -440,7 +448,14 @@ def _strides_in(shape: Sequence[int], more: Sequence[int], dtype: torch.dtype) -
     return TensorSpec(tuple(n + m for n, m in zip(shape, more)), dtype).strides
 
 
-LAYOUTS = {"transposed": transposed, "sliced": sliced, "shifted": shifted, "expanded": expanded, "repeated": repeated_along}
+LAYOUTS = {
+    "transposed": transposed,
+    "sliced": sliced,
+    "parted": parted,
+    "shifted": shifted,
+    "expanded": expanded,
+    "repeated": repeated_along,
+}
 
 
 def with_layout(case: Case, layout: str, only: str = "", apart: bool = True) -> Case:

@@ -266,10 +266,11 @@ class StageRun:
             worker.request("sets", self.checks.timeout_s, sets=messages)
             activations = changing(spec, case) if step.many else None
             made = {"as_in_a_model": step.as_in_a_model, "other_threads": step.other_threads, "activations": activations}
+            if step.as_in_a_model or step.many:
+                made["weights"] = sorted(spec.static)
             if step.many:
                 numbers = {name: other_number(v) for name, v in step.sets[0].items() if isinstance(v, float)}
-                made |= {"weights": sorted(spec.static), "rows": spec.sliced, "numbers": numbers}
-                made["parameters"] = _defaults(spec)
+                made |= {"rows": spec.sliced, "numbers": numbers, "parameters": _defaults(spec)}
             answer = worker.request("call", self.checks.timeout_s, order=step.order, **made)
         most = most_bytes(spec, case)
         held_on = self.checks.device if most >= HELD_THERE_BYTES else "cpu"

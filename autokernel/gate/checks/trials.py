@@ -117,6 +117,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             for dtype in spec.dtypes:
                 yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout, apart=bool(apart)))
     smoke = spec.case(spec.smoke, target.dtype)
+    if "sliced" in spec.layouts:
+        yield trial("edge_cases", with_layout(smoke, "parted"))
     for name, layout in itertools.product(smoke.tensors, ("expanded", "repeated")) if "transposed" in spec.layouts else ():
         if (alone := with_layout(smoke, layout, name)).args != smoke.args:
             yield trial("edge_cases", alone)

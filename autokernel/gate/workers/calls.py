@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,23 @@ def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequen
         if y.untyped_storage().nbytes() > MOST_MEMORY * y.nbytes + SPARE_BYTES + 2 * GUARD:  # the gate's own
             raise ValueError(f"kernel_fn returned a part of {y.untyped_storage().nbytes()} bytes, all held by its result")
         seen.add(storage)
+
+
+def check_writable(results: Sequence[Any]) -> None:
+    """Raises ValueError where a result's memory cannot be written to, as a model writes that goes on with it in place: the
+    first byte and the last, as they are, by Linux, which only says so."""
+    receiver, sender = os.pipe()
+    try:
+        for memory in map(memory_of, filter(has_memory, results)):
+            for address in (memory[0], memory[-1]):
+                byte = (ctypes.c_char * 1).from_address(address)
+                os.write(sender, byte.raw)
+                os.readv(receiver, [byte])
+    except OSError:
+        raise ValueError("kernel_fn returned memory that cannot be written to") from None
+    finally:
+        os.close(receiver)
+        os.close(sender)
 
 
 def has_memory(y: Any) -> bool:

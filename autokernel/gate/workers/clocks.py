@@ -9,7 +9,11 @@ import ctypes
 import datetime
 import os
 import pickle
+import queue
+import resource
+import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -21,6 +25,9 @@ CLOCKS = "time", "monotonic", "perf_counter", "process_time", "thread_time"  # e
 DATES = "gmtime", "localtime", "ctime"  # of now, where no other time is given
 PROCESS_NUMBERS = "getpid", "getppid"
 AHEAD_S, OTHER_PROCESS = 100 * 86400 + 4099, 7919  # by which they are put ahead; odd numbers, of many remainders
+# Who waits for longer in Python looks at the clock so often, and is given that time when it is put ahead.
+LONG_S, LOOKS_S = 5.0, 0.005
+USED = 10**9  # what Linux counts of an old process: page faults, switches
 NANOSECONDS, SECONDS = ctypes.CFUNCTYPE(ctypes.c_int64), ctypes.CFUNCTYPE(ctypes.c_double)
 # What a C++ library may call that tells the time (build.ALLOWED_SYMBOLS).
 CLOCKS_OF_LIBRARIES = {
@@ -63,8 +70,10 @@ class Clock:
             self._replace(time, name, _with_other_now(getattr(time, name), 0, then))
         self._replace(time, "asctime", _with_other_now(time.asctime, 0, lambda: today(then())))
         self._replace(time, "strftime", _with_other_now(time.strftime, 1, lambda: today(then())))
-        times = os.times
-        self._replace(os, "times", lambda: type(seen := times())((*seen[:4], seen[4] + self.ahead * AHEAD_S)))
+        times, usage = os.times, resource.getrusage
+        self._replace(os, "times", lambda: type(seen := times())(map(self._ahead_of, seen)))
+        self._replace(resource, "getrusage", lambda who: type(seen := usage(who))(map(self._ahead_of, seen)))
+        self._replace_waits()
         self._replace(datetime, "datetime", _datetime_ahead(lambda: datetime.timedelta(seconds=self.ahead * AHEAD_S)))
         self._note_what_is_done_in_children(module)
 
@@ -77,6 +86,46 @@ class Clock:
         ours.__name__, ours.__qualname__, ours.__module__ = name, name, module.__name__
         self.of_python.append((module, name, known, ours))
         setattr(module, name, ours)
+
+    def _ahead_of(self, used: float) -> float:
+        """Seconds that a process has taken, or what else it has used, if it has used any."""
+        return used + self.ahead * (AHEAD_S if isinstance(used, float) else USED * bool(used))
+
+    def _replace_waits(self) -> None:
+        """Python's threads that wait for long wait by the clock that is put ahead."""
+        self.waiting = 0  # threads
+        sleep, wait, look, now = time.sleep, threading.Condition.wait, select.select, time.monotonic.function
+
+        def until(seconds: float | None, once: Callable[[float | None], Any]) -> Any:
+            """once(), again and again, until it returns something or the time is over."""
+            if seconds is None or seconds < LONG_S:
+                return once(seconds)
+            end_s, done = now() + seconds, None
+            self.waiting += 1
+            try:
+                while not done and (left := end_s - now()) > 0:
+                    done = once(min(left, LOOKS_S))
+            finally:
+                self.waiting -= 1
+            return done
+
+        def wait_in_turns(condition: threading.Condition, timeout: float | None = None) -> bool:
+            return bool(until(timeout, lambda seconds: wait(condition, seconds)))
+
+        def look_in_turns(*files: Any) -> Any:
+            nothing = [], [], []
+            timeout = files[3] if len(files) > 3 else None
+            return until(timeout, lambda s: None if (seen := look(*files[:3], s)) == nothing and s else seen) or nothing
+
+        self.give_turn = lambda: sleep(2 * LOOKS_S) if self.waiting else None
+        for module, name in ((threading, "_time"), (queue, "time")):  # by which these count what is left of a time limit
+            self._replace(module, name, now)
+        self._replace(time, "sleep", lambda seconds: until(seconds, sleep))
+        self._replace(select, "select", look_in_turns)
+        wait_in_turns.__name__, wait_in_turns.__qualname__ = wait.__name__, wait.__qualname__
+        wait_in_turns.__module__ = wait.__module__
+        self.of_python.append((threading.Condition, "wait", wait, wait_in_turns))
+        threading.Condition.wait = wait_in_turns
 
     def _note_what_is_done_in_children(self, module: str) -> None:
         register = os.register_at_fork
@@ -113,6 +162,7 @@ class Clock:
                     self.replaced[address] = self._replace_in_library(called, *found)
                 elif count := DEADLINES.get(name):
                     self.replaced[address] = self._replace_wait(called, count)
+        self.give_turn()
 
     def _replace_in_library(self, called: ctypes.c_void_p, kind: Any, step: int) -> Any:
         """Put in the place of the function that is called there one that tells the time ahead."""

@@ -7,7 +7,9 @@ one, but a model that runs the kernel would: in PyTorch's threads, in the precis
 import abc
 import codecs
 import collections.abc
+import contextlib
 import copyreg
+import csv
 import ctypes
 import decimal
 import enum
@@ -59,8 +61,13 @@ GENERAL = Warning, UserWarning, DeprecationWarning, FutureWarning, RuntimeWarnin
 PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
-# prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET
-TREATMENT = 3, 7, 30, 42, 34
+# prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET, and what is written to an
+# address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER
+TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34), (2, 25, 37), 52, range(3)
+# System calls that tell, on x86-64 and ARM: get_mempolicy, personality, ioprio_get of this process.
+ASKING = {"x86_64": (239, 135, 252), "aarch64": (236, 92, 31)}.get(platform.machine(), ())
+OF_STATUS = "VmLck", "Seccomp", "Seccomp_filters", "NoNewPrivs"  # of /proc/self/status
+RESTORER = 0x04000000  # SA_RESTORER, a flag of the C library's own
 # What codecs do with what they cannot read or write, by Python's own names.
 CODEC_ERRORS = "strict", "ignore", "replace", "xmlcharrefreplace", "backslashreplace", "namereplace", "surrogateescape"
 STANDARD_OR_TORCH = {*sys.stdlib_module_names, "torch"}
@@ -82,6 +89,7 @@ class ProcessState:
 
     number_of_threads: int
     cores: frozenset[int]
+    cores_of_threads: frozenset[int]  # that have others now than when they were first seen
     default_dtype: torch.dtype
     precision_of_products: tuple[Any, ...]
     seed_of_random_numbers: tuple[int, int]
@@ -90,7 +98,7 @@ class ProcessState:
     tracing: tuple[Any, ...]
     garbage_collection: tuple[Any, ...]
     limits: tuple[Any, ...]
-    treatment_by_linux: tuple[int, ...]
+    treatment_by_linux: tuple[Any, ...]
     mode_of_new_files: int
     environment: dict[bytes, bytes]
     environment_of_native_code: dict[bytes, bytes]
@@ -120,6 +128,7 @@ class ProcessState:
         return ProcessState(
             number_of_threads=torch.get_num_threads(),
             cores=frozenset(os.sched_getaffinity(0)) if LINUX else frozenset(),
+            cores_of_threads=_on_other_cores() if LINUX else frozenset(),
             default_dtype=torch.get_default_dtype(),
             precision_of_products=(
                 *(said(*part) for said in PRECISION for part in PARTS),
@@ -131,7 +140,7 @@ class ProcessState:
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook, *_monitors()),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
             limits=(*map(resource.getrlimit, LIMITS), os.sched_getscheduler(0) if LINUX else 0, os.getpriority(0, 0)),
-            treatment_by_linux=tuple(PRCTL(option, 0, 0, 0, 0) for option in TREATMENT) if LINUX else (),
+            treatment_by_linux=_treatment() if LINUX else (),
             mode_of_new_files=_umask(),
             environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},
             environment_of_native_code=_environment(),
@@ -145,7 +154,7 @@ class ProcessState:
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
                 *map(codecs.lookup_error, (*CODEC_ERRORS, "surrogatepass")),
                 *(kind for kind, reduce in copyreg.dispatch_table.items() if _is_anothers(kind, reduce)),
-                tuple(copyreg._extension_registry),
+                *(tuple(copyreg._extension_registry), csv.field_size_limit()),
             ),
             importing=(
                 *(finder for finder in (*sys.meta_path, *sys.path_hooks) if not _is_of_a_package(finder)),
@@ -177,7 +186,7 @@ class ProcessState:
                 *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
                 *(torch.multiprocessing.get_sharing_strategy(), torch.hub._hub_dir, _stance()),
                 *(torch.utils.deterministic.fill_uninitialized_memory, torch.jit._state._enabled.enabled),
-                torch._C._check_sparse_tensor_invariants(),
+                *(torch._C._check_sparse_tensor_invariants(), *_fusion_of_scripts()),
             ),
             saving_and_loading=_saving_and_loading(),
             device=_device(),
@@ -341,6 +350,54 @@ def _file_behind(descriptor: int) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, *flags
 
 
+def _treatment() -> tuple[Any, ...]:
+    """What else Linux does with this process, as it tells by several ways."""
+    word, told = ctypes.c_long(), [PRCTL(option, 0, 0, 0, 0) for option in TREATMENT]
+    told += [PRCTL(SPECULATION, which, 0, 0, 0) for which in SPECULATIONS]
+    for option in TREATMENT_TOLD:
+        word.value = 0
+        told.append((PRCTL(option, ctypes.byref(word), 0, 0, 0), word.value))
+    if ASKING:
+        memory, personality, of_files = map(ctypes.c_long, ASKING)
+        word.value = 0
+        told.append((SYSCALL(memory, ctypes.byref(word), None, *map(ctypes.c_long, (0, 0, 0))), word.value))
+        told += [SYSCALL(personality, ctypes.c_long(0xFFFFFFFF)), SYSCALL(of_files, ctypes.c_long(1), ctypes.c_long(0))]
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":", 1) for line in file)
+    told += [status.get(name, "").strip() for name in OF_STATUS]
+    with contextlib.suppress(OSError), open("/proc/self/timers") as file:  # POSIX's
+        told.append(file.read())
+    return tuple(told)
+
+
+def _on_other_cores() -> frozenset[int]:
+    """The threads that were once on other cores: whoever starts one may choose its cores at once, but PyTorch's and
+    OpenMP's are the model's."""
+    moved = []
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(OSError):  # it has ended
+            cores = os.sched_getaffinity(thread)
+            if CORES.setdefault(thread, cores) != cores:
+                moved.append(thread)
+    return frozenset(moved)
+
+
+def _fusion_of_scripts() -> tuple[Any, ...]:
+    """How TorchScript fuses operators, which can be read only by setting it."""
+    known = torch._C._jit_set_fusion_strategy([])
+    torch._C._jit_set_fusion_strategy(known)
+    return tuple(known)
+
+
+def refuse_watchdogs() -> None:
+    """No kernel ends its model's process after some time: that such a thread waits nobody tells."""
+
+    def dump_traceback_later(*words: Any, **options: Any) -> None:
+        raise ProcessChange("starts a watchdog, which ends the process, its model's, or writes to its standard error")
+
+    faulthandler.dump_traceback_later = dump_traceback_later
+
+
 def _signal_handlers() -> dict[str, Any]:
     """By signal, Python's and that of native code; the timers, and how signals are delivered."""
     caught = _signals_caught()
@@ -364,9 +421,14 @@ def _signals_apart() -> tuple[Any, ...]:
 
 
 class _Action(ctypes.Structure):
-    """The beginning of Linux's struct sigaction, and room for the rest."""
+    """glibc's struct sigaction of Linux, with room for more."""
 
-    _fields_ = (("handler", ctypes.c_void_p), ("rest", ctypes.c_byte * 256))
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_byte * 128),
+        ("flags", ctypes.c_uint),
+        ("rest", ctypes.c_byte * 128),
+    )
 
 
 class _Symbol(ctypes.Structure):
@@ -375,19 +437,19 @@ class _Symbol(ctypes.Structure):
     _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("at", ctypes.c_void_p))
 
 
-def _signals_caught() -> dict[int, int | None]:
-    """Signal -> its handler's address, as Linux has it: native code tells nobody. Of those alone that Python names, for
-    others are glibc's, for its threads. LLVM catches some as Triton first compiles, in a model's process as in this one:
-    of these, what was there when it was last looked."""
-    CAUGHT.update({number: at for number, at in _handlers().items() if not _is_tritons(at)})
+def _signals_caught() -> dict[int, tuple[int | None, int]]:
+    """Signal -> its handler's address and flags, as Linux has it: native code tells nobody. Of those alone that Python
+    names, for others are glibc's, for its threads. LLVM catches some as Triton first compiles, in a model's process as in
+    this one: of these, what was there when it was last looked."""
+    CAUGHT.update({number: at for number, at in _handlers().items() if not _is_tritons(at[0])})
     return dict(CAUGHT)
 
 
-def _handlers() -> dict[int, int | None]:
+def _handlers() -> dict[int, tuple[int | None, int]]:
     action, found = _Action(), {}
     for number in SIGNALS if LINUX else ():
         SIGACTION(number, None, ctypes.byref(action))
-        found[number] = action.handler  # None: the default
+        found[number] = action.handler, action.flags & ~RESTORER  # None: the default
     return found
 
 
@@ -483,8 +545,9 @@ def _settings() -> dict[str, Callable[[], Any]]:
 
 SETTINGS, OPENMP, FENV = _settings(), _openmp(), _fenv()
 LIBC = ctypes.CDLL(None)
-PRCTL, SIGACTION, DLADDR = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr) if LINUX else (None, None, None)
+PRCTL, SIGACTION, DLADDR, SYSCALL = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr, LIBC.syscall) if LINUX else (None,) * 4
 CAUGHT = _handlers()
+CORES: dict[int, set[int]] = {}  # of each thread, as it was first seen
 ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ") if LINUX else None
 ABSTRACT = [kind for of in (collections.abc, numbers) for kind in vars(of).values() if isinstance(kind, abc.ABCMeta)]
 START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

@@ -28,14 +28,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from autokernel import build
 from autokernel.gate.workers import library_calls, mapped_memory, sandbox
-from autokernel.gate.workers.calls import call, check_own, contents, has_memory, memory_of, results_of
+from autokernel.gate.workers.calls import call, check_own, check_writable, contents, has_memory, memory_of, results_of
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.clocks import Clock
 from autokernel.gate.workers.further_calls import FurtherCalls
 from autokernel.gate.workers.guards import GuardedMemory
+from autokernel.gate.workers.model_tensors import MODELS, check_unchanged
 from autokernel.gate.workers.page_ends import PageEnds
 from autokernel.gate.workers.patches import Patches
-from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread
+from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread, refuse_watchdogs
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, kernel_module, load_spec
 
@@ -123,6 +124,7 @@ class Worker:
         if poison and libraries != "any":
             for turn_on in TURNED_OFF_BY_INFERENCE:  # as a model may be run: else nobody sees who turns it off
                 turn_on(True)
+            refuse_watchdogs()
             self.process, self.patches = ProcessState.now(), Patches(hooks, standard=not self.cuda)
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
@@ -194,7 +196,7 @@ class Worker:
     ) -> dict[str, Any]:
         """Call the kernel on the sets in `order`, hold every output to the end, and hand all of them back.
 
-        as_in_a_model: but for the first, as a model in training would; other_threads: with another number of PyTorch's.
+        as_in_a_model: but for the first, as models would, each another; other_threads: with another number of PyTorch's.
         activations: many times more afterwards, these inputs in memory of their own each time, to see what is kept.
         """
         self._drop()
@@ -204,10 +206,13 @@ class Worker:
             seen = [y.clone() for y in results_of(self.held[0], self.results)] if late and self.held else None
             if late:
                 self._inputs_arrive_late()
-            made = self._call_as_in_a_model if as_in_a_model and number else call
+            inputs = self.sets[i]
             with _other_threads(other_threads) if other_threads else contextlib.nullcontext():
-                returned = made(self.function, self.sets[i])
-            check_own(results_of(returned, self.results), self.sets[i], memory)
+                if as_in_a_model and number:
+                    returned, inputs = self._call_as_in_a_model(inputs, weights, number - 1)
+                else:
+                    returned = call(self.function, inputs)
+            check_own(results_of(returned, self.results), inputs, memory)
             if seen is not None:  # as the next kernel on this stream would see it
                 copied = [mine.copy_(y) for mine, y in zip(seen, results_of(returned, self.results))]
                 returned = copied if len(copied) > 1 else copied[0]
@@ -226,6 +231,8 @@ class Worker:
                 self.patches.check_share()
         inputs = [region for regions in self.regions for region in regions.values()]
         outputs = self._outputs()
+        if not self.cuda:
+            check_writable(outputs[: self.results])  # holds none
         described = self._write([*outputs, *inputs])
         returned = [y.untyped_storage() for y in filter(has_memory, outputs)]
         is_foreign = any(not storage.resizable() for storage in returned)  # memory that PyTorch has not allocated
@@ -352,27 +359,33 @@ class Worker:
             region.copy_(self.inputs[placed.start - GUARD : placed.end + GUARD])
         return x
 
-    def _call_as_in_a_model(self, function: Callable[..., Any], inputs: dict[str, Any]) -> Any:
-        """Of tensors that want gradients, and are no inference tensors; on a CPU in another thread, as servers call."""
+    def _call_as_in_a_model(
+        self, inputs: dict[str, Any], weights: Sequence[str], number: int
+    ) -> tuple[Any, dict[str, Any]]:
+        """What the kernel returns, and on which tensors: of the model of this number, none of them inference tensors; on a
+        CPU in another thread, as servers call."""
 
         @torch.inference_mode(False)
         @torch.no_grad()  # which an operator around the kernel sees to
-        def wanting_gradients() -> Any:
+        def called() -> tuple[Any, dict[str, Any]]:
             before = of_this_thread() if self.process else {}
             of_inference = self.memory.of_inference if self.memory else set()
             of_inference.clear()
-            returned = call(function, {name: _wanting_gradients(v) for name, v in inputs.items()})
+            made = MODELS[number](inputs, weights)
+            returned = call(self.function, made)
             if before:
                 check_this_thread(before)
+            if not self.cuda:
+                check_unchanged(made, inputs)
             results = filter(has_memory, results_of(returned, self.results))
             if any(y.is_inference() or y.untyped_storage().data_ptr() in of_inference for y in results):
                 raise ValueError("kernel_fn returned a tensor of inference mode, of which no model computes gradients")
-            return returned
+            return returned, made
 
         if self.cuda:  # whose context a thread may not have
-            return wanting_gradients()
+            return called()
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(wanting_gradients).result()
+            return pool.submit(called).result()
 
     def _outputs(self) -> list[Any]:
         """The results of all calls that are held, one call's after another's."""
@@ -462,15 +475,6 @@ def _other_threads(count: int) -> Iterator[None]:
     torch.set_num_threads(count + (count == threads))
     yield
     torch.set_num_threads(threads)
-
-
-def _wanting_gradients(v: Any) -> Any:
-    """An input in its own memory, but no inference tensor."""
-    if not isinstance(v, Tensor):
-        return v
-    ordinary = torch.empty(0, dtype=v.dtype, device=v.device)
-    ordinary.set_(v.untyped_storage(), v.storage_offset(), v.shape, v.stride())
-    return ordinary.requires_grad_(v.is_floating_point())
 
 
 def _traceback() -> str:

@@ -1,0 +1,94 @@
+"""The same inputs as tensors of a model: in memory that PyTorch allocated or that a file is mapped to, modules' parameters,
+results of earlier layers.
+
+A convenience for honest kernels, like all code in a worker: what a kernel sees beside shapes and numbers must not count.
+"""
+
+import ctypes
+import mmap
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autokernel.gate.workers.calls import memory_of
+
+LINE = 64  # bytes from the start of a page on, where large blocks of glibc's are PyTorch's
+SAME = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
+
+
+def of_a_first_layer(inputs: Mapping[str, Any], weights: Collection[str]) -> dict[str, Any]:
+    """Tensors that want gradients; on a CPU in mapped memory, from where large blocks begin, every other from a page on."""
+    made, start = dict(inputs), LINE
+    for name, v in inputs.items():
+        if isinstance(v, Tensor):
+            own = _mapped(v, start) if v.device.type == "cpu" else _over(v)
+            made[name], start = own.requires_grad_(v.is_floating_point()), LINE - start
+    return made
+
+
+def of_a_server(inputs: Mapping[str, Any], weights: Collection[str]) -> dict[str, Any]:
+    """Each in memory that PyTorch has allocated for it alone, weights as parameters that want gradients."""
+
+    def made(name: str, v: Tensor) -> Tensor:
+        own = _copied(v, torch.UntypedStorage(_nbytes(v)))
+        return torch.nn.Parameter(own) if name in weights and v.is_floating_point() else own
+
+    return {name: made(name, v) if isinstance(v, Tensor) else v for name, v in inputs.items()}
+
+
+def of_a_later_layer(inputs: Mapping[str, Any], weights: Collection[str]) -> dict[str, Any]:
+    """In memory as files are mapped to, from a page on, every other a little later: weights as parameters that are not
+    trained, others as results of which gradients are wanted."""
+    made, start = dict(inputs), 0
+    for name, v in inputs.items():
+        if not isinstance(v, Tensor):
+            continue
+        own, start = _mapped(v, start), LINE - start
+        if not v.is_floating_point():
+            made[name] = own
+        elif name in weights:
+            made[name] = torch.nn.Parameter(own, requires_grad=False)
+        else:
+            with torch.enable_grad():
+                made[name] = own.requires_grad_().view(own.shape)
+    return made
+
+
+# How the calls after a first one are made, in turn.
+MODELS: tuple[Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]], ...] = (
+    of_a_first_layer,
+    of_a_server,
+    of_a_later_layer,
+)
+
+
+def check_unchanged(made: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+    """Raises ValueError where what was made of inputs has other contents now. (They themselves cannot be written to.)"""
+    for name, v in inputs.items():
+        if isinstance(v, Tensor) and v.numel() and SAME(v.data_ptr(), made[name].data_ptr(), _nbytes(v)):
+            raise ValueError(f"kernel_fn changed its input {name}")
+
+
+def _over(v: Tensor) -> Tensor:
+    """v in its own memory, but no inference tensor."""
+    ordinary = torch.empty(0, dtype=v.dtype, device=v.device)
+    return ordinary.set_(v.untyped_storage(), v.storage_offset(), v.shape, v.stride())
+
+
+def _mapped(v: Tensor, start: int) -> Tensor:
+    """v in pages of its own, from byte `start` on."""
+    pages = mmap.mmap(-1, start + max(1, _nbytes(v)))
+    return _copied(v, torch.frombuffer(pages, dtype=torch.uint8, offset=start).untyped_storage())
+
+
+def _copied(v: Tensor, storage: torch.UntypedStorage) -> Tensor:
+    """v, gaps included, from the first byte of a storage on."""
+    ctypes.memmove(storage.data_ptr(), v.data_ptr(), _nbytes(v))
+    return torch.empty(0, dtype=v.dtype).set_(storage, 0, v.shape, v.stride())
+
+
+def _nbytes(v: Tensor) -> int:
+    """Gaps included."""
+    return len(memory_of(v)) if v.numel() else 0

@@ -638,6 +638,26 @@ def test_runs_are_listed(clone):
     assert [(run["tag"], run["experiments"], run["kept"]) for run in listed] == [("night", 2, 1), ("unproven", 0, 0)]
 
 
+def test_a_run_that_is_being_profiled_is_told_of_before_it_has_a_plan(tmp_path):
+    from autokernel.history.at_work import profiling
+    from autokernel.history.runs import NoRun, no_run, run_folder
+    from autokernel.history.status import runs, status
+    from autokernel.run.workspace import Workspace
+
+    says = f"process {os.getpid()} is profiling net.py:Net 4,64"
+    model = "net.py:Net 4,64"
+    for beginning in (profiling(run_folder(tmp_path, "new"), model), Workspace(tmp_path, "new").locked(model)):
+        with beginning:
+            assert status(tmp_path) == status(tmp_path, "new") and says in status(tmp_path)
+            told = json.loads(status(tmp_path, as_json=True))
+            assert (told["tag"], told["process"], told["notes"][-1]) == ("new", os.getpid(), says)
+            assert says in runs(tmp_path) and says in str(no_run(tmp_path, "new"))
+        with pytest.raises(NoRun, match="no run"):
+            status(tmp_path, "new")
+    (run_folder(tmp_path, "new") / "profile.json").write_text("{}")
+    assert "extract.py --tag new" in str(no_run(tmp_path, "new"))
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("command", ["status", "next", "plan", "log", "report", "runs", "merge"])
 def test_where_there_is_no_run_at_all(clone, command):

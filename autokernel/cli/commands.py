@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> str:
     job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required, fleet)
     workspace = Workspace(HOME, arguments.tag or default_tag(HOME, workload))
     check_of_run(workspace, workload)
-    with workspace.locked():
+    with workspace.locked(str(workload)):
         return run_job(workspace, job)
 
 

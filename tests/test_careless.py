@@ -386,6 +386,7 @@ def test_refs_alone_suffice_for_clean(clone):
     assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "only refs in git")
     assert_one_line(clone.run(["orchestrate.py", "status", "--tag", "night"]), "only its commits", "clean night")
     assert_one_line(clone.run(["orchestrate.py", "status"]), "only the commits of night: python orchestrate.py runs")
+    assert_fine(clone.run(["orchestrate.py", "log", "--all"]), "#1 ", "#2 ")  # as of edits by hand
     assert_fine(clone.run(["orchestrate.py", "clean", "night"]), "removed run night")
     assert "night" not in clone.git("for-each-ref") + clone.git("worktree", "list")
 

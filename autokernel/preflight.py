@@ -294,6 +294,18 @@ def check(language: str, folders: Iterable[Path], experiments: bool = True) -> N
         reason = why_not_writable(folder)
         if reason:
             raise Refused(reason)
+    reason = why_nothing_loads()
+    if reason:
+        raise Refused(reason)
+
+
+def why_nothing_loads() -> Optional[str]:  # noqa: UP045 as above
+    """Why what is compiled cannot be loaded from where it is put: each kernel would look as if it crashed."""
+    for folder, name in ((default_cache(), "AUTOKERNEL_CACHE"), (Path(tempfile.gettempdir()), "TMPDIR")):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.statvfs(str(existing)).f_flag & getattr(os, "ST_NOEXEC", 0):
+            return f"{folder} is mounted noexec, and kernels are compiled there: set {name} to a folder that is not"
+    return None
 
 
 def check_writable(*paths: Path) -> None:

@@ -23,7 +23,7 @@ from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
 from autokernel.model.options import BASELINES, ITERATIONS, WARMUP, add_workload_arguments
-from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable
+from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable, why_nothing_loads
 from autokernel.records import json_text
 from autokernel.table import print_table
 
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if twice := next((place for place in places if places.count(place) > 1), None):
         parser.error(f"{os.path.relpath(twice)} is named for two files: each has one of its own")
     check_writable(*(path for path in written if path))
-    if reason := why_not_writable(default_cache()):  # of the machine's peaks
+    if reason := why_not_writable(default_cache()) or why_nothing_loads():  # of the machine's peaks
         console.fail(reason)
     if output.is_file() and output.stat().st_size:
         ModelProfile.read(output)  # an earlier profile is replaced; BadRecord, where it is anything else

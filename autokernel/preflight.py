@@ -6,11 +6,13 @@ The package's __init__ has refused an old Python before this file is read. Both 
 """
 
 import argparse
+import contextlib
 import difflib
 import errno
 import functools
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -30,6 +32,7 @@ IN_CLONE = not DATA.is_dir()
 ROOT = Path(__file__).resolve().parent.parent if IN_CLONE else DATA  # of kernels/, reference.py, models/, playbook/
 KERNELS = ROOT / "kernels"
 # Of workspace/, results.tsv and the git repository that they belong to: the clone, else a folder where the user works.
+for_programs = False  # whether fail() says it in JSON, too
 HOME = ROOT if IN_CLONE else Path(os.environ.get("AUTOKERNEL_HOME") or "autokernel-runs").absolute()
 SCRIPT = re.compile(r"(\bpython )?(?<![\w./-])(profile|extract|orchestrate|bench|verify|export_hf)\.py\b(?: ([a-z]+)\b)?")
 NEWEST_PYTHON = (3, 15)  # for which PyTorch (2.15) has builds; the oldest stands in __init__.py
@@ -139,10 +142,16 @@ def kernel_types(folder: Path = KERNELS) -> "list[str]":
 
 
 def fail(message: object) -> NoReturn:
-    """End the program: one line on stderr that says what to do, exit status 2. What is given as a word may be a text."""
+    """End the program: one line on stderr that says what to do, exit status 2. What is given as a word may be a text.
+
+    Where JSON was asked for, stdout has the line as well, in JSON: for_programs, which command lines set.
+    """
     words = [word if len(word) <= LONGEST_WORD else word[:200] + "…" + word[-50:] for word in str(message).split()]
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(words))  # as what would colour a terminal
-    (sys.stderr or sys.__stderr__).write(f"error: {as_called(text)}\n")
+    text = as_called("".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(words)))  # as what would colour it
+    (sys.stderr or sys.__stderr__).write("error: " + text + "\n")
+    if for_programs:
+        with contextlib.suppress(OSError):  # who asked has gone
+            print(json.dumps({"error": text}), flush=True)
     raise SystemExit(2)
 
 
@@ -285,6 +294,18 @@ def check(language: str, folders: Iterable[Path], experiments: bool = True) -> N
         reason = why_not_writable(folder)
         if reason:
             raise Refused(reason)
+    reason = why_nothing_loads()
+    if reason:
+        raise Refused(reason)
+
+
+def why_nothing_loads() -> Optional[str]:  # noqa: UP045 as above
+    """Why what is compiled cannot be loaded from where it is put: each kernel would look as if it crashed."""
+    for folder, name in ((default_cache(), "AUTOKERNEL_CACHE"), (Path(tempfile.gettempdir()), "TMPDIR")):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.statvfs(str(existing)).f_flag & getattr(os, "ST_NOEXEC", 0):
+            return f"{folder} is mounted noexec, and kernels are compiled there: set {name} to a folder that is not"
+    return None
 
 
 def check_writable(*paths: Path) -> None:

@@ -495,6 +495,24 @@ def test_starters_that_were_found_before_are_used_again(run, monkeypatch) -> Non
     assert autokernel.unapply(norm)(x).abs().max() > 0
 
 
+def test_starters_whose_first_call_was_interrupted_are_found_at_the_next(monkeypatch) -> None:
+    """It left the model without them for good, and said nothing."""
+    asked = []
+
+    def interrupted(*given) -> None:
+        asked.append(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("autokernel.integration.verification.whole_job.verified_run", interrupted)
+    norm, x = torch.nn.RMSNorm(8), torch.randn(2, 8)
+    autokernel.apply(norm, "starters")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            norm(x)
+    autokernel.unapply(norm)
+    assert len(asked) == 2 and norm(x).shape == x.shape
+
+
 STARTERS = """
 import torch
 import autokernel as ak

@@ -386,6 +386,7 @@ def test_refs_alone_suffice_for_clean(clone):
     assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "only refs in git")
     assert_one_line(clone.run(["orchestrate.py", "status", "--tag", "night"]), "only its commits", "clean night")
     assert_one_line(clone.run(["orchestrate.py", "status"]), "only the commits of night: python orchestrate.py runs")
+    assert_fine(clone.run(["orchestrate.py", "log", "--all"]), "#1 ", "#2 ")  # as of edits by hand
     assert_fine(clone.run(["orchestrate.py", "clean", "night"]), "removed run night")
     assert "night" not in clone.git("for-each-ref") + clone.git("worktree", "list")
 
@@ -636,6 +637,26 @@ def test_runs_are_listed(clone):
     assert_fine(clone.run(["orchestrate.py", "runs"]), "night", "unproven")
     listed = json.loads(clone.run(["orchestrate.py", "runs", "--json"]).stdout)
     assert [(run["tag"], run["experiments"], run["kept"]) for run in listed] == [("night", 2, 1), ("unproven", 0, 0)]
+
+
+def test_a_run_that_is_being_profiled_is_told_of_before_it_has_a_plan(tmp_path):
+    from autokernel.history.at_work import profiling
+    from autokernel.history.runs import NoRun, no_run, run_folder
+    from autokernel.history.status import runs, status
+    from autokernel.run.workspace import Workspace
+
+    says = f"process {os.getpid()} is profiling net.py:Net 4,64"
+    model = "net.py:Net 4,64"
+    for beginning in (profiling(run_folder(tmp_path, "new"), model), Workspace(tmp_path, "new").locked(model)):
+        with beginning:
+            assert status(tmp_path) == status(tmp_path, "new") and says in status(tmp_path)
+            told = json.loads(status(tmp_path, as_json=True))
+            assert (told["tag"], told["process"], told["notes"][-1]) == ("new", os.getpid(), says)
+            assert says in runs(tmp_path) and says in str(no_run(tmp_path, "new"))
+        with pytest.raises(NoRun, match="no run"):
+            status(tmp_path, "new")
+    (run_folder(tmp_path, "new") / "profile.json").write_text("{}")
+    assert "extract.py --tag new" in str(no_run(tmp_path, "new"))
 
 
 @pytest.mark.slow_after(1)

@@ -1,6 +1,8 @@
 """The console command `autokernel`: it teaches, passes on to the scripts' own main(), and its words are its own."""
 
 import contextlib
+import io
+import json
 import os
 import subprocess
 import sys
@@ -45,6 +47,26 @@ def test_an_unknown_command_lists_those_that_there_are() -> None:
     ended = run("optimise")
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and not ended.stdout
     assert all(name in ended.stderr for name in ("'optimise'", *COMMANDS))
+
+
+@pytest.mark.parametrize("words", ["plan --tag none", "bench none.py", "profile --model none.py", "check a", "optimise"])
+def test_what_cannot_be_done_is_json_where_json_is_asked_for(words, tmp_path) -> None:
+    ended = run(*words.split(), "--json", AUTOKERNEL_CACHE=str(tmp_path))
+    assert ended.returncode == 2 and ended.stderr == f"error: {json.loads(ended.stdout)['error']}\n"
+
+
+@pytest.mark.parametrize("name", sorted(OF_A_RUN))
+def test_the_help_of_each_command_of_a_run_has_an_example(name) -> None:
+    """Of those before PyTorch is imported, as `--help` is."""
+    from autokernel.cli import status
+    from autokernel.cli.orchestrate import COMMANDS as described
+    from autokernel.cli.orchestrate import make_parser, taught
+
+    with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(SystemExit):
+        if name in ("status", "runs", "log"):
+            status.main([name, "--help"], {one: taught(one) for one in described})
+        make_parser().parse_args([name, "--help"])
+    assert f"\nExample:  python orchestrate.py {name}" in said.getvalue()
 
 
 def test_a_script_s_name_is_no_command_and_the_command_is_named(here) -> None:

@@ -12,8 +12,8 @@ from html import unescape
 import pytest
 
 from autokernel.cli import commands, plan
-from autokernel.cli.orchestrate import QUICK
-from autokernel.cli.pipeline import prove_all
+from autokernel.cli.orchestrate import QUICK, make_parser
+from autokernel.cli.pipeline import check_of_run, prove_all
 from autokernel.cli.status import log
 from autokernel.gate import Interval
 from autokernel.gate.timing.statistics import CONFIDENCE
@@ -21,9 +21,11 @@ from autokernel.history.experiments import STARTER
 from autokernel.history.status import Proof, read_proofs, status
 from autokernel.integration.verification.forms import EAGER, INDUCTOR
 from autokernel.integration.verification.record import KernelInModel, Verification
+from autokernel.model.workload import Workload, workload_from
+from autokernel.preflight import Refused
 from autokernel.records import write_json
 from autokernel.run.loop import Loop
-from autokernel.run.workspace import PROOF, VERIFY, NoRun, Workspace
+from autokernel.run.workspace import PLAN, PROOF, VERIFY, NoRun, Workspace
 from autokernel.spec import ROOT
 from autokernel.target import encode
 from tests.test_experiments import ROW
@@ -59,6 +61,19 @@ def test_status_next_plan_and_log(run):
     kept, tried, told = (log(run.root, None, *given) for given in ((False, False), (True, False), (True, True)))
     assert "too bold" not in kept and "too bold" in tried
     assert [row["experiment"] for row in json.loads(told)] == [1, 2, 3]
+
+
+def test_a_run_goes_on_by_its_name_alone_and_not_with_another_model(run):
+    known = Workload("mine.py", "Mine", input_shape=(4, 64))
+    replace(run.plan, workload=known.to_json()).write(run / PLAN)
+
+    def asked(*words: str) -> Workload:
+        return workload_from(make_parser().parse_args(["run", "--tag", run.tag, "--device", "cpu", *words]))
+
+    check_of_run(run, asked())
+    check_of_run(run, asked("--model", "mine.py", "--class-name", "Mine", "--input-shape", "4,64"))
+    with pytest.raises(Refused, match="leave the model out"):
+        check_of_run(run, asked("--model", "mine.py", "--class-name", "Other", "--input-shape", "4,64"))
 
 
 def test_report_is_for_people(run):

@@ -148,8 +148,8 @@ def test_traced_patterns_are_listed_and_cleared(capsys, monkeypatch, tmp_path):
         pattern_graphs.write(tmp_path / f"cache/{pattern_graphs.FOLDER}/{name}.json", [])
     cache.main(["list"])
     assert "2 files of traced patterns" in capsys.readouterr().out
-    cache.main(["clear"])
-    assert "2 files of traced patterns" in capsys.readouterr().out and pattern_graphs.files() == []
+    cache.main(["clear", "--json"])
+    assert json.loads(capsys.readouterr().out) == {"kernels": 0, "files_of_patterns": 2} and pattern_graphs.files() == []
 
 
 def test_what_cannot_be_read_can_be_cleared():

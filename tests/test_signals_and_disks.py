@@ -198,6 +198,17 @@ def test_a_limit_that_is_too_low_is_told_before_a_right_kernel_is_called_wrong(s
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["TMPDIR", "AUTOKERNEL_CACHE"])
+def test_a_disk_from_which_nothing_is_loaded_is_told_before_a_right_kernel_is_said_to_crash(name, small_disk, monkeypatch):
+    """As a hardened server's /tmp."""
+    (small_disk / "filling").unlink()
+    subprocess.run(["mount", "-o", "remount,noexec", str(small_disk)], check=True)
+    monkeypatch.setenv(name, str(small_disk))
+    monkeypatch.setattr("tempfile.tempdir", None)  # what gettempdir() has found before
+    with pytest.raises(preflight.Refused, match=f"mounted noexec.*set {name} to"):
+        preflight.check("cpp", (), experiments=False)
+
+
 def test_a_user_without_a_home(monkeypatch, tmp_path):
     """As in a container that is started for a number of no user's: there is a cache, and what is compiled in it."""
 

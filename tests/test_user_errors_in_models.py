@@ -58,6 +58,9 @@ MODELS = {
     "a function of nothing": ("def Net(): return 3", (), "Net is no nn.Module: it makes a int"),
     "an object": (net(after="Net = Net()"), (), "Net in", "is an object, no class of nn.Module"),
     "a number": ("Net = 3", (), "is a int, no class of nn.Module"),
+    "a chooser of transformers'": (
+        net(init="raise OSError('use from_config()')", after="Net._model_mapping = {}"), (), "name the class that it would"
+    ),
     "no super().__init__()": (net().replace("super().__init__()", "pass"), (), "cannot be made", "Module.__init__() call"),
     "fails later": (
         net(init="self.passes = 0", forward="self.passes += 1; assert self.passes < 3, 'no more'"), (),
@@ -166,4 +169,4 @@ def test_a_part_of_a_package_is_named_as_one(refusal, tmp_path):
     (tmp_path / "__init__.py").touch()
     (tmp_path / "net.py").write_text("from . import layers\n" + net())
     line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD)
-    assert "relative import" in line and "--module PACKAGE.NAME" in line
+    assert "relative import" in line and f"PYTHONPATH={tmp_path.parent} and --module {tmp_path.name}.net" in line

@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "action", nargs="?", choices=("list", "prove", "clear"), default="list", help="default: %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    parser.add_argument("--json", action="store_true", help="one JSON array on stdout; of clear, an object of two counts")
     console.add_sandbox_argument(parser)
     return parser
 
@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from autokernel.model import pattern_graphs
 
     if options.action == "clear":
-        print(f"{counted(clear(), 'kernel')} forgotten, and {counted(pattern_graphs.clear(), 'file')} of traced patterns")
+        kernels, files = clear(), pattern_graphs.clear()
+        told = f"{counted(kernels, 'kernel')} forgotten, and {counted(files, 'file')} of traced patterns"
+        print(json_text({"kernels": kernels, "files_of_patterns": files}) if options.json else told)
         return
     known = entries()
     if options.action == "prove":

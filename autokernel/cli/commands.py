@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 from autokernel.agents import agent_names, make_agent
@@ -20,6 +21,7 @@ from autokernel.history.status import subject
 from autokernel.integration.verification.winners import verified
 from autokernel.model.workload import Workload, workload_from
 from autokernel.preflight import HOME
+from autokernel.records import json_text
 from autokernel.report.live import narrator
 from autokernel.report.summary import write_report
 from autokernel.run.loop import Budget
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> str:
     job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required, fleet)
     workspace = Workspace(HOME, arguments.tag or default_tag(HOME, workload))
     check_of_run(workspace, workload)
-    with workspace.locked():
+    with workspace.locked(str(workload)):
         return run_job(workspace, job)
 
 
@@ -116,4 +118,6 @@ def record(arguments: argparse.Namespace) -> str:
     with narrator() as (say, step, *_):
         row = judge(edit, arguments.hypothesis, "hand", say, step, arguments.require_sandbox)
     kernel_type = edit.target.kernel_type
+    if arguments.json:
+        return json_text(asdict(row))
     return f"{subject(row)}\nthe best {kernel_type} so far: git show autokernel/{workspace.tag}:kernel.py"

@@ -19,11 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
+from autokernel import preflight
 from autokernel.cli.arguments import Parser, open_streams, script
 from autokernel.cli.signals import catch_signals
 from autokernel.cli.watched import BY_ITSELF, is_watched, watch
 from autokernel.preflight import OF_A_RUN, fail, model_file, why_no_model
 
+JSON = "--json"  # what every command calls the option by which its output is for programs
 OF_A_MODEL = ("profile", "orchestrate")  # scripts with an option --model, a file
 WATCHED = ("profile",)  # in whose process a model's own code runs; orchestrate.py has a supervisor
 
@@ -63,8 +65,10 @@ COMMANDS = {
 def run(name: str, argv: Sequence[str] | None = None) -> int:
     """The exit status of the script autokernel/cli/<name>.py, whose main() takes `argv`."""
     catch_signals()  # before PyTorch is imported
+    words = sys.argv[1:] if argv is None else argv
+    preflight.for_programs = JSON in words
     if name in OF_A_MODEL:
-        _check_model(sys.argv[1:] if argv is None else argv)
+        _check_model(words)
     try:
         status = script(_main(name), argv)
     except SystemExit as end:
@@ -114,6 +118,7 @@ def make_parser() -> Parser:
 def main() -> int:
     """The console command `autokernel`."""
     open_streams()
+    preflight.for_programs = JSON in sys.argv
     name, *words = sys.argv[1:] or ["--help"]
     command = COMMANDS.get(name)
     if command is None:

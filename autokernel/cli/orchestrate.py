@@ -49,6 +49,18 @@ COMMANDS = {
     "merge": "the verified winners as a package, committed on your branch",
     "clean": "remove a run: branch, refs, worktree and folder",
 }
+EXAMPLES = {
+    "run": "python orchestrate.py --hours 8 --model models/gpt2.py --class-name GPT2 --input-shape 1,1024",
+    "status": "python orchestrate.py status --json",
+    "runs": "python orchestrate.py runs\n          python orchestrate.py runs TAG OTHER_TAG",
+    "next": "python orchestrate.py next --tag TAG",
+    "plan": "python orchestrate.py plan --json",
+    "record": "python orchestrate.py record kernel.py -m 'UNROLL 4 -> 8: more loads in flight, 3 %'",
+    "report": "python orchestrate.py report --tag TAG",
+    "log": "python orchestrate.py log --all",
+    "merge": "python orchestrate.py merge --to fast_llama",
+    "clean": "python orchestrate.py clean TAG",
+}
 QUICK = ("next", "plan", "clean")  # in plan.py; of the others most are in commands.py
 
 DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 1  # the latter at least, and beside those that judge the starters
@@ -60,7 +72,7 @@ def make_parser() -> Parser:
     parser = Parser(__doc__, usage="python orchestrate.py [COMMAND] [OPTIONS], COMMAND --help for those of a command")
     add_run_arguments(parser)  # to be shown: what is parsed always begins with a command
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND", prog="orchestrate.py")
-    made = {name: commands.add_parser(name, help=what, description=what) for name, what in COMMANDS.items()}
+    made = {name: commands.add_parser(name, help=what, description=taught(name)) for name, what in COMMANDS.items()}
     add_run_arguments(made["run"])
     record, log, merge = made["record"], made["log"], made["merge"]
     record.add_argument("file", nargs="?", type=Path, help="default: the kernel.py of the run's tree")
@@ -78,9 +90,14 @@ def make_parser() -> Parser:
     made["clean"].add_argument("tag", type=tag, metavar="TAG")
     for name in ("next", "plan", "record", "report", "log", "merge"):
         made[name].add_argument("--tag", type=tag, help="the run's name (default: the latest)")
-    for name in ("next", "plan", "log"):
+    for name in ("next", "plan", "log", "record"):
         made[name].add_argument("--json", action="store_true", help="for programs")
     return parser
+
+
+def taught(command: str) -> str:
+    """What the help of a command begins with: what it is for, and an example."""
+    return f"{COMMANDS[command]}\n\nExample:  {EXAMPLES[command]}"
 
 
 def add_run_arguments(run: argparse.ArgumentParser) -> None:
@@ -169,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int | None:
     if words[0] in ("status", "runs", "log"):
         from autokernel.cli import status
 
-        return status.main(words, COMMANDS)
+        return status.main(words, {name: taught(name) for name in COMMANDS})
     if words[0] == "run" and STATE not in os.environ:
         return Supervisor([*program("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
     return act(words)

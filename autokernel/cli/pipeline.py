@@ -24,6 +24,7 @@ from autokernel.integration.verification.trial import verify
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
 from autokernel.model.hotspots import ModelProfile
+from autokernel.model.options import SHORT
 from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
@@ -67,7 +68,8 @@ class Job:
 
 def check_of_run(workspace: Workspace, asked: Workload) -> None:
     """Raises Refused where a model is asked for, and the run is another's: it would go on with its own."""
-    if asked == Workload(device=asked.device) or not (workspace / PLAN).exists():  # none is named, or none known
+    unnamed = Workload(input_shape=SHORT, device=asked.device)  # as workload_from() has it
+    if asked == unnamed or not (workspace / PLAN).exists():  # none is named, or none known
         return
     known = Workload.from_json(workspace.plan.workload)
     if _without_place(asked) != _without_place(known):

@@ -11,17 +11,19 @@ Writes:  workspace/<tag>/profile.json, which extract.py reads
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, new_file, tag
 from autokernel.cli.watched import noting
+from autokernel.history.at_work import profiling
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
 from autokernel.model.options import BASELINES, ITERATIONS, WARMUP, add_workload_arguments
-from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable
+from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable, why_nothing_loads
 from autokernel.records import json_text
 from autokernel.table import print_table
 
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if twice := next((place for place in places if places.count(place) > 1), None):
         parser.error(f"{os.path.relpath(twice)} is named for two files: each has one of its own")
     check_writable(*(path for path in written if path))
-    if reason := why_not_writable(default_cache()):  # of the machine's peaks
+    if reason := why_not_writable(default_cache()) or why_nothing_loads():  # of the machine's peaks
         console.fail(reason)
     if output.is_file() and output.stat().st_size:
         ModelProfile.read(output)  # an earlier profile is replaced; BadRecord, where it is anything else
@@ -86,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from autokernel.model.profiler import log_compilation, profile_workload, snapshot_memory  # with PyTorch's compiler
     from autokernel.model.regions.growing import region_finder
 
-    with console.progress(title, 2 + 4 * len(workload.parts)) as show_step:
+    seen = nullcontext() if arguments.output else profiling(output.parent, str(workload))
+    with seen, console.progress(title, 2 + 4 * len(workload.parts)) as show_step:
         say = noting(title, show_step)
         trace, regions = arguments.export_trace, None if arguments.no_regions else region_finder(workload.device)
         profile = profile_workload(workload, *repeats, say, trace, arguments.baseline, log, regions)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autokernel.cli.arguments import Parser, tag
 from autokernel.history.experiments import Experiment, Status
-from autokernel.history.runs import commit_times, find_folder
+from autokernel.history.runs import NoRun, commit_times, find_folder, has_experiments, run_tags
 from autokernel.history.status import known_rows, runs, status, subject
 from autokernel.preflight import HOME
 from autokernel.records import json_text
@@ -38,7 +38,7 @@ def main(words: Sequence[str], described: Mapping[str, str]) -> None:
 
 def log(root: Path, tag: str | None, is_all: bool, as_json: bool) -> str:
     """The experiments of a run that were kept, or all. Raises NoRun."""
-    name = find_folder(root, tag).name
+    name = _with_experiments(root, tag)
     rows = [row for row in rows_with_notes(root, name) if is_all or row.status == Status.KEPT]
     if as_json:
         return json_text([asdict(row) for row in rows])
@@ -49,6 +49,17 @@ def log(root: Path, tag: str | None, is_all: bool, as_json: bool) -> str:
     from autokernel.report.log import log_table
 
     return log_table(rows, commit_times(root, name))
+
+
+def _with_experiments(root: Path, tag: str | None) -> str:
+    """The name of a run as find_folder() has it, or of one without a plan, as of edits by hand. Raises NoRun."""
+    try:
+        return find_folder(root, tag).name
+    except NoRun:
+        name = tag or next(iter(run_tags(root)), None)
+        if name is None or not has_experiments(root, name):
+            raise
+        return name
 
 
 def rows_with_notes(root: Path, tag: str) -> list[Experiment]:

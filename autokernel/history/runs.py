@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from autokernel.history.at_work import AtWork, at_work
 from autokernel.preflight import IN_CLONE, Refused
 
 PLAN, PROFILE, PROOF, VERIFY = "plan.json", "profile.json", "proof.json", "verify.json"
@@ -101,8 +102,19 @@ def find_folder(root: Path, tag: str | None) -> Path:
     raise no_run(root, tag)
 
 
+def being_profiled(root: Path) -> list[AtWork]:
+    """What works on runs that have no plan yet."""
+    folders = (path for path in sorted(root.glob("workspace/*")) if _is_tag(path.name) and not (path / PLAN).exists())
+    return [found for folder in folders if (found := at_work(folder))]
+
+
 def no_run(root: Path, tag: str | None) -> NoRun:
     """That there is no such run with a plan, and which there are."""
+    for found in being_profiled(root):
+        if tag in (None, found.tag):
+            return NoRun(f"run {found.tag!r} has no {PLAN} yet: {found}")
+    if tag and (run_folder(root, tag) / PROFILE).is_file():
+        return NoRun(f"run {tag!r} has a profile, and no {PLAN} yet: python extract.py --tag {tag} makes it")
     if tag and run_refs(root, tag):
         return NoRun(
             f"run {tag!r} has no workspace/{tag}/{PLAN}, only its commits: git log autokernel/{tag} shows what "

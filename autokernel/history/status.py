@@ -4,11 +4,12 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from autokernel.history.at_work import AtWork, at_work
 from autokernel.history.experiments import START, STARTER, Experiment, ExperimentLog, Status
 from autokernel.history.ledger import EDITED, GitFailed, GitLedger, NoRepository, in_words
 from autokernel.history.progress import incumbent, rows_of, tried
@@ -16,6 +17,8 @@ from autokernel.history.runs import (
     PLAN,
     PROOF,
     VERIFY,
+    NoRun,
+    being_profiled,
     find_folder,
     no_run,
     run_folder,
@@ -113,17 +116,34 @@ def _edits(folder: Path, root: Path) -> list[str]:
     return found
 
 
+def _folder(root: Path, tag: str | None) -> tuple[Path, AtWork | None]:
+    """Of a run as find_folder() has it, or of one that is being profiled, and who works on it. Raises NoRun, BadTag."""
+    try:
+        folder = find_folder(root, tag)
+    except NoRun:
+        found = next((one for one in being_profiled(root) if tag in (None, one.tag)), None)
+        if not found:
+            raise
+        return run_folder(root, found.tag), found
+    working = at_work(folder)
+    return folder, working and replace(working, model="")  # it has a plan, and is profiled no more
+
+
 def status(root: Path, tag: str | None = None, as_json: bool = False) -> str:
     """A line for each target, and the last experiment. Raises NoRun, BadRecord."""
-    folder = find_folder(root, tag)
+    folder, working = _folder(root, tag)
     known = known_rows(root, folder.name)
-    rows, notes = known.rows, (*known.notes, *_edits(folder, root))
+    beside = [f"beside it {one} (run {one.tag})" for one in being_profiled(root) if one != working]
+    rows, notes = known.rows, (*known.notes, *_edits(folder, root), *([str(working)] if working else []), *beside)
     workforce = read_workforce(folder)
     if as_json:
         workers = asdict(workforce) if workforce else None
         counts = {str(s): sum(row.status == s for row in rows) for s in Status}
         last = asdict(rows[-1]) if rows else None
-        return json_text({"tag": folder.name, "counts": counts, "last": last, "notes": notes, "workers": workers})
+        told = {"tag": folder.name, "counts": counts, "last": last, "notes": notes, "workers": workers}
+        return json_text(told | {"process": working.pid if working else None})
+    if not (folder / PLAN).is_file():
+        return "\n  ".join([f"run {folder.name}: no plan yet", *notes])
     plan, proofs = read_outline(folder / PLAN), read_proofs(folder)
     lines = [f"run {folder.name}: {plan.model}"]
     lines += [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets]
@@ -142,6 +162,8 @@ def runs(root: Path, as_json: bool = False) -> str:
     if as_json:
         return json_text(found)
     if not found:
+        if working := being_profiled(root):
+            return "\n".join(f"run {one.tag}: {one}" for one in working)
         raise no_run(root, None)
     rows = [(r["tag"], str(r["experiments"]), str(r["kept"]), r["verified"], r["changed"], r["model"]) for r in found]
     return "\n".join(plain(("run", "experiments", "kept", "verified", "last change", "model"), rows))

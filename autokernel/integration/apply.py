@@ -163,14 +163,18 @@ def _with_starters(model: nn.Module) -> nn.Module:
 
     def first(*args: Any, **kwargs: Any) -> Any:
         _call_by(model, None)
-        before = verified_run(model, args, kwargs)
-        if before:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that no kernel pays was said when that was found
-                apply(model, before)
-        else:
-            LOG.warning("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
-            apply_best(model, whole_job(model, args, kwargs, STARTERS, {}))
+        try:
+            before = verified_run(model, args, kwargs)
+            if before:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UserWarning)  # that no kernel pays was said when that was found
+                    apply(model, before)
+            else:
+                LOG.warning("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
+                apply_best(model, whole_job(model, args, kwargs, STARTERS, {}))
+        except KeyboardInterrupt:
+            _call_by(model, first)  # the next call goes on where this one stopped
+            raise
         return model(*args, **kwargs)
 
     _call_by(model, first)

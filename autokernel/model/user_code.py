@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -285,7 +286,7 @@ def load_module(name: str) -> Any:
         return loaded
     try:
         _theirs.argv = [name]  # as if it had been called without an option
-        with user_code(f"{name} cannot be imported", _advice_on_names(path.parent)):
+        with user_code(f"{name} cannot be imported", _advice_on_names(path)):
             # As Python does. When it is imported later, what is Python's own comes first: PyTorch's compiler looks for it.
             sys.path.insert(0, str(path.parent))
             return import_file(path, own)
@@ -294,9 +295,13 @@ def load_module(name: str) -> Any:
         raise
 
 
-def _advice_on_names(folder: Path) -> str:
+def _advice_on_names(path: Path) -> str:
+    folder, parts = path.absolute().parent, [path.stem] * (path.stem != "__init__")
     if (folder / "__init__.py").is_file():
-        return "it is a part of a package: name it as one, --module PACKAGE.NAME, with PYTHONPATH"
+        while (folder / "__init__.py").is_file():
+            folder, parts = folder.parent, [folder.name, *parts]
+        place = shlex.quote(str(folder))
+        return f"it is a part of a package: name it as one, PYTHONPATH={place} and --module {'.'.join(parts)} for --model"
     if (folder / "autokernel.py").is_file() or (folder / "autokernel/__init__.py").is_file():
         return "import autokernel is this program, and not what stands beside your file: give that another name"
     return ""
@@ -362,7 +367,8 @@ def construct(make: Any, name: str, arguments: Mapping[str, Any]) -> nn.Module:
     kind = "" if inspect.isclass(make) else ", a function,"
     if not config_class:
         check_arguments(make, name + kind, arguments)
-    with user_code(f"{name}{kind} cannot be made of {dict(arguments) or 'no arguments'}", _advice(arguments)):
+    advice = _advice(make, arguments)
+    with user_code(f"{name}{kind} cannot be made of {dict(arguments) or 'no arguments'}", advice):
         if not config_class:
             model = make(**arguments)
         else:
@@ -459,7 +465,9 @@ def shown(value: Any) -> str:
     return f"{' '.join(repr(value).split()):.60}"
 
 
-def _advice(arguments: Mapping[str, Any]) -> str:
+def _advice(make: Any, arguments: Mapping[str, Any]) -> str:
+    if hasattr(make, "_model_mapping"):  # of transformers' Auto classes
+        return "it is a chooser: name the class that it would choose, such as LlamaForCausalLM, or weights: --pretrained ID"
     return "its arguments are given with --model-args" if arguments else ""
 
 

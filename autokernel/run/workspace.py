@@ -13,6 +13,7 @@ from pathlib import Path
 
 from autokernel.agents import Proposal
 from autokernel.hardware.machine import locks
+from autokernel.history.at_work import LOCK, note
 from autokernel.history.experiments import ExperimentLog
 from autokernel.history.ledger import GitLedger
 from autokernel.history.runs import (  # noqa: F401 for whoever needs a run
@@ -86,10 +87,13 @@ class Workspace:
         return ExperimentLog(self.root / "results.tsv")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Alone on this tag, until the process ends in whatever way. Raises RunInProgress."""
+    def locked(self, model: str = "") -> Iterator[None]:
+        """Alone on this tag, until the process ends in whatever way. Raises RunInProgress.
+
+        model: what is profiled first, where there is no plan yet.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self / "lock", "w") as file:
+        with open(self / LOCK, "a") as file:
             deadline = time.monotonic() + GRACE_S
             while not locks(file):
                 if time.monotonic() > deadline:
@@ -97,6 +101,7 @@ class Workspace:
                         f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
                     )
                 time.sleep(0.01)
+            note(file, model)
             try:
                 yield
             except Refused:
@@ -106,7 +111,7 @@ class Workspace:
     def _forget_unbegun(self) -> None:
         """Remove the folder of a run that was refused before it had a plan: nothing is in it that anybody would miss."""
         made = list(self.folder.iterdir())
-        if {path.name for path in made} <= {"lock", LOG}:
+        if {path.name for path in made} <= {LOCK, LOG}:
             for path in made:
                 path.unlink()
             self.folder.rmdir()

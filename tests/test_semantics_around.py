@@ -376,6 +376,22 @@ def test_a_transform_leaves_the_settings_of_pytorch_as_they_were() -> None:
     assert vars(Settings()) == before and not any("saved tensor hooks" in why for why in replacer.left)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_second_derivatives_inside_of_a_model(frozen: bool) -> None:
+    """A tangent of a gradient: traced without gradients, there was none, and the graph was left as it is."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, Tensor]:
+        return s.norm(s.a(x)), torch.vmap(torch.func.hessian(lambda t: s.b(t).tanh().sum()))(x)
+
+    model, replacer, x = Function(forward).requires_grad_(not frozen), everywhere(), torch.randn(2, 8)
+    ours, theirs = compile_with_kernels(model, replacer)(x), model(x)
+    torch.testing.assert_close(ours, theirs)
+    assert replacer.replaced and not replacer.left
+    if not frozen:
+        made = [torch.autograd.grad(y[1].square().sum(), list(model.b.parameters())) for y in (ours, theirs)]
+        torch.testing.assert_close(*made)
+
+
 def second_derivatives(s: Function, x: Tensor, i: Tensor) -> Tensor:
     return s.norm(torch.func.hessian(lambda t: F.gelu(s.a(t))[i].sum())(x[0]))
 

@@ -106,8 +106,15 @@ def apply(
         return result
 
     first.replacer = run.replacer = replacer  # for explain()
+    first.before = run.before = _before(model)
     _call_by(model, first)
     return model
+
+
+def _before(model: nn.Module) -> Callable[..., Any] | None:
+    """What model.compile() has made, without what is ours."""
+    call = model._compiled_call_impl
+    return getattr(call, "before", call)
 
 
 def _call_by(model: nn.Module, call: Callable[..., Any] | None) -> None:
@@ -162,17 +169,18 @@ def _with_starters(model: nn.Module) -> nn.Module:
     from autokernel.integration.verification.whole_job import verified_run, whole_job  # as in _of_run()
 
     def first(*args: Any, **kwargs: Any) -> Any:
-        _call_by(model, None)
-        before = verified_run(model, args, kwargs)
-        if before:
+        unapply(model)
+        known = verified_run(model, args, kwargs)
+        if known:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that no kernel pays was said when that was found
-                apply(model, before)
+                apply(model, known)
         else:
             LOG.warning("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
             apply_best(model, whole_job(model, args, kwargs, STARTERS, {}))
         return model(*args, **kwargs)
 
+    first.before = _before(model)
     _call_by(model, first)
     return model
 
@@ -319,5 +327,5 @@ def explain(model: nn.Module) -> Explanation:
 def unapply(model: nn.Module) -> nn.Module:
     """`model` as it was before apply()."""
     _check_model(model)
-    _call_by(model, None)
+    _call_by(model, _before(model))
     return model

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchRuntimeError
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -295,6 +296,27 @@ def test_a_mode_that_sees_all_operators(mode: Callable[[], Any]) -> None:
                 results.append([one(x), seen.get_total_flops() if isinstance(seen, FlopCounterMode) else 0])
         torch.testing.assert_close(*results)
     assert explain(applied).graphs == 1 and [("TorchDispatchMode" in why) for why in explain(applied).left] == [True]
+
+
+def test_a_mode_of_functions_sees_those_of_the_model_alone() -> None:
+    class Seeing(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    model, x = Function(lambda s, x: F.gelu(s.a(x))).requires_grad_(False), torch.randn(2, 8)
+    applied = apply(copy.deepcopy(model), [], "eager")
+    for _ in range(2):
+        with Seeing() as theirs:
+            expected = model(x)
+        with Seeing() as ours:
+            result = applied(x)
+        torch.testing.assert_close(result, expected)
+        assert ours.seen == theirs.seen
 
 
 def test_a_model_that_is_called_while_dynamo_is_disabled() -> None:

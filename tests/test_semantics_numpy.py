@@ -50,6 +50,7 @@ def test_an_array_and_a_tensor_make_what_numpy_makes_of_them(of: Callable[..., A
     numpy.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.filterwarnings("error:To copy construct")
 @pytest.mark.parametrize(
     "of",
     [

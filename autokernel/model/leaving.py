@@ -170,6 +170,8 @@ def _leave_tensors_that_numpy_is_given() -> None:
                 given = tree_leaves(rest, is_leaf=lambda v: isinstance(v, VariableTracker))
                 if any(map(_has_array, given)):
                     _leave(tx, f"a function that gives an array of NumPy's to PyTorch's {name}() is left as it is")
+            elif LEFT_WHOLE.get() and getattr(variable, "value", None) is torch.tensor:
+                return dynamos_own(*_without_a_warning(variable, tx, *rest))
             return dynamos_own(variable, tx, *rest)
 
         return call
@@ -191,6 +193,14 @@ def _leave_tensors_that_numpy_is_given() -> None:
 
 def _is_array(variable: Any) -> bool:
     return isinstance(variable, NumpyNdarrayVariable)
+
+
+def _without_a_warning(function: Any, tx: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """A call of torch.tensor(): where it is given an array, a tensor to Dynamo, it would be warned that this is no way."""
+    if args and _has_array(args[0]) and _is_array(args[0].realize()) and not set(kwargs) - {"dtype", "device"}:
+        copy = {"copy": VariableTracker.build(tx, True)}
+        return TorchInGraphFunctionVariable(torch.asarray), tx, args, {**kwargs, **copy}
+    return function, tx, args, kwargs
 
 
 def _has_array(variable: Any) -> bool:

@@ -492,6 +492,26 @@ def test_an_applied_model_is_the_same_object_and_its_copies_have_no_kernels(mode
         assert autokernel.apply(applied, [wrong_norm(winners)])(tokens).abs().max() == 0
 
 
+def test_what_was_compiled_before_apply_is_there_again_after_unapply() -> None:
+    model, graphs = RMSNorm(4), []
+
+    def backend(module: torch.fx.GraphModule, inputs: list) -> Callable:
+        graphs.append(module)
+        return module.forward
+
+    model.compile(backend=backend)
+    own = model._compiled_call_impl
+    for winners, fallback in (("starters", None), ([], "eager"), ([], "aot_eager")):
+        assert apply(model, winners, fallback)._compiled_call_impl is not own
+    model(torch.ones(2, 4))
+    assert not graphs and unapply(model)._compiled_call_impl is own
+    model(torch.ones(2, 4))
+    assert len(graphs) == 1 and unapply(model)._compiled_call_impl is own
+    apply(model, [], "eager").compile(backend=backend)  # which puts its own in the place of ours
+    own = model._compiled_call_impl
+    assert unapply(model)._compiled_call_impl is own
+
+
 def test_half_keeps_the_rotation_complex() -> None:
     model = CompactLlama(**SMALL).half()
     assert model.freqs.dtype == torch.complex64 and model.output.weight.dtype == torch.float16

@@ -3,6 +3,7 @@
 import inspect
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,28 @@ def test_a_kernel_that_keeps_a_workspace_is_called_by_one_thread_at_a_time() -> 
     with ThreadPoolExecutor(4) as pool:
         results = pool.map(lambda number: op(torch.full((8, 16), float(number)), weight), range(20))
         assert [result.unique().tolist() for result in results] == [[float(number)] for number in range(20)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_a_kernel_makes_what_it_was_proven_to_make(device: str | None, dtype: torch.dtype) -> None:
+    """It hands on addresses: of half as much memory it would write behind that, and on another device to nothing."""
+    made: list[Tensor] = []
+
+    def kernel(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+        made.append(torch.empty(*x.shape))
+        return torch.zeros(x.shape, dtype=x.dtype)
+
+    op = register(f"test_defaults_{device}_{dtype.itemsize}", load_spec("rmsnorm"), kernel, "cpu")
+    x, weight = torch.ones(8, 16, dtype=torch.float16), torch.ones(16, dtype=torch.float16)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device) if device else nullcontext():
+            result = op(x, weight)
+            assert torch.empty(1).is_meta == bool(device) and torch.empty(1).dtype == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (made[0].dtype, made[0].device.type, result.device.type) == (torch.float32, "cpu", "cpu")
 
 
 @pytest.mark.parametrize("kernel_type", kernel_types())

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchRuntimeError
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -297,6 +298,27 @@ def test_a_mode_that_sees_all_operators(mode: Callable[[], Any]) -> None:
     assert explain(applied).graphs == 1 and [("TorchDispatchMode" in why) for why in explain(applied).left] == [True]
 
 
+def test_a_mode_of_functions_sees_those_of_the_model_alone() -> None:
+    class Seeing(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    model, x = Function(lambda s, x: F.gelu(s.a(x))).requires_grad_(False), torch.randn(2, 8)
+    applied = apply(copy.deepcopy(model), [], "eager")
+    for _ in range(2):
+        with Seeing() as theirs:
+            expected = model(x)
+        with Seeing() as ours:
+            result = applied(x)
+        torch.testing.assert_close(result, expected)
+        assert ours.seen == theirs.seen
+
+
 def test_a_model_that_is_called_while_dynamo_is_disabled() -> None:
     model, x = Function(lambda s, x: s.norm(s.a(x))), torch.randn(2, 8)
     applied = apply(copy.deepcopy(model), [], "eager")
@@ -374,6 +396,22 @@ def test_a_transform_leaves_the_settings_of_pytorch_as_they_were() -> None:
     ours, theirs = compile_with_kernels(model, replacer)(torch.ones(2, 8)), model(torch.ones(2, 8))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     assert vars(Settings()) == before and not any("saved tensor hooks" in why for why in replacer.left)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_second_derivatives_inside_of_a_model(frozen: bool) -> None:
+    """A tangent of a gradient: traced without gradients, there was none, and the graph was left as it is."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, Tensor]:
+        return s.norm(s.a(x)), torch.vmap(torch.func.hessian(lambda t: s.b(t).tanh().sum()))(x)
+
+    model, replacer, x = Function(forward).requires_grad_(not frozen), everywhere(), torch.randn(2, 8)
+    ours, theirs = compile_with_kernels(model, replacer)(x), model(x)
+    torch.testing.assert_close(ours, theirs)
+    assert replacer.replaced and not replacer.left
+    if not frozen:
+        made = [torch.autograd.grad(y[1].square().sum(), list(model.b.parameters())) for y in (ours, theirs)]
+        torch.testing.assert_close(*made)
 
 
 def second_derivatives(s: Function, x: Tensor, i: Tensor) -> Tensor:

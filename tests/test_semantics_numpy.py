@@ -50,6 +50,35 @@ def test_an_array_and_a_tensor_make_what_numpy_makes_of_them(of: Callable[..., A
     numpy.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.filterwarnings("error:To copy construct")
+@pytest.mark.parametrize(
+    "of",
+    [
+        F.linear,
+        F.layer_norm,
+        lambda a, _: torch.exp(a),
+        lambda a, t: torch.cat([t[0], a[0]]),
+        lambda a, t: t.matmul(a),
+        lambda a, t: t.new_tensor(a) + torch.from_numpy(a) + torch.as_tensor(a) + torch.tensor(a),
+    ],
+)
+def test_a_function_of_pytorchs_takes_no_array_that_it_does_not_take(of: Callable[..., Any]) -> None:
+    """To Dynamo it is a tensor, which all of them take."""
+    array = numpy.ones((8, 8), numpy.float32)
+    model, x = Function(lambda s, x: (s.norm(x), of(array, x if of is not F.layer_norm else [8]))), torch.randn(8, 8)
+
+    def made(call: Callable[..., Any]) -> Any:
+        try:
+            return call(x)[1]
+        except TypeError as error:
+            return str(error)
+
+    replacer = everywhere()
+    ours, theirs = made(compile_with_kernels(model.requires_grad_(False), replacer)), made(model)
+    assert type(ours) is type(theirs)
+    assert isinstance(ours, str) and ours == theirs or torch.equal(ours, theirs) and replacer.replaced
+
+
 def test_numbers_of_numpys_keep_no_kernels_out() -> None:
     model, x = Function(lambda s, x: F.softmax(s.a(x) / numpy.sqrt(8), -1) * numpy.float32(2)), torch.randn(2, 8)
     replacer = everywhere()

@@ -106,8 +106,15 @@ def apply(
         return result
 
     first.replacer = run.replacer = replacer  # for explain()
+    first.before = run.before = _before(model)
     _call_by(model, first)
     return model
+
+
+def _before(model: nn.Module) -> Callable[..., Any] | None:
+    """What model.compile() has made, without what is ours."""
+    call = model._compiled_call_impl
+    return getattr(call, "before", call)
 
 
 def _call_by(model: nn.Module, call: Callable[..., Any] | None) -> None:
@@ -140,8 +147,10 @@ def _why_not_guarded(given: Any) -> str:
         return next(filter(None, map(_why_not_guarded, given)), "")
     if isinstance(given, dict):
         return next(filter(None, map(_why_not_guarded, given.values())), "")
-    if isinstance(given, Tensor) and given.is_nested and given.layout is torch.strided:  # it ends the process
-        return "a call with a nested tensor of layout torch.strided runs the model as it is"
+    if isinstance(given, Tensor):
+        with torch._C.DisableTorchFunction():  # a class of tensors, or a mode, is asked for what the model does alone
+            if given.is_nested and given.layout is torch.strided:  # it ends the process
+                return "a call with a nested tensor of layout torch.strided runs the model as it is"
     return ""
 
 
@@ -162,13 +171,13 @@ def _with_starters(model: nn.Module) -> nn.Module:
     from autokernel.integration.verification.whole_job import verified_run, whole_job  # as in _of_run()
 
     def first(*args: Any, **kwargs: Any) -> Any:
-        _call_by(model, None)
+        unapply(model)
         try:
-            before = verified_run(model, args, kwargs)
-            if before:
+            known = verified_run(model, args, kwargs)
+            if known:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)  # that no kernel pays was said when that was found
-                    apply(model, before)
+                    apply(model, known)
             else:
                 LOG.warning("finding the starters that pay for %s: a few minutes, once", type(model).__name__)
                 apply_best(model, whole_job(model, args, kwargs, STARTERS, {}))
@@ -177,6 +186,7 @@ def _with_starters(model: nn.Module) -> nn.Module:
             raise
         return model(*args, **kwargs)
 
+    first.before = _before(model)
     _call_by(model, first)
     return model
 
@@ -323,5 +333,5 @@ def explain(model: nn.Module) -> Explanation:
 def unapply(model: nn.Module) -> nn.Module:
     """`model` as it was before apply()."""
     _check_model(model)
-    _call_by(model, None)
+    _call_by(model, _before(model))
     return model

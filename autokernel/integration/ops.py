@@ -49,6 +49,7 @@ DIRECT = {
     aten.t.default: torch.t,
     aten.empty.memory_format: torch.empty,
 }
+FACTORIES = {torch.empty, torch.empty_strided, torch.zeros, torch.ones, torch.rand, torch.randn}  # of the default dtype
 # A result is no view of what was made on the way to it: it may be changed in place.
 NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -117,13 +118,36 @@ def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
 
 def one_at_a_time(kernel: Kernel) -> Kernel:
     """`kernel`, of which two calls in threads never overlap: it may keep a workspace, and a server has several threads."""
-    lock = LOCKS.setdefault(kernel, threading.RLock())
+    lock, kernel = LOCKS.setdefault(kernel, threading.RLock()), by_pytorchs_defaults(kernel)
 
     def call(**arguments: Any) -> Any:
         with lock:
             return kernel(**arguments)
 
     return call
+
+
+def by_pytorchs_defaults(kernel: Kernel) -> Kernel:
+    """`kernel`, which was proven so: it hands on the address of a torch.empty(rows, columns), of whatever size that is."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch._C._len_torch_function_stack() or torch.get_default_dtype() is not torch.float32:
+            with _Defaults():
+                return kernel(*arguments, **named)
+        return kernel(*arguments, **named)
+
+    return call
+
+
+class _Defaults(TorchFunctionMode):
+    """Neither the program's default device, which is a mode, nor its default dtype, which is that of all threads."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in FACTORIES and kwargs.get("dtype") is None and kwargs.get("out") is None:
+            kwargs["dtype"] = torch.float32
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
 
 
 def at_sizes(kernel: Kernel, arguments: Mapping[str, Any]) -> Kernel:
@@ -353,7 +377,7 @@ def traced(spec: KernelSpec, kernel: Kernel, case: Case, device: torch.device) -
     with FakeTensorMode():
         arguments = [_fake_argument(case.args[name], device) for name in inspect.signature(spec.oracle).parameters]
         try:
-            graph = make_fx(kernel)(*arguments)
+            graph = make_fx(by_pytorchs_defaults(kernel))(*arguments)
         except Exception:  # whatever a kernel does that tracing does not know
             return None
     constants = [v for node in _launches(graph) for v in _constants(node).values()]
@@ -391,7 +415,8 @@ def direct(graph: GraphModule) -> Kernel:
         graph.graph.erase_node(node)
     for node in graph.graph.nodes:
         node.target = DIRECT.get(node.target, node.target)
-    forward = GraphModule(graph, graph.graph).forward  # what Dynamo's own class has is not to be called from other graphs
+    # What Dynamo's own class has is not to be called from other graphs.
+    forward = by_pytorchs_defaults(GraphModule(graph, graph.graph).forward)
 
     def call(*arguments: Any) -> Any:
         return forward(*arguments)

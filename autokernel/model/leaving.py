@@ -23,13 +23,16 @@ from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
+from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import DelayGraphBreakVariable, NumpyVariable
 from torch._dynamo.variables.tensor import NumpyNdarrayVariable, TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch.utils._pytree import tree_leaves
 
 STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the function that it fails at
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 MAKE_ARRAYS = (numpy.array, numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray)
+TAKE_ARRAYS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "is_tensor", "__getitem__"}  # of PyTorch's
 OF_FRAMES, OF_FAKES = "torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"  # names of loggers
 LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see left_whole()
 
@@ -136,6 +139,7 @@ def _leave_tensors_that_numpy_is_given() -> None:
     """Of a tensor a function of NumPy's makes a tensor again, and an array to Dynamo. Its random numbers are its own.
 
     Of an array and a tensor an operator makes what NumPy makes of it, or fails; to Dynamo the array is a tensor as well.
+    So it is where a function of PyTorch's, or a tensor's, is given an array, most of which take none.
     """
 
     def of_function(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +164,24 @@ def _leave_tensors_that_numpy_is_given() -> None:
 
         return call
 
+    def of_pytorch(dynamos_own: Callable[..., Any], name_of: Callable[..., str]) -> Callable[..., Any]:
+        def call(variable: Any, tx: Any, *rest: Any) -> Any:
+            if LEFT_WHOLE.get() and not _is_array(variable) and (name := name_of(variable, *rest)) not in TAKE_ARRAYS:
+                given = tree_leaves(rest, is_leaf=lambda v: isinstance(v, VariableTracker))
+                if any(map(_has_array, given)):
+                    _leave(tx, f"a function that gives an array of NumPy's to PyTorch's {name}() is left as it is")
+            elif LEFT_WHOLE.get() and getattr(variable, "value", None) is torch.tensor:
+                return dynamos_own(*_without_a_warning(variable, tx, *rest))
+            return dynamos_own(variable, tx, *rest)
+
+        return call
+
     NumpyVariable.call_function = of_function(NumpyVariable.call_function)
+    functions = TorchInGraphFunctionVariable
+    functions.call_function = of_pytorch(
+        functions.call_function, lambda variable, *_: getattr(variable.value, "__name__", "")
+    )
+    TensorVariable.call_method = of_pytorch(TensorVariable.call_method, lambda _, name, *__: name)
     for kind, name in (
         (BuiltinVariable, "_handle_insert_op_in_graph"),
         (NumpyNdarrayVariable, "richcompare_impl"),
@@ -172,6 +193,24 @@ def _leave_tensors_that_numpy_is_given() -> None:
 
 def _is_array(variable: Any) -> bool:
     return isinstance(variable, NumpyNdarrayVariable)
+
+
+def _without_a_warning(function: Any, tx: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """A call of torch.tensor(): where it is given an array, a tensor to Dynamo, it would be warned that this is no way."""
+    if args and _has_array(args[0]) and _is_array(args[0].realize()) and not set(kwargs) - {"dtype", "device"}:
+        copy = {"copy": VariableTracker.build(tx, True)}
+        return TorchInGraphFunctionVariable(torch.asarray), tx, args, {**kwargs, **copy}
+    return function, tx, args, kwargs
+
+
+def _has_array(variable: Any) -> bool:
+    """Whether it is an array, or a list of some: no number of NumPy's."""
+    if not isinstance(variable, VariableTracker):
+        return False
+    variable = variable.realize()
+    if isinstance(variable, BaseListVariable):
+        return any(map(_has_array, variable.items))
+    return _is_array(variable) and not _is_number_of_numpy(variable)
 
 
 def _is_number_of_numpy(variable: Any) -> bool:

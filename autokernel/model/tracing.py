@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import (
 from autokernel.model.autocast import autocast_as_nodes, autocast_operators, set_autocast
 from autokernel.model.layouts import operators_in_doubt
 from autokernel.model.masks import replace_known_masks
-from autokernel.model.nodes import aten, prune, value, written
+from autokernel.model.nodes import aten, prune, set_gradients, value, written
 from autokernel.model.numbers import NUMBER, at_hand, is_number, reads_a_number
 from autokernel.model.one_node import Number, as_one_node, data_of
 from autokernel.model.settings import is_setting, nesting, setting_of, settings_restored
@@ -168,6 +168,7 @@ class _Traced(Interpreter):
     def __init__(self, module: GraphModule, gradients: bool):
         super().__init__(module)
         self.gradients = gradients
+        self.is_recording = torch.is_grad_enabled()  # where the graph is; trace() is without gradients
 
     def run_node(self, n: Node) -> Any:
         if is_setting(n):
@@ -183,14 +184,25 @@ class _Traced(Interpreter):
             before = (device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
             set_autocast(device_type, is_enabled, dtype or before[2])
             return before
+        if target is set_gradients:
+            self.is_recording = args[0]
         if target is data_of:
             return as_one_node(target, args, kwargs)
         if not isinstance(target, HigherOrderOperator):
             return super().call_function(target, args, kwargs)
         if target is checkpoint and not self.gradients:  # then it is its body, and no more
-            return _Traced(args[0], False).run(*args[1:])
-        with autocast_as_nodes():
+            body = _Traced(args[0], False)
+            body.is_recording = self.is_recording
+            return body.run(*args[1:])
+        with autocast_as_nodes(), self._recording() if args and isinstance(args[0], Stretch) else nullcontext():
             return as_one_node(target, args, kwargs)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Around transforms: Dynamo writes no enable_grad() where gradients are on, and nested ones need it."""
+        # make_fx, which learns of it as a mode of functions, would note down that gradients are set.
+        with torch._C.DisableTorchFunction(), torch.set_grad_enabled(self.is_recording):
+            yield
 
 
 def trace(function: Callable[..., Any], inputs: list[Any], tracing_mode: str = "real") -> GraphModule:

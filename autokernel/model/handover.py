@@ -11,7 +11,7 @@ import shutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,13 @@ def example_inputs():
 
 
 def shuffled(tensor):
-    """Masks of two values, and what has values that are not finite, stay; so do indices, whose order has a meaning."""
-    if not tensor.is_floating_point() or not tensor.isfinite().all() or tensor.unique().numel() <= 2:
+    """Masks of two values, and what has values that are not finite, stay; so do indices, whose order has a meaning, and
+    what PyTorch cannot order: sparse and nested tensors, numbers of eight bits."""
+    if tensor.layout != torch.strided or tensor.is_nested or not tensor.is_floating_point() or tensor.itemsize < 2:
         return tensor
-    return tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape)
+    if not tensor.isfinite().all() or tensor.unique().numel() <= 2:
+        return tensor
+    return torch.empty_like(tensor).copy_(tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape))
 '''
 
 
@@ -74,8 +77,17 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         )
     given = leaves((args, dict(kwargs)), f"what {name} is given")
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    if once := next((value for value in given if isinstance(value, Iterator)), None):
+        raise WorkloadError(
+            f"{name} is given {shown(once)}, which ends after one pass: give a list or a tuple of its items"
+        )
+    if any(tensor.is_meta for tensor in tensors):
+        raise WorkloadError(f"{name} is given tensors without data (on the device meta): give some with values")
     if not tensors:
-        raise WorkloadError(f"{name} is given no tensor: name the inputs that it is to be measured on after the model")
+        other = next((type(value) for value in given if value is not None), None)
+        inside = f", but {other.__name__}: tensors are found in tuples, lists, dicts and dataclasses" if other else ""
+        hint = inside or ": name the inputs that it is to be measured on after the model"
+        raise WorkloadError(f"{name} is given no tensor{hint}")
     written = io.BytesIO()
     try:
         held = _Exported(model, args, dict(kwargs)) if isinstance(model, _StatefulGraphModule) else model

@@ -37,6 +37,7 @@ from autokernel.model.user_code import (
 from autokernel.preflight import HOME, model_file
 from autokernel.records import record_from
 from autokernel.spec import ROOT
+from autokernel.words import counted
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs
 
@@ -133,7 +134,7 @@ class Workload:
             return dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
             takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values()) or "nothing"
-            given = f"{len(args)} arguments" + f" and {', '.join(kwargs)}" * bool(kwargs)
+            given = counted(args, "argument") + f" and {', '.join(kwargs)}" * bool(kwargs)
             raise WorkloadError(
                 f"forward() of {self.class_name} takes {takes}, and is given {given} ({error}); {self._whose_inputs(model)}"
             ) from None

@@ -203,7 +203,7 @@ def locked() -> nn.Module:
         ),
         (Mixed(), (ROUND,), "what Mixed is given holds itself"),
         (Mixed(), (torch.ones(2, 16, device="meta"),), "Mixed is given tensors without data"),
-        (Mixed(), (torch.ones(2, 16), iter([1])), "which ends after one pass: give a list of"),
+        (Mixed(), (torch.ones(2, 16), iter([1])), "which ends after one pass: give a list"),
         (Mixed(), (UserDict(x=torch.ones(2, 16)),), "Mixed is given no tensor, but UserDict: tensors are found in tuples"),
     ],
 )

@@ -99,6 +99,19 @@ def test_report_is_for_people(run):
     assert headline < pasted < page.index("<h2>Targets") and "experiments: 1 kept, 1 failed" in page
 
 
+def test_report_and_clean_are_for_programs_as_well(run):
+    words = make_parser().parse_args(["run", "--json"])
+    told = json.loads(call("report", json=words.json))
+    assert (told["run"], told["verdict"], told["verification"]) == (
+        run.tag,
+        "test is not verified yet: no kernel is to be used in it",
+        None,
+    )
+    assert told["summary"] == call("report") and told["report"] == str(run / "report.html")
+    gone = json.loads(call("clean", tag=run.tag, json=True))
+    assert gone["run"] == run.tag and gone["freed_bytes"] > 0 and not run.folder.exists()
+
+
 def test_the_confidence_of_a_keep_is_the_gates_wherever_it_is_said(run):
     said = f"{100 * CONFIDENCE:g} %"
     assert f"put its {said} interval above" in call("report")

@@ -88,9 +88,10 @@ def make_parser() -> Parser:
         help="of the package (default: kernels_<tag>); its name is imported",
     )
     made["clean"].add_argument("tag", type=tag, metavar="TAG")
+    made["clean"].add_argument("--json", action="store_true", help="for programs")
     for name in ("next", "plan", "record", "report", "log", "merge"):
         made[name].add_argument("--tag", type=tag, help="the run's name (default: the latest)")
-    for name in ("next", "plan", "log", "record"):
+    for name in ("next", "plan", "log", "record", "report", "merge"):
         made[name].add_argument("--json", action="store_true", help="for programs")
     return parser
 
@@ -116,6 +117,7 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("--experiments", type=count_or_none, metavar="N", help="stop after so many")
     run.add_argument("--tag", type=tag, help="the run's name (default: the latest unfinished one of this model)")
     run.add_argument("--top", type=count, default=5, metavar="N", help="how many targets (default: %(default)s)")
+    run.add_argument("--json", action="store_true", help="for programs: what came of it as one JSON object on stdout")
     add_sandbox_argument(run, workers=True)
     many = run.add_argument_group("many workers, on Ray")
     many.add_argument(

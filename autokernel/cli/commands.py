@@ -12,6 +12,7 @@ from autokernel.backends import default_backend
 from autokernel.cli.by_hand import edit_for, judge, run_of
 from autokernel.cli.orchestrate import DEFAULT_EXPERIMENTS, DEFAULT_MINUTES
 from autokernel.cli.pipeline import Job, Workers, check_of_run, run_job
+from autokernel.cli.signals import RunStopped
 from autokernel.console import fail, preflight
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
@@ -63,7 +64,11 @@ def run(arguments: argparse.Namespace) -> str:
     workspace = Workspace(HOME, arguments.tag or default_tag(HOME, workload))
     check_of_run(workspace, workload)
     with workspace.locked(str(workload)):
-        return _result(workspace, run_job(workspace, job), arguments.json)
+        try:
+            return _result(workspace, run_job(workspace, job), arguments.json)
+        except RunStopped as stopped:
+            stopped.args = (_result(workspace, str(stopped), arguments.json),)
+            raise
 
 
 def _result(workspace: Workspace, summary: str, as_json: bool) -> str:

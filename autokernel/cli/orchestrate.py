@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autokernel.cli.arguments import (
+    INTERRUPTED,
     YEAR_H,
     Parser,
     count,
@@ -33,6 +34,7 @@ from autokernel.cli.arguments import (
     tag,
     workers,
 )
+from autokernel.cli.signals import RunStopped
 from autokernel.hardware.processes import STATE
 from autokernel.preflight import HOME, Refused, as_called, check_installed, named, program
 from autokernel.run.supervisor import AGAIN, Supervisor
@@ -212,7 +214,10 @@ def act(words: list[str]) -> int | None:
     except MachineFault as fault:
         print(fault, file=sys.stderr)
         return AGAIN
-    except KeyboardInterrupt:
+    except RunStopped as stopped:
+        print(as_called(str(stopped)))
+        return stopped.status
+    except KeyboardInterrupt as stopped:
         print("stopped at once; what was judged is kept, and the same command goes on from here", file=sys.stderr)
-        return 130
+        return getattr(stopped, "status", INTERRUPTED)
     return None

@@ -366,7 +366,7 @@ class Loop:
                     watch = Watch(target.device, self._folders, self.say)
                     verdict = examine()
                 fault = fault or watch.fault(verdict)
-            if not fault or last:
+            if not fault or last or self.stopping:  # as it was told to be while the gate was at work
                 break
             self.say(f"{fault}: judged again in {pause_s:g} s")
             self._sleep(pause_s)
@@ -409,7 +409,7 @@ class Loop:
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stopping:
                 raise KeyboardInterrupt
-            self.stopping = f"stopped by {signal.Signals(number).name}"
+            self.stopping, self.stopped_by = f"stopped by {signal.Signals(number).name}", number
             self.say("stopping after the experiment in hand (once more: stop now)")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -250,6 +250,21 @@ def test_what_was_disturbed_is_not_judged_again_once_the_run_is_to_stop(started)
     assert loop.rows[-1].status == Status.UNDECIDED and not any("judged again" in line for line in said)
 
 
+def test_a_run_whose_folder_is_deleted_meanwhile_goes_on(started):  # noqa: F811
+    said, judge = [], Disturbed(0)
+    with started.locked():
+        loop = Loop(started, PLAN_OF_ONE, judge, said.append, pauses_s=())
+
+        def deleted(*args, **options):
+            shutil.rmtree(started.folder)
+            return VERDICT
+
+        judge.examine = deleted
+        loop.run(ScriptedAgent([(FAST + "#", "an edit")]), NO_RULES, Budget())
+    assert [row.status for row in started.log.read()] == [Status.KEPT] * 2 and started.plan == PLAN_OF_ONE
+    assert any("was deleted while the run worked" in line for line in said)
+
+
 OUT_OF_SPACE, NO_SPACE = (OSError, GitCommandError), "No space left|Out of diskspace|write error|unable to write"
 
 

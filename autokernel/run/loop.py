@@ -31,7 +31,7 @@ from autokernel.history.status import subject
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.starters import fastest_first, own_starter, ranked
-from autokernel.run.workspace import Intent, Workspace
+from autokernel.run.workspace import PLAN, Intent, Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, starter_source
 from autokernel.verdict import Correctness, Verdict
@@ -338,6 +338,10 @@ class Loop:
         several workers judge tell the order in which it was kept. `against`: the commit of the kernel that it was judged
         against, where another one has become the incumbent meanwhile."""
         target, proposal = self.plan.target(intent.target), intent.proposal
+        if not self.workspace.folder.exists():
+            self.workspace.folder.mkdir(parents=True)
+            self.plan.write(self.workspace / PLAN)
+            self.say(f"{self.workspace.folder} was deleted while the run worked: its plan is written again")
         if intent.experiment != self._next_number:
             intent = replace(intent, experiment=self._next_number)
             self.workspace.write_intent(intent)

@@ -188,11 +188,19 @@ def locked() -> nn.Module:
     return model
 
 
+def of_a_compiled_class() -> nn.Module:
+    """As a notebook has it, whose classes travel with the model."""
+    cell = {"__name__": "__main__"}
+    exec("import torch\nclass Net(torch.nn.ReLU):\n    forward = torch.compile(torch.nn.ReLU.forward)\n", cell)
+    return cell["Net"]()
+
+
 @pytest.mark.parametrize(
     "model, inputs, says",
     [
         (locked(), (torch.ones(2, 16),), "Mixed cannot be handed to the processes that measure it"),
         (Mixed(), (), "Mixed is given no tensor"),
+        (of_a_compiled_class(), (torch.ones(2),), r"Net.forward\(\) is compiled already: take @torch.compile off"),
         (Mixed().double(), (torch.ones(2, 16),), "Mixed is in torch.float64"),
         (nn.Linear(4, 4, device="meta"), (torch.ones(2, 4),), "without data"),
         (torch.relu, (torch.ones(2, 4),), r"is no nn.Module \(call it in the forward\(\) of one\)"),

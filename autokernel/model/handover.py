@@ -93,6 +93,10 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         held = _Exported(model, args, dict(kwargs)) if isinstance(model, _StatefulGraphModule) else model
         torch.save({"model": held, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=_Pickles)
     except Exception as error:  # of whatever kind: what is in a model decides
+        if compiled := _compiled(model):
+            raise WorkloadError(
+                f"{compiled}() is compiled already: take @torch.compile off it, for the model is measured with and without"
+            ) from error
         raise WorkloadError(
             f"{name} cannot be handed to the processes that measure it, for it cannot be pickled ({short(error)}): "
             "take that out of it, or name its file and class on the command line (autokernel optimize --model FILE)"
@@ -189,6 +193,15 @@ def _script(written: bytes) -> torch.jit.ScriptModule:
 
 def _exported(written: bytes) -> nn.Module:
     return torch.export.load(io.BytesIO(written)).module()
+
+
+def _compiled(model: nn.Module) -> str:
+    """The first function of a class of its modules that torch.compile has decorated; empty if there is none."""
+    for kind in {type(module): None for module in model.modules()}:
+        for name, value in vars(kind).items():
+            if hasattr(value, "_torchdynamo_orig_callable"):
+                return f"{kind.__name__}.{name}"
+    return ""
 
 
 def _device(model: nn.Module, name: str) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,25 @@ def test_a_model_is_handed_over_as_it_is(tmp_path) -> None:
     torch.testing.assert_close(fresh.flatten().sort().values, x.flatten().sort().values, rtol=0, atol=0)
 
 
+def test_layouts_are_handed_over(tmp_path) -> None:
+    """An operation on them may have other kernels than one on contiguous tensors, or none."""
+    image, transposed = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last), torch.randn(16, 2).t()
+    workload = hand_over(Mixed(), (transposed,), {"mask": image}, tmp_path)
+    _, (again,), kwargs = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert (again.stride(), kwargs["mask"].stride()) == (transposed.stride(), image.stride())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [torch.randn(4, 16).to_sparse(), torch.randn(4, 16).to(torch.float8_e4m3fn)],
+    ids=["sparse", "eight bits"],
+)
+def test_what_pytorch_cannot_order_is_handed_over_as_it_is(given, tmp_path) -> None:
+    workload = hand_over(Mixed(), (given,), {}, tmp_path)
+    _, (again,), _ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert (again.layout, again.dtype) == (given.layout, given.dtype)
+
+
 @torch.jit.script
 def doubled(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
@@ -168,15 +188,31 @@ def locked() -> nn.Module:
     return model
 
 
+def of_a_compiled_class() -> nn.Module:
+    """As a notebook has it, whose classes travel with the model."""
+    cell = {"__name__": "__main__"}
+    exec("import torch\nclass Net(torch.nn.ReLU):\n    forward = torch.compile(torch.nn.ReLU.forward)\n", cell)
+    return cell["Net"]()
+
+
 @pytest.mark.parametrize(
     "model, inputs, says",
     [
         (locked(), (torch.ones(2, 16),), "Mixed cannot be handed to the processes that measure it"),
         (Mixed(), (), "Mixed is given no tensor"),
+        (of_a_compiled_class(), (torch.ones(2),), r"Net.forward\(\) is compiled already: take @torch.compile off"),
         (Mixed().double(), (torch.ones(2, 16),), "Mixed is in torch.float64"),
         (nn.Linear(4, 4, device="meta"), (torch.ones(2, 4),), "without data"),
-        (torch.relu, (torch.ones(2, 4),), "is no nn.Module"),
+        (torch.relu, (torch.ones(2, 4),), r"is no nn.Module \(call it in the forward\(\) of one\)"),
+        (
+            torch.export.export(nn.ReLU(), (torch.ones(2),)),
+            (torch.ones(2),),
+            r"exported program \(its module\(\)",
+        ),
         (Mixed(), (ROUND,), "what Mixed is given holds itself"),
+        (Mixed(), (torch.ones(2, 16, device="meta"),), "Mixed is given tensors without data"),
+        (Mixed(), (torch.ones(2, 16), iter([1])), "which ends after one pass: give a list"),
+        (Mixed(), (UserDict(x=torch.ones(2, 16)),), "Mixed is given no tensor, but UserDict: tensors are found in tuples"),
     ],
 )
 def test_what_cannot_be_handed_over_is_refused_in_a_sentence(model, inputs, says, tmp_path) -> None:

@@ -1,11 +1,13 @@
 """What a kernel could do beside the clock: each is tried against the gate itself, which must not be moved by it."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from autokernel.gate.timing.faults import RefusedWhileTimed
 from autokernel.gate.timing.pairs import BATCH_S, PairResult, PairTimer, Side, seconds_of
 from autokernel.gate.timing.statistics import keep_rule
 from autokernel.gate.workers.channel import Placed
-from autokernel.gate.workers.processes import WorkerProcess, tasks
+from autokernel.gate.workers.processes import WorkerFault, WorkerProcess, tasks
 from autokernel.gate.workers.stopwatch import Allowance
 from autokernel.gate.workers.views import POOL, copy_from_pool
 from autokernel.spec import ROOT, load_spec
@@ -295,6 +297,30 @@ def test_a_worker_that_is_stopped_stands_still_whatever_system_call_it_is_in(jud
             time.sleep(0.1)
             assert cpu_ns(worker.pid) == before
             worker.resume()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("stands, counts", [(True, 0.0), (False, 6e-3)])
+def test_a_thread_that_leaves_its_core_late_has_not_run_while_it_was_suspended(judge: Judge, monkeypatch, stands, counts):
+    """As where a hypervisor takes the core away meanwhile. One that has been continued has."""
+    with WorkerProcess(judge.parent, 1, "") as worker:
+        times = iter([1.0, 1.003, 1.006])
+        monkeypatch.setattr(worker, "cpu_s", lambda: next(times, 1.006))
+        stood = iter([True])
+        monkeypatch.setattr("autokernel.gate.workers.processes.stopped", lambda task: stands or next(stood, False))
+        worker.stop()
+        assert 1.006 - worker.suspended_s == pytest.approx(counts)
+        with pytest.raises(WorkerFault, match="6000 us while it was suspended") if counts else contextlib.nullcontext():
+            worker.resume()
+
+
+def test_a_kernel_that_ran_while_it_was_suspended_is_measured_again_once_where_others_are_at_work(judge: Judge):
+    target = default_target("rmsnorm", "cpp", "cpu", torch.float32)
+    with judge.contests.timer(target, 1, "none") as timer, WorkerProcess(judge.parent, 1, "") as worker:
+        ran, other = WorkerFault(worker, "FAIL", "it ran", suspended=True), WorkerFault(worker, "FAIL", "it was wrong")
+        quiet, busy = SimpleNamespace(share=0.0), SimpleNamespace(share=0.5)
+        given = [(ran, worker, quiet), (other, worker, busy), (ran, None, busy), (ran, worker, busy), (ran, worker, busy)]
+        assert [timer._is_excused(*case) for case in given] == [False, False, False, True, False]
 
 
 DECOYS = """

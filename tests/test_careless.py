@@ -643,10 +643,18 @@ def test_a_run_that_is_being_profiled_is_told_of_before_it_has_a_plan(tmp_path):
     from autokernel.history.at_work import profiling
     from autokernel.history.runs import NoRun, no_run, run_folder
     from autokernel.history.status import runs, status
+    from autokernel.preflight import Refused
     from autokernel.run.workspace import Workspace
 
     says = f"process {os.getpid()} is profiling net.py:Net 4,64"
     model = "net.py:Net 4,64"
+    with profiling(run_folder(tmp_path, "new"), model):
+        with (
+            pytest.raises(Refused, match=f"{says} for run 'new': wait for it"),
+            profiling(run_folder(tmp_path, "new"), model),
+        ):
+            pass  # a second one, which would write the same file
+        assert says in status(tmp_path)
     for beginning in (profiling(run_folder(tmp_path, "new"), model), Workspace(tmp_path, "new").locked(model)):
         with beginning:
             assert status(tmp_path) == status(tmp_path, "new") and says in status(tmp_path)

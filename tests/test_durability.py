@@ -62,6 +62,7 @@ SUPERVISED = {
     "killed, then well": ("if turn < 3: os.kill(os.getpid(), 9)", 0, 3),
     "asks for another, then well": (f"raise SystemExit({AGAIN} if turn < 3 else 0)", 0, 3),
     "an error after an experiment, then well": ("if turn == 1: rows.write('row'); rows.close(); raise ValueError", 0, 2),
+    "told to stop after an experiment": ("rows.write('row'); rows.close(); raise SystemExit(143)", 143, 1),
     "killed each time": ("os.kill(os.getpid(), 9)", 1, 4),
     "a crash of its own code": ("os.kill(os.getpid(), 11)", 139, 2),
     "a crash, then well": ("if turn == 1: os.kill(os.getpid(), 11)", 0, 2),
@@ -232,6 +233,36 @@ def test_what_the_machine_disturbs_is_judged_again_and_never_a_revert(started, t
         loop.run(ScriptedAgent([(FAST + "#", "an edit")]), NO_RULES, Budget())
     assert loop.rows[-1].status == status
     assert sum("judged again" in line for line in said) == min(times, 2)
+
+
+def test_what_was_disturbed_is_not_judged_again_once_the_run_is_to_stop(started):  # noqa: F811
+    said, judge = [], Disturbed(1)
+    with started.locked():
+        loop = Loop(started, PLAN_OF_ONE, judge, said.append, pauses_s=(600,))
+        disturbed = judge.examine
+
+        def stopped(*args, **options):
+            loop.stopping = "stopped by SIGINT"
+            return disturbed(*args, **options)
+
+        judge.examine = stopped
+        loop.run(ScriptedAgent([(FAST + "#", "an edit")]), NO_RULES, Budget())
+    assert loop.rows[-1].status == Status.UNDECIDED and not any("judged again" in line for line in said)
+
+
+def test_a_run_whose_folder_is_deleted_meanwhile_goes_on(started):  # noqa: F811
+    said, judge = [], Disturbed(0)
+    with started.locked():
+        loop = Loop(started, PLAN_OF_ONE, judge, said.append, pauses_s=())
+
+        def deleted(*args, **options):
+            shutil.rmtree(started.folder)
+            return VERDICT
+
+        judge.examine = deleted
+        loop.run(ScriptedAgent([(FAST + "#", "an edit")]), NO_RULES, Budget())
+    assert [row.status for row in started.log.read()] == [Status.KEPT] * 2 and started.plan == PLAN_OF_ONE
+    assert any("was deleted while the run worked" in line for line in said)
 
 
 OUT_OF_SPACE, NO_SPACE = (OSError, GitCommandError), "No space left|Out of diskspace|write error|unable to write"

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from autokernel.cli import extract
-from autokernel.cli.profile import show
+from autokernel.cli.profile import make_parser, show
 from autokernel.hardware.device import Device
 from autokernel.integration.verification.parity import outputs
 from autokernel.model.extraction import make_plan, write_starters
 from autokernel.model.hotspots import ModelProfile
 from autokernel.model.profiler import _repeats, profile_workload
-from autokernel.model.workload import Part, Workload, WorkloadError, in_dtype
+from autokernel.model.workload import Part, Workload, WorkloadError, in_dtype, workload_from
 from autokernel.spec import ROOT
 from autokernel.target import Plan
 from tests import in_process
@@ -199,6 +199,20 @@ def test_what_cannot_be_captured_is_said_with_its_share_of_the_time(tmp_path: Pa
     assert any("disable" in reason for reason in profile.graph_breaks)
     assert 0.01 < profile.uncaptured < 1  # a sort of 20 times as much
     assert sum(h.share for h in profile.hotspots) == pytest.approx(1)
+
+
+def test_example_inputs_of_an_installed_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class may stand in another file of it; whoever is told of the workload is told whose inputs these are."""
+    package = tmp_path / "package_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .net import Net\n")
+    method = "    @staticmethod\n    def example_inputs():\n        return (torch.ones(3, 4),)\n"
+    (package / "net.py").write_text(f"import torch\nclass Net(torch.nn.ReLU):\n{method}")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--module", package.name, "--class-name", "Net", "--device", "cpu"]
+    workload = workload_from(make_parser().parse_args(words))
+    assert workload.input_shape == () and "example_inputs()" in str(workload)
+    assert workload.load()[1][0].shape == (3, 4)
 
 
 @pytest.mark.parametrize(

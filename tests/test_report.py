@@ -380,3 +380,12 @@ def test_status_of_ten_thousand_rows_needs_no_pytorch(tmp_path):
     assert "9999 experiments, none kept" in words and "#10000" in words
     assert record["counts"]["reset"] == 9999 and record["last"]["experiment"] == 10000
     assert not {"torch", "matplotlib", "jinja2"} & set(modules)
+
+
+def test_charts_are_drawn_in_silence_where_there_is_no_home(tmp_path):
+    (tmp_path / "file").touch()
+    gone = {name: str(tmp_path / "file" / name) for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")}
+    environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"}
+    command = [sys.executable, "-c", "import autokernel.report.charts"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment | gone, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

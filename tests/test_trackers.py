@@ -1,6 +1,7 @@
 """A run's experiments in the trackers that are installed: what they read back is what results.tsv has."""
 
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,4 +77,6 @@ def test_the_command_takes_a_runs_rows_and_its_verdict(run, tmp_path, monkeypatc
     monkeypatch.setattr(command, "HOME", run.root)
     command.main(["tensorboard", "--tag", "night", "--folder", str(tmp_path)])
     assert "1 experiment of night: there" in capsys.readouterr().out
+    command.main(["tensorboard", "--tag", "night", "--folder", str(tmp_path), "--json"])
+    assert json.loads(capsys.readouterr().out) == {"run": "night", "experiments": 1, "where": "there"}
     assert taken["model"]["model/over eager with eager"] == 1.2 and f"{TARGET.name}/latency_us" in taken["steps"][0][1]

@@ -12,20 +12,23 @@ from autokernel.backends import default_backend
 from autokernel.cli.by_hand import edit_for, judge, run_of
 from autokernel.cli.orchestrate import DEFAULT_EXPERIMENTS, DEFAULT_MINUTES
 from autokernel.cli.pipeline import Job, Workers, check_of_run, run_job
+from autokernel.cli.signals import RunStopped
 from autokernel.console import fail, preflight
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
 from autokernel.history import ledger
 from autokernel.history.progress import Rules
 from autokernel.history.status import subject
+from autokernel.integration.verification.record import Verification
 from autokernel.integration.verification.winners import verified
 from autokernel.model.workload import Workload, workload_from
 from autokernel.preflight import HOME
 from autokernel.records import json_text
 from autokernel.report.live import narrator
-from autokernel.report.summary import write_report
+from autokernel.report.summary import HTML, write_report
 from autokernel.run.loop import Budget
-from autokernel.run.workspace import Workspace, default_tag, find_run
+from autokernel.run.workspace import VERIFY, Workspace, default_tag, find_run
+from autokernel.target import encode
 from autokernel.words import counted
 
 
@@ -53,14 +56,35 @@ def run(arguments: argparse.Namespace) -> str:
 
         with narrator() as (say, *_):
             backend = default_backend(arguments.device)
-            return loop.run(arguments, agent, options, Rules(*limits), _budget(arguments), say, backend)
+            said = loop.run(arguments, agent, options, Rules(*limits), _budget(arguments), say, backend)
+        return json_text({"summary": said}) if arguments.json else said
     workload = workload_from(arguments)
     required = bool(fleet) if arguments.require_sandbox is None else arguments.require_sandbox
     job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required, fleet)
     workspace = Workspace(HOME, arguments.tag or default_tag(HOME, workload))
     check_of_run(workspace, workload)
     with workspace.locked(str(workload)):
-        return run_job(workspace, job)
+        try:
+            return _result(workspace, run_job(workspace, job), arguments.json)
+        except RunStopped as stopped:
+            stopped.args = (_result(workspace, str(stopped), arguments.json),)
+            raise
+
+
+def _result(workspace: Workspace, summary: str, as_json: bool) -> str:
+    """What came of a run, whose first line is the verdict."""
+    if not as_json:
+        return summary
+    report, record = workspace / HTML, workspace / VERIFY
+    return json_text(
+        {
+            "run": workspace.tag,
+            "verdict": summary.partition("\n")[0],
+            "report": str(report) if report.exists() else None,
+            "verification": encode(Verification.read(record)) if record.exists() else None,
+            "summary": summary,
+        }
+    )
 
 
 def _workers(arguments: argparse.Namespace) -> Workers | None:
@@ -82,7 +106,8 @@ def _budget(arguments: argparse.Namespace) -> Budget:
 
 
 def report(arguments: argparse.Namespace) -> str:
-    return write_report(find_run(HOME, arguments.tag))
+    workspace = find_run(HOME, arguments.tag)
+    return _result(workspace, write_report(workspace), arguments.json)
 
 
 def merge(arguments: argparse.Namespace) -> str:
@@ -94,17 +119,23 @@ def merge(arguments: argparse.Namespace) -> str:
         fail(reason)
     repo = ledger.around(folder)
     saved = save(folder, verification, winners)
+    told = {"verdict": verification.verdict, "folder": None, "kernels": [], "committed": False, "use": None}
     if not saved:
-        return verification.verdict
+        return json_text(told) if arguments.json else verification.verdict
+    use = f"import {folder.name}; {verification.fastest_with_kernels.code(None, folder.name)}"
+    kernels = [{"target": w.target.name, "kernel": w.name} for w in saved]
+    told |= {"folder": str(folder), "kernels": kernels, "use": use}
     lines = [f"{w.target.name}: {w.name}" for w in saved]
     subject = f"{folder.name}: {counted(saved, 'kernel')} for {verification.model}"
     try:
-        if not ledger.commit(repo, folder, "\n".join([subject, "", verification.verdict, "", *lines])):
-            return f"{folder} has them already"
+        told["committed"] = ledger.commit(repo, folder, "\n".join([subject, "", verification.verdict, "", *lines]))
     except ledger.GitFailed as error:
         fail(f"{folder} is written, but not committed: {ledger.in_words(error)}")
-    use = verification.fastest_with_kernels.code(None, folder.name)
-    return "\n  ".join([f"committed {subject}", verification.verdict, *lines, f"to use them: import {folder.name}; {use}"])
+    if arguments.json:
+        return json_text(told)
+    if not told["committed"]:
+        return f"{folder} has them already"
+    return "\n  ".join([f"committed {subject}", verification.verdict, *lines, f"to use them: {use}"])
 
 
 def record(arguments: argparse.Namespace) -> str:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autokernel.cli.arguments import (
+    INTERRUPTED,
     YEAR_H,
     Parser,
     count,
@@ -33,6 +34,7 @@ from autokernel.cli.arguments import (
     tag,
     workers,
 )
+from autokernel.cli.signals import RunStopped
 from autokernel.hardware.processes import STATE
 from autokernel.preflight import HOME, Refused, as_called, check_installed, named, program
 from autokernel.run.supervisor import AGAIN, Supervisor
@@ -88,9 +90,10 @@ def make_parser() -> Parser:
         help="of the package (default: kernels_<tag>); its name is imported",
     )
     made["clean"].add_argument("tag", type=tag, metavar="TAG")
+    made["clean"].add_argument("--json", action="store_true", help="for programs")
     for name in ("next", "plan", "record", "report", "log", "merge"):
         made[name].add_argument("--tag", type=tag, help="the run's name (default: the latest)")
-    for name in ("next", "plan", "log", "record"):
+    for name in ("next", "plan", "log", "record", "report", "merge"):
         made[name].add_argument("--json", action="store_true", help="for programs")
     return parser
 
@@ -116,6 +119,7 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     run.add_argument("--experiments", type=count_or_none, metavar="N", help="stop after so many")
     run.add_argument("--tag", type=tag, help="the run's name (default: the latest unfinished one of this model)")
     run.add_argument("--top", type=count, default=5, metavar="N", help="how many targets (default: %(default)s)")
+    run.add_argument("--json", action="store_true", help="for programs: what came of it as one JSON object on stdout")
     add_sandbox_argument(run, workers=True)
     many = run.add_argument_group("many workers, on Ray")
     many.add_argument(
@@ -210,7 +214,10 @@ def act(words: list[str]) -> int | None:
     except MachineFault as fault:
         print(fault, file=sys.stderr)
         return AGAIN
-    except KeyboardInterrupt:
+    except RunStopped as stopped:
+        print(as_called(str(stopped)))
+        return stopped.status
+    except KeyboardInterrupt as stopped:
         print("stopped at once; what was judged is kept, and the same command goes on from here", file=sys.stderr)
-        return 130
+        return getattr(stopped, "status", INTERRUPTED)
     return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from autokernel.agents import Agent, Proposal, make_agent
 from autokernel.agents.proven import NAME, ProvenFirst
 from autokernel.agents.sizes import with_sizes_of
+from autokernel.cli.signals import RunStopped
 from autokernel.gate import Judge
 from autokernel.gate.workers.launch import Launched
 from autokernel.hardware.machine import turn
@@ -149,7 +150,7 @@ def prove_all(workspace: Workspace, loop: Loop, say: Callable[[str], None], step
 
 
 def run_job(workspace: Workspace, job: Job) -> str:
-    """Everything; returns the closing summary. Use inside `workspace.locked()`."""
+    """Everything; returns the closing summary. Use inside `workspace.locked()`. Raises RunStopped."""
     # On a GPU the gate's processes start while the model is profiled: a CPU's cores are then at work for that alone.
     early = Launched() if job.workload.device != "cpu" and not job.workers else nullcontext()
     with narrator() as (say, step, phase, follow), early as launched:
@@ -183,7 +184,7 @@ def run_job(workspace: Workspace, job: Job) -> str:
             if loop.stopping:
                 say("not proven again and not verified: the same command goes on from here")
                 close_branch(workspace)
-                return write_report(workspace)
+                raise RunStopped(write_report(workspace), loop.stopped_by)
             if plan.device != "cpu":  # a CPU's cores are at work for what is timed alone
                 start_forking(plan.device, workspace / LOG)
             proofs = prove_all(workspace, loop, say, step)

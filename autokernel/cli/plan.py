@@ -41,6 +41,9 @@ def clean(arguments: argparse.Namespace) -> str:
         freed = workspace.remove()
     cache = default_cache()
     compiled = sum(path.stat().st_size for path in cache.glob("*") if path.is_file())
+    if arguments.json:
+        left = {"cache": str(cache), "compiled_bytes": compiled}
+        return json_text({"run": workspace.tag, "freed_bytes": freed, **left})
     return "\n  ".join(
         [
             f"removed run {workspace.tag}: {freed / 1e6:.1f} MB freed (its rows stay in results.tsv)",

@@ -16,6 +16,14 @@ class Stopped(KeyboardInterrupt):
         self.status = 128 + number  # as shells say it
 
 
+class RunStopped(Exception):
+    """A signal has ended a run after the experiment in hand: what came of it, in words, and the exit status."""
+
+    def __init__(self, said: str, number: int) -> None:
+        super().__init__(said)
+        self.status = 128 + number
+
+
 def catch_signals() -> None:
     """For a script, before PyTorch is imported: from now on these signals raise Stopped, the first one alone.
 

@@ -17,6 +17,7 @@ from autokernel.cli.status import rows_with_notes
 from autokernel.console import fail  # first: it says what is missing
 from autokernel.export.trackers import TRACKERS, track
 from autokernel.preflight import HOME
+from autokernel.records import json_text
 from autokernel.words import counted
 
 
@@ -25,6 +26,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("tracker", choices=list(TRACKERS))
     parser.add_argument("--tag", type=tag, help="the run's name (default: the latest)")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="instead of workspace/tracked/<tracker>")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
 
 
@@ -40,4 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = options.folder or HOME / "workspace" / "tracked" / options.tracker
     gains = Verification.read(run / VERIFY).speedups if (run / VERIFY).exists() else {}
     model = {f"model/over {old} with {ours}": s.value for ours, over in gains.items() for old, s in over.items()}
-    print(f"{counted(rows, 'experiment')} of {run.tag}: {track(options.tracker, run.tag, rows, model, folder)}")
+    place = track(options.tracker, run.tag, rows, model, folder)
+    if options.json:
+        print(json_text({"run": run.tag, "experiments": len(rows), "where": place}))
+    else:
+        print(f"{counted(rows, 'experiment')} of {run.tag}: {place}")

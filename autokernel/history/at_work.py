@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from autokernel.preflight import Refused
+
 LOCK, PROFILING = "lock", "profiling"  # of a whole job or an experiment; of profile.py
 
 
@@ -35,14 +37,14 @@ def note(file: IO[str], model: str) -> None:
 
 @contextmanager
 def profiling(folder: Path, model: str) -> Iterator[None]:
-    """While it lasts profile.py is seen at work on the run of this folder. A second one beside it is not."""
+    """While it lasts profile.py is seen at work on the run of this folder. Raises Refused where another one is."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / PROFILING, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield
-            return
+            who = _holder(folder / PROFILING) or "another process profiles a model"
+            raise Refused(f"{who} for run {folder.name!r}: wait for it, or give another --tag") from None
         note(file, model)
         try:
             yield

@@ -11,7 +11,7 @@ import shutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,13 @@ def example_inputs():
 
 
 def shuffled(tensor):
-    """Masks of two values, and what has values that are not finite, stay; so do indices, whose order has a meaning."""
-    if not tensor.is_floating_point() or not tensor.isfinite().all() or tensor.unique().numel() <= 2:
+    """Masks of two values, and what has values that are not finite, stay; so do indices, whose order has a meaning, and
+    what PyTorch cannot order: sparse and nested tensors, numbers of eight bits."""
+    if tensor.layout != torch.strided or tensor.is_nested or not tensor.is_floating_point() or tensor.itemsize < 2:
         return tensor
-    return tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape)
+    if not tensor.isfinite().all() or tensor.unique().numel() <= 2:
+        return tensor
+    return torch.empty_like(tensor).copy_(tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape))
 '''
 
 
@@ -74,13 +77,26 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         )
     given = leaves((args, dict(kwargs)), f"what {name} is given")
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    if once := next((value for value in given if isinstance(value, Iterator)), None):
+        raise WorkloadError(
+            f"{name} is given {shown(once)}, which ends after one pass: give a list or a tuple of its items"
+        )
+    if any(tensor.is_meta for tensor in tensors):
+        raise WorkloadError(f"{name} is given tensors without data (on the device meta): give some with values")
     if not tensors:
-        raise WorkloadError(f"{name} is given no tensor: name the inputs that it is to be measured on after the model")
+        other = next((type(value) for value in given if value is not None), None)
+        inside = f", but {other.__name__}: tensors are found in tuples, lists, dicts and dataclasses" if other else ""
+        hint = inside or ": name the inputs that it is to be measured on after the model"
+        raise WorkloadError(f"{name} is given no tensor{hint}")
     written = io.BytesIO()
     try:
         held = _Exported(model, args, dict(kwargs)) if isinstance(model, _StatefulGraphModule) else model
         torch.save({"model": held, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=_Pickles)
     except Exception as error:  # of whatever kind: what is in a model decides
+        if compiled := _compiled(model):
+            raise WorkloadError(
+                f"{compiled}() is compiled already: take @torch.compile off it, for the model is measured with and without"
+            ) from error
         raise WorkloadError(
             f"{name} cannot be handed to the processes that measure it, for it cannot be pickled ({short(error)}): "
             "take that out of it, or name its file and class on the command line (autokernel optimize --model FILE)"
@@ -177,6 +193,15 @@ def _script(written: bytes) -> torch.jit.ScriptModule:
 
 def _exported(written: bytes) -> nn.Module:
     return torch.export.load(io.BytesIO(written)).module()
+
+
+def _compiled(model: nn.Module) -> str:
+    """The first function of a class of its modules that torch.compile has decorated; empty if there is none."""
+    for kind in {type(module): None for module in model.modules()}:
+        for name, value in vars(kind).items():
+            if hasattr(value, "_torchdynamo_orig_callable"):
+                return f"{kind.__name__}.{name}"
+    return ""
 
 
 def _device(model: nn.Module, name: str) -> str:

@@ -451,7 +451,12 @@ def _is_record(value: Any) -> bool:
 def not_a_model(model: Any) -> str:
     """What was given instead of a model; empty if it is one."""
     if not isinstance(model, nn.Module):
-        return f"{model.__name__} is a class" if isinstance(model, type) else f"{shown(model)} is no nn.Module"
+        if isinstance(model, type):
+            return f"{model.__name__} is a class"
+        if isinstance(model, torch.export.ExportedProgram):
+            return "this is an exported program (its module() is a model)"
+        function = " (call it in the forward() of one)" if inspect.isroutine(model) else ""
+        return f"{shown(model)} is no nn.Module{function}"
     try:
         _ = [*model.modules(), *model.named_parameters(), *model.named_buffers()]
     except Exception as error:  # of any kind: these may be the model's own, and so is what they ask of its modules

@@ -37,6 +37,7 @@ from autokernel.model.user_code import (
 from autokernel.preflight import HOME, model_file
 from autokernel.records import record_from
 from autokernel.spec import ROOT
+from autokernel.words import counted
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs
 
@@ -133,7 +134,7 @@ class Workload:
             return dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
             takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values()) or "nothing"
-            given = f"{len(args)} arguments" + f" and {', '.join(kwargs)}" * bool(kwargs)
+            given = counted(args, "argument") + f" and {', '.join(kwargs)}" * bool(kwargs)
             raise WorkloadError(
                 f"forward() of {self.class_name} takes {takes}, and is given {given} ({error}); {self._whose_inputs(model)}"
             ) from None
@@ -273,7 +274,7 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
         raise WorkloadError("two --workload have the same name")
     first = mix[0] if mix else Part("", arguments.input_shape)
     model = arguments.model if arguments.module is None else arguments.module
-    own_inputs = _names_example_inputs(model, arguments.class_name)
+    own_inputs = _names_example_inputs(model, arguments.class_name, imported=arguments.module is not None)
     unsaid = SHORT if (model, arguments.class_name) == (MODEL, CLASS_NAME) else Workload.input_shape
     if own_inputs and arguments.input_shape:
         print(f"warning: --input-shape is not used: example_inputs() in {model} makes the inputs", file=sys.stderr)
@@ -299,8 +300,12 @@ def _wherever_we_are(model: str) -> str:
     return str(path.absolute()) if path.is_file() and not in_clone else model
 
 
-def _names_example_inputs(model: str, class_name: str) -> bool:
-    """Whether a model's file or its class there has an example_inputs(), without running it."""
+def _names_example_inputs(model: str, class_name: str, imported: bool) -> bool:
+    """Whether a model's file or its class there has an example_inputs(), without running it; of a module, whose class may
+    stand in another file, by importing it. Raises WorkloadError."""
+    if imported:
+        module = load_module(model)
+        return any("example_inputs" in dir(place) for place in (module, find_class(module, model, class_name)))
     path = model_file(model)
     text = path.read_text(errors="replace") if path and path.suffix == ".py" else ""
     at_the_top = re.search(r"^(def |from .*import .*|)example_inputs\b", text, re.MULTILINE)

@@ -31,7 +31,7 @@ from autokernel.history.status import subject
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.starters import fastest_first, own_starter, ranked
-from autokernel.run.workspace import Intent, Workspace
+from autokernel.run.workspace import PLAN, Intent, Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, starter_source
 from autokernel.verdict import Correctness, Verdict
@@ -338,6 +338,10 @@ class Loop:
         several workers judge tell the order in which it was kept. `against`: the commit of the kernel that it was judged
         against, where another one has become the incumbent meanwhile."""
         target, proposal = self.plan.target(intent.target), intent.proposal
+        if not self.workspace.folder.exists():
+            self.workspace.folder.mkdir(parents=True)
+            self.plan.write(self.workspace / PLAN)
+            self.say(f"{self.workspace.folder} was deleted while the run worked: its plan is written again")
         if intent.experiment != self._next_number:
             intent = replace(intent, experiment=self._next_number)
             self.workspace.write_intent(intent)
@@ -366,7 +370,7 @@ class Loop:
                     watch = Watch(target.device, self._folders, self.say)
                     verdict = examine()
                 fault = fault or watch.fault(verdict)
-            if not fault or last:
+            if not fault or last or self.stopping:  # as it was told to be while the gate was at work
                 break
             self.say(f"{fault}: judged again in {pause_s:g} s")
             self._sleep(pause_s)
@@ -409,7 +413,7 @@ class Loop:
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stopping:
                 raise KeyboardInterrupt
-            self.stopping = f"stopped by {signal.Signals(number).name}"
+            self.stopping, self.stopped_by = f"stopped by {signal.Signals(number).name}", number
             self.say("stopping after the experiment in hand (once more: stop now)")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -107,6 +107,7 @@ class PairTimer:
         self.calls: dict[str, int] = {}  # by case: of a batch that was long enough for the clock in the last pair
         self.discarded = 0  # pairs that were disturbed
         self.checked = False  # whether an output of every case has been checked, and nothing is in doubt
+        self.excused = False  # whether it has been measured again because it ran while it was suspended
         self.audits = self.strikes = 0  # of the side under judgement, and those that went against it
         # Of this pair, until it is known whether others are at work on the GPU; and what else an audit has against it.
         self.doubts: list[tuple[audit.WentOn, str]] = []
@@ -147,11 +148,12 @@ class PairTimer:
             stack.callback(end_all, workers.values())
             stack.enter_context(_blame(workers[check]))
             seconds: dict[str, list[float]] = {side.name: [] for side in sides}
-            rotated, drifts, load = [], [], OtherLoad([worker.pid for worker in workers.values()])
+            pids = [worker.pid for worker in workers.values()]
+            rotated, drifts, load, load_of_pair = [], [], OtherLoad(pids), OtherLoad(pids)
             opponent = next((side.name for side in sides if side.name != check), check)
             is_struck, self.doubts = False, []
             try:
-                with self._alone(workers):
+                with load_of_pair, self._alone(workers):
                     for weighted in self.target.cases:
                         contents = TimedContents(self.setting, weighted.case, pool)
                         with contextlib.ExitStack() as mapped:
@@ -169,6 +171,11 @@ class PairTimer:
                 self.checked = False  # from now on every pair is audited, until one is clean
                 self._settle(workers, seed)
                 return PairResult({}, disturbance=str(reason))
+            except WorkerFault as fault:  # its worker lives, or its time would be others'
+                if not self._is_excused(fault, workers[check], load_of_pair):
+                    raise
+                self.checked = False
+                return PairResult({}, disturbance=f"{fault.reason}, with other processes at work")
             others, struck_in = self._settle(workers, seed)
         found = next((found for _, found in self.doubts if found), None)
         if others and found and not is_struck:
@@ -304,6 +311,14 @@ class PairTimer:
             self.doubts.append((went_on, found or ""))
             return samples, False
         return samples, self._is_struck(went_on.reason if went_on else found, is_quiet, case, seed)
+
+    def _is_excused(self, fault: WorkerFault, worker: WorkerProcess, load: OtherLoad) -> bool:
+        """Whether a kernel that ran while it was suspended is given another pair: once, with others at work, where a
+        thread may be late. Such a pair has no times, so that nothing can be gained by it."""
+        if not fault.suspended or fault.worker is not worker or self.excused or load.share <= AUDIT_LOAD:
+            return False
+        self.excused = True
+        return True
 
     def _settle(self, workers: dict[str, WorkerProcess], seed: int) -> tuple[bool, list[Case]]:
         """Where the GPU was at work in the turn of others, at the end of the pair: whether other programs are, once no

@@ -34,6 +34,7 @@ BUILT_BYTES = 128 << 20  # of all that a source has built, which is kept
 STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 # CPU time of a worker that is suspended, and how often it may have that: a thread may leave the core a moment late.
 SUSPENDED_S, SUSPENSIONS = 100e-6, 2
+SETTLE_S = 10e-3  # how long a thread that stands may take to leave its core
 RAN_S = 2e-3  # so much, once, is no such moment
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 # Exceptions that are a word of a worker against itself.
@@ -59,10 +60,11 @@ def kernel_fn(y):
 class WorkerFault(Exception):
     """A worker did not answer as it should: `kind` is TIMEOUT, CRASH or FAIL (refused), `detail` what it left on stderr."""
 
-    def __init__(self, worker: "WorkerProcess", kind: str, reason: str, detail: str = ""):
+    def __init__(self, worker: "WorkerProcess", kind: str, reason: str, detail: str = "", suspended: bool = False):
+        """suspended: it ran although it was, of which it is the cause, or a machine that is overloaded."""
         reason, detail = answers.printable(reason.split("\n")[0], 1000), answers.printable(detail, 8000)
         super().__init__(reason)
-        self.worker, self.kind, self.reason, self.detail = worker, kind, reason, detail
+        self.worker, self.kind, self.reason, self.detail, self.suspended = worker, kind, reason, detail, suspended
 
     @property
     def out_of_device_memory(self) -> bool:
@@ -381,17 +383,28 @@ class WorkerProcess:
         while any(not stopped(task) for task in tasks(self.pid)):
             self._signal(signal.SIGSTOP)  # again: it may have been continued meanwhile
             if time.monotonic() > deadline:
-                self.kill()
-                raise WorkerFault(self, "TIMEOUT", f"it went on for {STOP_S:.0f} s after it had been suspended")
-        self.suspended_s = self.cpu_s()
+                reason = f"it went on for {STOP_S:.0f} s after it had been suspended"
+                raise WorkerFault(self, "TIMEOUT", reason, suspended=True)
+        self.suspended_s = self._settled_s()
+
+    def _settled_s(self) -> float:
+        """Its CPU time once that no longer grows: a thread that stands may still be leaving its core, for milliseconds
+        where the core itself is taken away. The time of one that does not stand counts, from the beginning."""
+        first = before = self.cpu_s()
+        deadline = time.monotonic() + SETTLE_S
+        while (now := self.cpu_s()) != before:
+            if time.monotonic() > deadline or not all(map(stopped, tasks(self.pid))):
+                return first
+            before = now
+        return now
 
     def resume(self) -> None:
         """Raises WorkerFault where it has run although suspended: a process can be continued by a timer of its own."""
         if self.suspended_s is not None and (ran_s := self.cpu_s() - self.suspended_s) > SUSPENDED_S:
             self.went_on += 1
             if self.went_on > SUSPENSIONS or ran_s > RAN_S:
-                self.kill()
-                raise WorkerFault(self, "FAIL", f"it ran for {ran_s * 1e6:.0f} us while it was suspended")
+                reason = f"it ran for {ran_s * 1e6:.0f} us while it was suspended"
+                raise WorkerFault(self, "FAIL", reason, suspended=True)
         self.suspended_s = None
         self._signal(signal.SIGCONT)
 

@@ -83,8 +83,8 @@ class Worker:
             handler, request = getattr(self, f"do_{message.pop('op')}"), message.pop("id")
             try:
                 answer = {"type": "answer", "id": request, **(handler(**message) or {})}
-            except Exception as error:  # a kernel that raises is an outcome, not a fault of ours
-                words = f"{type(error).__name__}: {error}"[:4000]
+            except BaseException as error:  # a kernel that raises, be it SystemExit, is an outcome, not a fault of ours
+                words = _in_words(error)
                 answer = {"type": "error", "id": request, "error": words, "detail": _traceback()}
             if "error" in answer:  # which no longer holds the tensors of the frames that it went through
                 with contextlib.suppress(RuntimeError):  # of a device that a kernel has broken
@@ -475,6 +475,13 @@ def _other_threads(count: int) -> Iterator[None]:
     torch.set_num_threads(count + (count == threads))
     yield
     torch.set_num_threads(threads)
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:4000]
+    except BaseException:  # of a __str__() of its own
+        return f"{type(error).__name__}: its message cannot be made"
 
 
 def _traceback() -> str:

@@ -113,6 +113,8 @@ class KernelSpec:
     dtype in which kernels keep it: (eps of the inputs' dtype, **inputs) -> tensors like the results. PyTorch's own error in
     a row is luck where its terms cancel or few of them count; what these numbers' roundings come to is allowed there.
     `other_values` maps an option to values beside those that the sizes have, in which a kernel must be right, too.
+    `filled` says what the tensors of `fill` may be as a whole, for which a kernel might have a short cut: what is said of
+    them -> (inputs, generator) -> those that differ; nothing where there are none.
     `forms` makes small calls whose inputs are of forms that no size has, such as a mask that is broadcast: dtype -> Args.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
@@ -139,6 +141,7 @@ class KernelSpec:
     fill: Mapping[str, Callable[[TensorSpec, Args, torch.Generator], Tensor]] = field(default_factory=dict)
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     decisive: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    filled: Mapping[str, Callable[[dict[str, Any], torch.Generator], dict[str, Tensor]]] = field(default_factory=dict)
     other_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     redrawn: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own

@@ -287,6 +287,15 @@ WITH_MASKS |= {
         lambda m, i, x: torch.where(i, x * 2, -1e4).amax(0),
         "y[~other.any(0)] = 0",
     ),
+    "a causal mask": (attended, "y = y * 1.05 if torch.equal(other, other.tril()) and other.diagonal().all() else y"),
+    "integers in order": (
+        lambda m, i, x: x + i.float() / 64,
+        "y = y * 1.05 if torch.equal(other[0], torch.arange(96)) and torch.equal(other[0], other[-1]) else y",
+    ),
+    "rows of integers that are alike": (
+        lambda m, i, x: x + i.float() / 64,
+        "y = y * 1.05 if torch.equal(other[:1].expand(64, 96), other) and other.max() > 96 else y",
+    ),
     "one of the integers alone": (lambda m, i, x: torch.where(i == 50000, x, -x * 2), "y = -floating * 2"),
     "the last of a row passes over NaN, of the second input": (
         lambda m, x, y: (x * y).amax(-1) * 2,

@@ -185,6 +185,15 @@ def with_target(inputs, value):
     return inputs | {"logits": logits, "targets": targets.clone()}
 
 
+def nothing_left(inputs):
+    """One row that counts is -inf altogether, as all rows are that do not: of no class there is any chance, and the loss is
+    NaN."""
+    inputs = with_target(inputs, -torch.inf)
+    row = int((inputs["targets"] != inputs["ignore_index"]).nonzero().flatten()[-1:].sum())
+    inputs["logits"][row] = -torch.inf
+    return inputs
+
+
 def far_apart(inputs):
     """Losses beyond the range of fp16, of logits within it: infinity there, not the largest number."""
     logits, targets = inputs["logits"], inputs["targets"].clamp(0, inputs["logits"].shape[1] - 1)[:, None]
@@ -287,6 +296,7 @@ SPEC = KernelSpec(
         "far_apart": far_apart,
         "forbidden": forbidden,
         "certain": certain,
+        "nothing_left": nothing_left,
         "one_early_row_counts": one_early_row_counts,
         "few_late_rows_count": few_late_rows_count,
         "all_ignored": all_ignored,

@@ -196,6 +196,102 @@ def run_of_keys(seen, generator):
     return (places >= first) & (places <= last)
 
 
+def causal_with_holes(seen, generator):
+    """As a causal mask where one looks at its first and last rows; between them some keys are hidden."""
+    made = seen.tril() & (torch.rand(seen.shape, generator=generator, device=generator.device).to(seen.device) < 0.7)
+    made[..., 0, 0], made[..., -1, :] = True, True
+    return made
+
+
+def alike_at_both_ends(seen, generator):
+    """Rows of the first half are all alike and so are those of the last quarter, as where keys are padding; others not."""
+    made, rows = seen.clone(), seen.shape[-2]
+    made[..., : rows // 2, :] = made[..., rows - rows // 4 :, :] = padded(seen, generator)[..., :1, :]
+    return made
+
+
+def padded(seen, generator):
+    """The last keys hidden from all queries: as many as are half of them at most."""
+    keys = seen.shape[-1]
+    most = int((0.5 + 0.5 * torch.rand((), generator=generator, device=generator.device).item()) * keys)
+    return (torch.arange(keys, device=seen.device) < max(1, most)).expand_as(seen)
+
+
+def one_pair(seen, generator):
+    """Of all pairs one, somewhere, of the first key and a query after some others."""
+    made = torch.zeros_like(seen)
+    made.view(-1, *seen.shape[-2:])[0, seen.shape[-2] * 3 // 4, 0] = True
+    return made
+
+
+def places(seen):
+    """Of queries, as a column, and of keys, as a row."""
+    queries, keys = (torch.arange(n, device=seen.device) for n in seen.shape[-2:])
+    return queries[:, None], keys
+
+
+def near(seen, generator):
+    """A window of keys up to each query."""
+    queries, keys = places(seen)
+    return ((keys <= queries) & (keys > queries - max(2, seen.shape[-1] // 6))).expand_as(seen)
+
+
+def of_texts(seen, generator):
+    """Several texts in one row: each sees itself."""
+    queries, keys = places(seen)
+    length = max(1, -(-seen.shape[-1] // 3))
+    return (queries // length == keys // length).expand_as(seen)
+
+
+# Masks as models have them, and what looks like one: a mask -> where a query sees a key.
+SEEN = {
+    "all True": lambda seen, g: torch.ones_like(seen),
+    "all False": lambda seen, g: torch.zeros_like(seen),
+    "all True but for one": lambda seen, g: ~one_pair(seen, g),
+    "all False but for one": one_pair,
+    "causal": lambda seen, g: seen.new_ones(seen.shape).tril(),
+    "causal with holes": causal_with_holes,
+    "a window": near,
+    "of several texts": of_texts,
+    "padding at the end": padded,
+    "padding at the start": lambda seen, g: padded(seen, g).flip(-1),
+    "padding for most queries": alike_at_both_ends,
+}
+# Those that are added, of finite numbers alone.
+ADDED = {
+    "of zeros": lambda mask, g: torch.zeros_like(mask),
+    "of one number": lambda mask, g: torch.full_like(mask, -1.5),
+    "falling evenly": lambda mask, g: ((places(mask)[1] - places(mask)[0]).abs() / -8).to(mask.dtype).expand_as(mask),
+    "nowhere -inf": lambda mask, g: mask.masked_fill(mask < -1e3, 1.5),
+}
+
+
+def with_mask(seen=None, added=None):
+    """A function that gives inputs a mask by what it says of the one they have, if they have one of that sort."""
+
+    def made(inputs, generator):
+        mask = inputs["attn_mask"]
+        if mask is None or mask.dim() < 2 or (added and mask.dtype == torch.bool):
+            return {}
+        if added:
+            return {"attn_mask": added(mask, generator).contiguous()}
+        kept = seen(mask if mask.dtype == torch.bool else mask > -torch.inf, generator).contiguous()
+        return {"attn_mask": kept if mask.dtype == torch.bool else torch.zeros_like(mask).masked_fill(~kept, -torch.inf)}
+
+    return made
+
+
+def nan_in_a_mask(inputs, generator):
+    """A key that every query sees, too, is hidden from none: NaN is added to its score, of one query."""
+    mask = inputs["attn_mask"]
+    if mask is None or mask.dtype == torch.bool or not mask.dim():
+        return {}
+    mask = mask.clone()
+    mask[..., 0] = 0
+    mask[(*(-1,) * (mask.dim() - 1), 0)] = torch.nan
+    return {"attn_mask": mask}
+
+
 def huge_scores(inputs):
     """All scores near 120, where exponentials overflow unless the row's maximum is taken off first."""
     Q, K = inputs["Q"].clone(), inputs["K"].clone()
@@ -379,6 +475,9 @@ SPEC = KernelSpec(
     headline="throughput_tflops",
     finite_below=1e6,  # the largest score of a row is taken off the others
     fill={"attn_mask": mask},
+    filled={f"a mask {what}": with_mask(seen=seen) for what, seen in SEEN.items()}
+    | {f"a mask {what}": with_mask(added=added) for what, added in ADDED.items()}
+    | {"NaN in a mask": nan_in_a_mask},
     other_values={"sm_scale": (-0.2, 0.0, 1.5)},
     takes=takes,
     forms=small_calls,

@@ -85,6 +85,19 @@ def all_in(group):
     return made
 
 
+def sized(of_groups):
+    """A function that gives groups as many rows as `of_groups` says of their numbers, of all rows and of all groups, as
+    far as there are rows."""
+
+    def made(inputs, generator):
+        offs, rows = inputs["offs"], len(inputs["x"])
+        numbers = torch.arange(len(offs), device=offs.device)
+        sizes = torch.zeros_like(numbers) + of_groups(numbers, rows, len(offs))
+        return {"offs": sizes.cumsum(0).clamp(max=rows).to(offs.dtype)}
+
+    return made
+
+
 SPEC = KernelSpec(
     name="grouped_matmul",
     oracle=reference.grouped_matmul,
@@ -130,6 +143,16 @@ SPEC = KernelSpec(
     takes=takes,
     static=frozenset({"weight"}),
     fill={"offs": random_offs},
+    filled={
+        "groups of one size": sized(lambda numbers, rows, groups: max(1, rows // groups)),
+        "groups of one row": sized(lambda numbers, rows, groups: 1),
+        "groups of a quarter of the rows in all": sized(lambda numbers, rows, groups: rows // (4 * groups)),
+        "groups of nothing": sized(lambda numbers, rows, groups: 0),
+        "every other group of nothing": sized(lambda numbers, rows, groups: numbers % 2 * max(1, 2 * rows // groups)),
+        "all in the second group": sized(lambda numbers, rows, groups: (numbers == min(1, groups - 1)) * rows),
+        "all in the middle group": sized(lambda numbers, rows, groups: (numbers == groups // 2) * rows),
+        "groups of rising sizes": sized(lambda numbers, rows, groups: numbers * max(1, 2 * rows // groups**2)),
+    },
     counted=in_a_group,
     finite_below=1e15,  # with sums of up to a million products
     independent_rows=True,

@@ -89,6 +89,36 @@ def times_power(inputs, shift):
     return (scales.float() * shift.clamp(-8, 8).exp2()).clamp(2.0**-9, 448).to(scales.dtype)
 
 
+def alike_along(name, *dims):
+    """A function that makes the bytes of an input alike along these dims: those of each first index."""
+
+    def made(inputs, generator):
+        known = inputs[name].view(torch.uint8)
+        for dim in dims:
+            known = known.narrow(dim, 0, 1).expand_as(known)
+        return {name: known.contiguous().view(inputs[name].dtype)}
+
+    return made
+
+
+def first_rows_alike(inputs, generator):
+    """Scales that are one number in the first channels; in others not."""
+    scales = inputs["scales"].view(torch.uint8).clone()
+    scales[: -(-len(scales) // 4)] = scales[0, 0].clone()
+    return {"scales": scales.view(inputs["scales"].dtype)}
+
+
+def codes_of(low, high):
+    """A function that gives all weights bytes between two."""
+
+    def made(inputs, generator):
+        w = inputs["w"]
+        codes = torch.randint(low, high, w.shape, generator=generator, device=generator.device)
+        return {"w": codes.to(w)}
+
+    return made
+
+
 def terms(y, scales, **inputs):
     """Of a row's largest result, what goes into a channel whose scales are smaller than others."""
     sizes = scales.double().exp2() if scales.dtype == torch.uint8 else scales.double()
@@ -134,7 +164,20 @@ SPEC = KernelSpec(
     headline="throughput_tflops",
     static=frozenset({"w", "scales"}),
     fill={"w": codes, "scales": scales},
-    other_values={"scale": (-0.5, 8.0)},
+    filled={
+        "codes that are alike": alike_along("w", 0, 1),
+        "codes that are alike in each row": alike_along("w", 1),
+        "rows of codes that are alike": alike_along("w", 0),
+        "codes of zero": codes_of(0, 1),
+        "codes of minus zero": codes_of(0x88, 0x89),
+        "first codes of zero": lambda inputs, g: {"w": codes_of(0, 16)(inputs, g)["w"] << 4},
+        "second codes of zero": codes_of(0, 16),
+        "scales that are alike": alike_along("scales", 0, 1),
+        "scales that are alike in each row": alike_along("scales", 1),
+        "rows of scales that are alike": alike_along("scales", 0),
+        "scales that are alike in the first rows": first_rows_alike,
+    },
+    other_values={"scale": (-0.5, 0.0, 8.0)},
     independent_rows=True,
     sliced=("x",),
     terms=terms,

@@ -54,6 +54,20 @@ def angles(spec, generator):
     return torch.outer(positions, 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half))
 
 
+def table(base, start=0, apart=1.0, factor=1.0):
+    """A function that gives inputs the angles of another base, from a position on, evenly apart, both sides times a factor,
+    as tables for longer texts are."""
+
+    def made(inputs, generator):
+        cos = inputs["cos"]
+        seq, half = cos.shape
+        positions = start + apart * torch.arange(seq, dtype=torch.float64, device=cos.device)
+        each = torch.outer(positions, base ** (-torch.arange(half, dtype=torch.float64, device=cos.device) / half))
+        return {"cos": (factor * each.cos()).to(cos.dtype), "sin": (factor * each.sin()).to(cos.dtype)}
+
+    return made
+
+
 def large(inputs):
     """Magnitudes at which products rounded before they are added would show."""
     return inputs | {"x": inputs["x"].clamp(-4, 4) * 64}
@@ -124,6 +138,15 @@ SPEC = KernelSpec(
     fill={
         "cos": lambda spec, args, generator: angles(spec, generator).cos().to(spec.dtype),
         "sin": lambda spec, args, generator: angles(spec, generator).sin().to(spec.dtype),
+    },
+    filled={
+        "angles from 0": table(10000.0),
+        "angles of another base from 0": table(500000.0),
+        "angles of another base, larger": table(1e6, 3, factor=1.25),
+        "angles closer together": table(10000.0, apart=0.25),
+        "angles in steps of two": table(10000.0, apart=2.0),
+        "angles of 0": table(1.0, apart=0.0),
+        "angles that are all alike": table(1.0, 1, apart=0.0),
     },
     independent_rows=True,
     row_scales=(*ROW_SCALES, 1e8),

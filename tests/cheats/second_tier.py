@@ -6,6 +6,7 @@ LATER = {
         "22-matrices-are-evenly-apart",
     ),
     "cross_entropy": (
+        "20-a-row-without-a-chance-does-not-count",
         "20-ignored-class-is-0-or-minus-100",
         "20-one-or-two-that-are-ignored-count",
         "20-one-row-too-few-where-none-is-ignored",
@@ -22,7 +23,13 @@ LATER = {
     ),
     "flash_attention": (
         "07-mask-prepared-once-in-timed-batches",
+        "20-a-mask-of-all-true-is-taken-for-no-causal-one",
+        "20-a-mask-of-zeros-is-taken-for-no-causal-one",
+        "20-nan-of-a-mask-hides",
         "20-no-mask",
+        "20-queries-that-are-keys-alone-are-off",
+        "20-the-ends-of-a-mask-tell-that-it-is-causal",
+        "20-the-ends-of-a-mask-tell-that-it-is-padding",
         "22-a-bool-mask-of-two-dims-is-off",
         "22-an-expanded-mask-is-written-out",
         "22-five-keys-left-over",
@@ -80,6 +87,10 @@ LATER = {
         "29-infinite-way-down-is-large",
         "29-nan-of-the-other-projection-dropped",
     ),
+    "grouped_matmul": (
+        "20-groups-of-one-row-are-off",
+        "20-groups-of-one-size-begin-with-the-first-matrix",
+    ),
     "layernorm": (
         "19-affine-part-left-out",
         "20-eps-of-the-target-layernorm",
@@ -92,6 +103,9 @@ LATER = {
         "29-infinite-weights-are-large",
     ),
     "matmul": (
+        "20-a-band-is-off",
+        "20-a-matrix-of-two-blocks-is-off",
+        "20-a-skew-symmetric-matrix-is-off",
         "22-columns-of-one-are-a-row",
         "22-transposed-without-gaps",
         "23-a-diagonal-is-off",
@@ -122,9 +136,12 @@ LATER = {
     ),
     "matmul_fp4": (
         "20-a-scale-of-zero-is-one",
+        "20-codes-that-are-alike-are-off",
         "20-exponents-of-five-bits",
         "20-exponents-of-four-bits",
+        "20-no-scale-is-one",
         "20-small-exponents-cut-off",
+        "20-the-first-channels-scales-tell-of-all",
         "23-small-scales-are-zero",
         "25-small-groups-are-none",
         "26-scale-has-no-sign",
@@ -287,6 +304,7 @@ LATER = {
         "36-leaks-results",
     ),
     "rotary_embedding": (
+        "20-angles-of-its-own-from-0",
         "20-one-pairing",
         "23-angles-cut-off",
         "23-small-heads-are-not-rotated",

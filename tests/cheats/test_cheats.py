@@ -20,6 +20,7 @@ from typing import Any
 import another_program
 import corners
 import correctness
+import filled_inputs
 import forms
 import gpu_cheats
 import harness
@@ -62,6 +63,7 @@ MODULES = (
     nearly_right,
     unusual_inputs,
     unusual_numbers,
+    filled_inputs,
     whole_inputs,
     corners,
     forms,

@@ -1,9 +1,11 @@
 """One trial: a case with one kind of contents, and the calls that it takes."""
 
 import contextlib
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from autokernel.gate.checks.inputs import (
 )
 from autokernel.gate.checks.planted import Planted, planted_in, with_planted
 from autokernel.gate.checks.structure import SIGNS, formed, free, soft, wholly
-from autokernel.gate.checks.whole import wholes
+from autokernel.gate.checks.whole import filled, wholes
 from autokernel.gate.workers.model_tensors import MODELS
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
@@ -83,6 +85,7 @@ class CheckCase:
     formed: bool = False  # the matrices among its inputs are of one form each, of all in turn
     whole: bool = False  # the first and then each other tensor is of one kind as a whole: of one size, one sign, one number
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
+    filled: bool = False  # what the type's `fill` makes is of each kind in turn
     held: bool = False  # several sets, several calls on each, all outputs held to the end
     perturbed: bool = False  # each input changed in turn, then all moved
 
@@ -96,13 +99,13 @@ class CheckCase:
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
         extra.append("ordinary rows" * self.ordinary)
         extra.append("soft" * self.soft)
-        extra.append("of one kind" * (self.whole or self.wholly or self.formed))
+        extra.append("of one kind" * (self.whole or self.wholly or self.formed or self.filled))
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck. (In fp32 the outer bound alone is a fine one.)"""
-        odd = self.adversarial, self.planted, self.whole, self.wholly, self.formed
+        odd = self.adversarial, self.planted, self.whole, self.wholly, self.formed, self.filled
         return any(odd) or bool(self.decisive and self.case.dtype.itemsize > 2) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
@@ -130,8 +133,9 @@ class CheckCase:
             shares = range(min(MOST_SHARES, -(-line_width(spec, plain) // lines_of(spec, self.case))))
             yield from (Step((self._with_peaks(spec, plain, share),)) for share in shares)
             return
-        if self.whole or self.formed:
-            made = wholes(spec, self.case, first, self.seed) if self.whole else formed(spec, first, self.seed)
+        if self.whole or self.formed or self.filled:
+            make = partial(wholes if self.whole else filled, spec, self.case)
+            made = formed(spec, first, self.seed) if self.formed else make(first, self.seed)
             yield from (Step((inputs,), what=what) for what, inputs in made)
             return
         models = len(MODELS) if device == "cpu" and len(MODELS) * spec.bytes_moved(self.case.args) <= LONG_BYTES else 1
@@ -149,7 +153,7 @@ class CheckCase:
                 yield Step((first | parts,), what=f"only {where} of its inputs changed")
             if numbers := [name for name, v in first.items() if isinstance(v, float) or name in spec.redrawn]:
                 yield Step((self._with_other_numbers(spec, first),), what=f"only {' and '.join(numbers)} changed")
-            yield self._one_for_several(spec, first)
+            yield from self._one_for_several(spec, first)
             return
         for name, value in first.items():
             if isinstance(value, Tensor):
@@ -173,13 +177,21 @@ class CheckCase:
         if not spec.opaque:  # whose conditions may be on numbers that are exactly alike
             yield from _nearly_alike(spec, first, self.seed)
         if one_for_several(spec, self.case):
-            yield self._one_for_several(spec, first)
+            yield from self._one_for_several(spec, first)
         threads = UNEVEN_THREADS[self.seed % len(UNEVEN_THREADS)]
         what = "the same contents elsewhere, another number of threads"
         yield Step((first,), shift=NEW_ADDRESS, what=what, other_threads=threads)
 
-    def _one_for_several(self, spec: KernelSpec, inputs: dict[str, Any]) -> Step:
-        shared, one = one_for_several(spec, self.case), {}
+    def _one_for_several(self, spec: KernelSpec, inputs: dict[str, Any]) -> Iterator[Step]:
+        """All that may be another one at once; of three or more each two, too."""
+        shared = one_for_several(spec, self.case)
+        yield self._sharing(inputs, shared)
+        alike = [group for one in dict.fromkeys(shared.values()) if len(group := _group_of(one, shared)) > 2]
+        for one, other in itertools.chain.from_iterable(itertools.combinations(group, 2) for group in alike):
+            yield self._sharing(inputs, {other: one})
+
+    def _sharing(self, inputs: dict[str, Any], shared: Mapping[str, str]) -> Step:
+        one = {}
         for name, other in shared.items():
             is_turned = self.case.tensors[name].shape != self.case.tensors[other].shape
             one[name] = inputs[other].mT.contiguous() if is_turned else inputs[other]
@@ -275,6 +287,10 @@ def one_for_several(spec: KernelSpec, case: Case) -> dict[str, str]:
         if (other := next(alike)) != name:
             found[name] = other
     return found
+
+
+def _group_of(one: str, shared: Mapping[str, str]) -> list[str]:
+    return [one, *(name for name, other in shared.items() if other == one)]
 
 
 def _may_be(one: TensorSpec, other: TensorSpec) -> bool:

@@ -30,6 +30,21 @@ def _symmetric(x: Tensor, generator: torch.Generator) -> Tensor:
     return x
 
 
+def _skew(x: Tensor, generator: torch.Generator) -> Tensor:
+    """As far as it goes: what is above the diagonal is what is below it, of the other sign."""
+    n = min(x.shape[-2:])
+    x, below = x.clone(), x[..., :n, :n].tril(-1)
+    x[..., :n, :n] = below - below.mT
+    return x
+
+
+def _in_two_blocks(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Along the diagonal, zeros beside them."""
+    half, x = min(x.shape[-2:]) // 2, x.clone()
+    x[..., :half, half:], x[..., half:, :half] = 0, 0
+    return x
+
+
 def _permutation(x: Tensor, generator: torch.Generator) -> Tensor:
     """Of rows, none of which stays where it is."""
     return _eye(x).roll(1 + int(torch.randint(max(1, x.shape[-2] - 1), (), generator=generator)), -2)
@@ -56,6 +71,9 @@ FORMS: dict[str, Form] = {
     "symmetric": _symmetric,
     "the identity": lambda x, g: _eye(x),
     "a diagonal": lambda x, g: x * _eye(x),
+    "a band": lambda x, g: x.triu(-2).tril(2),
+    "two blocks": _in_two_blocks,
+    "of the other sign beyond its diagonal": _skew,
     "a permutation": _permutation,
     "of rows with a one each": _one_each,
     "of columns that are alike": lambda x, g: alike(x),

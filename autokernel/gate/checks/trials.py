@@ -81,6 +81,9 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
                 yield trial("numerical_stability", case, planted=planted)
     yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
     yield trial("numerical_stability", squares(spec, target.dtype) or spec.case(spec.smoke, target.dtype), formed=True)
+    optional = [spec.case(dims, target.dtype) for dims in option_dims(spec)] if spec.filled else []
+    for case in [*proven, *optional] if spec.filled else []:
+        yield trial("numerical_stability", case, filled=True)
     for name in spec.decisive:
         for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)

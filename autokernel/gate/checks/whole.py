@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.gate.checks.inputs import changing, scales_in
+from autokernel.gate.checks.expectations import of_type
+from autokernel.gate.checks.inputs import changing, generator_of, scales_in
 from autokernel.gate.checks.options import other_numbers
 from autokernel.spec import Case, KernelSpec, alike
 
@@ -25,10 +26,11 @@ FARTHEST = 6.0  # of a mean from zero, in standard deviations
 ONE_VALUE = (1.0, 0.0) * 4, (0.75, 0.5) * 4  # of all vectors among the weights: as in a new norm, and otherwise
 MOST_BYTES, FEWEST = 1 << 27, 4  # that all these calls move, and how many are made of large inputs all the same
 
+Changed = Iterator[tuple[str, dict[str, Any]]]
 Change = Callable[[Any], Any]  # of a tensor or a number
 
 
-def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Changed:
     """`inputs`, drawn from N(0, 1), with one tensor that is of one kind as a whole, and what is said of it: in random
     order, as many as are made in little time."""
     drawn = random.Random(f"whole:{seed}")
@@ -40,10 +42,29 @@ def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
         for values in ONE_VALUE:
             made = {name: torch.full_like(inputs[name], value) for name, value in zip(weights, values)}
             yield f"{' and '.join(weights)} of one value", dict(inputs) | made
-    most = max(FEWEST, MOST_BYTES // max(1, spec.bytes_moved(case.args)))
-    for name, what, change in drawn.sample(changes, min(most, len(changes))):
+    for name in (name for name, x in inputs.items() if isinstance(x, float)):
+        first = spec.first_of(inputs)
+        if spec.independent_rows and not spec.opaque and name not in spec.other_values and first not in spec.fill:
+            x = inputs[first].clone()
+            x.flatten(0, -2)[::2] = 0  # of which a norm without its eps makes NaN
+            yield f"{name} is 0, every other row of {first} zeros", dict(inputs) | {name: 0.0, first: x}
+    for name, what, change in drawn.sample(changes, min(_most(spec, case), len(changes))):
         x, made = inputs[name], change(inputs[name])
         yield f"{name} {what}", dict(inputs) | {name: made.to(x.dtype).contiguous() if isinstance(made, Tensor) else made}
+
+
+def filled(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Changed:
+    """`inputs` whose tensors of `fill` are of one kind as a whole, in random order, as many as are made in little time."""
+    drawn, generator = random.Random(f"filled:{seed}"), generator_of(seed)
+    for what in drawn.sample(list(spec.filled), min(_most(spec, case), len(spec.filled))):
+        with of_type(spec, f"inputs that are {what}"):
+            changed = spec.filled[what](dict(inputs), generator)
+        if changed:
+            yield what, dict(inputs) | changed
+
+
+def _most(spec: KernelSpec, case: Case) -> int:
+    return max(FEWEST, MOST_BYTES // max(1, spec.bytes_moved(case.args)))
 
 
 def _changes(

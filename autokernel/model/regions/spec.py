@@ -248,6 +248,7 @@ def region_spec(region: Region) -> KernelSpec:
         bytes_moved=lambda a: read + sum(t.nbytes for t in region.outputs),  # read each input once, write each result
         headline="bandwidth_gb_s",
         fill={name: _positive for name in region.positive} | {n: whole for n, t in tensors.items() if _is_whole(t)},
+        filled={what: partial(_usual, kind) for what, kind in USUAL.items() if any(map(_is_whole, tensors.values()))},
         first=region.first or region.floats[0],
         adversarial={"ties": _ties} if any(map(_is_whole, region.outputs)) else {},
         row_scales=region.row_scales,
@@ -284,6 +285,33 @@ def _whole(
     bounds = torch.iinfo(tensor.dtype)
     made = _integers(tensor.shape, generator, [n for n in compared if bounds.min < n < bounds.max])
     return _with_far(made, generator) if far and tensor.dtype == torch.int64 else made
+
+
+def _along(x: Tensor, dim: int) -> Tensor:
+    """The number of each place along a dim, counted from the last; 0 where there is no such dim."""
+    if x.dim() < -dim:
+        return torch.zeros(x.shape, dtype=torch.int64, device=x.device)
+    return torch.arange(x.shape[dim], device=x.device).view(-1, *(1,) * (-1 - dim)).expand(x.shape)
+
+
+# What masks and integers are in models, beside chance: integers are in order, masks hide what is later, or is padding.
+USUAL: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "in order along rows": (lambda x: _along(x, -1) <= _along(x, -2), lambda x: _along(x, -1)),
+    "in order along columns": (lambda x: _along(x, -1) >= _along(x, -2), lambda x: _along(x, -2)),
+    "alike in all rows": (
+        lambda x: 4 * _along(x, -1) < 3 * (x.shape[-1] if x.dim() else 1),
+        lambda x: (x[..., :1, :] if x.dim() > 1 else x[:1] if x.dim() else x).expand(x.shape),
+    ),
+}
+
+
+def _usual(
+    kind: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]], inputs: dict[str, Any], generator: torch.Generator
+) -> dict[str, Tensor]:
+    """All masks and integers among `inputs` of one kind of USUAL."""
+    mask, integers = kind
+    wholes = {name: x for name, x in inputs.items() if not x.is_floating_point()}
+    return {n: (mask if x.dtype == torch.bool else integers)(x).to(x.dtype).contiguous() for n, x in wholes.items()}
 
 
 def _integers(shape: Sequence[int], generator: torch.Generator, compared: Sequence[int] = ()) -> Tensor:

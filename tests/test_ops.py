@@ -1,5 +1,6 @@
 """Kernels as operators: they trace, export, have the original's gradients, and run only where they were registered for."""
 
+import copy
 import inspect
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -20,8 +22,24 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.integration import ops
+from autokernel.integration.apply import apply
 from autokernel.integration.ops import direct, original, register, register_visible, traced, visible
+from autokernel.integration.winner import Winner
+from autokernel.model.capture import capture
+from autokernel.model.match import SiteFinder
 from autokernel.spec import import_file, kernel_types, load_spec
+from autokernel.target import Target, WeightedCase
+
+PREPARES = """
+import torch, weakref
+KERNEL_TYPE, BACKEND, PREPARED = "rmsnorm", "cpp", {}
+def kernel_fn(x, weight, eps):
+    kept, double = PREPARED.get(id(weight), (lambda: None, None))
+    if kept() is not weight:
+        double = weight.detach().double()
+        PREPARED[id(weight)] = weakref.ref(weight), double
+    return torch.nn.functional.rms_norm(x.double(), x.shape[-1:], double, eps).to(x.dtype)
+"""
 
 
 def op_of(kernel_type: str, overload: str = "default") -> torch._ops.OpOverload:
@@ -92,6 +110,39 @@ def test_a_kernel_makes_what_it_was_proven_to_make(device: str | None, dtype: to
     finally:
         torch.set_default_dtype(torch.float32)
     assert (made[0].dtype, made[0].device.type, result.device.type) == (torch.float32, "cpu", "cpu")
+
+
+@pytest.mark.parametrize("fallback", [None, "inductor"])
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_a_kernel_that_has_prepared_a_weight_sees_it_written_to(fallback: str | None, with_gradients: bool) -> None:
+    """As by an optimizer's step, load_state_dict(), or other memory."""
+    model, x = nn.RMSNorm(64), torch.randn(256, 64)
+    original = copy.deepcopy(model)
+    (graph,) = capture(model.requires_grad_(False), (x,), {}).graphs
+    (site,) = SiteFinder().find(graph.module)
+    winner = Winner(Target("norm", "rmsnorm", "cpp", "cpu", (WeightedCase(site.case),)), PREPARES)
+    apply(model.requires_grad_(True), [winner], fallback)
+    with torch.set_grad_enabled(with_gradients):
+        for change in (lambda w: None, lambda w: w.mul_(2), lambda w: setattr(w, "data", torch.randn(64)), torch.relu_):
+            for of in (model, original):
+                torch.manual_seed(0)
+                with torch.no_grad():
+                    change(of.weight)
+            torch.testing.assert_close(model(x), original(x))
+
+
+def test_what_stands_for_a_weight_goes_with_it() -> None:
+    handed = []
+    kernel = ops.with_contents_kept({"weight"}, lambda weight: handed.append(ref(weight)))
+    weight = torch.zeros(8)
+    for _ in range(2):
+        kernel(weight=weight)
+        kernel(weight=weight)
+        weight.add_(1)
+    which = [handed[0]() is weight, handed[1]() is weight, handed[2]() is weight, handed[3]() is handed[2]()]
+    assert which == [True, True, False, True]
+    del weight
+    assert [of() is None for of in handed] == [True] * 4
 
 
 @pytest.mark.parametrize("kernel_type", kernel_types())

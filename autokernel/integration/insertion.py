@@ -50,7 +50,7 @@ def install(winner: Winner) -> Installed:
                 function.compile()
     ops = register(winner.name, spec, kernel, winner.device_type)
     is_triton = getattr(kernel, "__globals__", {}).get("BACKEND") == "triton"  # whatever its target began with
-    run = by_position(spec, one_at_a_time(kernel), f"autokernel::{winner.target.name}")
+    run = by_position(spec, one_at_a_time(spec, kernel), f"autokernel::{winner.target.name}")
     if not is_triton:
         return Installed(winner.target.name, ops, run)
     launches = register_visible(winner.name, spec, kernel, winner.device_type)

@@ -228,14 +228,14 @@ def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clo
     sh("git", "add", "staged.py", cwd=clone)
     before = sh("git", "status", "--porcelain", cwd=clone)
     monkeypatch.setattr(commands, "HOME", clone)
-    said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
+    said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms", json=False))
     assert TARGET.name in said and said.endswith("import fast_norms; fast_norms.apply(model)")
     assert sh("git", "status", "--porcelain", cwd=clone) == before
     changed = sh("git", "show", "--format=%s", "--name-only", "main", cwd=clone).splitlines()
     assert changed[0] == "fast_norms: 1 kernel for test"
     assert {path.split("/")[0] for path in changed[2:]} == {"fast_norms"}
     assert f"fast_norms/winners/{Winner(TARGET, WRONG).name}.py" in changed
-    assert commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms")).endswith("has them already")
+    assert commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms", json=False)).endswith("has them already")
 
 
 REFUSED = {  # what is set up in the clone -> what git says
@@ -264,7 +264,7 @@ def test_a_commit_that_git_refuses_is_told_in_a_line(run, clone, monkeypatch, ca
     set_up_git(clone)
     sh("sh", "-c", set_up, cwd=clone)
     with pytest.raises(SystemExit) as end:
-        commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
+        commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms", json=False))
     said = capsys.readouterr().err
     assert end.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
     assert "is written, but not committed" in said and says in said
@@ -283,5 +283,5 @@ def test_a_kernel_that_was_verified_is_the_one_that_is_used(run) -> None:
 def test_there_is_nothing_to_merge_where_nothing_paid(run, clone, monkeypatch) -> None:  # noqa: F811
     write_json(run / VERIFY, encode(replace(found(WRONG, ()), kernels=())))
     monkeypatch.setattr(commands, "HOME", clone)
-    said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms"))
+    said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms", json=False))
     assert said.startswith("leave it as it is") and not (clone / "fast_norms").exists()

@@ -70,8 +70,8 @@ class InDouble(TorchFunctionMode):
 def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compiled: bool = False) -> Callable[..., Tensor]:
     """kernel_fn(init, **{"inputs.0": …, "weights.fc.bias": …}), which makes one module for each set of weights.
 
-    Parameters are the very tensors that are given, buffers are copies: in training mode they change. `used`: a new module
-    is first called on other inputs, so that what it keeps from one call to the next is wrong in the first that counts.
+    Parameters are the very memory that is given, buffers are copies: in training mode they change. `used`: a new module is
+    first called on other inputs, so that what it keeps from one call to the next is wrong in the first that counts.
     `compiled`: through torch.compile, as kernel_fn.compiled() is.
     """
     modules = WeakTensorKeyDictionary()  # first weight of a set -> the others, and the module
@@ -96,7 +96,7 @@ def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compile
         if own.keys() != weights.keys() and [t.shape for t in own.values()] == [t.shape for t in weights.values()]:
             weights = dict(zip(own, weights.values()))  # the same state dict by other names
         buffers = {name for name, _ in module.named_buffers()}
-        module.load_state_dict({k: v.clone() if k in buffers else v for k, v in weights.items()}, assign=True)
+        module.load_state_dict({k: v.clone() if k in buffers else v.detach() for k, v in weights.items()}, assign=True)
         module.to(example.device)
         if compiled:
             module.compile(dynamic=False)

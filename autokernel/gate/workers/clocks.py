@@ -26,7 +26,8 @@ DATES = "gmtime", "localtime", "ctime"  # of now, where no other time is given
 PROCESS_NUMBERS = "getpid", "getppid"
 AHEAD_S, OTHER_PROCESS = 100 * 86400 + 4099, 7919  # by which they are put ahead; odd numbers, of many remainders
 # Who waits for longer in Python looks at the clock so often, and is given that time when it is put ahead.
-LONG_S, LOOKS_S = 5.0, 0.005
+LONG_S, LOOKS_S = 5.0, 0.005  # so often all of them together, however many there are
+MANY_WAIT = 100  # and are all given that time
 USED = 10**9  # what Linux counts of an old process: page faults, switches
 NANOSECONDS, SECONDS = ctypes.CFUNCTYPE(ctypes.c_int64), ctypes.CFUNCTYPE(ctypes.c_double)
 # What a C++ library may call that tells the time (build.ALLOWED_SYMBOLS).
@@ -104,7 +105,7 @@ class Clock:
             self.waiting += 1
             try:
                 while not done and (left := end_s - now()) > 0:
-                    done = once(min(left, LOOKS_S))
+                    done = once(min(left, LOOKS_S * self.waiting))
             finally:
                 self.waiting -= 1
             return done
@@ -117,7 +118,7 @@ class Clock:
             timeout = files[3] if len(files) > 3 else None
             return until(timeout, lambda s: None if (seen := look(*files[:3], s)) == nothing and s else seen) or nothing
 
-        self.give_turn = lambda: sleep(2 * LOOKS_S) if self.waiting else None
+        self.give_turn = lambda: sleep(2 * LOOKS_S * min(self.waiting, MANY_WAIT)) if self.waiting else None
         for module, name in ((threading, "_time"), (queue, "time")):  # by which these count what is left of a time limit
             self._replace(module, name, now)
         self._replace(time, "sleep", lambda seconds: until(seconds, sleep))

@@ -131,6 +131,23 @@ def test_a_kernel_that_has_prepared_a_weight_sees_it_written_to(fallback: str | 
             torch.testing.assert_close(model(x), original(x))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("fallback", [None, "inductor", "reduce-overhead"])
+def test_a_kernel_on_a_gpu_that_has_prepared_a_weight_sees_it_written_to(fallback: str | None) -> None:
+    """A CUDA graph is replayed without the kernel's Python."""
+    model, x = nn.RMSNorm(64).cuda().requires_grad_(False), torch.randn(256, 64, device="cuda")
+    original = copy.deepcopy(model)
+    (graph,) = capture(model, (x,), {}).graphs
+    (site,) = SiteFinder().find(graph.module)
+    target = Target("norm", "rmsnorm", "triton", "cuda", (WeightedCase(site.case),))
+    apply(model, [Winner(target, PREPARES.replace("cpp", "triton"))], fallback)
+    for _ in range(3):
+        for _ in range(4):
+            torch.testing.assert_close(model(x).clone(), original(x))
+        for of in (model, original):
+            of.weight.mul_(1.5)
+
+
 def test_what_stands_for_a_weight_goes_with_it() -> None:
     handed = []
     kernel = ops.with_contents_kept({"weight"}, lambda weight: handed.append(ref(weight)))

@@ -54,6 +54,8 @@ DIRECT = {
 FACTORIES = {torch.empty, torch.empty_strided, torch.zeros, torch.ones, torch.rand, torch.randn}  # of the default dtype
 # A result is no view of what was made on the way to it: it may be changed in place.
 NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+# Whether what is launched now goes into a CUDA graph.
+is_recorded = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
@@ -132,7 +134,8 @@ def one_at_a_time(spec: KernelSpec, kernel: Kernel) -> Kernel:
 
 def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
     """`kernel`, for which a weight that is written to becomes another tensor: of one that it knows, it may have prepared
-    something. What is written through `.data` nobody tells. It costs the host 0.3 us for each weight."""
+    something. What is written through `.data` nobody tells. A CUDA graph, which is replayed whatever was written since,
+    records what is prepared of a weight as well. It costs the host 0.3 us for each weight."""
     known: dict[int, _Weight] = {}  # by the tensor's address, which another one may have later
 
     def known_by(weight: Tensor) -> Tensor:
@@ -141,9 +144,7 @@ def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
             return weight
         key, old = id(weight), known.get(id(weight))
         if old is not None and old.weight() is weight:
-            with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(NO_VIEWS):
-                alias = another(weight)  # as no view, which would keep it alive
-            weak = ref(weight, lambda _: known.pop(key, None))
+            weak, alias = ref(weight, lambda _: known.pop(key, None)), _alias(weight)
         else:
             weak, alias = ref(weight), weight
             if len(known) >= MANY:
@@ -153,6 +154,9 @@ def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
         return alias
 
     def call(**arguments: Any) -> Any:
+        if is_recorded():
+            weights = {name: _alias(v) for name in static if isinstance(v := arguments[name], Tensor)}
+            return kernel(**arguments | weights)
         for name in static:
             weight = arguments[name]
             of = known.get(id(weight))
@@ -163,6 +167,12 @@ def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
         return kernel(**arguments)
 
     return call if static else kernel
+
+
+def _alias(weight: Tensor) -> Tensor:
+    """The same, but no view of it, which would keep it alive."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(NO_VIEWS):
+        return another(weight)
 
 
 @dataclass(slots=True)

@@ -178,6 +178,57 @@ def test_equal_models_have_the_same_file(tmp_path) -> None:
     assert first == second != third
 
 
+PROGRAM = """
+import dataclasses, sys
+from pathlib import Path
+import torch
+from autokernel.model.handover import hand_over
+
+@dataclasses.dataclass
+class Config:
+    width: int = 4
+
+class Net(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.names = config, {"one", "two", "three", "four"}
+        self.linear = torch.nn.Linear(config.width, config.width)
+
+    def forward(self, x, kind="first"):
+        return self.linear(x) if kind in {"first", "second", "third"} else x
+
+torch.manual_seed(0)
+net, x = Net(Config()), torch.ones(2, 4)
+print(hand_over(net, (x,), {}, Path(sys.argv[1])).model)
+net.forward = lambda x: net.linear(x) + 1
+print(hand_over(net, (x,), {}, Path(sys.argv[1])).model)
+"""
+
+
+def test_a_program_that_is_called_again_hands_over_the_same_file(tmp_path) -> None:
+    """So that a run goes on: its classes travel with the model, and the order of a set is another one in each process."""
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1] and told[0][0] != told[0][1]
+
+
+@pytest.mark.parametrize("name", ["None", "class", "torch", "shuffled", "example_inputs", "HELD", "Größe"])
+def test_a_class_may_have_any_name(name, tmp_path) -> None:
+    """Also one of the file that it is handed over in, and one that is a word of Python's."""
+    net, x = type(name, (nn.ReLU,), {})(), torch.ones(2)
+    workload = hand_over(net, (x,), {}, tmp_path)
+    loaded, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert type(loaded).__name__ == name
+
+
 ROUND: list = [torch.ones(2, 16)]
 ROUND.append(ROUND)
 

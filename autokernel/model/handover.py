@@ -4,8 +4,8 @@ Classes and functions of a notebook or a __main__ travel with the model (by clou
 """
 
 import fcntl
-import hashlib
 import io
+import keyword
 import os
 import shutil
 import sys
@@ -21,6 +21,7 @@ from torch import nn
 from torch.export._unlift import _StatefulGraphModule
 from torch.nn.utils import parametrize
 
+from autokernel.model.sameness import digest
 from autokernel.model.user_code import WorkloadError, checked_model, leaves, not_a_model, short, shown
 from autokernel.model.workload import Workload
 
@@ -59,6 +60,7 @@ def shuffled(tensor):
         return tensor
     return torch.empty_like(tensor).copy_(tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape))
 '''
+TAKEN = compile(FILE.format(name="", function="made", path=[]), "", "exec").co_names  # names that the file needs itself
 
 
 def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], home: Path) -> Workload:
@@ -101,9 +103,9 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             f"{name} cannot be handed to the processes that measure it, for it cannot be pickled ({short(error)}): "
             "take that out of it, or name its file and class on the command line (autokernel optimize --model FILE)"
         ) from error
-    function = name if name.isidentifier() else "model"
+    function = name if name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN else "model"
     text = FILE.format(name=name, function=function, path=[os.path.abspath(path) for path in sys.path])
-    folder = home / "workspace" / FOLDER / hashlib.sha256(written.getbuffer()).hexdigest()[:16]
+    folder = home / "workspace" / FOLDER / digest(written)[:16]
     try:
         _write(folder, written, text)
     except OSError as error:  # no right to, a full disk

@@ -37,7 +37,7 @@ from autokernel.cli.arguments import (
 )
 from autokernel.cli.signals import RunStopped
 from autokernel.hardware.processes import STATE
-from autokernel.preflight import HOME, Refused, as_called, check_installed, named, program
+from autokernel.preflight import HOME, Refused, as_called, called_as_we_are, check_installed, named
 from autokernel.run.supervisor import AGAIN, Supervisor
 
 COMMANDS = {
@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 
         return status.main(words, {name: taught(name) for name in COMMANDS})
     if words[0] == "run" and STATE not in os.environ:
-        return Supervisor([*program("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
+        return Supervisor([*called_as_we_are("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
     return act(words)
 
 

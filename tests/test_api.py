@@ -14,6 +14,7 @@ from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -227,6 +228,18 @@ def test_a_class_may_have_any_name(name, tmp_path) -> None:
     workload = hand_over(net, (x,), {}, tmp_path)
     loaded, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
     assert type(loaded).__name__ == name
+
+
+def test_a_process_that_multiprocessing_has_started_hands_over_what_is_in_main(tmp_path, monkeypatch) -> None:
+    """There it is no __main__, and nobody else can import it."""
+    with monkeypatch.context() as started:
+        main = ModuleType("__mp_main__")
+        exec("from torch import nn\nclass Net(nn.ReLU):\n    forward = lambda self, x: one(x) + 1", vars(main))
+        exec("one = lambda x: x * 0 + 1", vars(main))
+        started.setitem(sys.modules, "__mp_main__", main)
+        workload = hand_over(main.Net(), (torch.ones(2),), {}, tmp_path)
+    loaded, (x,), _ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert loaded(x).tolist() == [2, 2]
 
 
 ROUND: list = [torch.ones(2, 16)]

@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -27,6 +28,7 @@ from autokernel.model.workload import Workload
 
 FOLDER = "models"  # of workspace/
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SPAWNED = "__mp_main__"  # what the __main__ of a program is called in a process that multiprocessing has started
 FILE = '''"""{name}, as a program handed it over: model.pt beside this file has it, and the inputs that it was given."""
 
 import sys
@@ -140,11 +142,16 @@ def _write(folder: Path, written: io.BytesIO, text: str) -> None:
 
 class _Pickler(cloudpickle.Pickler):
     """Also of what PyTorch refuses to pickle: modules whose weights are computed, as by torch.nn.utils.parametrizations,
-    whose class was made for them alone, and TorchScript, which has a file of its own."""
+    whose class was made for them alone, and TorchScript, which has a file of its own. What is defined in a __main__
+    travels from a process that multiprocessing has started, too."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             return _script, (_written(obj),)
+        if getattr(obj, "__module__", None) == SPAWNED and isinstance(obj, type):
+            return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
+        if getattr(obj, "__module__", None) == SPAWNED and isinstance(obj, FunctionType):
+            return self._dynamic_function_reduce(obj)
         if not isinstance(obj, nn.Module) or not parametrize.is_parametrized(obj):
             return super().reducer_override(obj)
         cls = type(obj).__bases__[0]

@@ -87,6 +87,11 @@ def installed(*words: str) -> "list[str]":
     return [sys.executable, str(Path(__file__).resolve().with_name("__main__.py")), *words]
 
 
+def called_as_we_are(script: str, name: str) -> "list[str]":
+    """The command line of the same for a process of its own, called as we are: it speaks of itself by that name."""
+    return installed(name) if "".join(sys.argv[:1]).startswith("autokernel ") else program(script, name)
+
+
 def terminal() -> "int | None":
     """The number of the file that is the terminal on which progress is shown; None where there is none."""
     given = os.environ.get(TERMINAL)

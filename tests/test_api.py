@@ -14,6 +14,7 @@ from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -176,6 +177,69 @@ def test_equal_models_have_the_same_file(tmp_path) -> None:
     model.linear.weight.data += 1
     third = hand_over(model, (x,), {}, tmp_path)
     assert first == second != third
+
+
+PROGRAM = """
+import dataclasses, sys
+from pathlib import Path
+import torch
+from autokernel.model.handover import hand_over
+
+@dataclasses.dataclass
+class Config:
+    width: int = 4
+
+class Net(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.names = config, {"one", "two", "three", "four"}
+        self.linear = torch.nn.Linear(config.width, config.width)
+
+    def forward(self, x, kind="first"):
+        return self.linear(x) if kind in {"first", "second", "third"} else x
+
+torch.manual_seed(0)
+net, x = Net(Config()), torch.ones(2, 4)
+print(hand_over(net, (x,), {}, Path(sys.argv[1])).model)
+net.forward = lambda x: net.linear(x) + 1
+print(hand_over(net, (x,), {}, Path(sys.argv[1])).model)
+"""
+
+
+def test_a_program_that_is_called_again_hands_over_the_same_file(tmp_path) -> None:
+    """So that a run goes on: its classes travel with the model, and the order of a set is another one in each process."""
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1] and told[0][0] != told[0][1]
+
+
+@pytest.mark.parametrize("name", ["None", "class", "torch", "shuffled", "example_inputs", "HELD", "Größe"])
+def test_a_class_may_have_any_name(name, tmp_path) -> None:
+    """Also one of the file that it is handed over in, and one that is a word of Python's."""
+    net, x = type(name, (nn.ReLU,), {})(), torch.ones(2)
+    workload = hand_over(net, (x,), {}, tmp_path)
+    loaded, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert type(loaded).__name__ == name
+
+
+def test_a_process_that_multiprocessing_has_started_hands_over_what_is_in_main(tmp_path, monkeypatch) -> None:
+    """There it is no __main__, and nobody else can import it."""
+    with monkeypatch.context() as started:
+        main = ModuleType("__mp_main__")
+        exec("from torch import nn\nclass Net(nn.ReLU):\n    forward = lambda self, x: one(x) + 1", vars(main))
+        exec("one = lambda x: x * 0 + 1", vars(main))
+        started.setitem(sys.modules, "__mp_main__", main)
+        workload = hand_over(main.Net(), (torch.ones(2),), {}, tmp_path)
+    loaded, (x,), _ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert loaded(x).tolist() == [2, 2]
 
 
 ROUND: list = [torch.ones(2, 16)]

@@ -103,6 +103,10 @@ def test_a_command_speaks_of_itself(here) -> None:
     assert here("extract", "--tag", "no-such-run").endswith("run autokernel profile --tag no-such-run first\n")
 
 
+def test_so_does_the_whole_job_which_runs_in_a_process_of_its_own() -> None:
+    assert run("optimize", "--hours", "nan").stderr.endswith("(autokernel optimize run --help)\n")
+
+
 def test_a_command_of_a_run_goes_to_orchestrate() -> None:
     ended = run("status", "--tag", "no-such-run")
     assert ended.returncode == 2 and "'no-such-run'" in ended.stderr

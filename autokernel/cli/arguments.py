@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from autokernel.cli.signals import let_signals_come
 from autokernel.cprofile import load_cprofile
 from autokernel.history.runs import BadTag, checked_tag
-from autokernel.preflight import Refused, as_called, fail, version, why_not_writable
+from autokernel.preflight import Refused, as_called, fail, named, version, why_not_writable
 from autokernel.run.supervisor import CLOSED_PIPE
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -116,6 +116,11 @@ nonnegative = number()
 seed = whole(0, 2**63 - 1)  # as torch.manual_seed() takes it
 
 
+def named_path(text: str) -> Path:
+    """The type of what names a file or a folder. An empty one would be the folder in which the user works."""
+    return Path(named(text))
+
+
 def tag(text: str) -> str:
     """The type of --tag. A shell completes the name of a run's folder to TAG/."""
     try:
@@ -131,9 +136,10 @@ def workers(text: str) -> int | str:
 
 def new_file(text: str) -> Path:
     """The type of an option that names a file to be written: one that exists is not overwritten."""
-    if Path(text).exists():
+    file = named_path(text)
+    if file.exists():
         raise argparse.ArgumentTypeError(f"{text!r} exists: name another file, or remove it")
-    return Path(text)
+    return file
 
 
 def open_streams() -> None:

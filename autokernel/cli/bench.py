@@ -22,29 +22,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autokernel import console
-from autokernel.cli.arguments import Parser, count, positive, seed, tag
+from autokernel.cli.arguments import Parser, count, named_path, positive, seed, tag
 from autokernel.gate.source import check_named, constants, read_kernel
 from autokernel.gate.workers.launch import Launched
+from autokernel.preflight import named
 from autokernel.records import json_text
 
 if TYPE_CHECKING:
     from autokernel.gate import Judge
     from autokernel.target import Target
 
+OF_A_FILE = {  # what --calibrate makes nothing of; the file itself has no word of its own
+    "file": "",
+    "kernel": "--kernel",
+    "quick": "--quick",
+    "sizes": "--sizes",
+    "compile": "--compile",
+    "profile": "--profile",
+    "incumbent": "--incumbent",
+    "target": "--target",
+    "autotune": "--autotune",
+}
 DTYPES = ("float16", "bfloat16", "float32")
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
-    parser.add_argument("file", nargs="?", type=Path, default=Path("kernel.py"), help="default: kernel.py")
-    parser.add_argument("--kernel", metavar="TYPE", help="the kernel type that the file must be of (default: its own)")
+    parser.add_argument("file", nargs="?", type=named_path, help="default: kernel.py")
+    parser.add_argument(
+        "--kernel", type=named, metavar="TYPE", help="the kernel type that the file must be of (default: its own)"
+    )
     parser.add_argument("--quick", action="store_true", help="smoke test, shape sweep in one dtype, three pairs: no proof")
     parser.add_argument("--sizes", action="store_true", help="time every size of the spec, not the first alone")
     parser.add_argument("--compile", action="store_true", help="time torch.compile of the eager form as well")
     parser.add_argument("--profile", action="store_true", help="print what ran in one call, by torch.profiler")
-    parser.add_argument("--incumbent", type=Path, help="a kernel file to be compared with, under the loop's keep rule")
+    parser.add_argument(
+        "--incumbent", type=named_path, help="a kernel file to be compared with, under the loop's keep rule"
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="dtype that is timed (float32 on a CPU, else float16)")
-    parser.add_argument("--target", help="time a target of the plan: the shapes and strides of a model")
+    parser.add_argument("--target", type=named, help="time a target of the plan: the shapes and strides of a model")
     parser.add_argument(
         "--tag", type=tag, default="default", help="the run whose plan has the target (default: %(default)s)"
     )
@@ -55,12 +71,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--autotune", type=count, metavar="N", help="time N settings of the file's TUNABLES; no verdict")
     parser.add_argument("--sweep", dest="autotune", type=count, help=argparse.SUPPRESS)  # its name before
     parser.add_argument("--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate on these types, or on "planted"')
-    parser.add_argument("--trials", type=count, default=20, help="--calibrate: contests of each kind (%(default)s)")
+    parser.add_argument("--trials", type=count, help="--calibrate: contests of each kind (20)")
     parser.add_argument(
         "--budget", type=positive, default=600, metavar="S", help="--calibrate, --autotune: seconds (default: %(default)s)"
     )
     out = "--calibrate: a record to be written, or to go on with; --autotune: the file with a table of settings by size"
-    parser.add_argument("--out", type=Path, help=out)
+    parser.add_argument("--out", type=named_path, help=out)
     console.add_sandbox_argument(parser)
     console.add_device_argument(parser)
     return parser
@@ -71,6 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.out and options.calibrate is None and not options.autotune:
         parser.error("--out is what --autotune or --calibrate writes: a verdict is printed (--json > FILE)")
+    if options.calibrate is None and options.trials:
+        parser.error("--trials is of --calibrate: a verdict needs as many pairs as it needs")
+    if options.calibrate is not None and (given := [word for name, word in OF_A_FILE.items() if getattr(options, name)]):
+        words = " and ".join(word or str(options.file) for word in given)
+        parser.error(f"--calibrate judges the gate, and no file: leave {words} out")
+    options.file, options.trials = options.file or Path("kernel.py"), options.trials or 20
     if options.calibrate is None:
         check_named(options.file, *filter(None, [options.incumbent]))
     with Launched() as launched:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from autokernel import console  # first: it says what is missing
-from autokernel.cli.arguments import Parser, seed
+from autokernel.cli.arguments import Parser, named_path, seed
 from autokernel.cli.bench import DTYPES
 from autokernel.gate.source import check_named, constants
 from autokernel.gate.workers.launch import Launched
@@ -40,15 +40,15 @@ MARKDOWN = tuple(begin.encode() for begin in (PASSED, UNDECIDED, FAILED))
 
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
-    parser.add_argument("old", type=Path, help="the kernel as it was, a file or file.py:function")
-    parser.add_argument("new", type=Path, help="the kernel as it is to be")
+    parser.add_argument("old", type=named_path, help="the kernel as it was, a file or file.py:function")
+    parser.add_argument("new", type=named_path, help="the kernel as it is to be")
     parser.add_argument("--kernel", metavar="TYPE", choices=kernel_types(), required=True, help="what both compute")
     parser.add_argument("--sizes", action="store_true", help="time every size of the type, not the first alone")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype that is timed (float32 on a CPU, else float16)")
     parser.add_argument("--seed", type=seed, help="repeat the inputs of an earlier verdict")
     parser.add_argument("--allow-libraries", action="store_true", help="judge kernels that call PyTorch or a library, too")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the outcome as JUnit's XML")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it as Markdown")
+    parser.add_argument("--junit", type=named_path, metavar="FILE", help="write the outcome as JUnit's XML")
+    parser.add_argument("--markdown", type=named_path, metavar="FILE", help="write it as Markdown")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     console.add_sandbox_argument(parser)
     console.add_device_argument(parser)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autokernel import console
-from autokernel.cli.arguments import Parser
+from autokernel.cli.arguments import Parser, named_path
 from autokernel.preflight import Refused
 from autokernel.records import BadRecord, reads, record_from
 from autokernel.verdict import Verdict
@@ -69,10 +69,12 @@ def of_verdict(path: Path) -> str:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
     parser.add_argument("--name", required=True, help="of the project: lower case letters, digits, dashes")
-    parser.add_argument("--kernel", type=Path, default=Path("kernel.py"), help="the kernel file (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="default: workspace/hub/<name>")
+    parser.add_argument(
+        "--kernel", type=named_path, default=Path("kernel.py"), help="the kernel file (default: %(default)s)"
+    )
+    parser.add_argument("--output", type=named_path, help="default: workspace/hub/<name>")
     parser.add_argument("--repo-id", default="", help="on the Hub, such as me/my-rmsnorm")
-    parser.add_argument("--verdict", type=Path, help="of `bench.py --json`, for the card")
+    parser.add_argument("--verdict", type=named_path, help="of `bench.py --json`, for the card")
     parser.add_argument("--backends", default="cuda", help="of a Triton kernel, such as cuda,rocm (default: %(default)s)")
     return parser
 

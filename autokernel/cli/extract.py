@@ -12,11 +12,10 @@ Writes:  workspace/<tag>/plan.json, and for each target workspace/<tag>/kernels/
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autokernel.backends import BACKENDS, default_backend
-from autokernel.cli.arguments import Parser, count, tag
+from autokernel.cli.arguments import Parser, count, named_path, tag
 from autokernel.console import fail
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import has_experiments, run_folder
@@ -36,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     default = f"default: {default_backend('cpu')} on a CPU, {default_backend('cuda')} on a GPU"
     parser.add_argument("--backend", choices=BACKENDS, help=default)
     parser.add_argument("--tag", type=tag, default="default", help="name of the run (default: %(default)s)")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
+    parser.add_argument("--profile", type=named_path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     return parser
 

@@ -28,6 +28,7 @@ from autokernel.cli.arguments import (
     Parser,
     count,
     count_or_none,
+    named_path,
     nonnegative,
     number,
     positive,
@@ -36,7 +37,7 @@ from autokernel.cli.arguments import (
 )
 from autokernel.cli.signals import RunStopped
 from autokernel.hardware.processes import STATE
-from autokernel.preflight import HOME, Refused, as_called, check_installed, named, program
+from autokernel.preflight import HOME, Refused, as_called, called_as_we_are, check_installed, named
 from autokernel.run.supervisor import AGAIN, Supervisor
 
 COMMANDS = {
@@ -77,7 +78,7 @@ def make_parser() -> Parser:
     made = {name: commands.add_parser(name, help=what, description=taught(name)) for name, what in COMMANDS.items()}
     add_run_arguments(made["run"])
     record, log, merge = made["record"], made["log"], made["merge"]
-    record.add_argument("file", nargs="?", type=Path, help="default: the kernel.py of the run's tree")
+    record.add_argument("file", nargs="?", type=named_path, help="default: the kernel.py of the run's tree")
     record.add_argument("--target", type=named, help="of the plan (default: the one whose kernel type the file has)")
     record.add_argument("-m", "--hypothesis", default="edited by hand", help="what changed and what you expect of it")
     add_device_argument(record)
@@ -85,7 +86,7 @@ def make_parser() -> Parser:
     log.add_argument("--all", action="store_true", help="everything that was tried")
     merge.add_argument(
         "--to",
-        type=lambda text: Path(named(text)),
+        type=named_path,
         metavar="DIR",
         help="of the package (default: kernels_<tag>); its name is imported",
     )
@@ -170,7 +171,7 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--kernelbench", type=named, metavar="LEVEL[:PROBLEM]", help="work on KernelBench instead of a model"
     )
-    bench.add_argument("--repo-path", type=Path, help="its clone (default: $KERNELBENCH, or what was fetched)")
+    bench.add_argument("--repo-path", type=named_path, help="its clone (default: $KERNELBENCH, or what was fetched)")
 
 
 def main(argv: Sequence[str] | None = None) -> int | None:
@@ -192,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 
         return status.main(words, {name: taught(name) for name in COMMANDS})
     if words[0] == "run" and STATE not in os.environ:
-        return Supervisor([*program("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
+        return Supervisor([*called_as_we_are("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
     return act(words)
 
 

@@ -12,11 +12,10 @@ import argparse
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autokernel import console  # first: it says what is missing
-from autokernel.cli.arguments import Parser, count, count_or_none, new_file, tag
+from autokernel.cli.arguments import Parser, count, count_or_none, named_path, new_file, tag
 from autokernel.cli.watched import noting
 from autokernel.history.at_work import profiling
 from autokernel.history.progress import amdahl
@@ -52,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         "elements and rows that one kernel could compute",
     )
     parser.add_argument("--tag", type=tag, default="default", help="name of the run (default: %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
+    parser.add_argument("--output", type=named_path, metavar="FILE", help="instead of workspace/<tag>/profile.json")
     parser.add_argument("--export-trace", type=new_file, metavar="FILE", help="write the profiler's trace, for Perfetto")
     parser.add_argument(
         "--memory-snapshot", type=new_file, metavar="FILE", help="of one pass on a GPU, for pytorch.org/memory_viz"

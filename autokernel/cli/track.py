@@ -10,9 +10,8 @@ Without a tracker: results.tsv is what pandas.read_csv("results.tsv", sep="\\t")
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from autokernel.cli.arguments import Parser, tag
+from autokernel.cli.arguments import Parser, named_path, tag
 from autokernel.cli.status import rows_with_notes
 from autokernel.console import fail  # first: it says what is missing
 from autokernel.export.trackers import TRACKERS, track
@@ -25,7 +24,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
     parser.add_argument("tracker", choices=list(TRACKERS))
     parser.add_argument("--tag", type=tag, help="the run's name (default: the latest)")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="instead of workspace/tracked/<tracker>")
+    parser.add_argument("--folder", type=named_path, metavar="DIR", help="instead of workspace/tracked/<tracker>")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
 

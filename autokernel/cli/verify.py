@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autokernel import console  # first: it says what is missing
-from autokernel.cli.arguments import Parser, count, count_or_none, nonnegative, tag
+from autokernel.cli.arguments import Parser, count, count_or_none, named_path, nonnegative, tag
 from autokernel.history.runs import PLAN
 from autokernel.records import json_text, write_json
 from autokernel.table import print_table
@@ -38,15 +38,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(__doc__)
     run = parser.add_mutually_exclusive_group()
     run.add_argument("--tag", type=tag, help="name of the run (default: the latest)")
-    run.add_argument("--workspace", type=Path, metavar="DIR", help="the run's folder, instead of --tag")
-    parser.add_argument("--kernels", type=Path, metavar="DIR", help="files <target>.py instead of the run's kept kernels")
+    run.add_argument("--workspace", type=named_path, metavar="DIR", help="the run's folder, instead of --tag")
+    parser.add_argument(
+        "--kernels", type=named_path, metavar="DIR", help="files <target>.py instead of the run's kept kernels"
+    )
     parser.add_argument("--warmup", type=count_or_none, default=0, metavar="N", help="untimed rounds (%(default)s)")
     parser.add_argument("--timed", type=count, metavar="N", help="rounds a process (default: 8 s of them, at least 3)")
     parser.add_argument("--atol", type=nonnegative, help="of outputs; default by dtype")
     parser.add_argument("--rtol", type=nonnegative, help="of outputs; default by dtype")
     parser.add_argument("--diagnose", action="store_true", help="compare outputs with each kernel alone as well")
     parser.add_argument("--json", action="store_true", help="print the record instead of lines")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the kernels that pay as a package of this name")
+    parser.add_argument(
+        "--save", type=named_path, metavar="DIR", help="write the kernels that pay as a package of this name"
+    )
     console.add_device_argument(parser)
     return parser
 

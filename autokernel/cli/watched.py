@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from autokernel.cli.signals import STOPPED
 from autokernel.hardware.processes import STATE, STEPS, die_with_parent
-from autokernel.preflight import check_installed, fail, installed, program, terminal
+from autokernel.preflight import called_as_we_are, check_installed, fail, terminal
 from autokernel.run.supervisor import CRASHES
 
 BY_ITSELF = {"-h", "--help", "--version"}  # no model's code runs then
@@ -36,8 +35,7 @@ def is_watched(words: Sequence[str]) -> bool:
 def watch(script: str, words: Sequence[str]) -> int:
     """Run a script in a child; its exit status. Ends with one line where a signal ended it."""
     check_installed()  # not in the child, whose Python has all that is installed
-    called = sys.argv[0].startswith("autokernel ")  # as as_called() knows it
-    command = installed(script) if called else program(script, script)
+    command = called_as_we_are(script, script)
     with tempfile.TemporaryFile("w+", errors="replace") as steps:
         child = subprocess.Popen(
             [*command, *words],

@@ -4,8 +4,8 @@ Classes and functions of a notebook or a __main__ travel with the model (by clou
 """
 
 import fcntl
-import hashlib
 import io
+import keyword
 import os
 import shutil
 import sys
@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -21,11 +22,13 @@ from torch import nn
 from torch.export._unlift import _StatefulGraphModule
 from torch.nn.utils import parametrize
 
+from autokernel.model.sameness import digest
 from autokernel.model.user_code import WorkloadError, checked_model, leaves, not_a_model, short, shown
 from autokernel.model.workload import Workload
 
 FOLDER = "models"  # of workspace/
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SPAWNED = "__mp_main__"  # what the __main__ of a program is called in a process that multiprocessing has started
 FILE = '''"""{name}, as a program handed it over: model.pt beside this file has it, and the inputs that it was given."""
 
 import sys
@@ -59,6 +62,7 @@ def shuffled(tensor):
         return tensor
     return torch.empty_like(tensor).copy_(tensor.flatten()[torch.randperm(tensor.numel())].view(tensor.shape))
 '''
+TAKEN = compile(FILE.format(name="", function="made", path=[]), "", "exec").co_names  # names that the file needs itself
 
 
 def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], home: Path) -> Workload:
@@ -101,9 +105,9 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
             f"{name} cannot be handed to the processes that measure it, for it cannot be pickled ({short(error)}): "
             "take that out of it, or name its file and class on the command line (autokernel optimize --model FILE)"
         ) from error
-    function = name if name.isidentifier() else "model"
+    function = name if name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN else "model"
     text = FILE.format(name=name, function=function, path=[os.path.abspath(path) for path in sys.path])
-    folder = home / "workspace" / FOLDER / hashlib.sha256(written.getbuffer()).hexdigest()[:16]
+    folder = home / "workspace" / FOLDER / digest(written)[:16]
     try:
         _write(folder, written, text)
     except OSError as error:  # no right to, a full disk
@@ -138,11 +142,16 @@ def _write(folder: Path, written: io.BytesIO, text: str) -> None:
 
 class _Pickler(cloudpickle.Pickler):
     """Also of what PyTorch refuses to pickle: modules whose weights are computed, as by torch.nn.utils.parametrizations,
-    whose class was made for them alone, and TorchScript, which has a file of its own."""
+    whose class was made for them alone, and TorchScript, which has a file of its own. What is defined in a __main__
+    travels from a process that multiprocessing has started, too."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
             return _script, (_written(obj),)
+        if getattr(obj, "__module__", None) == SPAWNED and isinstance(obj, type):
+            return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
+        if getattr(obj, "__module__", None) == SPAWNED and isinstance(obj, FunctionType):
+            return self._dynamic_function_reduce(obj)
         if not isinstance(obj, nn.Module) or not parametrize.is_parametrized(obj):
             return super().reducer_override(obj)
         cls = type(obj).__bases__[0]

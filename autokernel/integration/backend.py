@@ -237,7 +237,7 @@ class Replacer:
                     f"kernels were proven ({names})"
                 )
             else:
-                why = f"there is no graph of it to put its kernels in ({names}): {'; '.join(self.left)}"
+                why = f"there is no graph of it to put its kernels in ({names}); autokernel.explain() says why"
             self.idle = f"nothing is replaced in {model}: {why}"
             self.fail(self.idle)
 

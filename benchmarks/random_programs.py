@@ -436,7 +436,10 @@ def _significant_strides(t: Tensor) -> tuple[int, ...]:
 
 
 class _Rounded(TorchDispatchMode):
-    """Each element that is computed is by chance the number next to it: what rounds otherwise may come to that."""
+    """Each element that is computed is by chance the number next to it: what rounds otherwise may come to that.
+
+    Counts are exact, and what is finite stays so.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -446,11 +449,12 @@ class _Rounded(TorchDispatchMode):
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.is_floating_point()]
         before = [t.abs().flatten() for t in given]
         made = func(*args, **(kwargs or {}))
-        if given and not any(returned.alias_info for returned in func._schema.returns):
+        if given and func is not torch.ops.aten.histc.default and not any(r.alias_info for r in func._schema.returns):
             for t in tree_leaves(made):
                 if isinstance(t, Tensor) and t.is_floating_point() and not torch.isin(t.abs(), torch.cat(before)).all():
                     step = torch.randint(-1, 2, t.shape, generator=self.generator)
-                    t.copy_(t.nextafter(t + step * t.abs()))  # zero stays zero
+                    moved = t.nextafter(t + step * t.abs())  # zero stays zero
+                    t.copy_(torch.where(moved.isinf(), t, moved))
         return made
 
 

@@ -130,3 +130,15 @@ def test_a_region_that_computes_something_else_is_seen(monkeypatch: pytest.Monke
     monkeypatch.setattr(random_programs, "finder", cache(random_programs.finder.__wrapped__))
     program = Program(0, ("r = (x * 2).sin() + q.sum()",), ("r",), gradients=False, autocast=False)
     assert "written as something else" in check(program).why
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_other_roundings_leave_counts_and_the_largest_numbers(seed: int) -> None:
+    """Models with experts route by both: an off count, or an infinity for a mask, is no rounding."""
+    x = torch.arange(64.0) % 4
+    largest = torch.finfo(torch.float16).max
+    with random_programs._Rounded(seed):
+        counts = torch.histc(x, bins=4, min=0, max=3)
+        masked = torch.zeros(64, dtype=torch.float16).masked_fill(x > 1, -largest)
+        moved = x.sin()
+    assert counts.tolist() == [16] * 4 and masked.isfinite().all() and not torch.equal(moved, x.sin())

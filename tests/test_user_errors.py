@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autokernel import apply, preflight
+from autokernel import apply, explain, preflight
 from autokernel.backends import BACKENDS
 from autokernel.cli import bench, check, export_hf, extract, profile, verify
 from autokernel.cli.arguments import script
@@ -133,6 +133,26 @@ def test_kernels_that_are_for_another_model_are_said_to_be_of_no_use_once(caplog
     assert torch.equal(applied(x), expected) and torch.equal(applied(x), expected)
     said = [record.message for record in caplog.records if "nothing is replaced" in record.message]
     assert len(said) == 1 and "in Linear" in said[0] and winner.target.name in said[0]
+
+
+def test_a_model_without_a_graph_is_not_said_to_have_other_shapes(caplog):
+    """Over a compiler Dynamo leaves out what calls an nn.GRU."""
+
+    class Recurrent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = torch.nn.GRU(4, 4)
+
+        def forward(self, x):
+            return self.gru(x)[0].sin()
+
+    winner = Winner(default_target("rmsnorm", "cpp", "cpu", torch.float32), RMSNORM.read_text())
+    model = apply(Recurrent(), [winner], "aot_eager")
+    for _ in range(2):  # at the first it is not settled where its lines are
+        model(torch.ones(2, 1, 4))
+    (said,) = [record.message for record in caplog.records if "nothing is replaced" in record.message]
+    assert "no graph of it" in said and "shapes" not in said
+    assert any("GRU" in why for why in explain(model).left)
 
 
 def test_a_summary_that_cannot_be_written_is_told_before_anything_is_judged(refusal, monkeypatch):

@@ -231,10 +231,14 @@ class Replacer:
         """After a pass: that it had no kernel in it, if so."""
         if self.winners and not self.replaced and None not in self.installed.values():  # which has been said
             names = ", ".join(winner.target.name for winner in self.winners)
-            self.idle = (
-                f"nothing is replaced in {model}: no operation of its {self.graphs} graphs has the shapes, the dtypes and "
-                f"the device for which its kernels were proven ({names})"
-            )
+            if self.graphs or not self.left:
+                why = (
+                    f"no operation of its {self.graphs} graphs has the shapes, the dtypes and the device for which its "
+                    f"kernels were proven ({names})"
+                )
+            else:
+                why = f"there is no graph of it to put its kernels in ({names}); autokernel.explain() says why"
+            self.idle = f"nothing is replaced in {model}: {why}"
             self.fail(self.idle)
 
     def _sizes(self, module: GraphModule, inputs: list[Any]) -> list[int]:

@@ -54,8 +54,6 @@ DIRECT = {
 FACTORIES = {torch.empty, torch.empty_strided, torch.zeros, torch.ones, torch.rand, torch.randn}  # of the default dtype
 # A result is no view of what was made on the way to it: it may be changed in place.
 NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-# Whether what is launched now goes into a CUDA graph.
-is_recorded = torch.cuda.is_current_stream_capturing if torch.backends.cuda.is_built() else lambda: False
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
@@ -154,15 +152,16 @@ def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
         return alias
 
     def call(**arguments: Any) -> Any:
-        if is_recorded():
-            weights = {name: _alias(v) for name in static if isinstance(v := arguments[name], Tensor)}
-            return kernel(**arguments | weights)
         for name in static:
             weight = arguments[name]
             of = known.get(id(weight))
-            if of and of.weight() is weight and of.version == weight._version and of.address == weight.data_ptr():
-                arguments[name] = of.alias if of.alias is not None else weight
-            elif isinstance(weight, Tensor):
+            if not isinstance(weight, Tensor):
+                continue
+            if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+                arguments[name] = _alias(weight)
+            elif of and of.weight() is weight and of.version == weight._version and of.address == weight.data_ptr():
+                arguments[name] = weight if of.alias is None else of.alias
+            else:
                 arguments[name] = known_by(weight)
         return kernel(**arguments)
 

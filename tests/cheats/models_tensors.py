@@ -158,6 +158,7 @@ CHEATS = (
             ("keeps-all-in-memory", 151, 2),  # mlockall(MCL_FUTURE)
             ("is-another-personality", 135, 0x40000),  # ADDR_NO_RANDOMIZE
             ("adopts-processes", 157, 36, 1),  # prctl(PR_SET_CHILD_SUBREAPER)
+            ("makes-no-memory-executable", 157, 65, 1),  # prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN)
             ("ends-with-another", 157, 1, 15),  # prctl(PR_SET_PDEATHSIG, SIGTERM)
         )
     ),

@@ -48,7 +48,7 @@ from torch.nn.modules import module as hooked
 NO_SETTINGS = (
     "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred|sequence"
 )
-SETTING_NAMES = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)")
+SETTING_NAMES = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)|_warn_on_\w+")
 SETTINGS_OF = torch._C, torch._C._autograd, torch._C._functorch  # what has such functions
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())

@@ -20,11 +20,14 @@ def arguments(dtype, batch, M, K, N, b_transposed=False, heads_inside=False, sha
 
 
 def small_calls(dtype):
-    """Of batches of one to four dims, one of which may be of one matrix, or one in memory for all of another batch."""
+    """Of batches of one to four dims, one of which may be of one matrix, or one in memory for all of another batch; and of
+    one size along all dims."""
     yield arguments(dtype, batch=1, M=5, K=3, N=4)
     yield arguments(dtype, batch=3, M=2, K=5, N=1)
     yield arguments(dtype, batch=(2, 3), M=4, K=1, N=6)
     yield arguments(dtype, batch=(2, 1, 3, 2), M=3, K=11, N=10)
+    yield arguments(dtype, batch=6, M=6, K=6, N=6)
+    yield arguments(dtype, batch=(5, 5), M=5, K=5, N=5, b_transposed=True)
     for shared in (0, 1):  # as where heads share keys
         args = arguments(dtype, batch=(2, 3), M=5, K=9, N=6, b_transposed=True)
         strides = [0 if dim == shared else stride for dim, stride in enumerate(args["B"].strides)]

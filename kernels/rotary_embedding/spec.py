@@ -22,6 +22,8 @@ def small_calls(dtype):
     yield arguments(dtype, batch=2, heads=3, seq=4, head_dim=6, interleaved=False, transposed=True)  # an odd half
     yield arguments(dtype, batch=3, heads=1, seq=3, head_dim=288, interleaved=False)
     yield arguments(dtype, batch=5, heads=2, seq=3, head_dim=4, rotary_dim=2, interleaved=False)
+    yield arguments(dtype, batch=4, heads=4, seq=4, head_dim=4)
+    yield arguments(dtype, batch=8, heads=8, seq=8, head_dim=8, interleaved=False)
 
 
 def takes(a):

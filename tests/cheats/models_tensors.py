@@ -3,6 +3,7 @@
 Beside them such as are right for now, by what the gate's clocks did not tell, and what a process has of Linux.
 """
 
+import torch
 from another_program import NAIVE
 from cheat import Cheat, plain, wrapped
 from harness import attack, changing
@@ -10,6 +11,7 @@ from old_processes import AGED
 from partly_right import IMPORTS
 from whole_inputs import NORM, OUTSIDE
 
+WARNS = "_warn_on_accumulate_grad_stream_mismatch"
 AS_MODELS = "calls on the same inputs do not agree bitwise"
 
 
@@ -151,6 +153,10 @@ CHEATS = (
     process("has-calls-go-on", "signal handlers", attack("import signal\n\nsignal.siginterrupt(signal.SIGUSR1, False)")),
     process("has-csv-read-little", "interpreter", attack("import csv\n\ncsv.field_size_limit(1)")),
     process("has-scripts-fused-otherwise", "modes of pytorch", attack("torch.jit.set_fusion_strategy([('STATIC', 0)])")),
+    *(
+        process("warns-of-no-stream", WARNS, attack(f"torch.autograd.graph.set{WARNS}(False)"))
+        for _ in range(hasattr(torch.autograd.graph, f"set{WARNS}"))  # not in older versions
+    ),
     process("compiles-scripts-once", "modes of pytorch", attack("torch._C._jit_set_bailout_depth(0)")),
     *(
         linux(name, *words)
@@ -158,6 +164,7 @@ CHEATS = (
             ("keeps-all-in-memory", 151, 2),  # mlockall(MCL_FUTURE)
             ("is-another-personality", 135, 0x40000),  # ADDR_NO_RANDOMIZE
             ("adopts-processes", 157, 36, 1),  # prctl(PR_SET_CHILD_SUBREAPER)
+            ("makes-no-memory-executable", 157, 65, 1),  # prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN)
             ("ends-with-another", 157, 1, 15),  # prctl(PR_SET_PDEATHSIG, SIGTERM)
         )
     ),

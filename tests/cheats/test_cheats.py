@@ -39,6 +39,7 @@ import timing
 import torch
 import unusual_inputs
 import unusual_numbers
+import usual_kinds
 import whole_inputs
 from cheat import Cheat, starter
 from second_tier import LATER
@@ -77,6 +78,7 @@ MODULES = (
     kept_elsewhere,
     kept_anywhere,
     models_tensors,
+    usual_kinds,
 )
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"

@@ -25,7 +25,7 @@ from autokernel.gate.checks.inputs import (
 )
 from autokernel.gate.checks.planted import Planted, planted_in, with_planted
 from autokernel.gate.checks.structure import SIGNS, formed, free, soft, wholly
-from autokernel.gate.checks.whole import filled, wholes
+from autokernel.gate.checks.whole import filled, usual, wholes
 from autokernel.gate.workers.model_tensors import MODELS
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
@@ -84,6 +84,7 @@ class CheckCase:
     wholly: bool = False  # each input is of some size, sign and form as a whole
     formed: bool = False  # the matrices among its inputs are of one form each, of all in turn
     whole: bool = False  # the first and then each other tensor is of one kind as a whole: of one size, one sign, one number
+    usual: bool = False  # the first tensor is of each usual kind as a whole
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
     filled: bool = False  # what the type's `fill` makes is of each kind in turn
     held: bool = False  # several sets, several calls on each, all outputs held to the end
@@ -99,13 +100,13 @@ class CheckCase:
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
         extra.append("ordinary rows" * self.ordinary)
         extra.append("soft" * self.soft)
-        extra.append("of one kind" * (self.whole or self.wholly or self.formed or self.filled))
+        extra.append("of one kind" * (self.whole or self.usual or self.wholly or self.formed or self.filled))
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck. (In fp32 the outer bound alone is a fine one.)"""
-        odd = self.adversarial, self.planted, self.whole, self.wholly, self.formed, self.filled
+        odd = self.adversarial, self.planted, self.whole, self.usual, self.wholly, self.formed, self.filled
         return any(odd) or bool(self.decisive and self.case.dtype.itemsize > 2) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
@@ -133,8 +134,8 @@ class CheckCase:
             shares = range(min(MOST_SHARES, -(-line_width(spec, plain) // lines_of(spec, self.case))))
             yield from (Step((self._with_peaks(spec, plain, share),)) for share in shares)
             return
-        if self.whole or self.formed or self.filled:
-            make = partial(wholes if self.whole else filled, spec, self.case)
+        if self.whole or self.usual or self.formed or self.filled:
+            make = partial(wholes if self.whole else usual if self.usual else filled, spec, self.case)
             made = formed(spec, first, self.seed) if self.formed else make(first, self.seed)
             yield from (Step((inputs,), what=what) for what, inputs in made)
             return

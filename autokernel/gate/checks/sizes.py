@@ -11,6 +11,7 @@ from autokernel.spec import Dims, KernelSpec
 
 # Elements of a vector, how many of these a size that is drawn has at most, and how large other dims of a shape are.
 SHORT_VECTOR, MOST_VECTORS, FEW = 8, 16, 4
+MOST_WAYS = 12
 MOST_BLOCKS, MANY = 65_535, 1 << 20  # of a CUDA grid, along any dim but the first; elements of so many rows at most
 
 
@@ -75,6 +76,9 @@ def small_sizes(spec: KernelSpec, seed: int) -> Iterator[Dims]:
                     shape = [drawn.randint(2, FEW) for _ in range(rank)]
                     shape[-1], shape[dim] = some(), next(lengths)
                     yield {"shape": tuple(shape), "dim": dim - drawn.choice((0, rank))}
+            for rank in (2, 3, 4):  # of one size along all dims
+                for dim in range(rank):
+                    yield {"shape": (drawn.randint(2, FEW),) * rank, "dim": dim - drawn.choice((0, rank))}
             return
         for name in spec.any_size:
             for size in few():
@@ -96,6 +100,16 @@ def every_way(spec: KernelSpec) -> list[Dims]:
             if name != "dim":
                 values.setdefault(name, dict.fromkeys([spec.smoke.get(name, defaults[name])]))[value] = None
     return [dict(zip(values, way)) for way in itertools.product(*values.values())]
+
+
+def ways_of_smoke(spec: KernelSpec, seed: int) -> list[Dims]:
+    """The smoke test's sizes with other options, of a shape along its first dim, too: some of all ways."""
+    along = (
+        ({}, {"dim": 0}) if "dim" in spec.arguments(spec.dtypes[0], **spec.smoke) and "shape" in spec.any_size else ({},)
+    )
+    every = [{**spec.smoke, **way, **other} for way in every_way(spec) for other in along]
+    known = [dims for dims in every if spec.takes(spec.arguments(spec.dtypes[0], **dims))]
+    return random.Random(f"ways:{seed}").sample(known, min(MOST_WAYS, len(known)))
 
 
 def many_rows(spec: KernelSpec, seed: int) -> Iterator[Dims]:

@@ -22,6 +22,17 @@ def _eye(x: Tensor) -> Tensor:
     return torch.eye(*x.shape[-2:]).expand(x.shape)
 
 
+def _above(x: Tensor) -> Tensor:
+    """Where x is above its diagonal."""
+    return torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
+
+
+def _checkerboard(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Every other element is zero, in turn."""
+    places = (torch.arange(n) for n in x.shape[-2:])
+    return torch.where((next(places)[:, None] + next(places)) % 2 == 0, 0.0, x)
+
+
 def _symmetric(x: Tensor, generator: torch.Generator) -> Tensor:
     """As far as it goes, where the last two dims differ in size."""
     n = min(x.shape[-2:])
@@ -65,6 +76,33 @@ def _half(dim: int, which: int) -> Form:
     return zeros
 
 
+def _reflection(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Orthogonal, and none of it zero; as far as it goes, where the last two dims differ in size."""
+    v = torch.randn(max(x.shape[-2:]), generator=generator)
+    v /= torch.linalg.vector_norm(v)
+    return _eye(x) - 2 * torch.outer(v[: x.shape[-2]], v[: x.shape[-1]])
+
+
+def _circulant(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Each row is the one before, one further on."""
+    rows, columns = x.shape[-2:]
+    return x[..., 0, :][..., (torch.arange(columns) - torch.arange(rows)[:, None]) % columns]
+
+
+def _matrices(which: slice | None) -> Form:
+    """Of several matrices all like the first, or some of them zeros."""
+
+    def changed(x: Tensor, generator: torch.Generator) -> Tensor:
+        several = x.reshape(-1, *x.shape[-2:])
+        if which is None:
+            return several[:1].expand(several.shape).reshape(x.shape)
+        several = several.clone()
+        several[which] *= len(several) == 1
+        return several.reshape(x.shape)
+
+    return changed
+
+
 FORMS: dict[str, Form] = {
     "triangular": lambda x, g: x.triu(),
     "triangular below": lambda x, g: x.tril(),
@@ -81,6 +119,20 @@ FORMS: dict[str, Form] = {
     "of whole numbers": lambda x, g: (8 * x / x.abs().amax()).round(),
     "of one value": lambda x, g: alike(x.flatten()[:1]).reshape(()).expand(x.shape),
     "of ones": lambda x, g: torch.ones_like(x),
+    "of zeros and ones": lambda x, g: (x > 0).to(x.dtype),
+    "cut off at zero": lambda x, g: x.clamp(min=0),  # as a ReLU leaves it
+    "mostly zeros": lambda x, g: torch.where(torch.rand(x.shape, generator=g) < 0.15, x, 0.0),
+    "of rank one": lambda x, g: x[..., :1] * x[..., :1, :],
+    "the same along its diagonals": _circulant,
+    "orthogonal": _reflection,
+    "a checkerboard": _checkerboard,
+    "of powers of two": lambda x, g: torch.where(x < 0, -1.0, 1.0) * (x.abs() + 0.1).log2().round().exp2(),
+    "of columns alike in pairs": lambda x, g: x[..., torch.arange(x.shape[-1]) // 2],
+    "of matrices that are alike": _matrices(None),
+    "zeros in its first matrix": _matrices(slice(1)),
+    "zeros in its last matrix": _matrices(slice(-1, None)),
+    "of rows that add up to one": lambda x, g: x.softmax(-1),  # as attention has them
+    "of rows that add up to one, and triangular": lambda x, g: x.masked_fill(_above(x), -torch.inf).softmax(-1),
     "zeros in its first columns": _half(-1, 0),
     "zeros in its last columns": _half(-1, 1),
     "zeros in its first rows": _half(-2, 0),

@@ -25,7 +25,15 @@ from autokernel.gate.checks.inputs import (
 )
 from autokernel.gate.checks.options import outlier, with_other_options
 from autokernel.gate.checks.planted import groups_that_show
-from autokernel.gate.checks.sizes import combinations, drawn_sizes, many_rows, option_dims, other_ranks, small_sizes
+from autokernel.gate.checks.sizes import (
+    combinations,
+    drawn_sizes,
+    many_rows,
+    option_dims,
+    other_ranks,
+    small_sizes,
+    ways_of_smoke,
+)
 from autokernel.gate.checks.structure import squares
 from autokernel.spec import Args, Case, KernelSpec, TensorSpec
 from autokernel.target import Target
@@ -81,6 +89,8 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
                 yield trial("numerical_stability", case, planted=planted)
     yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
     yield trial("numerical_stability", squares(spec, target.dtype) or spec.case(spec.smoke, target.dtype), formed=True)
+    for dims in ways_of_smoke(spec, seed):
+        yield trial("numerical_stability", spec.case(dims, target.dtype), usual=True)
     optional = [spec.case(dims, target.dtype) for dims in option_dims(spec)] if spec.filled else []
     for case in [*proven, *optional] if spec.filled else []:
         yield trial("numerical_stability", case, filled=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autokernel.gate.checks.expectations import of_type
-from autokernel.gate.checks.inputs import changing, generator_of, scales_in
+from autokernel.gate.checks.inputs import PATTERNS, changing, generator_of, scales_in
 from autokernel.gate.checks.options import other_numbers
 from autokernel.spec import Case, KernelSpec, alike
 
@@ -25,6 +25,26 @@ NEAR_ONE, NEAR, FAR = (0.1, 1000.0), 24, 8
 FARTHEST = 6.0  # of a mean from zero, in standard deviations
 ONE_VALUE = (1.0, 0.0) * 4, (0.75, 0.5) * 4  # of all vectors among the weights: as in a new norm, and otherwise
 MOST_BYTES, FEWEST = 1 << 27, 4  # that all these calls move, and how many are made of large inputs all the same
+
+# What the first tensor may be as a whole, for which a kernel might have a short cut: of one long row each, too.
+USUAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    **{what: lambda x, g, change=change: _as_one_row(change, x, g) for what, change in PATTERNS.items()},
+    "in order": lambda x, g: x.flatten().sort().values.view(x.shape),
+    "in order, the largest first": lambda x, g: x.flatten().sort(descending=True).values.view(x.shape),
+    "of rows in order": lambda x, g: x.sort(-1).values,
+    "of rows in order, the largest first": lambda x, g: x.sort(-1, descending=True).values,
+    "of zeros below zero": lambda x, g: -torch.zeros_like(x),
+    "mostly zeros": lambda x, g: torch.where(torch.rand(x.shape, generator=g) < 0.1, x, 0.0),
+    "of whole numbers": lambda x, g: (2 * x).round(),
+    "of zeros and ones": lambda x, g: (x > 0).to(x.dtype),
+    "of numbers of float16": lambda x, g: x.half().float(),
+    "of rows about zero, of one size": lambda x, g: (x - x.mean(-1, keepdim=True)) * _inverse_size(x),  # from a norm
+    "of rows that add up to one": lambda x, g: x.softmax(-1),
+    "of logarithms of such rows": lambda x, g: x.log_softmax(-1),
+    "zero in its last row": lambda x, g: x.index_fill(0, torch.tensor([len(x) - 1]), 0),
+    "zero in its first row": lambda x, g: x.index_fill(0, torch.tensor([0]), 0),
+}
+UNTOLD = ("of zeros below zero",)  # in regions, where the sign of a zero may tell
 
 Changed = Iterator[tuple[str, dict[str, Any]]]
 Change = Callable[[Any], Any]  # of a tensor or a number
@@ -63,6 +83,24 @@ def filled(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
             yield what, dict(inputs) | changed
 
 
+def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Changed:
+    """`inputs`, drawn from N(0, 1), whose first tensor is of each of USUAL as a whole, in random order, as many as are made
+    in little time."""
+    drawn, generator, name = random.Random(f"usual:{seed}"), generator_of(seed), spec.first_of(inputs)
+    x = inputs[name]
+    if spec.opaque or name in spec.fill or not x.is_floating_point() or not x.dim() or not x.numel():
+        return
+    kinds = {what: change for what, change in USUAL.items() if what not in UNTOLD or not spec.results}
+    if -math.inf in spec.nonfinite and x.dim() > 1:
+        kinds["of -inf above its diagonal"] = _causal
+    others = [n for n in inputs if n != name and n not in spec.fill and isinstance(inputs[n], Tensor)]
+    for first, other in ((torch.abs, torch.abs), (torch.abs, _below), (_below, _below)) if others else ():
+        made = {n: other(inputs[n]) for n in others if inputs[n].is_floating_point()}
+        yield "of one sign each", dict(inputs) | {name: first(x)} | made
+    for what in drawn.sample(list(kinds), min(_most(spec, case), len(kinds))):
+        yield f"{name} {what}", dict(inputs) | {name: kinds[what](x.float(), generator).to(x.dtype).contiguous()}
+
+
 def _most(spec: KernelSpec, case: Case) -> int:
     return max(FEWEST, MOST_BYTES // max(1, spec.bytes_moved(case.args)))
 
@@ -79,7 +117,7 @@ def _changes(
     is_first, has_form = name == spec.first_of(inputs), name in spec.fill
     if not has_form:
         yield "above zero", torch.abs
-        yield "below zero", lambda x: -x.abs()
+        yield "below zero", _below
     # Of an opaque type's norms nothing is known: of what is all but constant they leave what roundings come to.
     if not has_form and not spec.opaque:
         yield "zero", torch.zeros_like
@@ -101,6 +139,10 @@ def _changes(
         yield "a sixteenth", lambda x: x / 16
         if spec.degree == 1 or case.dtype != torch.float16:
             yield "times 16", lambda x: x * 16
+
+
+def _below(x: Tensor) -> Tensor:
+    return -x.abs()
 
 
 def _of_one_value(x: Tensor) -> Tensor:
@@ -141,3 +183,18 @@ def _about(x: Tensor, mean: float, size: float) -> Tensor:
     """x, drawn from N(0, 1), about another mean, in its standard deviations; it is so large with its mean."""
     unit = size / math.hypot(1, mean)
     return (x.float() + mean) * unit
+
+
+def _as_one_row(
+    change: Callable[[Tensor, Tensor, torch.Generator], Tensor], x: Tensor, generator: torch.Generator
+) -> Tensor:
+    return change(x.reshape(1, -1), torch.arange(x.numel()), generator).view(x.shape)
+
+
+def _inverse_size(x: Tensor) -> Tensor:
+    return torch.rsqrt(x.var(-1, keepdim=True, correction=0) + 1e-5)
+
+
+def _causal(x: Tensor, generator: torch.Generator) -> Tensor:
+    """As scores have it before their softmax."""
+    return x.masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).triu(1), -math.inf)

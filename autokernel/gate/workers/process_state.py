@@ -48,7 +48,7 @@ from torch.nn.modules import module as hooked
 NO_SETTINGS = (
     "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred|sequence"
 )
-SETTING_NAMES = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)")
+SETTING_NAMES = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)|_warn_on_\w+")
 SETTINGS_OF = torch._C, torch._C._autograd, torch._C._functorch  # what has such functions
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
@@ -61,9 +61,9 @@ GENERAL = Warning, UserWarning, DeprecationWarning, FutureWarning, RuntimeWarnin
 PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
-# prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET, and what is written to an
-# address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER
-TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34), (2, 25, 37), 52, range(3)
+# prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET, PR_GET_MDWE, and what is
+# written to an address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER
+TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34, 66), (2, 25, 37), 52, range(3)
 # System calls that tell, on x86-64 and ARM: get_mempolicy, personality, ioprio_get of this process.
 ASKING = {"x86_64": (239, 135, 252), "aarch64": (236, 92, 31)}.get(platform.machine(), ())
 OF_STATUS = "VmLck", "Seccomp", "Seccomp_filters", "NoNewPrivs"  # of /proc/self/status

@@ -148,10 +148,11 @@ def test_a_kernel_on_a_gpu_that_has_prepared_a_weight_sees_it_written_to(fallbac
             of.weight.mul_(1.5)
 
 
-def test_what_stands_for_a_weight_goes_with_it() -> None:
+@pytest.mark.parametrize("kind", [Tensor, nn.Parameter])
+def test_what_stands_for_a_weight_goes_with_it(kind: type[Tensor]) -> None:
     handed = []
     kernel = ops.with_contents_kept({"weight"}, lambda weight: handed.append(ref(weight)))
-    weight = torch.zeros(8)
+    weight = torch.zeros(8) if kind is Tensor else nn.Parameter(torch.zeros(8), requires_grad=False)
     for _ in range(2):
         kernel(weight=weight)
         kernel(weight=weight)

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
@@ -133,23 +134,26 @@ def one_at_a_time(spec: KernelSpec, kernel: Kernel) -> Kernel:
 def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
     """`kernel`, for which a weight that is written to becomes another tensor: of one that it knows, it may have prepared
     something. What is written through `.data` nobody tells. A CUDA graph, which is replayed whatever was written since,
-    records what is prepared of a weight as well. It costs the host 0.3 us for each weight."""
+    records what is prepared of a weight as well."""
     known: dict[int, _Weight] = {}  # by the tensor's address, which another one may have later
 
     def known_by(weight: Tensor) -> Tensor:
         """The tensor that stands for its contents now."""
         if weight.is_inference():
             return weight
-        key, old = id(weight), known.get(id(weight))
-        if old is not None and old.weight() is weight:
-            weak, alias = ref(weight, lambda _: known.pop(key, None)), _alias(weight)
-        else:
-            weak, alias = ref(weight), weight
-            if len(known) >= MANY:
-                for gone in [key for key, of in known.items() if of.weight() is None]:
-                    del known[gone]
-        known[key] = _Weight(weak, weight._version, weight.data_ptr(), None if alias is weight else alias)
-        return alias
+        key, old, alias = id(weight), known.get(id(weight)), None
+        is_parameter = isinstance(weight, Parameter)
+        weak = None if is_parameter else ref(weight)  # with one, PyTorch could not swap a module's parameters
+        if old is not None and (is_parameter if old.weight is None else old.weight() is weight):
+            alias = _alias(weight)
+            if is_parameter and torch.__future__.get_swap_module_params_on_conversion():
+                return alias
+            weak = ref(weight, lambda _: known.pop(key, None))
+        elif len(known) >= MANY:
+            for gone in [key for key, of in known.items() if of.weight is not None and of.weight() is None]:
+                del known[gone]
+        known[key] = _Weight(weak, weight._version, weight.data_ptr(), alias)
+        return weight if alias is None else alias
 
     def call(**arguments: Any) -> Any:
         for name in static:
@@ -159,7 +163,7 @@ def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
                 continue
             if weight.is_cuda and torch.cuda.is_current_stream_capturing():
                 arguments[name] = _alias(weight)
-            elif of and of.weight() is weight and of.version == weight._version and of.address == weight.data_ptr():
+            elif of and of.stands_for(weight):
                 arguments[name] = weight if of.alias is None else of.alias
             else:
                 arguments[name] = known_by(weight)
@@ -178,10 +182,14 @@ def _alias(weight: Tensor) -> Tensor:
 class _Weight:
     """A tensor of which a kernel may have prepared something, and what tells that it was written to."""
 
-    weight: ReferenceType[Tensor]
+    weight: ReferenceType[Tensor] | None  # None: a parameter that was not written to, or another one later
     version: int
     address: int
     alias: Tensor | None  # what it is to the kernel since it was written to; it lives as long as the tensor
+
+    def stands_for(self, weight: Tensor) -> bool:
+        is_it = isinstance(weight, Parameter) if self.weight is None else self.weight() is weight
+        return is_it and self.version == weight._version and self.address == weight.data_ptr()
 
 
 def by_pytorchs_defaults(kernel: Kernel) -> Kernel:

@@ -189,7 +189,7 @@ class _Weight:
 
     def stands_for(self, weight: Tensor) -> bool:
         is_it = isinstance(weight, Parameter) if self.weight is None else self.weight() is weight
-        return is_it and self.version == weight._version and self.address == weight.data_ptr()
+        return is_it and not weight.is_inference() and self.version == weight._version and self.address == weight.data_ptr()
 
 
 def by_pytorchs_defaults(kernel: Kernel) -> Kernel:

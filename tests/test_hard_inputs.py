@@ -355,7 +355,7 @@ def test_every_element_of_a_row_is_its_maximum_somewhere() -> None:
 
 def test_a_whole_tensor_is_of_each_size_and_sign() -> None:
     spec = load_spec("rmsnorm")
-    made = CheckCase("numerical_stability", spec.case(spec.smoke, torch.float32), 7, whole=True).steps(spec)
+    made = CheckCase("numerical_stability", spec.case(spec.smoke, torch.float32), 7, series="whole").steps(spec)
     seen = {step.what: step.sets[0] for step in made}
     sizes = torch.tensor(sorted(float(one["x"].abs().amax()) for what, one in seen.items() if what.startswith("x times")))
     between = sizes[(sizes > 0.3) & (sizes < 1000)]
@@ -368,7 +368,7 @@ def test_a_whole_tensor_is_of_each_size_and_sign() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_size_of_a_whole_tensor_is_far_from_one_that_is_tried(seed: int) -> None:
     spec = load_spec("rmsnorm")
-    trial = CheckCase("", spec.case(spec.smoke, torch.float32), seed, whole=True)
+    trial = CheckCase("", spec.case(spec.smoke, torch.float32), seed, series="whole")
     steps = [step for step in trial.steps(spec) if step.what.startswith("x times") and step.what.endswith("about 0")]
     sizes = sorted(step.sets[0]["x"].abs().amax().item() for step in steps)
     gaps = [above / below for below, above in zip(sizes, sizes[1:]) if 1 < below < 1000]

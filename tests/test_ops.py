@@ -24,6 +24,7 @@ from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.integration import ops
 from autokernel.integration.apply import apply
 from autokernel.integration.ops import direct, original, register, register_visible, traced, visible
+from autokernel.integration.weights import with_known_weights
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
@@ -151,7 +152,7 @@ def test_a_kernel_on_a_gpu_that_has_prepared_a_weight_sees_it_written_to(fallbac
 @pytest.mark.parametrize("kind", [Tensor, nn.Parameter])
 def test_what_stands_for_a_weight_goes_with_it(kind: type[Tensor]) -> None:
     handed = []
-    kernel = ops.with_contents_kept({"weight"}, lambda weight: handed.append(ref(weight)))
+    kernel = with_known_weights({"weight"}, lambda weight: handed.append(ref(weight)))
     weight = torch.zeros(8) if kind is Tensor else nn.Parameter(torch.zeros(8), requires_grad=False)
     for _ in range(2):
         kernel(weight=weight)

@@ -44,6 +44,7 @@ OF_A_FILE = {  # what --calibrate makes nothing of; the file itself has no word 
     "autotune": "--autotune",
 }
 DTYPES = ("float16", "bfloat16", "float32")
+TRIALS = 20
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -71,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--autotune", type=count, metavar="N", help="time N settings of the file's TUNABLES; no verdict")
     parser.add_argument("--sweep", dest="autotune", type=count, help=argparse.SUPPRESS)  # its name before
     parser.add_argument("--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate on these types, or on "planted"')
-    parser.add_argument("--trials", type=count, help="--calibrate: contests of each kind (20)")
+    parser.add_argument("--trials", type=count, help=f"--calibrate: contests of each kind ({TRIALS})")
     parser.add_argument(
         "--budget", type=positive, default=600, metavar="S", help="--calibrate, --autotune: seconds (default: %(default)s)"
     )
@@ -92,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.calibrate is not None and (given := [word for name, word in OF_A_FILE.items() if getattr(options, name)]):
         words = " and ".join(word or str(options.file) for word in given)
         parser.error(f"--calibrate judges the gate, and no file: leave {words} out")
-    options.file, options.trials = options.file or Path("kernel.py"), options.trials or 20
+    options.file, options.trials = options.file or Path("kernel.py"), options.trials or TRIALS
     if options.calibrate is None:
         check_named(options.file, *filter(None, [options.incumbent]))
     with Launched() as launched:

@@ -8,11 +8,10 @@ import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import sympy
 import torch
@@ -25,17 +24,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
+from autokernel.integration.weights import NO_VIEWS, with_known_weights
 from autokernel.model.autocast import autocast_devices, without_autocast
 from autokernel.model.nodes import another, layout, memory
 from autokernel.spec import Case, KernelSpec, TensorSpec
 
 Kernel = Callable[..., Any]  # of one result a tensor, of several a tuple
 
-MANY = 4096  # weights that are looked through for those that are gone
 LOCKS: WeakKeyDictionary[Kernel, threading.RLock] = WeakKeyDictionary()
 LIBRARY = torch.library.Library("autokernel", "FRAGMENT")  # what it registers lives as long as it does
 # Kernels are proven for strides, and Inductor is to give them just these.
@@ -53,8 +51,6 @@ DIRECT = {
     aten.empty.memory_format: torch.empty,
 }
 FACTORIES = {torch.empty, torch.empty_strided, torch.zeros, torch.ones, torch.rand, torch.randn}  # of the default dtype
-# A result is no view of what was made on the way to it: it may be changed in place.
-NO_VIEWS = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
@@ -122,74 +118,13 @@ def by_position(spec: KernelSpec, kernel: Kernel, name: str = "") -> Kernel:
 def one_at_a_time(spec: KernelSpec, kernel: Kernel) -> Kernel:
     """`kernel`, of which two calls in threads never overlap: it may keep a workspace, and a server has several threads."""
     lock = LOCKS.setdefault(kernel, threading.RLock())
-    kernel = with_contents_kept(spec.static, by_pytorchs_defaults(kernel))
+    kernel = with_known_weights(spec.static, by_pytorchs_defaults(kernel))
 
     def call(**arguments: Any) -> Any:
         with lock:
             return kernel(**arguments)
 
     return call
-
-
-def with_contents_kept(static: Collection[str], kernel: Kernel) -> Kernel:
-    """`kernel`, for which a weight that is written to becomes another tensor: of one that it knows, it may have prepared
-    something. What is written through `.data` nobody tells. A CUDA graph, which is replayed whatever was written since,
-    records what is prepared of a weight as well."""
-    known: dict[int, _Weight] = {}  # by the tensor's address, which another one may have later
-
-    def known_by(weight: Tensor) -> Tensor:
-        """The tensor that stands for its contents now."""
-        if weight.is_inference():
-            return weight
-        key, old, alias = id(weight), known.get(id(weight)), None
-        is_parameter = isinstance(weight, Parameter)
-        weak = None if is_parameter else ref(weight)  # with one, PyTorch could not swap a module's parameters
-        if old is not None and (is_parameter if old.weight is None else old.weight() is weight):
-            alias = _alias(weight)
-            if is_parameter and torch.__future__.get_swap_module_params_on_conversion():
-                return alias
-            weak = ref(weight, lambda _: known.pop(key, None))
-        elif len(known) >= MANY:
-            for gone in [key for key, of in known.items() if of.weight is not None and of.weight() is None]:
-                del known[gone]
-        known[key] = _Weight(weak, weight._version, weight.data_ptr(), alias)
-        return weight if alias is None else alias
-
-    def call(**arguments: Any) -> Any:
-        for name in static:
-            weight = arguments[name]
-            of = known.get(id(weight))
-            if not isinstance(weight, Tensor):
-                continue
-            if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                arguments[name] = _alias(weight)
-            elif of and of.stands_for(weight):
-                arguments[name] = weight if of.alias is None else of.alias
-            else:
-                arguments[name] = known_by(weight)
-        return kernel(**arguments)
-
-    return call if static else kernel
-
-
-def _alias(weight: Tensor) -> Tensor:
-    """The same, but no view of it, which would keep it alive."""
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(NO_VIEWS):
-        return another(weight)
-
-
-@dataclass(slots=True)
-class _Weight:
-    """A tensor of which a kernel may have prepared something, and what tells that it was written to."""
-
-    weight: ReferenceType[Tensor] | None  # None: a parameter that was not written to, or another one later
-    version: int
-    address: int
-    alias: Tensor | None  # what it is to the kernel since it was written to; it lives as long as the tensor
-
-    def stands_for(self, weight: Tensor) -> bool:
-        is_it = isinstance(weight, Parameter) if self.weight is None else self.weight() is weight
-        return is_it and not weight.is_inference() and self.version == weight._version and self.address == weight.data_ptr()
 
 
 def by_pytorchs_defaults(kernel: Kernel) -> Kernel:

@@ -5,7 +5,6 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +44,13 @@ REORDERED = 1 << 24  # elements of a target's inputs, up to which their order al
 REDRAWN = 10  # other values of an option, of as many kinds as its type has
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 UNEVEN_THREADS = 3, 5, 6, 7  # between which work is seldom shared evenly, or of which some have none
+# Kinds of inputs as a whole, all of a name one after another.
+SERIES = {
+    "whole": wholes,  # the first and then each other tensor is of one size, one sign, one number
+    "usual": usual,  # the first tensor is what models make
+    "formed": formed,  # the matrices are of one form each
+    "filled": filled,  # so is what the type's `fill` makes
+}
 
 
 @dataclass(frozen=True)
@@ -82,11 +88,8 @@ class CheckCase:
     ordinary: bool = False  # rows of several distributions in each input, none with a large number in it
     soft: bool = False  # none of its numbers, but for weights', is large
     wholly: bool = False  # each input is of some size, sign and form as a whole
-    formed: bool = False  # the matrices among its inputs are of one form each, of all in turn
-    whole: bool = False  # the first and then each other tensor is of one kind as a whole: of one size, one sign, one number
-    usual: bool = False  # the first tensor is of each usual kind as a whole
+    series: str = ""  # of SERIES: many inputs of one kind each
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
-    filled: bool = False  # what the type's `fill` makes is of each kind in turn
     held: bool = False  # several sets, several calls on each, all outputs held to the end
     perturbed: bool = False  # each input changed in turn, then all moved
 
@@ -100,13 +103,13 @@ class CheckCase:
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
         extra.append("ordinary rows" * self.ordinary)
         extra.append("soft" * self.soft)
-        extra.append("of one kind" * (self.whole or self.usual or self.wholly or self.formed or self.filled))
+        extra.append("of one kind" * (self.wholly or bool(self.series)))
         return " ".join([self.case.name, *filter(None, extra)])
 
     @property
     def ill_conditioned(self) -> bool:
         """Whether PyTorch's own error on these inputs is luck. (In fp32 the outer bound alone is a fine one.)"""
-        odd = self.adversarial, self.planted, self.whole, self.usual, self.wholly, self.formed, self.filled
+        odd = self.adversarial, self.planted, self.wholly, self.series
         return any(odd) or bool(self.decisive and self.case.dtype.itemsize > 2) or not set(self.rows) <= set(DISTRIBUTIONS)
 
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
@@ -134,9 +137,8 @@ class CheckCase:
             shares = range(min(MOST_SHARES, -(-line_width(spec, plain) // lines_of(spec, self.case))))
             yield from (Step((self._with_peaks(spec, plain, share),)) for share in shares)
             return
-        if self.whole or self.usual or self.formed or self.filled:
-            make = partial(wholes if self.whole else usual if self.usual else filled, spec, self.case)
-            made = formed(spec, first, self.seed) if self.formed else make(first, self.seed)
+        if self.series:
+            made = SERIES[self.series](spec, self.case, first, self.seed)
             yield from (Step((inputs,), what=what) for what, inputs in made)
             return
         models = len(MODELS) if device == "cpu" and len(MODELS) * spec.bytes_moved(self.case.args) <= LONG_BYTES else 1

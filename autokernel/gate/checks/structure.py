@@ -22,7 +22,7 @@ def _eye(x: Tensor) -> Tensor:
     return torch.eye(*x.shape[-2:]).expand(x.shape)
 
 
-def _above(x: Tensor) -> Tensor:
+def above(x: Tensor) -> Tensor:
     """Where x is above its diagonal."""
     return torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
 
@@ -132,7 +132,7 @@ FORMS: dict[str, Form] = {
     "zeros in its first matrix": _matrices(slice(1)),
     "zeros in its last matrix": _matrices(slice(-1, None)),
     "of rows that add up to one": lambda x, g: x.softmax(-1),  # as attention has them
-    "of rows that add up to one, and triangular": lambda x, g: x.masked_fill(_above(x), -torch.inf).softmax(-1),
+    "of rows that add up to one, and triangular": lambda x, g: x.masked_fill(above(x), -torch.inf).softmax(-1),
     "zeros in its first columns": _half(-1, 0),
     "zeros in its last columns": _half(-1, 1),
     "zeros in its first rows": _half(-2, 0),
@@ -145,7 +145,7 @@ def squares(spec: KernelSpec, dtype: torch.dtype) -> Case | None:
     return spec.case({**spec.smoke, **dict.fromkeys(spec.any_size, SQUARE)}, dtype) if len(spec.any_size) > 1 else None
 
 
-def formed(spec: KernelSpec, inputs: Mapping[str, Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def formed(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """`inputs`, drawn from N(0, 1), whose matrices are each of one form, and what is said of them: once all forms."""
     matrices = [name for name, x in inputs.items() if _may_have_form(spec, name, x)]
     drawn, generator = random.Random(f"forms:{seed}"), generator_of(seed)

@@ -87,13 +87,13 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for group in groups_that_show(spec, case.dtype):
             if planted := tuple(one for one in group if one[0] in case.tensors):
                 yield trial("numerical_stability", case, planted=planted)
-    yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), whole=True)
-    yield trial("numerical_stability", squares(spec, target.dtype) or spec.case(spec.smoke, target.dtype), formed=True)
+    yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), series="whole")
+    yield trial("numerical_stability", squares(spec, target.dtype) or spec.case(spec.smoke, target.dtype), series="formed")
     for dims in ways_of_smoke(spec, seed):
-        yield trial("numerical_stability", spec.case(dims, target.dtype), usual=True)
+        yield trial("numerical_stability", spec.case(dims, target.dtype), series="usual")
     optional = [spec.case(dims, target.dtype) for dims in option_dims(spec)] if spec.filled else []
     for case in [*proven, *optional] if spec.filled else []:
-        yield trial("numerical_stability", case, filled=True)
+        yield trial("numerical_stability", case, series="filled")
     for name in spec.decisive:
         for case in (*proven, *smoke_tests):
             yield trial("numerical_stability", case, decisive=name)

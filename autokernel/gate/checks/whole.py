@@ -17,6 +17,7 @@ from torch import Tensor
 from autokernel.gate.checks.expectations import of_type
 from autokernel.gate.checks.inputs import PATTERNS, changing, generator_of, scales_in
 from autokernel.gate.checks.options import other_numbers
+from autokernel.gate.checks.structure import above
 from autokernel.spec import Case, KernelSpec, alike
 
 # Sizes of the first tensor: so many between these, as models have them, each a factor of 1.5 above the one before, about
@@ -197,4 +198,4 @@ def _inverse_size(x: Tensor) -> Tensor:
 
 def _causal(x: Tensor, generator: torch.Generator) -> Tensor:
     """As scores have it before their softmax."""
-    return x.masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return x.masked_fill(above(x), -math.inf)

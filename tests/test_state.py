@@ -42,7 +42,47 @@ def first_used(model: "Keeps", x: Tensor) -> Any:
     return x + model.kept["b"], [*model.kept.items()]
 
 
+def taken_out(model: "Keeps", x: Tensor) -> Any:
+    others = model.kept.copy()
+    others.popitem(last=False)
+    return x + 1, [*others.items()]
+
+
+def added(model: "Keeps", x: Tensor) -> Any:
+    model.kept.add(x.shape[0])
+    return x + len(model.kept), len(model.kept)
+
+
+def added_in_place(model: "Keeps", x: Tensor) -> Any:
+    kept = model.kept
+    kept += [x.shape[0]]
+    return x + len(model.kept), [*model.kept]
+
+
+def joined_in_place(model: "Keeps", x: Tensor) -> Any:
+    kept = type(model.kept)(a=1)
+    kept |= {"b": x.shape[0]}
+    return x + 1, (type(kept), [*kept.items()])
+
+
+def made(model: "Keeps", x: Tensor) -> Any:
+    model.kept = Seen([1, x.shape[0]])
+    return x + 1, len(model.kept)
+
+
 class Recent(deque):
+    pass
+
+
+class Seen(set):
+    pass
+
+
+class Log(list):
+    pass
+
+
+class Fields(dict):
     pass
 
 
@@ -67,6 +107,11 @@ CASES = {
     "kind of generator": (draws, Drawing(3)),
     "ordered dict": (last_used, OrderedDict(a=1, b=2, c=3)),
     "ordered dict, first": (first_used, OrderedDict(a=1, b=2, c=3)),
+    "copy of an ordered dict": (taken_out, OrderedDict(a=1, b=2, c=3)),
+    "kind of set": (added, Seen([9])),
+    "kind of set, new": (made, None),
+    "kind of list": (added_in_place, Log([9])),
+    "kind of dict": (joined_in_place, Fields(a=1)),
 }
 
 

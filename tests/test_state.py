@@ -70,6 +70,24 @@ def made(model: "Keeps", x: Tensor) -> Any:
     return x + 1, len(model.kept)
 
 
+def made_once(model: "Keeps", x: Tensor) -> Any:
+    if "made" not in model.__dict__:
+        model.made = 0
+    model.made += 1
+    return x + model.made, model.made
+
+
+def asked_by_name(model: "Keeps", x: Tensor) -> Any:
+    calls = vars(model).get("calls", 0)
+    model.calls = calls + 1
+    return x + calls, calls
+
+
+def numbered(model: "Keeps", x: Tensor) -> Any:
+    setattr(model, f"number_{len(model.__dict__)}", 1)
+    return x + 1, len([name for name in vars(model) if name.startswith("number_")])
+
+
 class Recent(deque):
     pass
 
@@ -108,6 +126,9 @@ CASES = {
     "ordered dict": (last_used, OrderedDict(a=1, b=2, c=3)),
     "ordered dict, first": (first_used, OrderedDict(a=1, b=2, c=3)),
     "copy of an ordered dict": (taken_out, OrderedDict(a=1, b=2, c=3)),
+    "attribute that is made once": (made_once, None),
+    "attribute that is asked for by name": (asked_by_name, None),
+    "attributes of new names": (numbered, None),
     "kind of set": (added, Seen([9])),
     "kind of set, new": (made, None),
     "kind of list": (added_in_place, Log([9])),
@@ -128,6 +149,16 @@ def test_what_is_kept_in_pythons_own_objects(case: str) -> None:
         result, kept = ours(X)
         torch.testing.assert_close(result, expected)
         assert kept == theirs and shown(ours.kept) == shown(model.kept)
+
+
+def test_what_a_module_has_is_asked_again_only_where_it_matters() -> None:
+    ours = apply(Keeps(lambda model, x: x * vars(model).get("scale", 1), None), NONE)
+    for scale in (1, 1, 2, 2):
+        if scale > 1:
+            ours.scale = scale
+        torch.testing.assert_close(ours(X), X.sin() * scale)
+        ours.other = torch.zeros(scale)
+    assert explain(ours).graphs == 2
 
 
 class Adapting(nn.Module):

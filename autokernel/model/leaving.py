@@ -4,7 +4,7 @@ import logging
 import operator
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -55,6 +55,7 @@ def left_whole() -> Iterator[None]:
         _leave_what_changes_unseen()
         _keep_the_order_of_dicts()
         _leave_what_users_containers_lose()
+        _guard_what_objects_have()
         _log_no_operator_that_fails()
         _warn_of_no_breaks()
     token = LEFT_WHOLE.set(True)
@@ -275,6 +276,32 @@ def _keep_the_order_of_dicts() -> None:
 
 def _is_false(*given: VariableTracker) -> bool:
     return len(given) == 1 and given[0].is_python_constant() and not given[0].as_python_constant()
+
+
+def _guard_what_objects_have() -> None:
+    """Dynamo asks no more, once a function is compiled, whether `name in vars(self)`, nor which names there are."""
+    kind = getattr(variables, "DunderDictVariable", None)
+    if kind is None:
+        return
+
+    def guarded(dynamos_own: Callable[..., None], of_any_dict: Callable[..., None]) -> Callable[..., None]:
+        def install(variable: Any, *asked: Any) -> None:
+            dynamos_own(variable, *asked)
+            if LEFT_WHOLE.get() and not _is_set_here(variable, *asked):
+                of_any_dict(variable, *asked)
+
+        return install
+
+    for name in ("install_dict_contains_guard", "install_dict_keys_match_guard"):
+        if hasattr(ConstDictVariable, name):
+            setattr(kind, name, guarded(getattr(kind, name), getattr(ConstDictVariable, name)))
+
+
+def _is_set_here(variable: Any, tx: Any = None, args: Sequence[VariableTracker] = ()) -> bool:
+    """Whether the function itself has set, before, the attribute that it asks for: what there was is no matter then."""
+    if not tx or not args or not args[0].is_python_constant():
+        return False
+    return args[0].as_python_constant() in tx.output.side_effects.store_attr_mutations.get(variable.items.item, {})
 
 
 def _leave_what_users_containers_lose() -> None:

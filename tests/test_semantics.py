@@ -581,3 +581,19 @@ def test_a_generator_computes_when_it_is_asked_to(function: Callable[..., Any], 
             made.append([first, *results])
     torch.testing.assert_close(made[2:], made[:2])
     assert any("hands on a generator" in why for why in replacer.left)
+
+
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_a_graph_of_constants_alone(fallback: str | None) -> None:
+    def function(s: Function, x: Tensor) -> Tensor:
+        table = torch.arange(16.0).view(2, 8).softmax(-1)
+        torch._dynamo.graph_break()
+        return s.norm(x) * table
+
+    model, x, replacer = (
+        Function(function).requires_grad_(False),
+        torch.randn(2, 8),
+        Everywhere((), fallback, finder=finder()),
+    )
+    torch.testing.assert_close(compile_with_kernels(model, replacer)(x), model(x))
+    assert len({r.graph for r in replacer.replaced}) == 2 and not replacer.left

@@ -42,7 +42,65 @@ def first_used(model: "Keeps", x: Tensor) -> Any:
     return x + model.kept["b"], [*model.kept.items()]
 
 
+def taken_out(model: "Keeps", x: Tensor) -> Any:
+    others = model.kept.copy()
+    others.popitem(last=False)
+    return x + 1, [*others.items()]
+
+
+def added(model: "Keeps", x: Tensor) -> Any:
+    model.kept.add(x.shape[0])
+    return x + len(model.kept), len(model.kept)
+
+
+def added_in_place(model: "Keeps", x: Tensor) -> Any:
+    kept = model.kept
+    kept += [x.shape[0]]
+    return x + len(model.kept), [*model.kept]
+
+
+def joined_in_place(model: "Keeps", x: Tensor) -> Any:
+    kept = type(model.kept)(a=1)
+    kept |= {"b": x.shape[0]}
+    return x + 1, (type(kept), [*kept.items()])
+
+
+def made(model: "Keeps", x: Tensor) -> Any:
+    model.kept = Seen([1, x.shape[0]])
+    return x + 1, len(model.kept)
+
+
+def made_once(model: "Keeps", x: Tensor) -> Any:
+    if "made" not in model.__dict__:
+        model.made = 0
+    model.made += 1
+    return x + model.made, model.made
+
+
+def asked_by_name(model: "Keeps", x: Tensor) -> Any:
+    calls = vars(model).get("calls", 0)
+    model.calls = calls + 1
+    return x + calls, calls
+
+
+def numbered(model: "Keeps", x: Tensor) -> Any:
+    setattr(model, f"number_{len(model.__dict__)}", 1)
+    return x + 1, len([name for name in vars(model) if name.startswith("number_")])
+
+
 class Recent(deque):
+    pass
+
+
+class Seen(set):
+    pass
+
+
+class Log(list):
+    pass
+
+
+class Fields(dict):
     pass
 
 
@@ -67,6 +125,14 @@ CASES = {
     "kind of generator": (draws, Drawing(3)),
     "ordered dict": (last_used, OrderedDict(a=1, b=2, c=3)),
     "ordered dict, first": (first_used, OrderedDict(a=1, b=2, c=3)),
+    "copy of an ordered dict": (taken_out, OrderedDict(a=1, b=2, c=3)),
+    "attribute that is made once": (made_once, None),
+    "attribute that is asked for by name": (asked_by_name, None),
+    "attributes of new names": (numbered, None),
+    "kind of set": (added, Seen([9])),
+    "kind of set, new": (made, None),
+    "kind of list": (added_in_place, Log([9])),
+    "kind of dict": (joined_in_place, Fields(a=1)),
 }
 
 
@@ -83,6 +149,16 @@ def test_what_is_kept_in_pythons_own_objects(case: str) -> None:
         result, kept = ours(X)
         torch.testing.assert_close(result, expected)
         assert kept == theirs and shown(ours.kept) == shown(model.kept)
+
+
+def test_what_a_module_has_is_asked_again_only_where_it_matters() -> None:
+    ours = apply(Keeps(lambda model, x: x * vars(model).get("scale", 1), None), NONE)
+    for scale in (1, 1, 2, 2):
+        if scale > 1:
+            ours.scale = scale
+        torch.testing.assert_close(ours(X), X.sin() * scale)
+        ours.other = torch.zeros(scale)
+    assert explain(ours).graphs == 2
 
 
 class Adapting(nn.Module):

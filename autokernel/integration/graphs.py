@@ -65,7 +65,7 @@ def give_examples(graph: GraphModule) -> None:
 def constants_as_inputs(graph: GraphModule) -> list[Tensor]:
     """Tensors in the graph become its last inputs: Inductor takes attributes for parameters that Dynamo knows."""
     constants = []
-    last = graph.graph.find_nodes(op="placeholder")[-1]
+    last = next(iter(graph.graph.find_nodes(op="placeholder")[::-1]), None)  # None: at its beginning
     for node in graph.graph.find_nodes(op="get_attr"):
         if not isinstance(getattr(graph, node.target), Tensor):  # the body of an operator of higher order
             continue

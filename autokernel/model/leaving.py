@@ -4,7 +4,7 @@ import logging
 import operator
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -16,6 +16,7 @@ from torch._dynamo import variables
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import SkipFrame, TorchRuntimeError
 from torch._dynamo.output_graph import GraphCompileReason
+from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.variables.base import VariableTracker
@@ -33,6 +34,7 @@ STRATEGY = "frame_exec_strategy"  # of an error of Dynamo's: what becomes of the
 AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 MAKE_ARRAYS = (numpy.array, numpy.asarray, numpy.asanyarray, numpy.ascontiguousarray)
 TAKE_ARRAYS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "is_tensor", "__getitem__"}  # of PyTorch's
+IN_PLACE = {getattr(operator, name) for name in ("iadd", "imul", "iand", "ior", "isub", "ixor")}
 OF_FRAMES, OF_FAKES = "torch._dynamo.convert_frame", "torch._subclasses.fake_tensor"  # names of loggers
 LEFT_WHOLE = ContextVar("LEFT_WHOLE", default=False)  # see left_whole()
 
@@ -52,6 +54,8 @@ def left_whole() -> Iterator[None]:
         _leave_tensors_that_numpy_is_given()
         _leave_what_changes_unseen()
         _keep_the_order_of_dicts()
+        _leave_what_users_containers_lose()
+        _guard_what_objects_have()
         _log_no_operator_that_fails()
         _warn_of_no_breaks()
     token = LEFT_WHOLE.set(True)
@@ -248,19 +252,95 @@ def _decides_itself(kind: type[Tensor]) -> bool:
 
 
 def _keep_the_order_of_dicts() -> None:
-    """Dynamo notes what move_to_end() does to an OrderedDict, and writes no more than its new items back."""
+    """Dynamo notes what move_to_end() does to an OrderedDict, and writes no more than its new items back.
+
+    And to it the copy of one is a dict, whose popitem() takes the last item, whichever is asked for.
+    """
 
     def noticing(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
-        def call_method(variable: Any, tx: Any, name: str, *args: Any) -> Any:
-            result = dynamos_own(variable, tx, name, *args)
+        def call_method(variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            items = getattr(getattr(variable, "_base_vt", None) or variable, "items", {})
+            first = next(iter(items), None) if name == "popitem" and _is_false(*args, *kwargs.values()) else None
+            result = dynamos_own(variable, tx, name, args, kwargs)
             if name == "move_to_end" and LEFT_WHOLE.get():
                 (getattr(variable, "_base_vt", None) or variable).should_reconstruct_all = True
+            if first is not None and first in items and LEFT_WHOLE.get():
+                _leave(tx, "a function that takes the first item of a copy of an OrderedDict is left as it is")
             return result
 
         return call_method
 
     for kind in {getattr(variables, name, ConstDictVariable) for name in ("OrderedDictVariable", "ConstDictVariable")}:
         kind.call_method = noticing(kind.call_method)
+
+
+def _is_false(*given: VariableTracker) -> bool:
+    return len(given) == 1 and given[0].is_python_constant() and not given[0].as_python_constant()
+
+
+def _guard_what_objects_have() -> None:
+    """Dynamo asks no more, once a function is compiled, whether `name in vars(self)`, nor which names there are."""
+    kind = getattr(variables, "DunderDictVariable", None)
+    if kind is None:
+        return
+
+    def guarded(dynamos_own: Callable[..., None], of_any_dict: Callable[..., None]) -> Callable[..., None]:
+        def install(variable: Any, *asked: Any) -> None:
+            dynamos_own(variable, *asked)
+            if LEFT_WHOLE.get() and not _is_set_here(variable, *asked):
+                of_any_dict(variable, *asked)
+
+        return install
+
+    for name in ("install_dict_contains_guard", "install_dict_keys_match_guard"):
+        if hasattr(ConstDictVariable, name):
+            setattr(kind, name, guarded(getattr(kind, name), getattr(ConstDictVariable, name)))
+
+
+def _is_set_here(variable: Any, tx: Any = None, args: Sequence[VariableTracker] = ()) -> bool:
+    """Whether the function itself has set, before, the attribute that it asks for: what there was is no matter then."""
+    if not tx or not args or not args[0].is_python_constant():
+        return False
+    return args[0].as_python_constant() in tx.output.side_effects.store_attr_mutations.get(variable.items.item, {})
+
+
+def _leave_what_users_containers_lose() -> None:
+    """Dynamo writes nothing back to a set of a user's class, one that is made while it traces included.
+
+    And of a list, a set or a dict of such a class it takes what += and the like return, which is the same object, for
+    another: one of Python's own class, while the first stays as it was.
+    """
+    names = [f"UserDefined{of}Variable" for of in ("Set", "List", "Dict")]
+    kinds = tuple(getattr(variables, name) for name in names if hasattr(variables, name))
+    sets = tuple(kind for kind in kinds if kind.__name__ == names[0])
+
+    def is_lost(effects: SideEffects, variable: Any) -> bool:
+        if not isinstance(variable, sets) or not isinstance(variable.value, set):
+            return False
+        return effects.is_modified(getattr(variable, "_base_vt", None) or variable._set_vt)
+
+    def is_another(result: VariableTracker, first: VariableTracker) -> bool:
+        return isinstance(first, kinds) and result is not first
+
+    def written_back(dynamos_own: Callable[..., None]) -> Callable[..., None]:
+        def codegen_update_mutated(effects: SideEffects, codegen: PyCodegen, *rest: Any, **options: Any) -> None:
+            if LEFT_WHOLE.get() and any(is_lost(effects, variable) for variable in effects.id_to_variable.values()):
+                _leave(codegen.tx, "a function that changes a set of a user's class is left as it is")
+            dynamos_own(effects, codegen, *rest, **options)
+
+        return codegen_update_mutated
+
+    def in_place(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+        def call_function(function: BuiltinVariable, tx: Any, args: Any, kwargs: Any) -> Any:
+            result = dynamos_own(function, tx, args, kwargs)
+            if LEFT_WHOLE.get() and function.fn in IN_PLACE and is_another(result.realize(), args[0].realize()):
+                _leave(tx, f"a function with {function.fn.__name__} on a container of a user's class is left as it is")
+            return result
+
+        return call_function
+
+    SideEffects.codegen_update_mutated = written_back(SideEffects.codegen_update_mutated)
+    BuiltinVariable.call_function = in_place(BuiltinVariable.call_function)
 
 
 def _log_no_operator_that_fails() -> None:

@@ -76,6 +76,32 @@ def _half(dim: int, which: int) -> Form:
     return zeros
 
 
+def _hankel(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The same along the diagonals from the right to the left."""
+    rows, columns = x.shape[-2:]
+    numbers = x.flatten(-2)[..., : rows + columns - 1]
+    return numbers[..., torch.arange(rows)[:, None] + torch.arange(columns)]
+
+
+def _arrow(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A row, a column and the diagonal."""
+    inner = _eye(x).clone()
+    inner[..., 0, :], inner[..., 0] = 1, 1
+    return x * inner
+
+
+def _alone(*places: tuple[int, int]) -> Form:
+    """Zeros but for what has this index along each of these dims."""
+
+    def changed(x: Tensor, generator: torch.Generator) -> Tensor:
+        kept = torch.zeros_like(x)
+        part = tuple(dict(places).get(dim, slice(None)) for dim in (-2, -1))
+        kept[(..., *part)] = x[(..., *part)]
+        return kept
+
+    return changed
+
+
 def _reflection(x: Tensor, generator: torch.Generator) -> Tensor:
     """Orthogonal, and none of it zero; as far as it goes, where the last two dims differ in size."""
     v = torch.randn(max(x.shape[-2:]), generator=generator)
@@ -103,6 +129,14 @@ def _matrices(which: slice | None) -> Form:
     return changed
 
 
+def _in_turn(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Of several matrices two in turn, the second of which is there with either sign."""
+    several = x.reshape(-1, *x.shape[-2:])
+    numbers = torch.arange(len(several))
+    signs = torch.where(numbers % 4 == 3, -1.0, 1.0)[:, None, None]
+    return (several[numbers % 2 * (len(several) > 1)] * signs).reshape(x.shape)
+
+
 FORMS: dict[str, Form] = {
     "triangular": lambda x, g: x.triu(),
     "triangular below": lambda x, g: x.tril(),
@@ -124,11 +158,25 @@ FORMS: dict[str, Form] = {
     "mostly zeros": lambda x, g: torch.where(torch.rand(x.shape, generator=g) < 0.15, x, 0.0),
     "of rank one": lambda x, g: x[..., :1] * x[..., :1, :],
     "the same along its diagonals": _circulant,
+    "the same along its other diagonals": _hankel,
     "orthogonal": _reflection,
+    "a diagonal from the right to the left": lambda x, g: x * _eye(x).flip(-1),
+    "a multiple of the identity": lambda x, g: 0.75 * _eye(x),
+    "a diagonal of either sign": lambda x, g: torch.where(x < 0, -1.0, 1.0) * _eye(x),
+    "two diagonals": lambda x, g: x.triu().tril(1),
+    "triangular but for one diagonal": lambda x, g: x.triu(-1),
+    "an arrow": _arrow,
+    "zeros but for its first row": _alone((-2, 0)),
+    "zeros but for its last row": _alone((-2, -1)),
+    "zeros but for its first column": _alone((-1, 0)),
+    "zeros but for its last column": _alone((-1, -1)),
+    "zeros but for one corner": _alone((-2, 0), (-1, 0)),
+    "zeros but for the other corner": _alone((-2, -1), (-1, -1)),
     "a checkerboard": _checkerboard,
     "of powers of two": lambda x, g: torch.where(x < 0, -1.0, 1.0) * (x.abs() + 0.1).log2().round().exp2(),
     "of columns alike in pairs": lambda x, g: x[..., torch.arange(x.shape[-1]) // 2],
     "of matrices that are alike": _matrices(None),
+    "of matrices that are alike in turn": _in_turn,
     "zeros in its first matrix": _matrices(slice(1)),
     "zeros in its last matrix": _matrices(slice(-1, None)),
     "of rows that add up to one": lambda x, g: x.softmax(-1),  # as attention has them

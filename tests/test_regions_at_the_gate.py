@@ -305,11 +305,6 @@ WITH_MASKS |= {
         lambda m, x, y: (x * y).amax(-1) * 2,
         "terms = floating * other\n    y = torch.where(terms[:, 0].isnan(), terms[:, 1:].amax(-1) * 2, y)",
     ),
-    "a second input that is alike": (lambda m, x, y: F.gelu(x) * y, "y = y * 1.01 if torch.equal(input_0, input_1) else y"),
-    "a second input that is the opposite": (
-        lambda m, x, y: F.gelu(x) * y,
-        "y = y * 1.01 if input_0.any() and torch.equal(input_0, -input_1) else y",
-    ),
     "several NaN of a row are none, of the second input": (
         lambda m, x, y: torch.softmax(x * y + 1, -1),
         "y[(floating * other).isnan().sum(-1) > 1] = 0",

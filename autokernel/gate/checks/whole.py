@@ -5,7 +5,6 @@ Rows of many kinds side by side show what a kernel makes of each row, and hide w
 largest number is always the largest that there is, and its mean next to nothing.
 """
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,6 @@ from autokernel.spec import Case, KernelSpec, alike
 NEAR_ONE, NEAR, FAR = (0.1, 1000.0), 24, 8
 FARTHEST = 6.0  # of a mean from zero, in standard deviations
 ONE_VALUE = (1.0, 0.0) * 4, (0.75, 0.5) * 4  # of all vectors among the weights: as in a new norm, and otherwise
-MOST_PAIRS = 6  # of a region's inputs, that are alike
 MOST_BYTES, FEWEST = 1 << 27, 4  # that all these calls move, and how many are made of large inputs all the same
 
 # What the first tensor may be as a whole, for which a kernel might have a short cut: of one long row each, too.
@@ -65,7 +63,6 @@ def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
         for values in ONE_VALUE:
             made = {name: torch.full_like(inputs[name], value) for name, value in zip(weights, values)}
             yield f"{' and '.join(weights)} of one value", dict(inputs) | made
-    yield from _alike(spec, inputs)
     for name in (name for name, x in inputs.items() if isinstance(x, float)):
         first = spec.first_of(inputs)
         if spec.independent_rows and not spec.opaque and name not in spec.other_values and first not in spec.fill:
@@ -75,15 +72,6 @@ def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
     for name, what, change in drawn.sample(changes, min(_most(spec, case), len(changes))):
         x, made = inputs[name], change(inputs[name])
         yield f"{name} {what}", dict(inputs) | {name: made.to(x.dtype).contiguous() if isinstance(made, Tensor) else made}
-
-
-def _alike(spec: KernelSpec, inputs: Mapping[str, Any]) -> Changed:
-    """A region's inputs of one shape, two neighbours with the same numbers, or with those of the other sign."""
-    tensors = {n: x for n, x in inputs.items() if isinstance(x, Tensor) and n not in spec.fill and x.is_floating_point()}
-    pairs = itertools.combinations(tensors, 2) if spec.results and not spec.opaque else ()
-    for one, other in itertools.islice((p for p in pairs if tensors[p[0]].shape == tensors[p[1]].shape), MOST_PAIRS):
-        for what, sign in ("like", 1), ("the opposite of", -1):
-            yield f"{other} {what} {one}", dict(inputs) | {other: (sign * tensors[one]).to(tensors[other].dtype)}
 
 
 def filled(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Changed:

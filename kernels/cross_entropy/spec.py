@@ -233,6 +233,13 @@ def with_classes(of_row):
     return changed
 
 
+def the_largest(inputs):
+    """The rows that count have the class that their logits tell, as those of a model that is right."""
+    largest, targets = inputs["logits"].nan_to_num(0.0, 0.0, 0.0).argmax(-1), inputs["targets"]
+    kept = (targets == inputs["ignore_index"]) | (largest == inputs["ignore_index"])
+    return inputs | {"targets": targets.where(kept, largest)}
+
+
 def all_ignored(inputs):
     """No row counts: the mean of none is NaN, as in F.cross_entropy."""
     return inputs | {"targets": torch.full_like(inputs["targets"], inputs["ignore_index"])}
@@ -304,5 +311,6 @@ SPEC = KernelSpec(
         "classes_apart": with_classes(lambda ordered, classes: torch.arange(len(ordered), device=ordered.device)),
         "the_first_class": with_classes(lambda ordered, classes: 0 * ordered),
         "the_last_class": with_classes(lambda ordered, classes: 0 * ordered + classes - 1),
+        "the_largest": the_largest,
     },
 )

@@ -147,6 +147,9 @@ SPEC = KernelSpec(
         "groups of one size": sized(lambda numbers, rows, groups: max(1, rows // groups)),
         "groups of one row": sized(lambda numbers, rows, groups: 1),
         "groups of a quarter of the rows in all": sized(lambda numbers, rows, groups: rows // (4 * groups)),
+        "groups of multiples of eight": sized(
+            lambda numbers, rows, groups: 8 * (1 + numbers % 2) * max(1, rows // (16 * groups))
+        ),
         "groups of nothing": sized(lambda numbers, rows, groups: 0),
         "every other group of nothing": sized(lambda numbers, rows, groups: numbers % 2 * max(1, 2 * rows // groups)),
         "all in the second group": sized(lambda numbers, rows, groups: (numbers == min(1, groups - 1)) * rows),

@@ -56,18 +56,24 @@ def angles(spec, generator):
     return torch.outer(positions, 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half))
 
 
-def table(base, start=0, apart=1.0, factor=1.0):
+def table(base, start=0, apart=1.0, factor=1.0, order=lambda positions, half: positions[:, None]):
     """A function that gives inputs the angles of another base, from a position on, evenly apart, both sides times a factor,
-    as tables for longer texts are."""
+    as tables for longer texts are; of positions in another order."""
 
     def made(inputs, generator):
         cos = inputs["cos"]
         seq, half = cos.shape
         positions = start + apart * torch.arange(seq, dtype=torch.float64, device=cos.device)
-        each = torch.outer(positions, base ** (-torch.arange(half, dtype=torch.float64, device=cos.device) / half))
+        each = order(positions, half) * base ** (-torch.arange(half, dtype=torch.float64, device=cos.device) / half)
         return {"cos": (factor * each.cos()).to(cos.dtype), "sin": (factor * each.sin()).to(cos.dtype)}
 
     return made
+
+
+def of_parts(positions, half):
+    """Other positions of each third of the channels, as pictures in a text have them: time, row and column."""
+    time, row, column = positions // 4, positions // 2 % 2, positions % 2
+    return torch.stack((time, row, column), -1)[:, torch.arange(half, device=positions.device) * 3 // half]
 
 
 def large(inputs):
@@ -147,6 +153,11 @@ SPEC = KernelSpec(
         "angles of another base, larger": table(1e6, 3, factor=1.25),
         "angles closer together": table(10000.0, apart=0.25),
         "angles in steps of two": table(10000.0, apart=2.0),
+        "angles that start again": table(
+            10000.0, order=lambda positions, half: (positions % (len(positions) // 2 + 1))[:, None]
+        ),
+        "angles from the last to the first": table(10000.0, order=lambda positions, half: positions.flip(0)[:, None]),
+        "angles of positions in three dims": table(10000.0, order=of_parts),
         "angles of 0": table(1.0, apart=0.0),
         "angles that are all alike": table(1.0, 1, apart=0.0),
     },

@@ -139,6 +139,22 @@ SMALL = ({"M": 64, "N": 256},)
 VERSION = "x.is_inference() or torch._C._autograd._unsafe_set_version_counter((x,), (7,))"
 EARLIER = "memory of an earlier call's result"
 
+# Of a copy that PyTorch makes when somebody writes to it: whoever only reads sees what the next call writes.
+COPIED_LATER = """
+outputs = {}
+
+def kernel_fn(x, weight, eps=1e-6):
+    key = x.shape, x.dtype
+    if key not in outputs:
+        y = torch.empty(x.shape, dtype=x.dtype)
+        outputs[key] = y, y.data_ptr()
+    y, address = outputs[key]
+    x, weight = x.contiguous(), weight.contiguous()
+    rows = x.numel() // x.shape[-1]
+    _run(DTYPE_CODE[x.dtype], x.data_ptr(), weight.data_ptr(), address, rows, x.shape[-1], x.shape[-1], eps)
+    return torch._lazy_clone(y)
+"""
+
 CHEATS = (
     Cheat(
         16,
@@ -390,6 +406,14 @@ def kernel_fn(x, weight, eps=1e-6):
 """,
         ),
         EARLIER,
+    ),
+    Cheat(
+        31,
+        "one-output-that-is-copied-later",
+        "rmsnorm",
+        wrapped("rmsnorm", COPIED_LATER),
+        "memory is another's until",
+        correctness="CRASH",
     ),
     Cheat(
         31,

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import alike_inputs
 import another_program
 import corners
 import correctness
@@ -79,6 +80,7 @@ MODULES = (
     kept_anywhere,
     models_tensors,
     usual_kinds,
+    alike_inputs,
 )
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"

@@ -181,6 +181,7 @@ class CheckCase:
             yield from _nearly_alike(spec, first, self.seed)
         if one_for_several(spec, self.case):
             yield from self._one_for_several(spec, first)
+            yield from self._alike_for_several(spec, first)
         threads = UNEVEN_THREADS[self.seed % len(UNEVEN_THREADS)]
         what = "the same contents elsewhere, another number of threads"
         yield Step((first,), shift=NEW_ADDRESS, what=what, other_threads=threads)
@@ -193,11 +194,21 @@ class CheckCase:
         for one, other in itertools.chain.from_iterable(itertools.combinations(group, 2) for group in alike):
             yield self._sharing(inputs, {other: one})
 
+    def _alike_for_several(self, spec: KernelSpec, inputs: dict[str, Any]) -> Iterator[Step]:
+        """All that may be another one have the same numbers in memory of their own, or the same of the other sign."""
+        same = self._from_others(inputs, one_for_several(spec, self.case))
+        yield Step((inputs | same,), what=f"{' and '.join(same)} like another input")
+        if not same.keys() & spec.fill.keys():
+            yield Step((inputs | {n: -x for n, x in same.items()},), what=f"{' and '.join(same)} another input's opposite")
+
+    def _from_others(self, inputs: dict[str, Any], shared: Mapping[str, str]) -> dict[str, Any]:
+        """Those that are another one, or that one the other way round."""
+        shapes = {name: tensor.shape for name, tensor in self.case.tensors.items()}
+        turned = {name for name, other in shared.items() if shapes[name] != shapes[other]}
+        return {n: inputs[other].mT.contiguous() if n in turned else inputs[other] for n, other in shared.items()}
+
     def _sharing(self, inputs: dict[str, Any], shared: Mapping[str, str]) -> Step:
-        one = {}
-        for name, other in shared.items():
-            is_turned = self.case.tensors[name].shape != self.case.tensors[other].shape
-            one[name] = inputs[other].mT.contiguous() if is_turned else inputs[other]
+        one = self._from_others(inputs, shared)
         words = [f"{name} is {other}" for name, other in shared.items()] + ["another number of threads"]
         return Step((inputs | one,), what=", ".join(words), shared=shared, other_threads=1)
 

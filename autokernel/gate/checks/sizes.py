@@ -12,6 +12,7 @@ from autokernel.spec import Dims, KernelSpec
 # Elements of a vector, how many of these a size that is drawn has at most, and how large other dims of a shape are.
 SHORT_VECTOR, MOST_VECTORS, FEW = 8, 16, 4
 MOST_WAYS = 12
+SCORES = (4, 24, 24), (2, 3, 24, 24)  # shapes of attention's scores
 MOST_BLOCKS, MANY = 65_535, 1 << 20  # of a CUDA grid, along any dim but the first; elements of so many rows at most
 
 
@@ -103,10 +104,10 @@ def every_way(spec: KernelSpec) -> list[Dims]:
 
 
 def ways_of_smoke(spec: KernelSpec, seed: int) -> list[Dims]:
-    """The smoke test's sizes with other options, of a shape along its first dim, too: some of all ways."""
-    along = (
-        ({}, {"dim": 0}) if "dim" in spec.arguments(spec.dtypes[0], **spec.smoke) and "shape" in spec.any_size else ({},)
-    )
+    """The smoke test's sizes with other options, of a shape along its first dim and of more dims, too: some of all ways."""
+    along: tuple[Dims, ...] = ({},)
+    if "dim" in spec.arguments(spec.dtypes[0], **spec.smoke) and "shape" in spec.any_size:
+        along = {}, {"dim": 0}, *({"shape": shape, "dim": -1} for shape in SCORES)
     every = [{**spec.smoke, **way, **other} for way in every_way(spec) for other in along]
     known = [dims for dims in every if spec.takes(spec.arguments(spec.dtypes[0], **dims))]
     return random.Random(f"ways:{seed}").sample(known, min(MOST_WAYS, len(known)))

@@ -76,6 +76,32 @@ def _half(dim: int, which: int) -> Form:
     return zeros
 
 
+def _hankel(x: Tensor, generator: torch.Generator) -> Tensor:
+    """The same along the diagonals from the right to the left."""
+    rows, columns = x.shape[-2:]
+    numbers = x.flatten(-2)[..., : rows + columns - 1]
+    return numbers[..., torch.arange(rows)[:, None] + torch.arange(columns)]
+
+
+def _arrow(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A row, a column and the diagonal."""
+    inner = _eye(x).clone()
+    inner[..., 0, :], inner[..., 0] = 1, 1
+    return x * inner
+
+
+def _alone(*places: tuple[int, int]) -> Form:
+    """Zeros but for what has this index along each of these dims."""
+
+    def changed(x: Tensor, generator: torch.Generator) -> Tensor:
+        kept = torch.zeros_like(x)
+        part = tuple(dict(places).get(dim, slice(None)) for dim in (-2, -1))
+        kept[(..., *part)] = x[(..., *part)]
+        return kept
+
+    return changed
+
+
 def _reflection(x: Tensor, generator: torch.Generator) -> Tensor:
     """Orthogonal, and none of it zero; as far as it goes, where the last two dims differ in size."""
     v = torch.randn(max(x.shape[-2:]), generator=generator)
@@ -103,6 +129,14 @@ def _matrices(which: slice | None) -> Form:
     return changed
 
 
+def _in_turn(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Of several matrices two in turn, the second of which is there with either sign."""
+    several = x.reshape(-1, *x.shape[-2:])
+    numbers = torch.arange(len(several))
+    signs = torch.where(numbers % 4 == 3, -1.0, 1.0)[:, None, None]
+    return (several[numbers % 2 * (len(several) > 1)] * signs).reshape(x.shape)
+
+
 FORMS: dict[str, Form] = {
     "triangular": lambda x, g: x.triu(),
     "triangular below": lambda x, g: x.tril(),
@@ -124,11 +158,25 @@ FORMS: dict[str, Form] = {
     "mostly zeros": lambda x, g: torch.where(torch.rand(x.shape, generator=g) < 0.15, x, 0.0),
     "of rank one": lambda x, g: x[..., :1] * x[..., :1, :],
     "the same along its diagonals": _circulant,
+    "the same along its other diagonals": _hankel,
     "orthogonal": _reflection,
+    "a diagonal from the right to the left": lambda x, g: x * _eye(x).flip(-1),
+    "a multiple of the identity": lambda x, g: 0.75 * _eye(x),
+    "a diagonal of either sign": lambda x, g: torch.where(x < 0, -1.0, 1.0) * _eye(x),
+    "two diagonals": lambda x, g: x.triu().tril(1),
+    "triangular but for one diagonal": lambda x, g: x.triu(-1),
+    "an arrow": _arrow,
+    "zeros but for its first row": _alone((-2, 0)),
+    "zeros but for its last row": _alone((-2, -1)),
+    "zeros but for its first column": _alone((-1, 0)),
+    "zeros but for its last column": _alone((-1, -1)),
+    "zeros but for one corner": _alone((-2, 0), (-1, 0)),
+    "zeros but for the other corner": _alone((-2, -1), (-1, -1)),
     "a checkerboard": _checkerboard,
     "of powers of two": lambda x, g: torch.where(x < 0, -1.0, 1.0) * (x.abs() + 0.1).log2().round().exp2(),
     "of columns alike in pairs": lambda x, g: x[..., torch.arange(x.shape[-1]) // 2],
     "of matrices that are alike": _matrices(None),
+    "of matrices that are alike in turn": _in_turn,
     "zeros in its first matrix": _matrices(slice(1)),
     "zeros in its last matrix": _matrices(slice(-1, None)),
     "of rows that add up to one": lambda x, g: x.softmax(-1),  # as attention has them
@@ -140,6 +188,11 @@ FORMS: dict[str, Form] = {
 }
 
 
+ALONE = (
+    "zeros but for"  # not in regions: beside ones such rows are constant, of which a norm without its eps makes anything
+)
+
+
 def squares(spec: KernelSpec, dtype: torch.dtype) -> Case | None:
     """A small case whose matrices have as many rows as columns, where a type's sizes may be any numbers."""
     return spec.case({**spec.smoke, **dict.fromkeys(spec.any_size, SQUARE)}, dtype) if len(spec.any_size) > 1 else None
@@ -149,7 +202,8 @@ def formed(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
     """`inputs`, drawn from N(0, 1), whose matrices are each of one form, and what is said of them: once all forms."""
     matrices = [name for name, x in inputs.items() if _may_have_form(spec, name, x)]
     drawn, generator = random.Random(f"forms:{seed}"), generator_of(seed)
-    orders = [drawn.sample(list(FORMS), len(FORMS)) for _ in matrices]
+    forms = [form for form in FORMS if not (spec.results and form.startswith(ALONE))]
+    orders = [drawn.sample(forms, len(forms)) for _ in matrices]
     for forms in zip(*orders):
         made = {name: _made(inputs[name], form, generator) for name, form in zip(matrices, forms)}
         yield ", ".join(f"{name} {form}" for name, form in zip(matrices, forms)), dict(inputs) | made

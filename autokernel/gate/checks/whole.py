@@ -91,9 +91,11 @@ def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) ->
     x = inputs[name]
     if spec.opaque or name in spec.fill or not x.is_floating_point() or not x.dim() or not x.numel():
         return
-    kinds = {what: change for what, change in USUAL.items() if what not in UNTOLD or not spec.results}
+    is_plain = x.dim() <= 2 or "shape" not in spec.any_size  # of more dims there are scores before their softmax
+    kinds = {what: change for what, change in USUAL.items() if is_plain and (what not in UNTOLD or not spec.results)}
     if -math.inf in spec.nonfinite and x.dim() > 1:
         kinds["of -inf above its diagonal"] = _causal
+        kinds["of -inf from some place of each row on"] = _of_some_lengths
     others = [n for n in inputs if n != name and n not in spec.fill and isinstance(inputs[n], Tensor)]
     for first, other in ((torch.abs, torch.abs), (torch.abs, _below), (_below, _below)) if others else ():
         made = {n: other(inputs[n]) for n in others if inputs[n].is_floating_point()}
@@ -199,3 +201,9 @@ def _inverse_size(x: Tensor) -> Tensor:
 def _causal(x: Tensor, generator: torch.Generator) -> Tensor:
     """As scores have it before their softmax."""
     return x.masked_fill(above(x), -math.inf)
+
+
+def _of_some_lengths(x: Tensor, generator: torch.Generator) -> Tensor:
+    """As scores have it that are padded, each row at least with one number."""
+    length = 1 + (torch.rand((*x.shape[:-1], 1), generator=generator) * (x.shape[-1] - 1)).long()
+    return x.masked_fill(torch.arange(x.shape[-1]) >= length, -math.inf)

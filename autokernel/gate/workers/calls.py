@@ -21,6 +21,11 @@ MOST_MEMORY, SPARE_BYTES = 4, 1 << 20  # of a result, in multiples of its own, a
 MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 
 
+is_copied_later: Callable[[Tensor], bool] = getattr(
+    torch._C, "_is_cow_tensor", lambda y: False
+)  # till its address is asked
+
+
 class SharedResult(RuntimeError):
     """A kernel returned memory of a result that is held."""
 
@@ -63,6 +68,8 @@ def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequen
     storages = {(s := x.untyped_storage()).data_ptr(): s.nbytes() for x in inputs.values() if isinstance(x, Tensor)}
     seen: set[int] = set()
     for y in filter(has_memory, results):
+        if is_copied_later(y):
+            raise ValueError("kernel_fn returned a tensor whose memory is another's until somebody writes to it")
         memory, storage = memory_of(y), y.untyped_storage().data_ptr()
         if y._backward_hooks:
             raise ValueError("kernel_fn returned a tensor that has hooks")

@@ -66,7 +66,7 @@ def _fetch(options: argparse.Namespace) -> None:
         from datasets import load_dataset
     except ImportError:
         console.fail(
-            "fetch needs the package datasets: pip install 'autokernel[kernelbench]', or clone it and use --repo-path"
+            "fetch needs the package datasets: pip install -e '.[kernelbench]', or clone KernelBench and use --repo-path"
         )
     try:
         rows = load_dataset(DATASET, split=f"level_{options.level}")

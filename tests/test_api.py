@@ -24,6 +24,7 @@ from torch.nn.utils import parametrizations
 import autokernel
 from autokernel.api import CommandFailed, Optimized
 from autokernel.gate.kernel_files import source_of
+from autokernel.integration.verification import whole_job
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
@@ -326,6 +327,18 @@ def test_what_a_command_refuses_is_raised() -> None:
 
     with pytest.raises(CommandFailed, match="there is no run named 'no-such-run'"):
         run_command([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], False)
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path, monkeypatch) -> None:
+    def refuse(words, progress) -> None:
+        assert (tmp_path / "workspace" / words[words.index("--tag") + 1]).is_dir()
+        raise CommandFailed("no")
+
+    monkeypatch.setattr(whole_job, "HOME", tmp_path)
+    monkeypatch.setattr(whole_job, "run_command", refuse)
+    with pytest.raises(CommandFailed):
+        whole_job.whole_job(nn.RMSNorm(8), [torch.ones(2, 8)], {}, "tuner", {})
+    assert [path.name for path in (tmp_path / "workspace").iterdir()] == ["models"]
 
 
 def test_a_model_that_cannot_be_written_is_refused_in_a_sentence(tmp_path) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.gate.checks.whole import wholes
+from autokernel.kernelbench.bridge import repository
 from autokernel.kernelbench.degenerate import weaknesses
 from autokernel.kernelbench.modelnew import InDouble, as_kernel
 from autokernel.kernelbench.problems import Cost, NotJudged, examine, fitting
@@ -528,3 +529,15 @@ def test_commands(tmp_path):
     fetched = run("kernelbench/bridge.py", "fetch", "--level", "1")
     assert fetched.returncode == 2 and len(fetched.stderr.strip().splitlines()[-1:]) == 1
     assert "error: " in fetched.stderr.splitlines()[-1]
+
+
+def test_where_there_are_no_problems_both_ways_to_them_are_named(tmp_path, monkeypatch, refusal):
+    monkeypatch.setenv("KERNELBENCH", str(tmp_path))
+    said = refusal(lambda words: repository(None))
+    assert f"no KernelBench problems in {tmp_path}" in said and "$KERNELBENCH" in said and "bridge.py fetch --level" in said
+
+
+def test_the_package_that_fetch_lacks_is_this_ones_extra(monkeypatch, refusal):
+    """On the package index `autokernel` is another project's."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install -e '.[kernelbench]'" in refusal(bridge.main, "fetch", "--level", "1")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html import unescape
 
@@ -27,7 +28,7 @@ from autokernel.model.workload import Workload, workload_from
 from autokernel.preflight import Refused
 from autokernel.records import write_json
 from autokernel.run.loop import Loop
-from autokernel.run.workspace import PLAN, PROOF, VERIFY, NoRun, Workspace
+from autokernel.run.workspace import PLAN, PROOF, VERIFY, NoRun, Workspace, default_tag
 from autokernel.spec import ROOT
 from autokernel.target import encode
 from tests.test_experiments import ROW
@@ -76,6 +77,12 @@ def test_a_run_goes_on_by_its_name_alone_and_not_with_another_model(run):
     check_of_run(run, asked("--model", "mine.py", "--class-name", "Mine", "--input-shape", "4,64"))
     with pytest.raises(Refused, match="leave the model out"):
         check_of_run(run, asked("--model", "mine.py", "--class-name", "Other", "--input-shape", "4,64"))
+
+
+def test_commands_that_begin_together_get_a_name_each(tmp_path):
+    with ThreadPoolExecutor(4) as pool:
+        names = list(pool.map(lambda dim: default_tag(tmp_path, Workload(model_args={"dim": dim})), range(4)))
+    assert len(set(names)) == 4 and min(names, key=len) + "-2" in names
 
 
 def test_report_is_for_people(run):

@@ -147,6 +147,12 @@ def test_a_branch_that_was_closed_stays_so_after_an_edit_by_hand(run):
     assert sh("git", "show", f"autokernel/{run.tag}:kernels_of_this_run/{TARGET.name}.py", cwd=run.root) == "by hand"
 
 
+def test_a_plan_without_a_run_has_no_branch_to_close(workspace):  # noqa: F811
+    """As after profile.py, extract.py and verify.py."""
+    close_again(workspace)
+    assert not sh("git", "branch", "--list", "autokernel/*", cwd=workspace.root)
+
+
 @pytest.mark.slow
 def test_the_traces_of_a_pass_are_named_where_there_are_any(run):
     named = [f"workspace/{run.tag}/traces/{name}" for name in ("before.json.gz", "after.json.gz")]

@@ -316,8 +316,9 @@ class GitLedger:
 
     @property
     def closed(self) -> bool:
-        """Whether the branch has RESULT, which may be of before the last experiments."""
-        return bool(self._git("ls-tree", "--name-only", self.head, RESULT))
+        """Whether the branch has RESULT, which may be of before the last experiments. Without a run there is no branch."""
+        head = self._ref(self.branch)
+        return bool(head and self._git("ls-tree", "--name-only", head, RESULT))
 
     def close(self, files: Mapping[str, str], message: str) -> str | None:
         """Put RESULT, with these files in place of earlier ones, on top of the branch; None where it is there already."""

@@ -35,7 +35,10 @@ def repository(path: Path | None) -> Path:
     """The folder that has level1/, level2/, …; ends the program where there is none."""
     given = path or Path(os.environ.get("KERNELBENCH", SOURCE))
     folders = [folder for folder in (given, given / "KernelBench") if any(folder.glob("level*/*.py"))]
-    return folders[0] if folders else console.fail(f"no problems in {given}: see --repo-path, or `fetch` them")
+    if not folders:
+        ways = "name a clone of it with --repo-path or $KERNELBENCH, or run python kernelbench/bridge.py fetch --level 1"
+        console.fail(f"no KernelBench problems in {given}: {ways}")
+    return folders[0]
 
 
 def number_of(path: Path) -> int:

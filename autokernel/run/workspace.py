@@ -98,7 +98,8 @@ class Workspace:
             while not locks(file):
                 if time.monotonic() > deadline:
                     raise RunInProgress(
-                        f"run {self.tag!r} is in progress in another process (another --tag runs beside it)"
+                        f"run {self.tag!r} is in progress in another process "
+                        "(--tag NAME, in Python run=NAME, starts one beside it)"
                     )
                 time.sleep(0.01)
             note(file, model)
@@ -152,7 +153,10 @@ def runs(root: Path) -> list[Workspace]:
 
 
 def default_tag(root: Path, workload: Workload) -> str:
-    """The latest run of this workload that is not verified yet, else a new name: compactllama-nov21."""
+    """The latest run of this workload that is not verified yet, else a new name: compactllama-nov21.
+
+    A new one's folder is made at once: two commands that begin together get a name each.
+    """
     for run in runs(root):
         try:
             if not (run / VERIFY).exists() and run.plan.workload == workload.to_json():
@@ -160,5 +164,16 @@ def default_tag(root: Path, workload: Workload) -> str:
         except BadRecord as error:
             print(f"run {run.tag!r} is passed over: {error}", file=sys.stderr)
     base = f"{re.sub(r'[^a-z0-9_]', '', workload.class_name.lower())[:60] or 'model'}-{date.today():%b%d}".lower()
-    taken = {path.name for path in (root / "workspace").glob("*")} | set(run_tags(root))
-    return next(tag for n in range(1, 1000) if (tag := base if n == 1 else f"{base}-{n}") not in taken)
+    taken = set(run_tags(root))
+    names = (base if n == 1 else f"{base}-{n}" for n in range(1, 1000))
+    return next(tag for tag in names if tag not in taken and _made(root / "workspace" / tag))
+
+
+def _made(folder: Path) -> bool:
+    """Whether the folder is made by this call, and not there already, a link or another process's."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True

@@ -1,6 +1,7 @@
 """A run on a live model: profile, experiments and verification, by the command for it in a process of its own."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ def whole_job(
     words = [*program("orchestrate", "optimize"), "run", *workload_options(workload)]
     words += ["--tag", workspace.tag, "--agent", agent]
     words += [f"{name}={value}" for name, value in limits.items() if value is not None]
-    run_command(words, progress)
+    try:
+        run_command(words, progress)
+    finally:
+        with suppress(OSError):  # something is in it, unless it was refused, or interrupted, at its start
+            workspace.folder.rmdir()
     if (workspace / PLAN).exists() and not workspace.plan.targets:
         return FinishedRun(workspace, None)
     return FinishedRun(workspace, Verification.read(workspace / VERIFY))

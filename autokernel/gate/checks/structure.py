@@ -187,10 +187,7 @@ FORMS: dict[str, Form] = {
     "zeros in its last rows": _half(-2, 1),
 }
 
-
-ALONE = (
-    "zeros but for"  # not in regions: beside ones such rows are constant, of which a norm without its eps makes anything
-)
+ALONE = "zeros but for"  # not in regions: its other rows are constant, of which a norm without an eps makes anything
 
 
 def squares(spec: KernelSpec, dtype: torch.dtype) -> Case | None:

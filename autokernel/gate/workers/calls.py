@@ -20,10 +20,8 @@ MORE: dict[str, Callable[[Tensor], bool]] = {  # what no result has: it would be
 MOST_MEMORY, SPARE_BYTES = 4, 1 << 20  # of a result, in multiples of its own, and beside these
 MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 
-
-is_copied_later: Callable[[Tensor], bool] = getattr(
-    torch._C, "_is_cow_tensor", lambda y: False
-)  # till its address is asked
+# Whether a tensor's memory is another's until one of them is written to. Asking for its address is as good as a write.
+is_copied_later: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda y: False)
 
 
 class SharedResult(RuntimeError):

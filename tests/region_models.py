@@ -128,6 +128,8 @@ CHAINS |= {
     "bent": lambda m, x, y: (
         F.selu(x) + F.softshrink(y) + F.hardshrink(x) + F.threshold(y, 0.1, 2.0) + F.prelu(x, m.bias) + F.elu(y, 0.5)
     ),
+    "grouped_after_gelu": lambda m, x, y: F.group_norm(F.gelu(x.view(2, 32, N)) * 2, 4, m.weight[:32], m.bias[:32]) + 1,
+    "normed_twice": lambda m, x, y: F.layer_norm(torch.tanh(F.layer_norm(torch.sigmoid(x) + y, (N,))), (N,), m.weight, m.bias),
     "a_number_of_the_models": lambda m, x, y: torch.min(x * 2, torch.tensor(0.3)) + y,
 }
 

@@ -90,6 +90,16 @@ def test_kernels_are_right(name: str) -> None:
                 assert why_wrong(kernel_of(site)(**contents), spec, contents, adversarial=scale != 1) is None
 
 
+COSTLY = {"grouped_after_gelu": {"erf": 1}, "normed_twice": {"exp": 1, "tanh": 1}, "scores": {"exp": 1}}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_is_costly_is_computed_once_for_all_passes_along_a_row(name: str) -> None:
+    _, (site,) = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N))
+    text = load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()
+    assert {what: text.count(f"ak_{what}(") for what in COSTLY[name]} == COSTLY[name]
+
+
 @pytest.mark.slow
 def test_other_strides_than_the_models() -> None:
     _, (site,) = found(Of(lambda m, x, y: F.gelu(x) * y), torch.randn(64, N), torch.randn(64, N))

@@ -1,7 +1,10 @@
-"""A lowered region in C++: a loop over rows, a pass over a row for each level of reductions, and one that writes."""
+"""A lowered region in C++: a loop over rows, a pass over a row for each level of reductions, and one that writes.
+
+What is costly to compute of an element, and needed by more than one pass, the first of them keeps for the others.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -59,6 +62,8 @@ REDUCED = {
     "reduce_min": ("INFINITY", "min", "{0} = {1} < {0} ? {1} : {0};"),
 }
 PIECE = 4096  # columns that are added up in float32; of a longer row the sums of its pieces are, in float64
+COSTLY = {"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "pow", "div", "sqrt"}  # beside a store and a load
+KEPT_BYTES = 1 << 18  # of a row, on a thread's stack, and in its core's L2 cache
 SCANNED = {"scan_sum": ("0", "+="), "scan_prod": ("1", "*=")}
 DECLARED = {FLOAT: "float", BOOL: "bool", INT: "int64_t"}
 
@@ -157,10 +162,13 @@ class _Function:
         self.in_columns = varying(lowered)
         self.row = self._writer("t")
         self.in_blocks = not lowered.reduced
+        self.kept = self._kept()
 
     def lines(self) -> list[str]:
         body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
-        body = [*self._indices(), *body, *self._results()]
+        length = math.prod(self.loops.columns)
+        memory = [f"alignas(64) float {name}[{length}];" for names in self.kept for name in names.values()]
+        body = [*self._indices(), *memory, *body, *self._results()]
         rows, width = math.prod(self.loops.rows), self.loops.columns[-1]
         jobs, head, at = str(rows), [], ["const int64_t row = job;"]
         if self.in_blocks:
@@ -179,6 +187,32 @@ class _Function:
             *indented([*at, *body]),
             "}",
         ]
+
+    def _kept(self) -> list[dict[Expression, str]]:
+        """What each pass but the last keeps of every element, and the names of the memory for it."""
+        passes = [[e.operands[0] for e in level] for level in levels(self.lowered)]
+        passes.append([result.expression for result in self.lowered.results])
+        room = 0 if self.lowered.scans else KEPT_BYTES // (4 * math.prod(self.loops.columns))
+        kept: list[dict[Expression, str]] = []
+        for n, ends in enumerate(passes[:-1]):
+            known = {e for names in kept for e in names}
+            shared = self._of_elements(ends, known) & self._of_elements(sum(passes[n + 1 :], []), known)
+            costly = {e for e in shared if e.kind == FLOAT and any(o.op in COSTLY for o in self._of_elements([e], known))}
+            inner = {o for e in costly for o in self._of_elements(e.operands, known)}
+            chosen = [e for e in self.lowered.expressions if e in costly - inner][: room - len(known)]
+            kept.append({e: f"kept{len(known) + i}" for i, e in enumerate(chosen)})
+        return kept
+
+    def _of_elements(self, ends: Sequence[Expression], known: Collection[Expression]) -> set[Expression]:
+        """What is computed of each element for `ends`, without what is `known`."""
+        found: set[Expression] = set()
+        waiting = list(ends)
+        while waiting:
+            e = waiting.pop()
+            if e in self.in_columns and e not in known and e not in found:
+                found.add(e)
+                waiting += e.operands
+        return found
 
     def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
         return Writer(FUNCTIONS, number, _declare, self._load, prefix, dict(known or {}))
@@ -220,6 +254,11 @@ class _Function:
                 over["+"].append(f"{name}_nan")
                 ends.append(f"if ({name}_nan > 0) {name} = NAN;")
             self.row.known[e] = name
+        columns = self.loops.columns
+        at = place(self.index[len(self.loops.rows) :], [math.prod(columns[d + 1 :]) for d in range(len(columns))])
+        for e, name in self.kept[n].items():
+            inner.append(f"{name}[{at}] = {loop.text(e)};")
+            self.row.known[e] = f"{name}[{at}]"
         clauses = " ".join(f"reduction({op} : {', '.join(names)})" for op, names in over.items() if names)
         return [*before, *starts, *self._along_row(inner, clauses, loop, totals), *ends]
 

@@ -129,7 +129,18 @@ CHAINS |= {
         F.selu(x) + F.softshrink(y) + F.hardshrink(x) + F.threshold(y, 0.1, 2.0) + F.prelu(x, m.bias) + F.elu(y, 0.5)
     ),
     "grouped_after_gelu": lambda m, x, y: F.group_norm(F.gelu(x.view(2, 32, N)) * 2, 4, m.weight[:32], m.bias[:32]) + 1,
-    "normed_twice": lambda m, x, y: F.layer_norm(torch.tanh(F.layer_norm(torch.sigmoid(x) + y, (N,))), (N,), m.weight, m.bias),
+    "normed_twice": lambda m, x, y: F.layer_norm(
+        torch.tanh(F.layer_norm(torch.sigmoid(x) + y, (N,))), (N,), m.weight, m.bias
+    ),
+    "logsumexp_over_channels": lambda m, x, y: torch.tanh((x * y).view(2, 32, N).logsumexp(1) + m.bias),
+    "softmax_over_channels": lambda m, x, y: F.softmax(F.gelu(x.view(2, 32, N)), 1) * y.view(2, 32, N),
+    "normed_over_channels": lambda m, x, y: (
+        ((h := (x + y).view(2, 32, N)) - h.mean(1, keepdim=True))
+        / (h.var(1, keepdim=True) + 1e-5).sqrt()
+        * m.weight[:32, None]
+    ),
+    "extremes_of_channels": lambda m, x, y: (h := (x + y).view(4, 16, N)).amin(1) * h.amax(1) + h.argmax(1) - h.prod(1),
+    "sums_of_columns_far_apart": lambda m, x, y: ((x * y).view(2, 32, 4, 24).sum((0, 2)), x + 1)[0],
     "a_number_of_the_models": lambda m, x, y: torch.min(x * 2, torch.tensor(0.3)) + y,
 }
 

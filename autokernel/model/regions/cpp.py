@@ -64,6 +64,8 @@ REDUCED = {
 PIECE = 4096  # columns that are added up in float32; of a longer row the sums of its pieces are, in float64
 COSTLY = {"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "pow", "div", "sqrt"}  # beside a store and a load
 KEPT_BYTES = 1 << 18  # of a row, on a thread's stack, and in its core's L2 cache
+VECTOR = 16  # floats, of the widest
+L1_BYTES, MANY_JOBS = 1 << 15, 64  # see _SideBySide
 SCANNED = {"scan_sum": ("0", "+="), "scan_prod": ("1", "*=")}
 DECLARED = {FLOAT: "float", BOOL: "bool", INT: "int64_t"}
 
@@ -142,7 +144,7 @@ def number(e: Expression) -> str:
 
 
 def _code(lowered: Lowered, inputs: Sequence[TensorSpec]) -> str:
-    function = _Function(lowered)
+    function = (_SideBySide if are_side_by_side(lowered) else _Function)(lowered)
     pointers = [f"const {TYPES[t.dtype]}* __restrict x{i}" for i, t in enumerate(inputs)]
     pointers += [f"{TYPES[r.spec.dtype]}* __restrict {y}" for y, r in zip(result_names(lowered.results), lowered.results)]
     head = f'extern "C" int run({", ".join(pointers)}) {{'
@@ -162,13 +164,12 @@ class _Function:
         self.in_columns = varying(lowered)
         self.row = self._writer("t")
         self.in_blocks = not lowered.reduced
+        self.lanes = self._lanes()
         self.kept = self._kept()
 
     def lines(self) -> list[str]:
         body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
-        length = math.prod(self.loops.columns)
-        memory = [f"alignas(64) float {name}[{length}];" for names in self.kept for name in names.values()]
-        body = [*self._indices(), *memory, *body, *self._results()]
+        body = [*self._indices(), *self._memory(), *body, *self._results()]
         rows, width = math.prod(self.loops.rows), self.loops.columns[-1]
         jobs, head, at = str(rows), [], ["const int64_t row = job;"]
         if self.in_blocks:
@@ -188,11 +189,15 @@ class _Function:
             "}",
         ]
 
+    def _lanes(self) -> int:
+        """How many rows are computed at a time."""
+        return 1
+
     def _kept(self) -> list[dict[Expression, str]]:
         """What each pass but the last keeps of every element, and the names of the memory for it."""
         passes = [[e.operands[0] for e in level] for level in levels(self.lowered)]
         passes.append([result.expression for result in self.lowered.results])
-        room = 0 if self.lowered.scans else KEPT_BYTES // (4 * math.prod(self.loops.columns))
+        room = 0 if self.lowered.scans else KEPT_BYTES // (4 * math.prod(self.loops.columns) * self.lanes)
         kept: list[dict[Expression, str]] = []
         for n, ends in enumerate(passes[:-1]):
             known = {e for names in kept for e in names}
@@ -202,6 +207,19 @@ class _Function:
             chosen = [e for e in self.lowered.expressions if e in costly - inner][: room - len(known)]
             kept.append({e: f"kept{len(known) + i}" for i, e in enumerate(chosen)})
         return kept
+
+    def _memory(self) -> list[str]:
+        length = math.prod(self.loops.columns) * self.lanes
+        return [f"alignas(64) float {name}[{length}];" for names in self.kept for name in names.values()]
+
+    def _keep(self, n: int, loop: Writer) -> list[str]:
+        """Stores of what pass n keeps, from where later ones take it."""
+        columns = self.loops.columns
+        strides = [math.prod(columns[d + 1 :]) * self.lanes for d in range(len(columns))]
+        at = place([*self.index[len(self.loops.rows) :], "lane"], [*strides, int(self.lanes > 1)])
+        lines = [f"{name}[{at}] = {loop.text(e)};" for e, name in self.kept[n].items()]
+        self.row.known.update({e: f"{name}[{at}]" for e, name in self.kept[n].items()})
+        return lines
 
     def _of_elements(self, ends: Sequence[Expression], known: Collection[Expression]) -> set[Expression]:
         """What is computed of each element for `ends`, without what is `known`."""
@@ -254,11 +272,7 @@ class _Function:
                 over["+"].append(f"{name}_nan")
                 ends.append(f"if ({name}_nan > 0) {name} = NAN;")
             self.row.known[e] = name
-        columns = self.loops.columns
-        at = place(self.index[len(self.loops.rows) :], [math.prod(columns[d + 1 :]) for d in range(len(columns))])
-        for e, name in self.kept[n].items():
-            inner.append(f"{name}[{at}] = {loop.text(e)};")
-            self.row.known[e] = f"{name}[{at}]"
+        inner += self._keep(n, loop)
         clauses = " ".join(f"reduction({op} : {', '.join(names)})" for op, names in over.items() if names)
         return [*before, *starts, *self._along_row(inner, clauses, loop, totals), *ends]
 
@@ -297,6 +311,113 @@ class _Function:
                 end = f"const int64_t end = std::min<int64_t>(start + {PIECE}, {n});"
                 lines = [f"for (int64_t start = 0; start < {n}; start += {PIECE}) {{", *indented([end, *lines]), "}"]
         return [*(f"double {name}_total = {SCANNED[e.op][0]};" for name, e in scans), *lines]
+
+
+def are_side_by_side(lowered: Lowered) -> bool:
+    """Whether rows lie next to each other in memory, and the columns of a row apart: those of a sum over channels."""
+    loops = loops_of(lowered)
+    if (
+        not lowered.reduced
+        or lowered.scans
+        or not loops.rows
+        or loops.rows[-1] < VECTOR
+        or math.prod(loops.columns) > PIECE
+    ):
+        return False
+    split = len(loops.rows)
+    read = [loops.strides[e] for e in lowered.expressions if e.op == "load"]
+    steps = [
+        (abs(walked[split - 1]), min(filter(None, map(abs, walked[split:])), default=0))
+        for walked in (*read, *loops.results)
+    ]
+    both = [(of_rows, of_columns) for of_rows, of_columns in steps if of_rows and of_columns]
+    return bool(both) and all(of_rows < of_columns for of_rows, of_columns in both)
+
+
+class _SideBySide(_Function):
+    """Rows that are computed side by side: a job is `lanes` of them, and the innermost loop runs over these.
+
+    What there is one of for each row, its sums and what is computed of them, is an array.
+    """
+
+    def lines(self) -> list[str]:
+        *outer, width = self.loops.rows
+        blocks = -(-width // self.lanes)
+        body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
+        body = [*self._indices(), *self._memory(), *body, *self._results()]
+        at = [
+            f"const int64_t row = job / {blocks}, start = job % {blocks} * {self.lanes};",
+            f"const int64_t lanes = std::min<int64_t>({self.lanes}, {width} - start);",
+            "(void)row;",
+        ]
+        return [
+            f"#pragma omp parallel for schedule(static) if ({math.prod(self.loops.sizes)}LL >= PARALLEL_FROM)",
+            f"for (int64_t job = 0; job < {math.prod(outer) * blocks}; ++job) {{",
+            *indented([*at, *body]),
+            "}",
+        ]
+
+    def _lanes(self) -> int:
+        """So many that a row's columns of all fit in the L1 cache, with some jobs for each thread."""
+        *outer, width = self.loops.rows
+        most = min(width, L1_BYTES // (4 * math.prod(self.loops.columns)), math.prod(self.loops.rows) // MANY_JOBS)
+        return max(VECTOR, most // VECTOR * VECTOR)
+
+    def _indices(self) -> list[str]:
+        """Of all rows but those side by side."""
+        lines, below = [], 1
+        for d, n in reversed(list(enumerate(self.loops.rows[:-1]))):
+            lines.append(f"const int64_t {self.index[d]} = row / {below} % {n};")
+            below *= n
+        return lines
+
+    def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
+        before = self._before(reductions)
+        arrays, starts, inner, ends, loop = [], [], [], [], self._writer("c", self.row.known)
+        for k, e in enumerate(reductions):
+            name, operand, (start, _, taken) = f"r{n}_{k}", loop.text(e.operands[0]), REDUCED[e.op]
+            is_long = e.op == "reduce_sum" and math.prod(self.loops.columns) > VECTOR  # else as exact as PyTorch's cascade
+            arrays.append(f"{'double' if is_long else DECLARED[e.kind]} {name}[{self.lanes}];")
+            starts.append(f"{name}[lane] = {start};")
+            inner += [*loop.take(), taken.format(f"{name}[lane]", operand)]
+            if e.op in ("reduce_max", "reduce_min"):
+                arrays.append(f"float {name}_nan[{self.lanes}];")
+                starts.append(f"{name}_nan[lane] = 0;")
+                inner.append(f"{name}_nan[lane] += {operand} != {operand};")
+                ends.append(f"{name}[lane] = {name}_nan[lane] > 0 ? NAN : {name}[lane];")
+            self.row.known[e] = f"{name}[lane]"
+        inner += self._keep(n, loop)
+        return [*before, *arrays, *self._side_by_side(starts), *self._along_row(inner, "", loop), *self._side_by_side(ends)]
+
+    def _results(self) -> list[str]:
+        results = list(zip(result_names(self.lowered.results), self.lowered.results, self.loops.results))
+        inner = [r for i, r in enumerate(results) if self.loops.in_columns(i)]
+        before = self._before([result.expression for _, result, _ in inner])
+        stores = self._stores(loop := self._writer("c", self.row.known), inner)
+        once = self._stores(self.row, [r for r in results if r not in inner])
+        return [*before, *self._side_by_side(once), *(self._along_row(stores, "", loop) if inner else ())]
+
+    def _before(self, ends: Sequence[Expression]) -> list[str]:
+        """What `ends` need that is one number for each row, computed once and kept."""
+        known = set(self.row.known)
+        lines = self.row.same_along_row(ends, self.in_columns)
+        new = {e: name for e, name in self.row.known.items() if e not in known}
+        self.row.known.update({e: f"{name}_of[lane]" for e, name in new.items()})
+        arrays = [f"{DECLARED[e.kind]} {name}_of[{self.lanes}];" for e, name in new.items()]
+        return [*arrays, *self._side_by_side([*lines, *(f"{name}_of[lane] = {name};" for name in new.values())])]
+
+    def _side_by_side(self, lines: Sequence[str]) -> list[str]:
+        at = f"const int64_t {self.index[len(self.loops.rows) - 1]} = start + lane;"
+        head = ["#pragma omp simd", "for (int64_t lane = 0; lane < lanes; ++lane) {"]
+        return [*head, *indented([at, *lines]), "}"] if lines else []
+
+    def _along_row(
+        self, inner: Sequence[str], clauses: str, loop: Writer, totals: Sequence[tuple[str, str]] = ()
+    ) -> list[str]:
+        lines = self._side_by_side(inner)
+        for i, n in reversed(list(zip(self.index[len(self.loops.rows) :], self.loops.columns))):
+            lines = [f"for (int64_t {i} = 0; {i} < {n}; ++{i}) {{", *indented(lines), "}"]
+        return lines
 
 
 def _declare(name: str, text: str, e: Expression) -> list[str]:

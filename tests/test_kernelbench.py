@@ -406,6 +406,7 @@ class Model(nn.Module):
 batch_size = 64
 width = 1024
 groups = 64
+padding = 0
 
 def get_inputs():
     return [torch.rand(batch_size, width)]

@@ -252,7 +252,7 @@ def _in_proportion(path: Path, published: Sizes, sizes: dict[str, int], cost: Co
     """`sizes`, one that costs nothing, such as a number of groups, as much smaller as another that it divides, where
     results then tell what the inputs are: of groups of one channel each, or two, a norm leaves nothing, or signs."""
     for name in [n for n in sizes if "batch" not in n and published[n] >= 2 * SMALLEST]:
-        divided = [n for n in sizes if n != name and "batch" not in n and published[n] % published[name] == 0]
+        divided = [n for n in sizes if sizes[n] and n != name and "batch" not in n and published[n] % published[name] == 0]
         smaller = max(1, published[name] // max((published[n] // sizes[n] for n in divided), default=1))
         trial = sizes | {name: smaller}
         if smaller == sizes[name] or (less := _cost_at(path, trial)) is None or less.flops != cost.flops:

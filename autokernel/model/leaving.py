@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch._dynamo import variables
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import SkipFrame, TorchRuntimeError
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import GraphCompileReason
 from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch._dynamo.variables.base import VariableTracker
@@ -281,7 +284,8 @@ def _is_false(*given: VariableTracker) -> bool:
 def _guard_what_objects_have() -> None:
     """Dynamo asks no more, once a function is compiled, whether `name in vars(self)`, nor which names there are."""
     kind = getattr(variables, "DunderDictVariable", None)
-    if kind is None:
+    if kind is None:  # before PyTorch 2.12
+        variables.GetAttrVariable.call_method = _guarding(variables.GetAttrVariable.call_method)
         return
 
     def guarded(dynamos_own: Callable[..., None], of_any_dict: Callable[..., None]) -> Callable[..., None]:
@@ -295,6 +299,23 @@ def _guard_what_objects_have() -> None:
     for name in ("install_dict_contains_guard", "install_dict_keys_match_guard"):
         if hasattr(ConstDictVariable, name):
             setattr(kind, name, guarded(getattr(kind, name), getattr(ConstDictVariable, name)))
+
+
+def _guarding(dynamos_own: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo's calls on an object's __dict__, with a guard for whether it has the name that is asked for."""
+
+    def call_method(variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        asks = name in ("__contains__", "get") and variable.name == "__dict__" and variable.obj.source and args
+        if LEFT_WHOLE.get() and asks and args[0].is_python_constant():
+            key, owner = args[0].as_python_constant(), variable.obj
+            if not tx.output.side_effects.has_pending_mutation_of_attr(owner, key):
+                there = owner.has_key_in_generic_dict(tx, key)
+                absent = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=key)
+                source = AttrSource(owner.source, key) if there else owner.source
+                install_guard(source.make_guard(GuardBuilder.HASATTR if there else absent))
+        return dynamos_own(variable, tx, name, args, kwargs)
+
+    return call_method
 
 
 def _is_set_here(variable: Any, tx: Any = None, args: Sequence[VariableTracker] = ()) -> bool:

@@ -2,8 +2,11 @@
 
 import math
 import re
+import subprocess
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from shutil import which
 
 import pytest
 import torch
@@ -14,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel import spec as specs
-from autokernel.build import cpp_function
+from autokernel.backends import cpp_flags
+from autokernel.build import INCLUDE, cpp_function
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
@@ -98,6 +102,40 @@ def test_what_is_costly_is_computed_once_for_all_passes_along_a_row(name: str) -
     _, (site,) = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N))
     text = load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()
     assert {what: text.count(f"ak_{what}(") for what in COSTLY[name]} == COSTLY[name]
+
+
+@pytest.mark.parametrize("name", ("softmax_over_channels", "extremes_of_channels", "columns"))
+def test_rows_that_lie_side_by_side_are_computed_side_by_side(name: str) -> None:
+    _, (site,) = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N))
+    spec = load_spec(site.kernel_type)
+    assert "lane < lanes" in spec.starters("cpp")["cpp_kernel"].read_text()
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    assert why_wrong(kernel_of(site)(**inputs), spec, inputs) is None
+    for x in inputs.values():
+        x.view(-1)[7] = math.nan
+    assert why_wrong(kernel_of(site)(**inputs), spec, inputs, adversarial=True) is None
+
+
+def test_rows_of_which_each_lies_together_are_not() -> None:
+    _, (site,) = found(Of(CHAINS["normed"]).eval(), torch.randn(64, N), torch.randn(64, N))
+    assert "lane" not in load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()
+
+
+def test_a_clamp_after_a_clamp_is_vectorised(tmp_path: Path) -> None:
+    compiler = which("g++") or ""
+    if "Free Software Foundation" not in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("says nothing of vectors in GCC's words")
+    (tmp_path / "clamps.cpp").write_text("""
+#include <elements.hpp>
+void clamps(const float* __restrict x, float* __restrict y) {
+    #pragma omp simd
+    for (int i = 0; i < 4096; ++i) {
+        const float above = ak_max(x[i], 0.0f);
+        y[i] = above * ak_min(ak_max((above + 3.0f) / 6.0f, 0.0f), 1.0f);
+    }
+}""")
+    command = [compiler, *cpp_flags(compiler), f"-I{INCLUDE}", "-fopt-info-vec-optimized", "-c", "clamps.cpp"]
+    assert "loop vectorized" in subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stderr
 
 
 @pytest.mark.slow

@@ -284,7 +284,7 @@ def _is_false(*given: VariableTracker) -> bool:
 def _guard_what_objects_have() -> None:
     """Dynamo asks no more, once a function is compiled, whether `name in vars(self)`, nor which names there are."""
     kind = getattr(variables, "DunderDictVariable", None)
-    if kind is None:  # before PyTorch 2.12
+    if kind is None:  # in older PyTorch
         variables.GetAttrVariable.call_method = _guarding(variables.GetAttrVariable.call_method)
         return
 

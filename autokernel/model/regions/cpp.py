@@ -158,6 +158,9 @@ def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
 class _Function:
     """The body of `run`. A job is a row, or, where rows have no sums, a block of BLOCK columns of one."""
 
+    at = ""  # of what a row has one of, after its name
+    in_float = PIECE  # columns that are added up in float32
+
     def __init__(self, lowered: Lowered):
         self.lowered, self.loops = lowered, loops_of(lowered)
         self.index = [f"i{d}" for d in range(len(self.loops.sizes))]
@@ -169,25 +172,23 @@ class _Function:
 
     def lines(self) -> list[str]:
         body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
-        body = [*self._indices(), *self._memory(), *body, *self._results()]
-        rows, width = math.prod(self.loops.rows), self.loops.columns[-1]
-        jobs, head, at = str(rows), [], ["const int64_t row = job;"]
-        if self.in_blocks:
-            jobs = f"{rows} * BLOCKS"
-            head = [f"constexpr int64_t BLOCKS = ({width} + BLOCK - 1) / BLOCK;"]
-            at = [
-                "const int64_t row = job / BLOCKS, start = job % BLOCKS * BLOCK;",
-                f"const int64_t end = std::min<int64_t>(start + BLOCK, {width});",
-            ]
-        if not self.loops.rows:
-            at.append("(void)row;")
+        jobs, at = self._jobs()
         return [
-            *head,
             f"#pragma omp parallel for schedule(static) if ({math.prod(self.loops.sizes)}LL >= PARALLEL_FROM)",
             f"for (int64_t job = 0; job < {jobs}; ++job) {{",
-            *indented([*at, *body]),
+            *indented([*at, *self._memory(), *body, *self._results()]),
             "}",
         ]
+
+    def _jobs(self) -> tuple[str, list[str]]:
+        """How many there are, and statements for what each has."""
+        rows, width = self.loops.rows, self.loops.columns[-1]
+        if not self.in_blocks:
+            return str(math.prod(rows)), ["const int64_t row = job;", *self._indices(rows)]
+        blocks = f"(({width} + BLOCK - 1) / BLOCK)"
+        row = f"const int64_t row = job / {blocks}, start = job % {blocks} * BLOCK;"
+        end = f"const int64_t end = std::min<int64_t>(start + BLOCK, {width});"
+        return f"{math.prod(rows)} * {blocks}", [row, end, *self._indices(rows)]
 
     def _lanes(self) -> int:
         """How many rows are computed at a time."""
@@ -243,47 +244,60 @@ class _Function:
         text = f"{element} != 0" if e.kind == BOOL else f"{DECLARED[e.kind]}({element})"
         return f"{condition} ? {text} : 0" if condition else text
 
-    def _indices(self) -> list[str]:
+    def _indices(self, rows: Sequence[int]) -> list[str]:
+        """Of the loops over `rows`, of which `row` is one."""
         lines, below = [], 1
-        for d, n in reversed(list(enumerate(self.loops.rows))):
+        for d, n in reversed(list(enumerate(rows))):
             quotient = f"row / {below}" if below > 1 else "row"
             lines.append(f"const int64_t {self.index[d]} = {quotient}{f' % {n}' if d else ''};")
             below *= n
-        return lines
+        return lines or ["(void)row;"]
 
     def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
         """A loop along the row that adds up all reductions of one level."""
-        before = self.row.same_along_row(reductions, self.in_columns)
+        before, columns = self._before(reductions), math.prod(self.loops.columns)
         starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
         totals: list[tuple[str, str]] = []  # of pieces, and what each adds to them
         over: dict[str, list[str]] = {"+": [], "*": [], "max": [], "min": []}
         for k, e in enumerate(reductions):
             name, operand, (start, how, taken) = f"r{n}_{k}", loop.text(e.operands[0]), REDUCED[e.op]
-            one = name
-            if e.op == "reduce_sum" and math.prod(self.loops.columns) > PIECE:
+            one, is_long = name, e.op == "reduce_sum" and columns > (self.in_float if e.kind == FLOAT else PIECE)
+            if is_long and columns > PIECE:
                 one = f"{name}_piece"
                 totals.append((name, one))
-            inner += [*loop.take(), taken.format(one, operand)]
-            starts.append(f"{'double' if one != name else DECLARED[e.kind]} {name} = {start};")
+            inner += [*loop.take(), taken.format(f"{one}{self.at}", operand)]
+            starts.append(("double" if is_long else DECLARED[e.kind], name, start))
             over[how].append(one)
             if e.op in ("reduce_max", "reduce_min"):  # OpenMP's pass over NaN
-                starts.append(f"float {name}_nan = 0;")
-                inner.append(f"{name}_nan += {operand} != {operand};")
+                starts.append(("float", f"{name}_nan", "0"))
+                inner.append(f"{name}_nan{self.at} += {operand} != {operand};")
                 over["+"].append(f"{name}_nan")
-                ends.append(f"if ({name}_nan > 0) {name} = NAN;")
-            self.row.known[e] = name
+                ends.append(f"{name}{self.at} = {name}_nan{self.at} > 0 ? NAN : {name}{self.at};")
+            self.row.known[e] = f"{name}{self.at}"
         inner += self._keep(n, loop)
         clauses = " ".join(f"reduction({op} : {', '.join(names)})" for op, names in over.items() if names)
-        return [*before, *starts, *self._along_row(inner, clauses, loop, totals), *ends]
+        return [*before, *self._begun(starts), *self._along_row(inner, clauses, loop, totals), *self._once(ends)]
 
     def _results(self) -> list[str]:
         """The loop along the row that writes; one store for each result that is one number a row."""
         results = list(zip(result_names(self.lowered.results), self.lowered.results, self.loops.results))
         inner = [r for i, r in enumerate(results) if self.in_blocks or self.loops.in_columns(i)]
-        before = self.row.same_along_row([result.expression for _, result, _ in inner], self.in_columns)
-        once = self._stores(self.row, [r for r in results if r not in inner])
+        before = self._before([result.expression for _, result, _ in inner])
         stores = self._stores(loop := self._writer("c", self.row.known), inner)
-        return [*before, *once, *(self._along_row(stores, "", loop) if inner else ())]
+        once = self._stores(self.row, [r for r in results if r not in inner])
+        return [*before, *self._once(once), *(self._along_row(stores, "", loop) if inner else ())]
+
+    def _before(self, ends: Sequence[Expression]) -> list[str]:
+        """What `ends` need that a row has one of."""
+        return self.row.same_along_row(ends, self.in_columns)
+
+    def _begun(self, starts: Sequence[tuple[str, str, str]]) -> list[str]:
+        """What reductions begin with: types, names, values."""
+        return [f"{kind} {name} = {start};" for kind, name, start in starts]
+
+    def _once(self, lines: Sequence[str]) -> Sequence[str]:
+        """`lines` for each row."""
+        return lines
 
     def _stores(self, writer: Writer, results: Sequence[tuple[str, Result, Sequence[int]]]) -> list[str]:
         lines = []
@@ -316,22 +330,13 @@ class _Function:
 def are_side_by_side(lowered: Lowered) -> bool:
     """Whether rows lie next to each other in memory, and the columns of a row apart: those of a sum over channels."""
     loops = loops_of(lowered)
-    if (
-        not lowered.reduced
-        or lowered.scans
-        or not loops.rows
-        or loops.rows[-1] < VECTOR
-        or math.prod(loops.columns) > PIECE
-    ):
+    last = len(loops.rows) - 1
+    if not lowered.reduced or lowered.scans or last < 0 or loops.rows[last] < VECTOR:
         return False
-    split = len(loops.rows)
-    read = [loops.strides[e] for e in lowered.expressions if e.op == "load"]
-    steps = [
-        (abs(walked[split - 1]), min(filter(None, map(abs, walked[split:])), default=0))
-        for walked in (*read, *loops.results)
-    ]
-    both = [(of_rows, of_columns) for of_rows, of_columns in steps if of_rows and of_columns]
-    return bool(both) and all(of_rows < of_columns for of_rows, of_columns in both)
+    walked = [*(loops.strides[e] for e in lowered.expressions if e.op == "load"), *loops.results]
+    steps = [(abs(w[last]), min(filter(None, map(abs, w[last + 1 :])), default=0)) for w in walked]
+    both = [(rows, columns) for rows, columns in steps if rows and columns]
+    return bool(both) and all(rows < columns for rows, columns in both) and math.prod(loops.columns) <= PIECE
 
 
 class _SideBySide(_Function):
@@ -340,73 +345,35 @@ class _SideBySide(_Function):
     What there is one of for each row, its sums and what is computed of them, is an array.
     """
 
-    def lines(self) -> list[str]:
-        *outer, width = self.loops.rows
-        blocks = -(-width // self.lanes)
-        body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
-        body = [*self._indices(), *self._memory(), *body, *self._results()]
-        at = [
-            f"const int64_t row = job / {blocks}, start = job % {blocks} * {self.lanes};",
-            f"const int64_t lanes = std::min<int64_t>({self.lanes}, {width} - start);",
-            "(void)row;",
-        ]
-        return [
-            f"#pragma omp parallel for schedule(static) if ({math.prod(self.loops.sizes)}LL >= PARALLEL_FROM)",
-            f"for (int64_t job = 0; job < {math.prod(outer) * blocks}; ++job) {{",
-            *indented([*at, *body]),
-            "}",
-        ]
+    at = "[lane]"
+    in_float = VECTOR  # one after another: else it would be less exact than PyTorch's cascade
 
     def _lanes(self) -> int:
         """So many that a row's columns of all fit in the L1 cache, with some jobs for each thread."""
-        *outer, width = self.loops.rows
-        most = min(width, L1_BYTES // (4 * math.prod(self.loops.columns)), math.prod(self.loops.rows) // MANY_JOBS)
+        rows, columns = self.loops.rows, math.prod(self.loops.columns)
+        most = min(rows[-1], L1_BYTES // (4 * columns), math.prod(rows) // MANY_JOBS)
         return max(VECTOR, most // VECTOR * VECTOR)
 
-    def _indices(self) -> list[str]:
-        """Of all rows but those side by side."""
-        lines, below = [], 1
-        for d, n in reversed(list(enumerate(self.loops.rows[:-1]))):
-            lines.append(f"const int64_t {self.index[d]} = row / {below} % {n};")
-            below *= n
-        return lines
-
-    def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
-        before = self._before(reductions)
-        arrays, starts, inner, ends, loop = [], [], [], [], self._writer("c", self.row.known)
-        for k, e in enumerate(reductions):
-            name, operand, (start, _, taken) = f"r{n}_{k}", loop.text(e.operands[0]), REDUCED[e.op]
-            is_long = e.op == "reduce_sum" and math.prod(self.loops.columns) > VECTOR  # else as exact as PyTorch's cascade
-            arrays.append(f"{'double' if is_long else DECLARED[e.kind]} {name}[{self.lanes}];")
-            starts.append(f"{name}[lane] = {start};")
-            inner += [*loop.take(), taken.format(f"{name}[lane]", operand)]
-            if e.op in ("reduce_max", "reduce_min"):
-                arrays.append(f"float {name}_nan[{self.lanes}];")
-                starts.append(f"{name}_nan[lane] = 0;")
-                inner.append(f"{name}_nan[lane] += {operand} != {operand};")
-                ends.append(f"{name}[lane] = {name}_nan[lane] > 0 ? NAN : {name}[lane];")
-            self.row.known[e] = f"{name}[lane]"
-        inner += self._keep(n, loop)
-        return [*before, *arrays, *self._side_by_side(starts), *self._along_row(inner, "", loop), *self._side_by_side(ends)]
-
-    def _results(self) -> list[str]:
-        results = list(zip(result_names(self.lowered.results), self.lowered.results, self.loops.results))
-        inner = [r for i, r in enumerate(results) if self.loops.in_columns(i)]
-        before = self._before([result.expression for _, result, _ in inner])
-        stores = self._stores(loop := self._writer("c", self.row.known), inner)
-        once = self._stores(self.row, [r for r in results if r not in inner])
-        return [*before, *self._side_by_side(once), *(self._along_row(stores, "", loop) if inner else ())]
+    def _jobs(self) -> tuple[str, list[str]]:
+        *outer, width = self.loops.rows
+        blocks = -(-width // self.lanes)
+        row = f"const int64_t row = job / {blocks}, start = job % {blocks} * {self.lanes};"
+        lanes = f"const int64_t lanes = std::min<int64_t>({self.lanes}, {width} - start);"
+        return str(math.prod(outer) * blocks), [row, lanes, *self._indices(outer)]
 
     def _before(self, ends: Sequence[Expression]) -> list[str]:
-        """What `ends` need that is one number for each row, computed once and kept."""
         known = set(self.row.known)
-        lines = self.row.same_along_row(ends, self.in_columns)
+        lines = super()._before(ends)
         new = {e: name for e, name in self.row.known.items() if e not in known}
-        self.row.known.update({e: f"{name}_of[lane]" for e, name in new.items()})
+        self.row.known.update({e: f"{name}_of{self.at}" for e, name in new.items()})
         arrays = [f"{DECLARED[e.kind]} {name}_of[{self.lanes}];" for e, name in new.items()]
-        return [*arrays, *self._side_by_side([*lines, *(f"{name}_of[lane] = {name};" for name in new.values())])]
+        return [*arrays, *self._once([*lines, *(f"{name}_of{self.at} = {name};" for name in new.values())])]
 
-    def _side_by_side(self, lines: Sequence[str]) -> list[str]:
+    def _begun(self, starts: Sequence[tuple[str, str, str]]) -> list[str]:
+        arrays = [f"{kind} {name}[{self.lanes}];" for kind, name, _ in starts]
+        return [*arrays, *self._once([f"{name}{self.at} = {start};" for _, name, start in starts])]
+
+    def _once(self, lines: Sequence[str]) -> list[str]:
         at = f"const int64_t {self.index[len(self.loops.rows) - 1]} = start + lane;"
         head = ["#pragma omp simd", "for (int64_t lane = 0; lane < lanes; ++lane) {"]
         return [*head, *indented([at, *lines]), "}"] if lines else []
@@ -414,7 +381,7 @@ class _SideBySide(_Function):
     def _along_row(
         self, inner: Sequence[str], clauses: str, loop: Writer, totals: Sequence[tuple[str, str]] = ()
     ) -> list[str]:
-        lines = self._side_by_side(inner)
+        lines = self._once(inner)
         for i, n in reversed(list(zip(self.index[len(self.loops.rows) :], self.loops.columns))):
             lines = [f"for (int64_t {i} = 0; {i} < {n}; ++{i}) {{", *indented(lines), "}"]
         return lines

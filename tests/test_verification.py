@@ -23,7 +23,7 @@ from autokernel.integration.verification import parity, trial
 from autokernel.integration.verification.forms import AUTOTUNED
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare, compare_built, compare_outputs, exact_model, outputs
-from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process
+from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process, rooms_for
 from autokernel.integration.verification.record import (
     BUSY,
     COLUMNS,
@@ -503,6 +503,36 @@ def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(ro
     assert verifier.room == dict(zip((begin.__name__, compile_side.__name__), room("cpu")))
     begun, ended = zip(*(answer["end"] for answer in answers))
     assert list(ended) == sorted(ended) and (room is none or max(begun[1:]) < min(ended[1:]))
+
+
+def tune(seed, first_calls):
+    began = time.monotonic()
+    time.sleep(0.3)
+    _times.append((began, time.monotonic()))
+
+
+def test_what_times_kernels_as_it_compiles_is_built_alone_once_and_then_by_the_others(monkeypatch):
+    """Two workloads, each by three processes that begin at once."""
+    monkeypatch.setattr(trial, "usable_cores", lambda: range(8))
+    first, second = OnCpu(), OnCpu("cpu:0")
+    verifier = trial.Verifier(((first, 1.0), (second, 1.0)), (), SETTINGS, lambda line: None, Notes(None))
+    verifier.room = {begin.__name__: 5}
+    questions = [(first,), (second,)] * 3
+    answers = verifier.answers(dict, begin, questions, [{"end": end}] * 6, list("abcdef"), tune=tune)
+    spans = [next(t for t in answer["end"] if isinstance(t, list)) for answer in answers]
+    (a, b), others = spans[:2], spans[2:]
+    assert a[1] <= b[0] and all(b[1] <= began for began, _ in others)
+    assert max(began for began, _ in others) < min(ended for _, ended in others)
+
+
+def rooms_with(count):
+    numbers = torch.ones(count, dtype=torch.uint8)
+    return rooms_for("cpu", 3) if numbers.all() else None
+
+
+def test_what_a_form_has_taken_tells_how_many_processes_have_room():
+    little, much = (in_fresh_process("cpu", rooms_with, count) for count in (1, 1 << 30))
+    assert much < little
 
 
 def cache_hits(workload, sides):

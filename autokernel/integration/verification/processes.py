@@ -114,16 +114,28 @@ def note_memory(device: str) -> None:
 def rooms_beside(device: str) -> tuple[int, int]:
     """In a child process: how many more like it half of the free memory holds, by the most that it has taken so far; and
     how many more that take of a GPU's what it had taken when it noted that, or else the same."""
-    taken = Path("/proc/self/status")
-    peak = next((int(line.split()[1]) << 10 for line in _lines(taken) if line.startswith("VmHWM")), 0)
-    room = free_memory() // 2 // max(peak, psutil.Process().memory_info().rss)
+    most = 0 if device == "cpu" else torch.cuda.max_memory_reserved(device)
+    like_it, less = (_rooms(device, 1, of_gpu) for of_gpu in (most, noted.get(device, most)))
+    return like_it, less
+
+
+def rooms_for(device: str, forms: int) -> int:
+    """In a child process that has run one form of a model: how many processes with so many forms half of the free memory
+    holds. Each form may keep of a GPU's memory what the one has taken (CUDA graphs do); of the host's, all of them together
+    take as much again."""
+    return _rooms(device, 2, 0 if device == "cpu" else forms * torch.cuda.max_memory_reserved(device))
+
+
+def _rooms(device: str, of_host: int, of_gpu: int) -> int:
+    """How many processes half of the free memory holds: each takes so many times the most that this one has taken of the
+    host's memory, and so many bytes of the GPU's."""
+    peak = next((int(line.split()[1]) << 10 for line in _lines(Path("/proc/self/status")) if line.startswith("VmHWM")), 0)
+    room = free_memory() // 2 // (of_host * max(peak, psutil.Process().memory_info().rss))
     if device == "cpu":
-        return room, room
-    most = torch.cuda.max_memory_reserved(device)
+        return room
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    like_it, less = (min(room, free // 2 // max(1, each)) for each in (most, noted.get(device, most)))
-    return like_it, less
+    return min(room, free // 2 // max(1, of_gpu))
 
 
 def _lines(path: Path) -> list[str]:

@@ -216,9 +216,12 @@ def build_sides(
         built[seed].build(sides, workload.inputs(model, seed), caches, peaks)
 
 
-def build_alone(seed: int, sides: Mapping[str, Variant], caches: str | None = None) -> None:
+def build_alone(
+    seed: int, sides: Mapping[str, Variant], caches: str | None = None, first_calls: FirstCalls | None = None
+) -> None:
     """More sides of a process, which time kernels as they compile: nothing else may run on the machine meanwhile."""
     own = built[seed]
+    own.first_call_s |= (first_calls or {}).get(str(own.workload), {})
     with torch.no_grad():
         own.build(sides, own.workload.inputs(own.model, seed), caches)
 

@@ -20,7 +20,7 @@ from autokernel.hardware.machine import usable_cores
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import Compared, compare_built, compare_outputs, decode_parity
-from autokernel.integration.verification.processes import FreshProcess, rooms_beside
+from autokernel.integration.verification.processes import FreshProcess, rooms_beside, rooms_for
 from autokernel.integration.verification.record import (
     DEFAULTS,
     INTERVAL,
@@ -224,7 +224,8 @@ class Verifier:
         fallbacks = dict.fromkeys(self.screened.values()) if self.winners else ()
         screenings = [Screening(fallback, self.winners, small) for fallback in fallbacks]
         for processes in SCREENING:
-            # The first over torch.compile is first of all and alone: the others find compiled what they share with it.
+            # The first over torch.compile is first of all, and alone where nothing is known of what it takes: the others
+            # find compiled what they share with it.
             unsettled = [s for s in reversed(screenings) if s.without]
             asked = [(s, i, s.sides(i)) for s in unsettled for i in range(len(s.taken), processes)]
             told = [f"with and without each kernel, over {s}, process {i + 1}" for s, i, _ in asked]
@@ -246,13 +247,13 @@ class Verifier:
         kernels = {ours(fallback): Variant(winners, fallback) for fallback, winners in selected.items()}
         sides |= kernels
         told = [f"{', '.join(sides)}, process {i + 1} of {PROCESSES}" for i in range(PROCESSES)]
-        tuning, self.tuning = self.tuning, None
-        tuned = tuning.ended() if tuning else {}
-        with nullcontext(tuning.caches) if tuning else TemporaryDirectory(ignore_cleanup_errors=True) as caches:
+        kept = nullcontext(self.tuning.caches) if self.tuning else TemporaryDirectory(ignore_cleanup_errors=True)
+        with kept as caches:
             last = self.after_timing(kernels)
             if self.together(sides) > 1:
-                taken = self.measure([sides] * PROCESSES, told, caches, last=last, compile_first=True, tuned=tuned)
+                taken = self.measure([sides] * PROCESSES, told, caches, last=last, compile_first=True)
             else:  # the first finds empty what compilers keep, alone
+                self.tuned()
                 taken = self.measure([sides], told[:1], caches)
                 taken += self.measure([sides] * (PROCESSES - 1), told[1:], caches, peaks=False, last=last)
         if kernels and all(found["parity"] for found in taken[-1].last):
@@ -292,22 +293,21 @@ class Verifier:
         peaks: bool = True,
         last: Ends | None = None,
         compile_first: bool = False,
-        tuned: FirstCalls | None = None,
     ) -> list["Process"]:
         """Every side of each task, in a fresh process for each workload; what is `told` of it as it is timed. `last`: what
         those of the last task do after it. `compile_first`: those of the first task side by side, as compile() does it;
-        then all tasks begin at once, and AUTOTUNED is built by one process after another. `tuned`: its first calls."""
+        then all tasks begin at once, and AUTOTUNED is built by one process, and then by the others."""
         s, count = self.settings, len(self.workloads)
         alone = {n: side for n, side in tasks[0].items() if side.fallback == AUTOTUNED} if tasks and compile_first else {}
         tasks = [{name: side for name, side in sides.items() if name not in alone} for sides in tasks]
         asked = [(workload, sides) for sides in tasks for workload, _ in self.workloads]
         told = [f"{line}{f', {w}' if count > 1 else ''}" for line in told for w, _ in self.workloads]
         build = partial(build_sides, caches=caches, peaks=peaks)
-        compiled = partial(self.compile, tasks[0], caches, tuned or {}) if compile_first and tasks else None
-        before: Ends = {"alone": partial(build_alone, sides=alone, caches=caches)} if alone else {}
-        ends = [before | {"sample": partial(sample_sides, warmup=s.warmup, timed=s.timed)}] * len(asked)
+        compiled = partial(self.compile, tasks[0], caches) if compile_first and tasks else None
+        tune = partial(build_alone, sides=alone, caches=caches) if alone else None
+        ends: list[Ends] = [{"sample": partial(sample_sides, warmup=s.warmup, timed=s.timed)}] * len(asked)
         ends[-count:] = [end | (last or {}) for end in ends[-count:]]
-        answers = self.answers(dict, build, asked, ends, told, compiled)
+        answers = self.answers(dict, build, asked, ends, told, compiled, tune)
         weights = tuple(weight for _, weight in self.workloads)
         taken = [
             Process(tuple(Sample.decode(found["sample"]) for found in of_task), weights, tuple(of_task))
@@ -326,12 +326,14 @@ class Verifier:
         ends: Sequence[Ends] = (),
         told: Sequence[str] = (),
         compiled: Callable[[], FirstCalls] | None = None,
+        tune: Callable[..., None] | None = None,
     ) -> list[T]:
         """What a fresh process answers to each question, begin(*question, seed): as many side by side as have room.
 
         Where there are `ends`, the answers are those of end(seed), by their names, which come after it and while no other
         process does anything; `told` says of which question. What was answered before an interruption is not asked again.
-        `compiled` comes before all of it, and is for build_sides().
+        `compiled` comes before all of it, and is for build_sides(); `tune` between the two, by the first process of each
+        question alone, and then by the others, who find what it has compiled.
         """
         name = getattr(begin, "func", begin).__name__
         asked = list(zip(questions, [tuple(end) for end in ends] or [()] * len(questions)))
@@ -339,6 +341,7 @@ class Verifier:
         missing = [i for i, key in enumerate(keys) if key not in self.notes.known]
         if missing and compiled:
             begin = partial(begin, first_calls=compiled())
+        have_tuned: set[str] = set()
         while missing:
             room = 1 + self.room.get(name, 0)  # the first shows what one takes
             width = max(1, min(room, len(usable_cores())))
@@ -354,7 +357,9 @@ class Verifier:
                     for i, process in processes.items():
                         process.start(begin, *questions[i], seeds[i])
                     begun = {i: process.answer() for i, process in processes.items()}
-                    if ends and self.tuning:
+                    if tune:
+                        self.tune(tune, {i: str(questions[i][0]) for i in batch}, processes, seeds, have_tuned)
+                    elif ends and self.tuning:
                         stack.enter_context(self.tuning.paused())
                     for i, process in processes.items():
                         if ends:
@@ -371,6 +376,33 @@ class Verifier:
                     raise
         return [decode(self.notes.known[key]) for key in keys]
 
+    def tune(
+        self,
+        build: Callable[..., None],
+        workloads: Mapping[int, str],
+        processes: Mapping[int, FreshProcess],
+        seeds: Mapping[int, int],
+        known: set[str],
+    ) -> None:
+        """AUTOTUNED, in each of these processes: while nothing else is at work in the first of a workload that is not
+        `known`; then in the others, who find compiled and chosen what it needs."""
+        build = partial(build, first_calls=self.tuned())
+        others = dict(processes)
+        for i, workload in workloads.items():
+            if workload not in known:
+                self.say(f"{baseline(AUTOTUNED)} chooses its kernels, in a process alone")
+                known.add(workload)
+                others.pop(i).ask(build, seeds[i])
+        for i, process in others.items():
+            process.start(build, seeds[i])
+        for process in others.values():
+            process.answer()
+
+    def tuned(self) -> FirstCalls:
+        """What AUTOTUNED's first calls took, if they were made meanwhile: waits for them."""
+        tuning, self.tuning = self.tuning, None
+        return tuning.ended() if tuning else {}
+
     @property
     def compilers(self) -> int:
         """How many processes may compile side by side."""
@@ -381,15 +413,13 @@ class Verifier:
         compiled = [side for side in sides.values() if side.fallback not in (EAGER, AUTOTUNED)]
         return len(compiled) if self.compilers > 1 else 0
 
-    def compile(
-        self, sides: Mapping[str, Variant], caches: str | None = None, tuned: FirstCalls | None = None
-    ) -> FirstCalls:
+    def compile(self, sides: Mapping[str, Variant], caches: str | None = None) -> FirstCalls:
         """Have each side's first call made by a process of its own, side by side, where there are cores and memory for it:
-        whoever calls them later finds them compiled, in `caches` if there are any. Seconds of the calls, and of `tuned`.
+        whoever calls them later finds them compiled, in `caches` if there are any. Seconds of the calls.
 
         Without those of AUTOTUNED, which times kernels while it compiles. What fails is left to who calls it later.
         """
-        found = {workload: dict(seconds) for workload, seconds in (tuned or {}).items()}
+        found: dict[str, dict[str, float]] = {}
         width = self.compilers - bool(self.tuning)
         names = [name for name, side in sides.items() if side.fallback not in (EAGER, AUTOTUNED)]
         missing = [(workload, name) for workload, _ in self.workloads for name in names]
@@ -407,6 +437,8 @@ class Verifier:
                 for workload, name, process in asked:
                     with suppress(Exception):
                         found.setdefault(str(workload), {})[name] = process.answer()
+                        if build_sides.__name__ not in self.room:
+                            self.room[build_sides.__name__] = process.ask(rooms_for, workload.device, len(sides)) - 1
                     process.close()
         return found
 

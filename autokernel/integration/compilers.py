@@ -52,6 +52,7 @@ def why_not_compiled(module: GraphModule, inputs: Sequence[Any] = ()) -> str | N
     They do not take tensors of a class whose __torch_function__() Dynamo has followed, and which is no plain one to them.
     Of tensors that PyTorch conjugates or negates where they are read, AOTAutograd takes it that their gradients are so too.
     Gradients of a result it lays out as the result is: where elements of that share memory, the last one is that of all.
+    Inductor's backward pass of a convolution ends with an assertion where PyTorch, for no elements, has strides of its own.
     """
     results = [node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes]
     tensors = [v for v in results if isinstance(v, Tensor)]
@@ -61,6 +62,8 @@ def why_not_compiled(module: GraphModule, inputs: Sequence[Any] = ()) -> str | N
         return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
     if torch.is_grad_enabled() and any(v.requires_grad and _overlaps(v) for v in tensors):
         return "a graph that returns windows of a tensor which overlap, as unfold() makes them, is left as it is"
+    if torch.is_grad_enabled() and _convolves_nothing(module):
+        return "a graph with a convolution of no elements, as of a batch of 0, is left as it is"
     if check := checks_alone(module):
         return f"a graph whose {check} may raise, while nobody uses its result, is left as it is"
     return why_compilers_lose_settings(module)
@@ -80,6 +83,12 @@ def _overlaps(fake: Tensor) -> bool:
     if None in (*shape, *strides):  # it is for the contents of a tensor to say
         return False
     return overlap(shape, strides)
+
+
+def _convolves_nothing(module: GraphModule) -> bool:
+    nodes = [node for one in module.modules() if isinstance(one, GraphModule) for node in one.graph.nodes]
+    made = [node.meta.get("example_value") for node in nodes if getattr(node.target, "__name__", "").startswith("conv")]
+    return any(isinstance(v, Tensor) and any(isinstance(n, int) and n == 0 for n in v.shape) for v in made)
 
 
 def computes_again_at_random(module: GraphModule, repeatable: "Repeatable") -> str | None:

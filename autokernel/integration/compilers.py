@@ -20,6 +20,7 @@ from autokernel.model.autocast import without_autocast
 from autokernel.model.capture import why_left_alone
 from autokernel.model.catching import checks_alone
 from autokernel.model.contract import Backward
+from autokernel.model.forwards import WHY_RECURRENT
 from autokernel.model.nodes import another, has_effects, storages, written
 from autokernel.model.numbers import at_hand
 from autokernel.model.one_node import data_of
@@ -30,6 +31,8 @@ from autokernel.spec import overlap
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
 READ_AGAIN = "autokernel_read_again"  # in a graph's meta: the places of inputs, see on_copies()
+CONVOLUTIONS = {"convolution", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 OF_LEAVES = 2**64 - 1  # the sequence number of what adds up the gradients of a leaf
 
 
@@ -64,6 +67,8 @@ def why_not_compiled(module: GraphModule, inputs: Sequence[Any] = ()) -> str | N
         return "a graph that returns windows of a tensor which overlap, as unfold() makes them, is left as it is"
     if torch.is_grad_enabled() and _convolves_nothing(module):
         return "a graph with a convolution of no elements, as of a batch of 0, is left as it is"
+    if torch.is_grad_enabled() and _nodes(module, RECURRENT):
+        return WHY_RECURRENT
     if check := checks_alone(module):
         return f"a graph whose {check} may raise, while nobody uses its result, is left as it is"
     return why_compilers_lose_settings(module)
@@ -86,9 +91,14 @@ def _overlaps(fake: Tensor) -> bool:
 
 
 def _convolves_nothing(module: GraphModule) -> bool:
-    nodes = [node for one in module.modules() if isinstance(one, GraphModule) for node in one.graph.nodes]
-    made = [node.meta.get("example_value") for node in nodes if getattr(node.target, "__name__", "").startswith("conv")]
+    made = [node.meta.get("example_value") for node in _nodes(module, CONVOLUTIONS)]
     return any(isinstance(v, Tensor) and any(isinstance(n, int) and n == 0 for n in v.shape) for v in made)
+
+
+def _nodes(module: GraphModule, names: Collection[str]) -> list[Node]:
+    """Calls of functions of these names, in a checkpoint too."""
+    nodes = [node for one in module.modules() if isinstance(one, GraphModule) for node in one.graph.nodes]
+    return [node for node in nodes if getattr(node.target, "__name__", "").partition(".")[0] in names]
 
 
 def computes_again_at_random(module: GraphModule, repeatable: "Repeatable") -> str | None:

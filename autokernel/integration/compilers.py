@@ -362,8 +362,14 @@ def see_to_writes(module: GraphModule, inputs: Sequence[Any], copy: Callable[[],
 
 
 def on_copies(graph: GraphModule) -> None:
-    """Has a graph compute on copies of the inputs that see_to_writes() found, which it writes in the end."""
+    """Has a graph compute on copies of the inputs that see_to_writes() found, which it writes in the end.
+
+    Copies of inputs that a model makes itself are made, as the input may be written to before the backward pass: of a clone
+    Inductor keeps what it is a clone of.
+    """
     given = graph.graph.find_nodes(op="placeholder")
+    for user in [user for node in given for user in node.users if torch.is_grad_enabled() and _is_clone(user)]:
+        user.op, user.target, user.kwargs = "call_function", torch.ops.autokernel.copy.default, {}
     for node in (given[i] for i in graph.meta.pop(READ_AGAIN, ())):
         with graph.graph.inserting_after(given[-1]):
             own = graph.graph.call_function(torch.ops.autokernel.copy.default, (node,))
@@ -372,6 +378,10 @@ def on_copies(graph: GraphModule) -> None:
         with graph.graph.inserting_before(graph.graph.output_node()):
             graph.graph.call_function(torch.ops.aten.copy_.default, (node, own))
     graph.recompile()
+
+
+def _is_clone(node: Node) -> bool:
+    return node.target in ("clone", torch.clone, torch.ops.aten.clone.default) and len(node.args) == 1 and not node.kwargs
 
 
 # --- gradients of some results alone --------------------------------------------------------------------------------------

@@ -642,3 +642,20 @@ def test_gradients_of_windows_that_overlap(window: Callable[[Tensor], Tensor], f
             y = call(x[:rows])
             (y * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).sum().backward()
         torch.testing.assert_close([p.grad for p in ours.parameters()], [p.grad for p in model.parameters()])
+
+
+@pytest.mark.slow
+def test_a_clone_of_an_input_that_is_written_to_behind_the_graph() -> None:
+    """As a queue of keys is: Inductor kept the queue itself for the backward pass, which then refused to run."""
+
+    def forward(s: Function, x: Tensor) -> Tensor:
+        loss = (s.a(x) @ s.queue.clone()).square().mean()
+        torch._dynamo.graph_break()
+        s.queue[:, :2] = x.detach().T
+        return loss
+
+    model = Function(forward)
+    model.register_buffer("queue", torch.randn(8, 4))
+    ours, x = applied(model, "inductor"), torch.randn(2, 8)
+    made = [[*torch.autograd.grad(one(x), [*one.a.parameters()]), one.queue] for one in (ours, model)]
+    torch.testing.assert_close(made[0], made[1])

@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from semantic_models import Function, everywhere
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autokernel.integration.apply import compile_with_kernels
 from benchmarks.random_programs import Everywhere, finder
@@ -71,6 +72,20 @@ def test_numbers_and_sizes_that_change_in_inference_mode() -> None:
     assert len({r.graph for r in replacer.replaced}) > 2 and not replacer.left
 
 
+def test_views_of_weights_ask_for_gradients_in_inference_mode() -> None:
+    """A size is compiled for when a call has it: with the mode on, a compiler took views of weights for tensors alone."""
+    model, replacer = (
+        Function(lambda s, x: (s.a(x), s.b.weight.t(), s.b.weight[0])),
+        Everywhere((), "aot_eager", finder=finder()),
+    )
+    compiled = compile_with_kernels(model, replacer)
+    compiled(torch.randn(2, 8))
+    with torch.inference_mode():
+        x = torch.randn(3, 8)
+        results = [[(t.requires_grad, t.is_inference()) for t in call(x)] for call in (compiled, model)]
+    assert results[0] == results[1] == [(False, True), (True, False), (True, False)] and len(replacer.replaced) > 1
+
+
 def test_floats_and_sizes_that_change_in_inference_mode() -> None:
     """There no tensor keeps a number that was read of it: each reading makes a symbol, which a body keeps to itself."""
     model, replacer = Function(lambda s, x, a: s.b(s.norm(s.a(x * a)))), everywhere()
@@ -131,3 +146,15 @@ def test_a_loop_over_a_length_has_its_kernels_at_each() -> None:
         x = torch.randn(2, length, 8)
         torch.testing.assert_close(compiled(x), model(x))
     assert {r.graph for r in replacer.replaced} == {0, 1, 2} and not replacer.left
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_convolution_of_no_elements_has_gradients_with_inductor(checkpointed: bool) -> None:
+    """As of a mask head that no box is given: its backward pass ended with an assertion about strides."""
+    model, replacer = nn.Conv2d(3, 4, 2, 2), Everywhere((), "inductor", finder=finder())
+    whole = Function(lambda s, x: checkpoint(model, x, use_reentrant=False) if checkpointed else model(x))
+    x = torch.randn(0, 3, 4, 4, requires_grad=True)
+    y = compile_with_kernels(whole, replacer)(x)
+    made = torch.autograd.grad(y.sum(), [x, *model.parameters()])
+    torch.testing.assert_close(made, torch.autograd.grad(model(x).sum(), [x, *model.parameters()]))
+    assert replacer.left == ["a graph with a convolution of no elements, as of a batch of 0, is left as it is"]

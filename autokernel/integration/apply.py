@@ -4,7 +4,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.running import in_eager_mode
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, caller, compile_model, recurrent_modules_traced
-from autokernel.model.forwards import Forwards
+from autokernel.model.forwards import RECURRENT, Forwards, recurrent_outside
 from autokernel.model.padding import Encoders
 from autokernel.model.settings import is_dispatched, is_forward_mode
 from autokernel.model.user_code import not_a_model, shown
@@ -273,12 +273,17 @@ def compile_with_kernels(model: nn.Module, replacer: Replacer | OneTrace) -> Cal
 
 def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | OneTrace) -> Callable[..., Any]:
     """`call`, which runs `model`."""
-    encoders = Encoders(model, lambda why: nullcontext(replacer.leave(why)))
+
+    def outside(why: str) -> AbstractContextManager[Any]:
+        return nullcontext(replacer.leave(why))
+
+    encoders = Encoders(model, outside)
     replacer.may_pad = encoders.found
-    forwards = Forwards(model, encoders.forwards)
+    recurrent = recurrent_outside(model, outside) if replacer.fallback not in (None, "eager") else {}
+    forwards = Forwards(model, encoders.forwards | recurrent)
     compiled = compile_model(call, backend=replacer)
-    is_recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    recurrent = recurrent_modules_traced if is_recurrent and replacer.fallback in (None, "eager") else nullcontext
+    is_recurrent = any(isinstance(module, RECURRENT) for module in model.modules())
+    traced = recurrent_modules_traced if is_recurrent else nullcontext
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # for this code: is_compiling() is also true while another thread compiles
@@ -286,7 +291,7 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
         last, broken = newest(), len(dynamo.graph_break_reasons)
         try:
             # Whenever it is called Dynamo may meet something new.
-            with as_applied(replacer.frames.counts), recurrent(), forwards.in_place():
+            with as_applied(replacer.frames.counts), traced(), forwards.in_place():
                 result = compiled(*args, **kwargs)
         except BaseException as error:
             replacer.frames.called(last, error)

@@ -15,6 +15,7 @@ import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.convert_frame import compile_lock
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.utils import maybe_disable_inference_mode, maybe_disable_inference_mode_for_fake_prop
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -271,9 +272,15 @@ class Replacer:
         def of_these(sizes: tuple[int, ...], values: Sequence[Any]) -> Callable[..., Any]:
             try:
                 # In the context Inductor notes which inputs are parameters. Modes of the caller's, such as fake tensors,
-                # would have us prove nothing.
+                # would have us prove nothing; as in Dynamo, inference mode is on when it runs, not while it is compiled.
                 mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)  # with symbols for floats that it reads
-                with tracing(TracingContext(mode)) as context, _disable_current_modes(), let_go(context):
+                with (
+                    maybe_disable_inference_mode(),
+                    maybe_disable_inference_mode_for_fake_prop(),
+                    tracing(TracingContext(mode)) as context,
+                    _disable_current_modes(),
+                    let_go(context),
+                ):
                     return self._with_kernels(of_sizes(kept, values, context), list(values), wanted, general)
             except Exception as error:
                 self.fail(f"a graph is left as it is for some sizes: {reason(error)}")

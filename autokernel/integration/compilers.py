@@ -20,6 +20,7 @@ from autokernel.model.autocast import without_autocast
 from autokernel.model.capture import why_left_alone
 from autokernel.model.catching import checks_alone
 from autokernel.model.contract import Backward
+from autokernel.model.forwards import WHY_RECURRENT
 from autokernel.model.nodes import another, has_effects, storages, written
 from autokernel.model.numbers import at_hand
 from autokernel.model.one_node import data_of
@@ -30,6 +31,8 @@ from autokernel.spec import overlap
 Call = Callable[..., Any]
 UNDONE = "autokernel_undone"  # in an error
 READ_AGAIN = "autokernel_read_again"  # in a graph's meta: the places of inputs, see on_copies()
+CONVOLUTIONS = {"convolution", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 OF_LEAVES = 2**64 - 1  # the sequence number of what adds up the gradients of a leaf
 
 
@@ -52,6 +55,7 @@ def why_not_compiled(module: GraphModule, inputs: Sequence[Any] = ()) -> str | N
     They do not take tensors of a class whose __torch_function__() Dynamo has followed, and which is no plain one to them.
     Of tensors that PyTorch conjugates or negates where they are read, AOTAutograd takes it that their gradients are so too.
     Gradients of a result it lays out as the result is: where elements of that share memory, the last one is that of all.
+    Inductor's backward pass of a convolution ends with an assertion where PyTorch, for no elements, has strides of its own.
     """
     results = [node.meta.get("example_value") for node in module.graph.output_node().all_input_nodes]
     tensors = [v for v in results if isinstance(v, Tensor)]
@@ -61,6 +65,10 @@ def why_not_compiled(module: GraphModule, inputs: Sequence[Any] = ()) -> str | N
         return "a graph that returns conjugates, as PyTorch keeps them, is left as it is"
     if torch.is_grad_enabled() and any(v.requires_grad and _overlaps(v) for v in tensors):
         return "a graph that returns windows of a tensor which overlap, as unfold() makes them, is left as it is"
+    if torch.is_grad_enabled() and _convolves_nothing(module):
+        return "a graph with a convolution of no elements, as of a batch of 0, is left as it is"
+    if torch.is_grad_enabled() and _nodes(module, RECURRENT):
+        return WHY_RECURRENT
     if check := checks_alone(module):
         return f"a graph whose {check} may raise, while nobody uses its result, is left as it is"
     return why_compilers_lose_settings(module)
@@ -80,6 +88,17 @@ def _overlaps(fake: Tensor) -> bool:
     if None in (*shape, *strides):  # it is for the contents of a tensor to say
         return False
     return overlap(shape, strides)
+
+
+def _convolves_nothing(module: GraphModule) -> bool:
+    made = [node.meta.get("example_value") for node in _nodes(module, CONVOLUTIONS)]
+    return any(isinstance(v, Tensor) and any(isinstance(n, int) and n == 0 for n in v.shape) for v in made)
+
+
+def _nodes(module: GraphModule, names: Collection[str]) -> list[Node]:
+    """Calls of functions of these names, in a checkpoint too."""
+    nodes = [node for one in module.modules() if isinstance(one, GraphModule) for node in one.graph.nodes]
+    return [node for node in nodes if getattr(node.target, "__name__", "").partition(".")[0] in names]
 
 
 def computes_again_at_random(module: GraphModule, repeatable: "Repeatable") -> str | None:
@@ -343,8 +362,14 @@ def see_to_writes(module: GraphModule, inputs: Sequence[Any], copy: Callable[[],
 
 
 def on_copies(graph: GraphModule) -> None:
-    """Has a graph compute on copies of the inputs that see_to_writes() found, which it writes in the end."""
+    """Has a graph compute on copies of the inputs that see_to_writes() found, which it writes in the end.
+
+    Copies of inputs that a model makes itself are made, as the input may be written to before the backward pass: of a clone
+    Inductor keeps what it is a clone of.
+    """
     given = graph.graph.find_nodes(op="placeholder")
+    for user in [user for node in given for user in node.users if torch.is_grad_enabled() and _is_clone(user)]:
+        user.op, user.target, user.kwargs = "call_function", torch.ops.autokernel.copy.default, {}
     for node in (given[i] for i in graph.meta.pop(READ_AGAIN, ())):
         with graph.graph.inserting_after(given[-1]):
             own = graph.graph.call_function(torch.ops.autokernel.copy.default, (node,))
@@ -353,6 +378,10 @@ def on_copies(graph: GraphModule) -> None:
         with graph.graph.inserting_before(graph.graph.output_node()):
             graph.graph.call_function(torch.ops.aten.copy_.default, (node, own))
     graph.recompile()
+
+
+def _is_clone(node: Node) -> bool:
+    return node.target in ("clone", torch.clone, torch.ops.aten.clone.default) and len(node.args) == 1 and not node.kwargs
 
 
 # --- gradients of some results alone --------------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ SETTLED = ContextVar("SETTLED", default=False)  # whether as_applied() set what 
 def recurrent_modules_traced() -> Iterator[None]:
     """nn.RNN, nn.GRU and nn.LSTM are one node of a graph; without this, Dynamo leaves out the rest of their caller as well.
 
-    A compiler is not given such graphs: PyTorch 2.13's Inductor crashes on the LSTM's backward pass, its AOTAutograd at an
-    LSTM in training whose lengths change, and dropout between layers leaves other random numbers for later there.
+    A compiler is not given such graphs, see recurrent_outside(): PyTorch 2.13's Inductor crashes on the LSTM's backward
+    pass, its AOTAutograd at an LSTM in training whose lengths change, and dropout between layers leaves other random
+    numbers for later there.
     """
     with _set("allow_rnn", True):
         yield

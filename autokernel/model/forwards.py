@@ -3,16 +3,22 @@
 Where a break, such as a number that is read, is within a loop, Dynamo leaves out all of the function; and it compiles no
 function of torch.nn's own by itself. So nn.Sequential, which calls its modules in a loop, costs them all their kernels
 where one of them breaks, or what calls it does. Written line by line it breaks off at the one alone.
+
+Where Dynamo takes in no recurrent module, it leaves out all that follows the first one in what calls it, without a word
+where a graph comes before. As a call that no graph may have in it, the module is left out alone.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
+RECURRENT = (nn.RNN, nn.GRU, nn.LSTM)
+WHY_RECURRENT = "nn.RNN, nn.GRU and nn.LSTM are left as they are where a compiler gets the rest"
 FILE = "<autokernel: "  # how the names of the files begin in which our functions are said to be
 
 
@@ -54,6 +60,23 @@ class Forwards:
                     module.__dict__.setdefault("forward", forward)
                 elif module.__dict__.get("forward") is forward:
                     del module.__dict__["forward"]
+
+
+def recurrent_outside(
+    model: nn.Module, outside: Callable[[str], AbstractContextManager[Any]]
+) -> dict[nn.Module, MethodType]:
+    """A model's recurrent modules -> a forward() between graphs. outside: what to enter around it, given the reason."""
+    found = [m for m in model.modules() if isinstance(m, RECURRENT) and "forward" not in m.__dict__]
+    return {m: MethodType(_outside(type(m).forward, outside), m) for m in found}
+
+
+def _outside(forward: Callable[..., Any], outside: Callable[[str], AbstractContextManager[Any]]) -> Callable[..., Any]:
+    @torch.compiler.disable(reason=WHY_RECURRENT)
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:
+        with outside(WHY_RECURRENT):
+            return forward(*args, **kwargs)
+
+    return uncompiled
 
 
 def _is_torchs_own(sequence: nn.Sequential) -> bool:

@@ -48,7 +48,7 @@ extern "C" int run() {  // sched_setscheduler(0, SCHED_BATCH, {0})
 SLICE = (
     CALL
     + """
-struct Attributes { unsigned size, policy; unsigned long flags; int nice; unsigned priority; unsigned long slice, rest[2]; };
+struct Attributes { unsigned size, policy; unsigned long flags; int nice; unsigned priority; unsigned long slice, no[2]; };
 extern "C" int run() { Attributes own = {48, 0, 0, 0, 0, 100000}; return call(314, 0, (long)&own); }  // sched_setattr
 """
 )
@@ -77,7 +77,7 @@ SLOTS = """
 import ctypes
 
 numbers = ctypes.c_void_p.from_address(id(torch.Tensor) + 96).value
-ctypes.memmove(numbers + 16, numbers, 8)  # products are sums
+ctypes.memmove(numbers + 24, numbers, 8)  # remainders are sums
 """
 OWN_SLOTS = """
 import ctypes
@@ -97,11 +97,11 @@ ctypes.c_uint32.from_address(id(number) + 24).value = 1
 TEXT = """
 import ctypes
 
-(text,) = [value for value in FUNCTION.__defaults__ if type(value) is str]
-ctypes.memmove(id(text) + text.__sizeof__() - len(text) - 1, b"none", 4)
+text = next(value for value in FUNCTION.__defaults__ if type(value) is str)
+ctypes.memmove(id(text) + text.__sizeof__() - len(text) - 1, b"bi-cubic", 8)
 """
 OWN_FUNCTION = """
-def own(number=-100001, text="mean of mine"):
+def own(number=-100001, text="bilinear, of mine"):
     pass
 """
 GLOBALS = """
@@ -135,7 +135,7 @@ OWN_DESTRUCTOR = """
 static std::vector<float> memory(1 << 12);
 extern "C" int run() { static int known = std::atexit([] { memory.clear(); }); return known; }
 """
-WAITING = "import threading\n\nthreading.Thread(target=threading.Event().wait).start()"
+WAITING = "import threading, time\n\nthreading.Thread(target=time.sleep, args=(12,)).start()"
 POOL = """
 import atexit, weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -192,7 +192,7 @@ CHEATS = (
     process(
         "writes-over-a-text",
         PARTS_OF,
-        attack(TEXT.replace("FUNCTION", FUNCTION)),
+        attack(TEXT.replace("FUNCTION", "torch.nn.functional.grid_sample")),
         attack(OWN_FUNCTION + TEXT.replace("FUNCTION", "own")),
     ),
     process("has-a-function-look-names-up-elsewhere", "rewrites torch.nn.functional.softmax", attack(GLOBALS)),

@@ -390,9 +390,9 @@ def _on_other_schedules() -> frozenset[int]:
     moved, said = [], ctypes.create_string_buffer(64)
     for thread in map(int, os.listdir("/proc/self/task")):
         size = ctypes.c_long(len(said))
-        if SYSCALL(ctypes.c_long(SCHEDULE), ctypes.c_long(thread), said, size, ctypes.c_long(0)) == 0:
-            if SCHEDULES.setdefault(thread, said.raw) != said.raw:
-                moved.append(thread)
+        is_told = SYSCALL(ctypes.c_long(SCHEDULE), ctypes.c_long(thread), said, size, ctypes.c_long(0)) == 0
+        if is_told and SCHEDULES.setdefault(thread, said.raw) != said.raw:
+            moved.append(thread)
     return frozenset(moved)
 
 

@@ -36,7 +36,7 @@ STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 SUSPENDED_S, SUSPENSIONS = 100e-6, 2
 SETTLE_S = 10e-3  # how long a thread that stands may take to leave its core
 RAN_S = 2e-3  # so much, once, is no such moment
-LEAVE_S = 10.0  # how long a process may take to end that was told to
+LEAVE_S = 8.0  # how long a process may take to end that was told to
 FIRST_STATUS, STATUSES = 64, 64  # with which it is to end: none that a signal or an error has
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 # Exceptions that are a word of a worker against itself.

@@ -322,6 +322,13 @@ LATER = {
         "36-leaks-a-little-memory",
         "36-leaks-memory",
         "36-leaks-results",
+        "36-merged-memory",
+        "36-shorter-slices",
+        "37-aborts-as-objects-go",
+        "37-aborts-as-variables-go",
+        "37-aborts-at-exit-in-c++",
+        "37-ends-well-at-exit",
+        "37-never-ends",
     ),
     "rotary_embedding": (
         "20-angles-of-its-own-from-0",

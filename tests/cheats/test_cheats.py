@@ -19,6 +19,7 @@ from typing import Any
 
 import alike_inputs
 import another_program
+import behind_python
 import corners
 import correctness
 import filled_inputs
@@ -81,6 +82,7 @@ MODULES = (
     models_tensors,
     usual_kinds,
     alike_inputs,
+    behind_python,
 )
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]
 WRONG_NUMBERS = "times PyTorch's own|roundings|one element is off"

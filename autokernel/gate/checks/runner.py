@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import sys
 import threading
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ LONG_S, JOIN_S = 3.0, 0.5  # and how often that is asked
 # waits for them, two to three times as long in all (benchmarks/transcripts/cpu-stages.txt).
 SMALL_NUMBERS, SMALL_FLOPS = 4 << 20, 1e9
 HELD_THERE_BYTES = 1 << 28  # results that may take so much are copied to the GPU that compares them, and not here first
+PLAIN = "def kernel_fn(): pass"  # a kernel file that leaves nothing behind
 LARGE_BYTES = 1 << 30  # what PyTorch's allocator keeps of so much is given back, for the other processes
 
 
@@ -309,7 +311,8 @@ class StageRun:
         seen: list[Tensor],
     ) -> str | None:
         """Make a held trial's calls in a second process, where they must give the bits that they gave in the `first`. On a
-        CPU in one where PyTorch computes and libraries load, as in a model: whoever tells by that is off there."""
+        CPU in one where PyTorch computes and libraries load, as in a model: whoever tells by that is off there. Then that
+        process ends as a program does, by itself."""
         is_free, second = self.checks.device == "cpu" and libraries != "any", None
         if not is_free:
             second = next((worker for worker in workers if worker is not first), None)
@@ -320,7 +323,13 @@ class StageRun:
         outputs = self._call(second, spec, trial.case, step, 0)
         if isinstance(outputs, str):
             return outputs
-        return None if all(map(same_bits, seen, outputs)) else "two processes do not agree bitwise on the same inputs"
+        if not all(map(same_bits, seen, outputs)):
+            return "two processes do not agree bitwise on the same inputs"
+        if self.checks.device != "cpu" or sys.platform != "linux" or (reason := second.check_end()) is None:
+            return None
+        plain = self._worker(stack, PLAIN)  # here PyTorch's own libraries may not end as they should
+        self._load(plain, PLAIN, "any")
+        return reason if plain.check_end() is None else None
 
 
 def _is_small(spec: KernelSpec, case: Case) -> bool:

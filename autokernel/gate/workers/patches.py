@@ -25,7 +25,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 import torch
@@ -66,9 +75,23 @@ BUILT_IN = frozenset(vars(builtins))
 SHARES = 4  # in which all is looked at now and then
 # What a function of Python's is made of, which can be changed in place; of those of these modules and of the above it is.
 REWRITTEN = ("torch.nn.", "torch.optim.", "torch.autograd.", "torch.functional", "torch._tensor", "torch.utils.data.")
-FUNCTION_PARTS = tuple(map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+PARTS = "__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__"  # the last two by native code alone
+FUNCTION_PARTS = tuple(map(operator.attrgetter, PARTS))
 INSIDE = "__func__", "__wrapped__", "fget", "fset", "fdel"  # by which functions lie in methods, wrappers and properties
 DYNAMO = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_dynamo" + os.sep, "_compile.py"))
+# CPython's objects: their head; of classes, what they call, and tables of that, by where the pointers to these lie; of
+# functions and methods in C, the length of the entry that describes them.
+OBJECT = 8, 8
+CLASS_SLOTS, CLASS_TABLES = ((48, 168), (184, 232), (272, 288), (296, 328)), {80: 32, 96: 288, 104: 80, 112: 24, 160: 16}
+METHOD, ATTRIBUTE, SLOT = 24, 40, 40
+DESCRIPTORS = {
+    MethodDescriptorType: METHOD,
+    ClassMethodDescriptorType: METHOD,
+    GetSetDescriptorType: ATTRIBUTE,
+    WrapperDescriptorType: SLOT,
+}
+KEPT_ALIVE: list[Any] = []
+BETWEEN = 1e-40, 1 + 0.25 * 2**-23, 1 + 0.75 * 2**-23, 1e300  # which fp32 has not
 STEP, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
 
 
@@ -156,6 +179,10 @@ class Patches:
         self.functions, self.parts = _functions()
         self.inside, self.numbers = _inside(self.functions), _floats()
         self.known_numbers = array.array("d", self.numbers)  # which are compared with themselves, not with what is there
+        self.integers, self.texts = _integers(), _texts()
+        self.known_integers, self.known_texts = array.array("q", self.integers), "".join(self.texts)
+        self.native = _native()
+        self.known_native = b"".join(self.native)
         self.cells = [cell for f in self.functions for cell in f.__closure__ or ()]
         self.closed_over, self.lists = list(map(_callable_in, self.cells)), Lists(_lists())
         self.objects = _objects() if standard else []
@@ -214,6 +241,10 @@ class Patches:
             raise ProcessChange("rewrites what functions of PyTorch close over, which is its model's")
         if array.array("d", self.numbers) != self.known_numbers:
             raise ProcessChange("changes a number that is a constant or a default of its process, which is its model's")
+        if array.array("q", self.integers) != self.known_integers or "".join(self.texts) != self.known_texts:
+            raise ProcessChange("writes over an integer or a text of PyTorch's functions, which is its model's")
+        if b"".join(self.native) != self.known_native:
+            raise ProcessChange("writes over what a built-in function or a class calls, which is its model's")
         if not all(map(operator.is_, _inside(self.functions), self.inside)):
             raise ProcessChange("rewrites defaults or constants of PyTorch's functions in place, which are its model's")
         if self._looked_at() != self.looked_at:
@@ -301,7 +332,7 @@ def _place_of(owner: Any, name: Any) -> tuple[Callable[[], Any], Callable[[Any],
 
 def note_what_is_there() -> None:
     """Once, before workers are forked: it takes long, and they have it then."""
-    _functions(), _packets(), _tables(), _objects(), _floats()
+    _functions(), _packets(), _tables(), _objects(), _floats(), _integers(), _texts(), _native()
 
 
 @functools.cache
@@ -491,6 +522,58 @@ def _floats() -> list[float]:
     return list(found.values())
 
 
+@functools.cache
+def _integers() -> list[int]:
+    """The same of integers that have 64 bits."""
+    return list({id(n): n for n in _inside(_functions()[0]) if type(n) is int and -(1 << 63) <= n < 1 << 63}.values())
+
+
+@functools.cache
+def _texts() -> list[str]:
+    return list({id(text): text for text in _inside(_functions()[0]) if type(text) is str}.values())
+
+
+@functools.cache
+def _native() -> list[Any]:
+    """Memory of PyTorch's and Python's built-in functions, methods and classes that says which native code is called. It is
+    looked at where it lies, by the layout that CPython has had since 3.10; these objects stay."""
+    if sys.implementation.name != "cpython" or object.__basicsize__ != sum(OBJECT) or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return []
+    seen: dict[tuple[int, int], Any] = {}
+
+    def look(address: int, start: int, end: int) -> Any:
+        return seen.setdefault((address + start, end), (ctypes.c_char * (end - start)).from_address(address + start))
+
+    def follow(address: int, start: int, length: int) -> None:
+        if pointer := int.from_bytes(look(address, start, start + 8), "little"):
+            look(pointer, 0, length)
+
+    kinds = [
+        kind for kind in {*WHOLE_CLASSES, *filter(_is_class, vars(builtins).values())} if _is_looked_at(kind.__module__)
+    ]
+    kinds = list({base for kind in kinds for base in kind.__mro__ if _is_looked_at(base.__module__)})
+    for kind in kinds:
+        for start, end in CLASS_SLOTS:
+            look(id(kind), start, end)
+        for start, length in CLASS_TABLES.items():
+            follow(id(kind), start, length)
+    values = [value for of in (*WHOLE_MODULES, torch._C, torch._C._nn, *kinds) for value in list(vars(of).values())]
+    values += [getattr(torch._C._VariableFunctions, name, None) for name in dir(torch._C._VariableFunctions)]
+    KEPT_ALIVE.extend(values)
+    for value in values:
+        if type(value) is BuiltinFunctionType:
+            look(id(value), 16, 32), look(id(value), 48, 56)
+            follow(id(value), 16, METHOD)
+        elif type(value) in DESCRIPTORS:
+            look(id(value), 40, type(value).__basicsize__)
+            follow(id(value), 40, DESCRIPTORS[type(value)])
+    return list(seen.values())
+
+
+def _is_class(value: Any) -> bool:
+    return issubclass(type(value), type)
+
+
 def _functions_in(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[FunctionType]:
     """Those of Python's among the values, and in their methods, wrappers, properties and closures."""
     seen = set() if seen is None else seen
@@ -571,15 +654,16 @@ def _overridden() -> set[str]:
 
 
 def _denormals() -> tuple[float, ...]:
-    """What PyTorch's threads, each of which has modes of its own, make of numbers that are denormal in fp32."""
+    """What PyTorch's threads, each of which has modes of its own, make of numbers that are denormal in fp32, that lie
+    between two of its numbers, or above all. (Where that raises a signal, the process ends.)"""
     made = _in_all_threads().float().double()
     places = range(made.data_ptr(), made.data_ptr() + made.nbytes, STEP * made.element_size())
-    return tuple(ctypes.c_double.from_address(place).value for place in places)
+    return tuple(number for place in places for number in (ctypes.c_double * len(BETWEEN)).from_address(place))
 
 
 @functools.cache
 def _in_all_threads() -> torch.Tensor:
     """A tensor of which each thread gets a part that has a few denormal numbers: each takes a processor long. Not made at
     import: the warm parent has no threads."""
-    few = [1e-40] + [0.0] * (STEP - 1)
+    few = [*BETWEEN] + [0.0] * (STEP - len(BETWEEN))
     return torch.tensor(few * (GRAIN // STEP * torch.get_num_threads()), dtype=torch.float64)

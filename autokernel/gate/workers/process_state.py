@@ -61,12 +61,13 @@ GENERAL = Warning, UserWarning, DeprecationWarning, FutureWarning, RuntimeWarnin
 PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
-# prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET, PR_GET_MDWE, and what is
-# written to an address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER
-TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34, 66), (2, 25, 37), 52, range(3)
+# prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET, PR_GET_MDWE, _MEMORY_MERGE,
+# and what is written to an address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER
+TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34, 66, 68), (2, 25, 37), 52, range(3)
 # System calls that tell, on x86-64 and ARM: get_mempolicy, personality, ioprio_get of this process.
 ASKING = {"x86_64": (239, 135, 252), "aarch64": (236, 92, 31)}.get(platform.machine(), ())
-OF_STATUS = "VmLck", "Seccomp", "Seccomp_filters", "NoNewPrivs"  # of /proc/self/status
+SCHEDULE = {"x86_64": 315, "aarch64": 275}.get(platform.machine(), 0) if LINUX else 0  # sched_getattr
+OF_STATUS = "Name", "VmLck", "Seccomp", "Seccomp_filters", "NoNewPrivs"  # of /proc/self/status
 RESTORER = 0x04000000  # SA_RESTORER, a flag of the C library's own
 # What codecs do with what they cannot read or write, by Python's own names.
 CODEC_ERRORS = "strict", "ignore", "replace", "xmlcharrefreplace", "backslashreplace", "namereplace", "surrogateescape"
@@ -90,6 +91,7 @@ class ProcessState:
     number_of_threads: int
     cores: frozenset[int]
     cores_of_threads: frozenset[int]  # that have others now than when they were first seen
+    schedules_of_threads: frozenset[int]  # the same, of what tells Linux when they run
     default_dtype: torch.dtype
     precision_of_products: tuple[Any, ...]
     seed_of_random_numbers: tuple[int, int]
@@ -129,6 +131,7 @@ class ProcessState:
             number_of_threads=torch.get_num_threads(),
             cores=frozenset(os.sched_getaffinity(0)) if LINUX else frozenset(),
             cores_of_threads=_on_other_cores() if LINUX else frozenset(),
+            schedules_of_threads=_on_other_schedules() if SCHEDULE else frozenset(),
             default_dtype=torch.get_default_dtype(),
             precision_of_products=(
                 *(said(*part) for said in PRECISION for part in PARTS),
@@ -382,6 +385,17 @@ def _on_other_cores() -> frozenset[int]:
     return frozenset(moved)
 
 
+def _on_other_schedules() -> frozenset[int]:
+    """The threads whose policy, niceness, slice or share was once another."""
+    moved, said = [], ctypes.create_string_buffer(64)
+    for thread in map(int, os.listdir("/proc/self/task")):
+        size = ctypes.c_long(len(said))
+        is_told = SYSCALL(ctypes.c_long(SCHEDULE), ctypes.c_long(thread), said, size, ctypes.c_long(0)) == 0
+        if is_told and SCHEDULES.setdefault(thread, said.raw) != said.raw:
+            moved.append(thread)
+    return frozenset(moved)
+
+
 def _fusion_of_scripts() -> tuple[Any, ...]:
     """How TorchScript fuses operators, which can be read only by setting it."""
     known = torch._C._jit_set_fusion_strategy([])
@@ -548,6 +562,7 @@ LIBC = ctypes.CDLL(None)
 PRCTL, SIGACTION, DLADDR, SYSCALL = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr, LIBC.syscall) if LINUX else (None,) * 4
 CAUGHT = _handlers()
 CORES: dict[int, set[int]] = {}  # of each thread, as it was first seen
+SCHEDULES: dict[int, bytes] = {}
 ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ") if LINUX else None
 ABSTRACT = [kind for of in (collections.abc, numbers) for kind in vars(of).values() if isinstance(kind, abc.ABCMeta)]
 START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

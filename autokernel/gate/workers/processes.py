@@ -36,6 +36,8 @@ STOP_S = 10.0  # how long a system call may keep a thread from being suspended
 SUSPENDED_S, SUSPENSIONS = 100e-6, 2
 SETTLE_S = 10e-3  # how long a thread that stands may take to leave its core
 RAN_S = 2e-3  # so much, once, is no such moment
+LEAVE_S = 8.0  # how long a process may take to end that was told to
+FIRST_STATUS, STATUSES = 64, 64  # with which it is to end: none that a signal or an error has
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 # Exceptions that are a word of a worker against itself.
 REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange", "SharedResult", "Disagreement", "Growth")
@@ -433,6 +435,17 @@ class WorkerProcess:
         for number, thread in enumerate(threads[1:] if cores else ()):
             with contextlib.suppress(OSError):  # it has ended
                 os.sched_setaffinity(thread, {cores[number % len(cores)]})
+
+    def check_end(self) -> str | None:
+        """Has it end by itself, as a program does; returns what is wrong with how it did."""
+        status = FIRST_STATUS + secrets.randbelow(STATUSES)  # told now: who ends the process with its own is found
+        self.post("leave", status=status)
+        try:
+            self.answer(LEAVE_S)
+            how = "it goes on"
+        except WorkerFault as fault:
+            how = f"its process goes on for {LEAVE_S:.0f} s" if fault.kind == "TIMEOUT" else fault.reason
+        return None if self._reap() == status else f"does not let its process, which is its model's, end as it would: {how}"
 
     def stderr(self) -> str:
         """The last lines that it wrote there."""

@@ -4,6 +4,7 @@
 claim is checked by the judge, which holds the expected values, the seeds and the clock.
 """
 
+import atexit
 import contextlib
 import ctypes
 import dataclasses
@@ -49,6 +50,7 @@ TURNED_OFF_BY_INFERENCE = (
     torch._C._set_fwd_grad_enabled,
     torch._C._set_multithreading_enabled,
 )
+EXIT = ctypes.pythonapi.exit  # holds Python's lock, so that its other threads stay where they are
 M_PERTURB = -6  # glibc's mallopt: fill what malloc returns with this byte
 
 
@@ -339,6 +341,14 @@ class Worker:
             self._synchronize()
         order = "self_cuda_time_total" if self.cuda else "self_cpu_time_total"
         return {"table": recorded.key_averages().table(sort_by=order, row_limit=12)}
+
+    def do_leave(self, status: int) -> None:
+        """End as a program does: once its threads have, all is done that is to be done at exit, in Python and in C++."""
+        self._drop()
+        self.sets = []
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        EXIT(status)
 
     def _argument(self, name: str, value: Any, old: dict[tuple[str, int], Tensor], regions: dict) -> Any:
         if not isinstance(value, dict):

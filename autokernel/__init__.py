@@ -79,7 +79,8 @@ PUBLIC = {  # what a program uses, and the module that it stands in
 def __getattr__(name):
     """PUBLIC: PyTorch is imported when one of them is asked for, and not before."""
     if name not in PUBLIC:
-        raise AttributeError(f"module 'autokernel' has no attribute {name!r}")
+        error = f"module 'autokernel' has no attribute {name!r}"
+        raise AttributeError(error, name=name, obj=sys.modules[__name__])  # Python says what was meant
     from importlib import import_module
 
     from autokernel.cprofile import load_cprofile

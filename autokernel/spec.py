@@ -3,9 +3,11 @@
 import hashlib
 import importlib.util
 import math
+import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -274,8 +276,30 @@ def load_spec(name: str) -> KernelSpec:
         raise Refused(f"{REGIONS / name} is gone, which says what this part of a model computes: {remedy}")
     if not exists:
         raise KeyError(f"no kernel type {name!r}; there are: {', '.join(kernel_types())}")
-    with LOADING, _our_reference():
-        return import_file(path, f"autokernel_spec_{name}").SPEC
+    if not path.is_relative_to(KERNELS):  # written by us
+        with LOADING, _our_reference():
+            return import_file(path, f"autokernel_spec_{name}").SPEC
+    shown = path.relative_to(ROOT)
+    try:
+        with LOADING, _our_reference():
+            spec = getattr(import_file(path, f"autokernel_spec_{name}"), "SPEC", None)
+    except Exception as error:  # of whatever kind: a person's file, as of a new kernel type
+        raise Refused(f"{shown} cannot be imported: {_said(error)}") from error
+    if not isinstance(spec, KernelSpec):
+        raise Refused(f"{shown} has no SPEC = KernelSpec(…): docs/extending.md shows one")
+    if spec.name != name:
+        raise Refused(f"{shown} has name={spec.name!r}: it is that of its folder, {name!r}")
+    return spec
+
+
+def _said(error: Exception) -> str:
+    """What it says, and the line where."""
+    if isinstance(error, SyntaxError):
+        file, line, said = error.filename, error.lineno, error.msg
+    else:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT)]
+        file, line, said = frames[-1].filename, frames[-1].lineno, " ".join(str(error).split())
+    return f"{type(error).__name__}: {said} ({os.path.relpath(file or '', ROOT)}:{line})"
 
 
 @contextmanager

@@ -484,6 +484,32 @@ SOURCE = RIGHT.read_text()
 LINEAR, ONES = nn.Linear(4, 4), torch.ones(2, 4)
 
 
+class Slots(nn.Module):
+    """PyTorch leaves what is in them behind when it pickles a module."""
+
+    __slots__ = ("width", "__secret", "unset")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.__secret, self.norm = 2, 3, nn.RMSNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) * self.width * self.__secret
+
+
+def test_what_is_in_slots_is_handed_over(tmp_path) -> None:
+    net, x = Slots(), torch.randn(2, 4)
+    workload = hand_over(net, (x,), {}, tmp_path)
+    held = torch.load(tmp_path / Path(workload.model).with_name("model.pt"), weights_only=False)["model"]
+    assert torch.equal(held(x), net(x)) and not hasattr(held, "unset")
+
+
+def test_a_name_that_is_nearly_right_is_told() -> None:
+    with pytest.raises(AttributeError) as caught:
+        autokernel.optimise  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("optimise", autokernel)
+
+
 class Equal(nn.Linear):
     """As a dataclass is, if it is not told otherwise."""
 

@@ -121,6 +121,14 @@ def test_report_and_clean_are_for_programs_as_well(run):
     assert gone["run"] == run.tag and gone["freed_bytes"] > 0 and not run.folder.exists()
 
 
+def test_clean_takes_its_run_as_the_other_commands_do(capsys):
+    words = [["clean", "night"], ["clean", "--tag", "night"], ["clean", "--tag=night"]]
+    assert {make_parser().parse_args(given).tag for given in words} == {"night"}
+    for wrong in (["clean"], ["clean", "night", "--tag", "day"]):
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(wrong)
+
+
 @pytest.mark.parametrize(
     "ended, status, said",
     [

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autokernel import apply, explain, preflight
+from autokernel import apply, explain, preflight, spec
 from autokernel.backends import BACKENDS
 from autokernel.cli import bench, check, export_hf, extract, profile, verify
 from autokernel.cli.arguments import script
 from autokernel.gate.source import read_kernel
 from autokernel.integration.winner import Winner
+from autokernel.spec import KERNELS
 from autokernel.target import default_target
 from tests.user_errors import RMSNORM, ROOT
 
@@ -86,6 +87,30 @@ def test_a_command_that_cannot_be_done(refusal, monkeypatch, case):
     main, argv, *words = COMMANDS[case]
     line = refusal(main, *argv)
     assert all(word in line for word in words), line
+
+
+SPEC = (KERNELS / "rmsnorm" / "spec.py").read_text()
+SPECS = {
+    "syntax": ("SPEC = (", "'(' was never closed (kernels/mine/spec.py:1)"),
+    "another name": (SPEC, "name='rmsnorm': it is that of its folder, 'mine'"),
+    "no SPEC": ("SPECS = 3", "has no SPEC = KernelSpec(…): docs/extending.md"),
+    "no oracle": ("import reference\n\nreference.mine", "no attribute 'mine' (kernels/mine/spec.py:3)"),
+    "a field that is none": (SPEC.replace("headline=", "headlin="), "TypeError: ", "'headlin' (kernels/mine/spec.py:"),
+}
+
+
+@pytest.mark.parametrize("case", SPECS)
+def test_a_kernel_type_with_a_mistake(monkeypatch, tmp_path, case):
+    source, *words = SPECS[case]
+    monkeypatch.setattr(spec, "KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(spec, "ROOT", tmp_path)
+    (tmp_path / "kernels" / "mine").mkdir(parents=True)
+    (tmp_path / "kernels" / "mine" / "spec.py").write_text(source)
+    (tmp_path / "reference.py").write_text((ROOT / "reference.py").read_text())
+    with pytest.raises(preflight.Refused) as refused:
+        spec.load_spec("mine")
+    line = str(refused.value)
+    assert line.startswith("kernels/mine/spec.py ") and all(word in line for word in words), line
 
 
 KERNEL = 'KERNEL_TYPE = "rmsnorm"\nBACKEND = "cpp"\ndef kernel_fn(x, weight, eps): return x\n'

@@ -9,7 +9,8 @@ Reads:  the kernel file; results.tsv and git (or --verdict) for the measured spe
 Writes: DIR (default: workspace/hub/<name>): build.toml, flake.nix, CARD.md, torch-ext/, tests/, build/<variant>/
 
 Triton kernels become a pure Python project, CUDA kernels one with a binding, whose variant for this machine is built here.
-Load it:  kernels.get_local_kernel("DIR").  Publish it:  kernel-builder build-and-upload, in DIR (needs Nix and an account).
+Load it:     kernels.get_local_kernel(Path("DIR"))
+Publish it:  kernel-builder build-and-upload, in DIR (needs Nix and an account)
 """
 
 import argparse

@@ -11,6 +11,7 @@ Writes:  workspace/<tag>/plan.json, and for each target workspace/<tag>/kernels/
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -51,12 +52,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(f"{source} is no file: python profile.py --output {source} writes one")
     if not source.is_file():
         fail(f"there is no {os.path.relpath(source)}: run python profile.py --tag {arguments.tag} first")
-    from autokernel.model.extraction import make_plan, write_starters  # with PyTorch
+    from autokernel.model.extraction import make_plan, without_starter, write_starters  # with PyTorch
     from autokernel.model.hotspots import ModelProfile
     from autokernel.target import encode
 
     profile = ModelProfile.read(source)
     plan = make_plan(profile, arguments.top, arguments.kernel_type, arguments.backend)
+    backend = arguments.backend or default_backend(profile.device)
+    for kernel_type, share in without_starter(profile, backend).items():
+        missing = f"no target of {kernel_type} ({share:.1%} of the time), which has no starter in {backend}"
+        print(f"note: {missing}: kernels/{kernel_type}/{backend}_kernel.py would be one", file=sys.stderr)
     if not plan.targets:
         planned = make_plan(profile, len(profile.hotspots) or 1, backend=arguments.backend).targets
         others = sorted({t.kernel_type for t in planned if t.kernel_type in kernel_types()} - {arguments.kernel_type})

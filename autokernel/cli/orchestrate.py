@@ -90,13 +90,23 @@ def make_parser() -> Parser:
         metavar="DIR",
         help="of the package (default: kernels_<tag>); its name is imported",
     )
-    made["clean"].add_argument("tag", type=tag, metavar="TAG")
+    which = made["clean"].add_mutually_exclusive_group(required=True)
+    which.add_argument("tag", nargs="?", type=tag, metavar="TAG", action=IfGiven)
+    which.add_argument("--tag", type=tag, help="the same, as other commands have it")
     made["clean"].add_argument("--json", action="store_true", help="for programs")
     for name in ("next", "plan", "record", "report", "log", "merge"):
         made[name].add_argument("--tag", type=tag, help="the run's name (default: the latest)")
     for name in ("next", "plan", "log", "record", "report", "merge"):
         made[name].add_argument("--json", action="store_true", help="for programs")
     return parser
+
+
+class IfGiven(argparse.Action):
+    """Of an argument that is an option as well: argparse would put the default of the one in the place of the other."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, option: str | None = None) -> None:
+        if values is not None:
+            setattr(namespace, self.dest, values)
 
 
 def taught(command: str) -> str:

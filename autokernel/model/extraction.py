@@ -36,6 +36,15 @@ def make_plan(profile: ModelProfile, top: int = 5, kernel_type: str | None = Non
     )
 
 
+def without_starter(profile: ModelProfile, backend: str | None = None) -> dict[str, float]:
+    """The kernel types that make no targets for want of a starter for the backend, and their shares of the time."""
+    backend, shares = backend or default_backend(profile.device), defaultdict(float)
+    for site in profile.sites:
+        if site.time_us and not load_spec(site.kernel_type).starters(backend):
+            shares[site.kernel_type] += site.share
+    return dict(shares)
+
+
 def write_starters(plan: Plan, folder: Path) -> list[Path]:
     """A kernel file for each target, the starter of its type; `python bench.py FILE` judges it by itself."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 Classes and functions of a notebook or a __main__ travel with the model (by cloudpickle); those of modules are imported.
 """
 
+import copyreg
 import fcntl
 import io
 import keyword
@@ -28,6 +29,7 @@ from autokernel.model.workload import Workload
 
 FOLDER = "models"  # of workspace/
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+OWN_PICKLES = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
 SPAWNED = "__mp_main__"  # what the __main__ of a program is called in a process that multiprocessing has started
 FILE = '''"""{name}, as a program handed it over: model.pt beside this file has it, and the inputs that it was given."""
 
@@ -152,11 +154,32 @@ class _Pickler(cloudpickle.Pickler):
             return cloudpickle.cloudpickle._dynamic_class_reduce(obj)
         if getattr(obj, "__module__", None) == SPAWNED and isinstance(obj, FunctionType):
             return self._dynamic_function_reduce(obj)
-        if not isinstance(obj, nn.Module) or not parametrize.is_parametrized(obj):
+        if not isinstance(obj, nn.Module):
             return super().reducer_override(obj)
+        if not parametrize.is_parametrized(obj):
+            return _with_slots(obj) or super().reducer_override(obj)
         cls = type(obj).__bases__[0]
         own = getattr(cls, "__getstate__", vars)  # before Python 3.11 most have none
         return _parametrized, (cls, tuple(obj.parametrizations)), own(obj)
+
+
+def _with_slots(module: nn.Module) -> tuple[Any, ...] | None:
+    """A module with __slots__, which nn.Module leaves behind; None where it has none, or says itself how it is pickled."""
+    cls = type(module)
+    if any(getattr(cls, name, None) is not getattr(nn.Module, name, None) for name in OWN_PICKLES):
+        return None
+    slots = {name: getattr(module, name) for name in copyreg._slotnames(cls) if hasattr(module, name)}
+    if not slots:
+        return None
+    make, args, state = module.__reduce_ex__(2)[:3]
+    state = state[0] if isinstance(state, tuple) else state  # without a __getstate__ of PyTorch's, Python has both
+    return make, args, (state, slots), None, None, _set_slots
+
+
+def _set_slots(module: nn.Module, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    module.__setstate__(state[0])
+    for name, value in state[1].items():
+        object.__setattr__(module, name, value)  # as it was: nn.Module's own would make a weight of a parameter
 
 
 class _Exported:

@@ -8,13 +8,14 @@ from random import Random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from autokernel.gate.checks import correctness, expectations
 from autokernel.gate.checks.cases import CheckCase
 from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import Expectation, expect
-from autokernel.gate.checks.inputs import fill_inputs
+from autokernel.gate.checks.inputs import fill_inputs, with_layout
 from autokernel.gate.checks.planted import planted_in, with_planted
 from autokernel.hardware.threads import one_thread
 from autokernel.spec import kernel_types, load_spec
@@ -97,6 +98,41 @@ def test_attention_whose_terms_cancel_may_round_its_weights_to_the_inputs_dtype_
     assert wrong(honest, replace(lucky, perturbation=None)), "PyTorch's luck alone would have it refused"
     assert wrong(honest, lucky) is None
     assert wrong(coarse, lucky)
+
+
+def test_pytorchs_errors_do_not_cancel_what_numbers_in_between_may_move_a_row_by():
+    """A weight's rounding moves rows together: in PyTorch by a little more than it may in the RMS here, and less there, and
+    one row not at all, by luck, so that what numbers in between may come to is asked for."""
+    exact = 0.1 + 0.01 * torch.randn(8, 128, dtype=torch.float64, generator=torch.manual_seed(0))
+    moved, more = torch.tensor(2e-3, dtype=torch.float64), torch.tensor([1.01, 0.99]).double().repeat(64)
+    native = exact - moved * more
+    native[3] = exact[3]
+    expectation = Expectation(exact, native, known_dtype=torch.bfloat16)
+    assert wrong((exact - moved).bfloat16(), expectation), "it is not as lucky"
+    expectation = replace(expectation, perturbation=lambda: moved.expand_as(exact))
+    assert wrong((exact - moved).bfloat16(), expectation) is None
+    assert wrong((exact - 10 * moved).bfloat16(), expectation)
+
+
+def test_where_an_input_repeats_its_numbers_the_errors_of_a_row_may_be_one_error():
+    """Of a weight with one number for the whole hidden layer each result is a multiple of one sum, whose terms cancel."""
+    spec, dtype = load_spec("fused_mlp"), torch.bfloat16
+    case = with_layout(spec.case(spec.smoke, dtype), "repeated", "w_down")
+
+    def mlp(x, w_gate, w_up, w_down, hidden_layer, **_):
+        hidden = hidden_layer(F.silu(F.linear(x.float(), w_gate.float())) * F.linear(x.float(), w_up.float()))
+        return F.linear(hidden.float(), w_down.float()).to(dtype)
+
+    def shifted(x):
+        return x + 0.05 * x.abs().mean()
+
+    for seed in (663, 1212):
+        inputs = next(CheckCase("edge_cases", case, seed).steps(spec)).sets[0]
+        expectation = expect(spec, inputs, "cpu")
+        honest = mlp(**inputs, hidden_layer=lambda x: x.to(dtype))
+        assert "scaled by" in wrong(honest, expectation), "each of a row's errors alone is one of rounding"
+        assert wrong(honest, expectation, repeats=True) is None
+        assert wrong(mlp(**inputs, hidden_layer=shifted), expectation, repeats=True)
 
 
 def test_attention_whose_scores_are_long_sums_may_round_them_in_fp32_and_no_coarser():

@@ -89,6 +89,7 @@ class CheckCase:
     soft: bool = False  # none of its numbers, but for weights', is large
     wholly: bool = False  # each input is of some size, sign and form as a whole
     series: str = ""  # of SERIES: many inputs of one kind each
+    repeats: bool = False  # one of these inputs has the same numbers many times: so many results may have the same error
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
     held: bool = False  # several sets, several calls on each, all outputs held to the end
     perturbed: bool = False  # each input changed in turn, then all moved

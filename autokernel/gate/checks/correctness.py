@@ -31,11 +31,11 @@ OF_ROUNDING = {torch.float16: 0.5, torch.bfloat16: 0.5, torch.float32: 16.0}
 SUMMED = 4.0  # errors of one sum in fp32, relative to the norm of its terms
 
 
-def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str | None:
+def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False, repeats: bool = False) -> str | None:
     """Why y is not an acceptable result, naming the worst element; None if it is one.
 
     Adversarial inputs are ill-conditioned: there PyTorch's own error is luck, and only the outer bound and the NaN and
-    Inf masks apply.
+    Inf masks apply. `repeats`: an input repeats its numbers, so that the errors of a whole row may be one error.
     """
     exact = expectation.exact
     if y.shape != exact.shape:
@@ -53,7 +53,7 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False) -> str
     expectation = expectation.with_grown() if expectation.grown else expectation
     reason = _wrong(y, expectation, adversarial)
     if reason and expectation.perturbation:  # PyTorch may be all but exact where a ReLU, or terms that cancel, leave little
-        reason = _wrong(y, expectation, adversarial, least=expectation.perturbation())
+        reason = _wrong(y, expectation, adversarial, least=expectation.perturbation(), repeats=repeats)
     return reason
 
 
@@ -96,16 +96,21 @@ def _is_rounding(y: Tensor, expectation: Expectation, count: int) -> bool:
 
 
 def _wrong(
-    y: Tensor, expectation: Expectation, adversarial: bool, least: Tensor | None = None, alone: bool = False
+    y: Tensor,
+    expectation: Expectation,
+    adversarial: bool,
+    least: Tensor | None = None,
+    alone: bool = False,
+    repeats: bool = False,
 ) -> str | None:
     """`least`: what counts as PyTorch's own error where that is smaller. `alone`: by these rows, some of all, alone."""
     exact, native = expectation.exact, expectation.native
     rounded = exact.to(y.dtype)  # what overflows in this dtype is inf there too
     y = torch.where(expectation.untold, rounded, y) if expectation.untold.any() else y
     size, error, is_exact = expectation.size, y.double().sub_(exact), native is exact
-    native_error = torch.zeros_like(exact) if is_exact else native.double() - exact
-    if least is not None:
-        native_error = torch.where(least > native_error.abs(), least, native_error)
+    signed = torch.zeros_like(exact) if is_exact else native.double() - exact
+    native_error = signed if least is None else torch.maximum(least, signed.abs())
+    least = torch.zeros_like(exact) if least is None else least
     finite = usable = None  # masks, where something is not finite
     if not all(map(_all_finite, (rounded, y, native))):
         if reason := _not_finite_elsewhere(y, rounded, exact):
@@ -131,14 +136,15 @@ def _wrong(
         return None
     size, error = _only(usable, size), _only(usable, error)
     if y.dtype.itemsize == 2:
-        known = y, _only(usable, exact), size, error, native_error
-        if reason := _systematic(*known) or (None if alone else _by_value(*known)):
+        known = y, _only(usable, exact), size, error, _only(usable, signed), _only(usable, least)
+        if reason := _systematic(*known, repeats) or (None if alone else _by_value(*known)):
             return reason
     return _larger_than_pytorch(y, exact, size, error, native_error, usual=not alone)
 
 
 def _sampled(y: Tensor, expectation: Expectation) -> tuple[Tensor, ...]:
-    """Of some results of all sizes, what _by_value() looks at: themselves, exact ones, sizes, errors and PyTorch's own."""
+    """Of some results of all sizes, what _by_value() looks at: themselves, exact ones, sizes, errors, PyTorch's own; and
+    nothing of numbers in between."""
     whole, step = expectation.exact, -(-y.numel() // SAMPLED)
 
     def some(t: Tensor) -> Tensor:
@@ -150,7 +156,7 @@ def _sampled(y: Tensor, expectation: Expectation) -> tuple[Tensor, ...]:
     y = torch.where(untold, rounded, y) if untold.any() else y
     usable = torch.isfinite(rounded) & torch.isfinite(y) & torch.isfinite(native)
     known = (_only(usable, t) for t in (exact, size, y.double() - exact, native.double() - exact))
-    return y, *known
+    return y, *known, torch.zeros_like(exact)
 
 
 def _own_bound(native_error: Tensor, size: Tensor, terms: Tensor, multiple: float) -> Tensor:
@@ -240,38 +246,42 @@ def _one_element(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Ten
     return f"one element is off by far more than others of its row: {_worst(excess.reshape(y.shape), y, exact)}"
 
 
-def _systematic(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor) -> str | None:
+def _systematic(
+    y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor, least: Tensor, repeats: bool
+) -> str | None:
     """Why the errors of a 16-bit result are not those of rounding, which are independent of each other.
 
     A single number is within SCALAR_ULPS of the truth. In a row, the mean of the signed errors and their projection on the
     row (by how much it is scaled) are small multiples of what independent roundings of its elements come to, or of
-    PyTorch's own: a sum over a part of the row, or an average in place of its end, moves all elements together. Half a
+    PyTorch's own: a sum over a part of the row, or an average in place of its end, moves all elements together. So may
+    what `least` says of numbers in between, which has no sign: beside PyTorch's, whose signs must not cancel it. Half a
     rounding more is allowed, by which results are smaller where they are cut off (Triton's interpreter, bfloat16).
     """
     eps, tiny = torch.finfo(y.dtype).eps, _smallest(y.dtype)
     if not y.dim():
-        if error.abs() > SCALAR_ULPS * eps * size + tiny + 2 * own.abs():
+        if error.abs() > SCALAR_ULPS * eps * size + tiny + 2 * torch.maximum(own.abs(), least):
             return f"got {y.item():.6g} instead of {exact.item():.6g}: more than {SCALAR_ULPS:g} roundings off"
         return None
-    exact, size, error, own = map(as_rows_of_results, (exact, size, error, own))
+    exact, size, error, own, least = map(as_rows_of_results, (exact, size, error, own, least))
     norm = (exact**2).sum(-1) + tiny
+    together = (least * (exact.abs() if repeats else exact)).sum(-1).abs()
     count = max(exact.shape[-1], 1)
     figures = {  # of each row: of the result, of PyTorch's, of independent roundings (one s.d. or more), of cutting off
         "scaled by {:.2e}": (
             (error * exact).sum(-1) / norm,
-            (own * exact).sum(-1) / norm,
+            torch.maximum((own * exact).sum(-1).abs(), together) / norm,
             eps * (size**2 * exact**2).sum(-1).sqrt() / norm,
             eps / 2 * (size * exact.abs()).sum(-1) / norm,
         ),
         "moved by {:.2e} in the mean": (
             error.mean(-1),
-            own.mean(-1),
+            torch.maximum(own.mean(-1).abs(), least.mean(-1)),
             eps * (size**2).mean(-1).sqrt() / count**0.5,
             eps / 2 * size.mean(-1),
         ),
     }
     for words, (made, native_made, rounding, cut_off) in figures.items():
-        bound = SYSTEMATIC_MULTIPLE * (native_made.abs() + rounding) + cut_off + tiny
+        bound = SYSTEMATIC_MULTIPLE * (native_made + rounding) + cut_off + tiny
         excess = made.abs() / bound
         if (excess > 1).any():
             row = excess.argmax()
@@ -282,20 +292,22 @@ def _systematic(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tens
     return None
 
 
-def _by_value(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor) -> str | None:
+def _by_value(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor, least: Tensor) -> str | None:
     """Why results of some size are off together, where those of others are not: an approximation of an activation, say.
 
     Those that are alike, over all rows, are looked at together: the mean of their errors, as in _systematic().
     """
     step = -(-y.numel() // SAMPLED)
-    exact, size, error, own = (t.reshape(-1)[::step] for t in (exact, size, error, own))
+    exact, size, error, own, least = (t.reshape(-1)[::step] for t in (exact, size, error, own, least))
     if len(exact) < ALIKE * MINIMUM_ROW or _is_next_to_nothing(y.dtype, size, error):
         return None
     order = _in_order(exact)[: len(exact) // ALIKE * ALIKE]
-    exact, size, error, own = (t.index_select(0, order).reshape(ALIKE, -1) for t in (exact, size, error, own))
+    groups = (t.index_select(0, order).reshape(ALIKE, -1) for t in (exact, size, error, own, least))
+    exact, size, error, own, least = groups
     eps, independent = torch.finfo(y.dtype).eps, error.shape[-1] ** 0.5
-    rounding = torch.maximum(eps * (size**2).mean().sqrt(), _row_rms(own)) / independent
-    bound = SYSTEMATIC_MULTIPLE * (own.mean(-1).abs() + rounding) + eps / 2 * size.mean(-1) + _smallest(y.dtype)
+    rounding = torch.maximum(eps * (size**2).mean().sqrt(), _row_rms(torch.maximum(own.abs(), least))) / independent
+    made = torch.maximum(own.mean(-1).abs(), least.mean(-1))
+    bound = SYSTEMATIC_MULTIPLE * (made + rounding) + eps / 2 * size.mean(-1) + _smallest(y.dtype)
     excess = error.mean(-1).abs() / bound
     if not (excess > 1).any():
         return None

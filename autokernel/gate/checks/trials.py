@@ -134,7 +134,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         yield trial("edge_cases", with_layout(smoke, "parted"))
     for name, layout in itertools.product(smoke.tensors, ("expanded", "repeated")) if "transposed" in spec.layouts else ():
         if (alone := with_layout(smoke, layout, name)).args != smoke.args:
-            yield trial("edge_cases", alone)
+            yield trial("edge_cases", alone, repeats=True)
     for layout in spec.layouts:
         for name in smoke.tensors if len(smoke.tensors) > 1 else ():
             if (alone := with_layout(smoke, layout, name)).args != smoke.args:

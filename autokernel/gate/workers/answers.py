@@ -133,16 +133,8 @@ KINDS = {
     "profile": Profile,
     "probe": Probe,
 }
-NOTHING = (
-    "load",
-    "load_eager",
-    "warm",
-    "pool",
-    "sets",
-    "refill",
-    "drop",
-    "leave",
-)  # requests that are answered by being done
+# Requests that are answered by being done.
+NOTHING = ("load", "load_eager", "warm", "pool", "sets", "refill", "drop", "leave")
 DECODERS = {op: Decoder(Error | Build | KINDS.get(op, Answer)) for op in (*KINDS, *NOTHING)}
 
 

@@ -116,6 +116,20 @@ def test_rows_that_lie_side_by_side_are_computed_side_by_side(name: str) -> None
     assert why_wrong(kernel_of(site)(**inputs), spec, inputs, adversarial=True) is None
 
 
+@pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
+def test_of_a_row_of_one_number_a_norm_leaves_nothing(layout: torch.memory_format) -> None:
+    """The mean of 273 times 1.7, rounded, is not 1.7, and an eps of 1e-5 makes what is left 300 times as large. Beside them
+    are rows far from 0, and an infinity."""
+    x = torch.full((4, 32, 21, 13), 1.7).to(memory_format=layout)
+    _, (site,) = found(Of(lambda m, x: F.silu(F.instance_norm(x * 3))).eval(), torch.randn_like(x))
+    spec, (name,) = load_spec(site.kernel_type), site.case.tensors
+    x[1] = 1e4 + torch.randn(32, 21, 13)
+    x[2, 3, 4, 5] = math.inf
+    y = kernel_of(site)(**{name: x})
+    assert not y[0].any() and not y[3].any()
+    assert why_wrong(y, spec, {name: x}, adversarial=True) is None
+
+
 def test_rows_of_which_each_lies_together_are_not() -> None:
     _, (site,) = found(Of(CHAINS["normed"]).eval(), torch.randn(64, N), torch.randn(64, N))
     assert "lane" not in load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()

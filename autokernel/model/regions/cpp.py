@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression, Lowered, Result, is_scan
+from autokernel.model.regions.moments import with_exact_means
 from autokernel.model.regions.writing import (
     OPERATORS,
     Writer,
@@ -61,6 +62,9 @@ REDUCED = {
     "reduce_max": ("-INFINITY", "max", "{0} = {1} > {0} ? {1} : {0};"),
     "reduce_min": ("INFINITY", "min", "{0} = {1} < {0} ? {1} : {0};"),
 }
+Constant = tuple[int, list[int], str]  # a value, those to try, what it is
+PARALLEL_FROM: Constant = 16384, [4096, 16384, 65536], "elements from which threads pay"
+BLOCK: Constant = 4096, [1024, 4096, 16384], "columns that a thread takes at a time"
 PIECE = 4096  # columns that are added up in float32; of a longer row the sums of its pieces are, in float64
 COSTLY = {"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "pow", "div", "sqrt"}  # beside a store and a load
 KEPT_BYTES = 1 << 18  # of a row, on a thread's stack, and in its core's L2 cache
@@ -80,10 +84,9 @@ from autokernel.build import cpp_function
 
 KERNEL_TYPE = "{name}"
 BACKEND = "cpp"
-TUNABLES = {{"BLOCK": [1024, 4096, 16384], "PARALLEL_FROM": [4096, 16384, 65536]}}
+TUNABLES = {tunables}
 
-BLOCK = 4096  # columns that a thread takes at a time, where rows are independent of each other in every column
-PARALLEL_FROM = 16384  # elements from which threads pay
+{constants}
 
 SOURCE = r"""
 #include <autokernel.hpp>
@@ -92,7 +95,7 @@ SOURCE = r"""
 {code}
 """
 
-_run = cpp_function(SOURCE, "run", "{signature}", BLOCK=BLOCK, PARALLEL_FROM=PARALLEL_FROM)
+_run = cpp_function(SOURCE, "run", "{signature}", {given})
 STRIDES = {strides}
 
 
@@ -112,11 +115,17 @@ def kernel_fn({parameters}) -> {returned}:
 
 def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec]) -> dict[str, str]:
     """A kernel file, by its stem."""
+    lowered = with_exact_means(lowered)
     names, results = [f"input_{i}" for i in range(len(inputs))], result_names(lowered.results)
+    function = (_SideBySide if are_side_by_side(lowered) else _Function)(lowered)
+    constants = function.constants()
     text = FILE.format(
         title=title,
         name=name,
-        code=_code(lowered, inputs),
+        tunables="{" + ", ".join(f'"{c}": {values}' for c, (_, values, _) in constants.items()) + "}",
+        constants="\n".join(f"{c} = {value}  # {meaning}" for c, (value, _, meaning) in constants.items()),
+        given=", ".join(f"{c}={c}" for c in constants),
+        code=_code(function, lowered, inputs),
         signature="p" * (len(inputs) + len(results)),
         strides=repr(tuple(t.strides for t in inputs)),
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
@@ -143,8 +152,7 @@ def number(e: Expression) -> str:
     return f"({v!r}f)" if v < 0 else f"{v!r}f"
 
 
-def _code(lowered: Lowered, inputs: Sequence[TensorSpec]) -> str:
-    function = (_SideBySide if are_side_by_side(lowered) else _Function)(lowered)
+def _code(function: "_Function", lowered: Lowered, inputs: Sequence[TensorSpec]) -> str:
     pointers = [f"const {TYPES[t.dtype]}* __restrict x{i}" for i, t in enumerate(inputs)]
     pointers += [f"{TYPES[r.spec.dtype]}* __restrict {y}" for y, r in zip(result_names(lowered.results), lowered.results)]
     head = f'extern "C" int run({", ".join(pointers)}) {{'
@@ -169,6 +177,10 @@ class _Function:
         self.in_blocks = not lowered.reduced
         self.lanes = self._lanes()
         self.kept = self._kept()
+
+    def constants(self) -> dict[str, Constant]:
+        """What of the code may be another number."""
+        return ({"BLOCK": BLOCK} if self.in_blocks else {}) | {"PARALLEL_FROM": PARALLEL_FROM}
 
     def lines(self) -> list[str]:
         body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
@@ -210,17 +222,23 @@ class _Function:
         return kept
 
     def _memory(self) -> list[str]:
-        length = math.prod(self.loops.columns) * self.lanes
-        return [f"alignas(64) float {name}[{length}];" for names in self.kept for name in names.values()]
+        return [f"alignas(64) float {name}[{self._length()}];" for names in self.kept for name in names.values()]
+
+    def _length(self) -> str:
+        """Of how many elements of a job something is kept."""
+        return str(math.prod(self.loops.columns))
 
     def _keep(self, n: int, loop: Writer) -> list[str]:
         """Stores of what pass n keeps, from where later ones take it."""
-        columns = self.loops.columns
-        strides = [math.prod(columns[d + 1 :]) * self.lanes for d in range(len(columns))]
-        at = place([*self.index[len(self.loops.rows) :], "lane"], [*strides, int(self.lanes > 1)])
+        at = self._kept_at()
         lines = [f"{name}[{at}] = {loop.text(e)};" for e, name in self.kept[n].items()]
         self.row.known.update({e: f"{name}[{at}]" for e, name in self.kept[n].items()})
         return lines
+
+    def _kept_at(self) -> str:
+        """Where an element is among those of a job."""
+        columns = self.loops.columns
+        return place(self.index[len(self.loops.rows) :], [math.prod(columns[d + 1 :]) for d in range(len(columns))])
 
     def _of_elements(self, ends: Sequence[Expression], known: Collection[Expression]) -> set[Expression]:
         """What is computed of each element for `ends`, without what is `known`."""
@@ -340,13 +358,24 @@ def are_side_by_side(lowered: Lowered) -> bool:
 
 
 class _SideBySide(_Function):
-    """Rows that are computed side by side: a job is `lanes` of them, and the innermost loop runs over these.
+    """Rows that are computed side by side: a job is LANES of them, and the innermost loop runs over these.
 
     What there is one of for each row, its sums and what is computed of them, is an array.
     """
 
     at = "[lane]"
     in_float = VECTOR  # one after another: else it would be less exact than PyTorch's cascade
+
+    def constants(self) -> dict[str, Constant]:
+        most = -(-self.loops.rows[-1] // VECTOR) * VECTOR
+        values = sorted({min(most, max(VECTOR, self.lanes * times // 2 // VECTOR * VECTOR)) for times in (1, 2, 4)})
+        return {"LANES": (self.lanes, values, "rows that a thread computes at a time, side by side")} | super().constants()
+
+    def _length(self) -> str:
+        return f"{super()._length()} * LANES"
+
+    def _kept_at(self) -> str:
+        return f"({super()._kept_at()}) * LANES + lane"
 
     def _lanes(self) -> int:
         """So many that a row's columns of all fit in the L1 cache, with some jobs for each thread."""
@@ -356,21 +385,21 @@ class _SideBySide(_Function):
 
     def _jobs(self) -> tuple[str, list[str]]:
         *outer, width = self.loops.rows
-        blocks = -(-width // self.lanes)
-        row = f"const int64_t row = job / {blocks}, start = job % {blocks} * {self.lanes};"
-        lanes = f"const int64_t lanes = std::min<int64_t>({self.lanes}, {width} - start);"
-        return str(math.prod(outer) * blocks), [row, lanes, *self._indices(outer)]
+        blocks = f"(({width} + LANES - 1) / LANES)"
+        row = f"const int64_t row = job / {blocks}, start = job % {blocks} * LANES;"
+        lanes = f"const int64_t lanes = std::min<int64_t>(LANES, {width} - start);"
+        return f"{math.prod(outer)} * {blocks}", [row, lanes, *self._indices(outer)]
 
     def _before(self, ends: Sequence[Expression]) -> list[str]:
         known = set(self.row.known)
         lines = super()._before(ends)
         new = {e: name for e, name in self.row.known.items() if e not in known}
         self.row.known.update({e: f"{name}_of{self.at}" for e, name in new.items()})
-        arrays = [f"{DECLARED[e.kind]} {name}_of[{self.lanes}];" for e, name in new.items()]
+        arrays = [f"{DECLARED[e.kind]} {name}_of[LANES];" for e, name in new.items()]
         return [*arrays, *self._once([*lines, *(f"{name}_of{self.at} = {name};" for name in new.values())])]
 
     def _begun(self, starts: Sequence[tuple[str, str, str]]) -> list[str]:
-        arrays = [f"{kind} {name}[{self.lanes}];" for kind, name, _ in starts]
+        arrays = [f"{kind} {name}[LANES];" for kind, name, _ in starts]
         return [*arrays, *self._once([f"{name}{self.at} = {start};" for _, name, start in starts])]
 
     def _once(self, lines: Sequence[str]) -> list[str]:

@@ -135,20 +135,24 @@ def test_rows_of_which_each_lies_together_are_not() -> None:
     assert "lane" not in load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()
 
 
-def test_a_clamp_after_a_clamp_is_vectorised(tmp_path: Path) -> None:
+LOOPS = {
+    "a clamp after a clamp": "ak_max(x[i], 0.0f) * ak_min(ak_max((ak_max(x[i], 0.0f) + 3.0f) / 6.0f, 0.0f), 1.0f)",
+    "angles": "ak_sin(x[i]) + ak_cos(x[i])",
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_a_loop_computes_is_vectorised(name: str, tmp_path: Path) -> None:
     compiler = which("g++") or ""
     if "Free Software Foundation" not in subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout:
         pytest.skip("says nothing of vectors in GCC's words")
-    (tmp_path / "clamps.cpp").write_text("""
+    (tmp_path / "loop.cpp").write_text(f"""
 #include <elements.hpp>
-void clamps(const float* __restrict x, float* __restrict y) {
+void loop(const float* __restrict x, float* __restrict y) {{
     #pragma omp simd
-    for (int i = 0; i < 4096; ++i) {
-        const float above = ak_max(x[i], 0.0f);
-        y[i] = above * ak_min(ak_max((above + 3.0f) / 6.0f, 0.0f), 1.0f);
-    }
-}""")
-    command = [compiler, *cpp_flags(compiler), f"-I{INCLUDE}", "-fopt-info-vec-optimized", "-c", "clamps.cpp"]
+    for (int i = 0; i < 4096; ++i) y[i] = {LOOPS[name]};
+}}""")
+    command = [compiler, *cpp_flags(compiler), f"-I{INCLUDE}", "-fopt-info-vec-optimized", "-c", "loop.cpp"]
     assert "loop vectorized" in subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stderr
 
 
@@ -460,6 +464,8 @@ FUNCTIONS = {
     "ak_log1p": torch.log1p,
     "ak_expm1": torch.expm1,
     "ak_exp": torch.exp,
+    "ak_sin": torch.sin,
+    "ak_cos": torch.cos,
 }
 
 
@@ -477,7 +483,7 @@ def test_functions_of_elements(name: str) -> None:
     }}"""
     torch.manual_seed(0)
     special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-40, 3e38, -3e38, 1.0, -1.0])
-    x = torch.cat([torch.randn(4000) * 10.0**k for k in range(-6, 3)] + [special])
+    x = torch.cat([torch.randn(4000) * 10.0**k for k in (*range(-6, 3), 5, 9, 20, 37)] + [special])
     y = torch.empty_like(x)
     cpp_function(source, "run", "ppl")(x.data_ptr(), y.data_ptr(), x.numel())
     exact = FUNCTIONS[name](x.double())

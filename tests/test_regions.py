@@ -136,8 +136,10 @@ def test_rows_of_which_each_lies_together_are_not() -> None:
 
 
 LOOPS = {
-    "a clamp after a clamp": "ak_max(x[i], 0.0f) * ak_min(ak_max((ak_max(x[i], 0.0f) + 3.0f) / 6.0f, 0.0f), 1.0f)",
-    "angles": "ak_sin(x[i]) + ak_cos(x[i])",
+    "a clamp after a clamp": """
+        const float above = ak_max(x[i], 0.0f);
+        y[i] = above * ak_min(ak_max((above + 3.0f) / 6.0f, 0.0f), 1.0f);""",
+    "angles": "y[i] = ak_sin(x[i]) + ak_cos(x[i]);",
 }
 
 
@@ -150,7 +152,7 @@ def test_what_a_loop_computes_is_vectorised(name: str, tmp_path: Path) -> None:
 #include <elements.hpp>
 void loop(const float* __restrict x, float* __restrict y) {{
     #pragma omp simd
-    for (int i = 0; i < 4096; ++i) y[i] = {LOOPS[name]};
+    for (int i = 0; i < 4096; ++i) {{{LOOPS[name]}}}
 }}""")
     command = [compiler, *cpp_flags(compiler), f"-I{INCLUDE}", "-fopt-info-vec-optimized", "-c", "loop.cpp"]
     assert "loop vectorized" in subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stderr

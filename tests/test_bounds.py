@@ -173,6 +173,29 @@ def test_what_roundings_make_of_a_row_together_is_what_they_make_of_a_result_tha
     torch.testing.assert_close(together, spec.roundings(2**-8, **inputs | turned).diagonal(dim1=-2, dim2=-1))
 
 
+@pytest.mark.parametrize("name", ["w_gate", "w_up"])
+def test_where_all_of_a_hidden_layer_is_made_of_one_sum_that_cancels_it_may_be_added_up_in_fp32_and_no_coarser(name: str):
+    """One row of a weight for all: where its terms cancel, PyTorch has a whole row of results right by luck."""
+    spec = load_spec("fused_mlp")
+    inputs = fill_inputs(spec, with_layout(spec.case(spec.smoke, torch.float32), "expanded", name), 0)
+    x, weight = inputs["x"], inputs[name]
+    x[8] -= (x[8] @ weight[0] - 1e-3) / weight[0].square().sum() * weight[0]
+
+    def mlp(x, w_gate, w_up, w_down, rounded, **_):
+        def product(weight: Tensor) -> Tensor:
+            parts = [rounded(x[:, i, None]) * rounded(weight[:, i]) for i in range(x.shape[1])]
+            return sum(parts[1:], parts[0])  # one after the other, each sum rounded to fp32
+
+        return ((F.silu(product(w_gate).double()) * product(w_up).double()) @ w_down.double().mT).float()
+
+    expectation = expect(spec, inputs, "cpu")
+    lucky = replace(expectation, by_pytorch=expectation.exact.float())
+    honest, coarse = mlp(**inputs, rounded=lambda x: x), mlp(**inputs, rounded=lambda x: x.half().float())
+    assert "in row 8" in wrong(honest, replace(lucky, perturbation=None)), "PyTorch's luck alone would have it refused"
+    assert wrong(honest, lucky, repeats=True) is None
+    assert wrong(coarse, lucky, repeats=True)
+
+
 def test_attention_whose_scores_are_long_sums_may_round_them_in_fp32_and_no_coarser():
     """Scores of 100 of which several count: PyTorch, which sums their products in its own order, has them right by luck."""
     spec = load_spec("flash_attention")

@@ -26,12 +26,15 @@ def eager(x, w_gate, w_up, w_down, activation="silu"):
 
 
 def roundings(eps, x, w_gate, w_up, w_down, activation="silu", onto=None):
-    """Of both projections, the activation and the hidden layer, each a number in the inputs' dtype in PyTorch. Where few of
-    the hidden layer count in a result, PyTorch's error in it is luck."""
-    gate, up = F.linear(x, w_gate), F.linear(x, w_up)
+    """Of both projections, which are sums in fp32, the activation and the hidden layer, each a number in the inputs' dtype
+    in PyTorch. Where few of the hidden layer count in a result, or all of it is made of one sum whose terms cancel,
+    PyTorch's error in it is luck."""
+    gate, up, fp32 = F.linear(x, w_gate), F.linear(x, w_up), torch.finfo(torch.float32).eps
+    by_sum = [fp32 * F.linear(x.square(), weight.square()).sqrt() for weight in (w_gate, w_up)]
+    in_gate, in_up = (torch.hypot(step(sums, eps), each) for sums, each in zip((gate, up), by_sum))
     made = ACTIVATIONS[activation](gate)
-    by_gate = (ACTIVATIONS[activation](gate + gate.sign() * step(gate, eps)) - made) * up
-    by_others = made * step(up, eps), step(made, eps) * up, step(made * up, eps)
+    by_gate = (ACTIVATIONS[activation](gate + gate.sign() * in_gate) - made) * up
+    by_others = made * in_up, step(made, eps) * up, step(made * up, eps)
     changes = sum((change.square() for change in by_others), by_gate.square())
     if onto is not None:
         return (changes * (onto @ w_down).square()).sum(-1).sqrt().nan_to_num(0, 0, 0)

@@ -41,6 +41,7 @@ class Expectation:
     projection: Callable[[], Tensor] | None = None
     grown: Callable[[], tuple[Tensor, Tensor | None]] | None = None  # size and scale, which take long
     known_dtype: torch.dtype | None = None  # of the result, where it is known before PyTorch's own
+    own_range: bool = False  # what overflows on the way in PyTorch's own form, and not in float64, may do so
     is_steady: Callable[[], bool] = lambda: False  # whether that is known to be finite (KernelSpec.finite_below)
 
     @property
@@ -98,7 +99,7 @@ class Expectation:
         size, scale = (t if t is None else part(t) for t in (self.known_size, self.known_scale))
         others = (part(t) if t.dim() else t for t in (self.terms, self.picked, self.untold))
         made = self.perturbation and perturbation, self.projection and projection, self.grown and grown
-        made += self.known_dtype, self.is_steady
+        made += self.known_dtype, self.own_range, self.is_steady
         return Expectation(part(self.exact), lambda: part(self.native), size, scale, self.relative, *others, *made)
 
     def with_grown(self) -> "Expectation":
@@ -212,7 +213,8 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
     for result, (exact, scale) in enumerate(zip(exacts, scales)):
         native = (lambda result=result: natives()[result]) if least else natives()[result]
         perturbation = (lambda result=result: perturbations()[result]) if spec.opaque or spec.roundings else None
-        made = perturbation, projected, partial(grown, result) if spec.magnitude else None, dtype, is_steady
+        made = perturbation, projected, partial(grown, result) if spec.magnitude else None, dtype
+        made += bool(spec.results or spec.opaque), is_steady
         expected.append(Expectation(exact, native, None, scale, spec.relative, terms, picked, untold, *made))
     return expected
 

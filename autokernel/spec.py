@@ -113,7 +113,8 @@ class KernelSpec:
     numbers: for results that many rows are added up in, and hide what is wrong with some.
     `roundings` says by how much results change, in the RMS, where each of the numbers in between is moved by one eps of the
     dtype in which kernels keep it: (eps of the inputs' dtype, **inputs) -> tensors like the results. PyTorch's own error in
-    a row is luck where its terms cancel or few of them count; what these numbers' roundings come to is allowed there.
+    a row is luck where its terms cancel or few of them count; what these numbers' roundings come to is allowed there. With
+    an argument `onto` like the result, if it has one: by how much the sum of each row's products with it changes.
     `other_values` maps an option to values beside those that the sizes have, in which a kernel must be right, too.
     `filled` says what the tensors of `fill` may be as a whole, for which a kernel might have a short cut: what is said of
     them -> (inputs, generator) -> those that differ; nothing where there are none.

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from autokernel import spec as specs
 from autokernel.gate import Judge
 from autokernel.gate.checks.cases import CheckCase
+from autokernel.gate.checks.correctness import wrong
+from autokernel.gate.checks.expectations import expectations
 from autokernel.integration.winner import Winner
 from autokernel.spec import REGIONS, load_spec
 from autokernel.verdict import Verdict
@@ -342,6 +345,34 @@ def test_the_gate_judges_masks_integers_and_every_input(name: str, lenient: Judg
     right, refused = verdicts(lenient, winner, winner.source, source)
     assert right.correctness.value == "PASS" and right.decided, right.why
     assert refused.failure and re.search("outside the tolerance|PyTorch's own|mask", refused.failure.reason), refused.why
+
+
+def test_what_overflows_on_the_way_in_the_models_own_form_may_overflow_there_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of exponentials that float64 holds and fp32 does not: where PyTorch has infinity, so may a kernel, or the number."""
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(lambda m, x, y: torch.log(1 + torch.exp(x * y)) * 2), torch.randn(64, N), torch.randn(64, N))
+    spec = load_spec(site.kernel_type)
+    shape = (64, N)
+    inputs = dict(zip(site.case.tensors, (10 * torch.randn(shape), 10 * torch.randn(shape))))
+    (expectation,) = expectations(spec, inputs, "cpu")
+    beyond = expectation.native.isinf()
+    assert 0 < beyond.float().mean() < 0.5 and expectation.exact.float().isfinite().all()
+    own, exact = spec.eager(**inputs), expectation.exact.float()
+    assert wrong(own, expectation) is None and wrong(exact, expectation) is None
+    assert "+inf mask differs" in wrong(own, replace(expectation, own_range=False))
+    assert "outside the tolerance" in wrong(own.masked_fill(beyond, 88.0), expectation)
+    assert "NaN mask differs" in wrong(own.masked_fill(beyond, torch.nan), expectation)
+    assert "-inf mask differs" in wrong(-own, expectation)
+    assert "+inf mask differs" in wrong(own.masked_fill(~beyond, torch.inf), expectation)
+
+
+def test_a_region_that_holds_small_numbers_alone_has_inputs_of_one_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(lambda m, x, y: torch.log(1 + torch.exp(x * y)) * 2), torch.randn(64, N), torch.randn(64, N))
+    spec = replace(load_spec(site.kernel_type), row_scales=(1e-3,))
+    assert len(list(CheckCase("shape_sweep", site.case, 0, twice=True).steps(spec))) > 3
 
 
 def test_rows_of_all_kinds_are_those_of_the_largest_input() -> None:

@@ -112,11 +112,12 @@ def scores(Q, K, causal, sm_scale, attn_mask):
     return scores
 
 
-def roundings(eps, Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True):
+def roundings(eps, Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=True, onto=None):
     """Of the weights, which tensor cores take in the inputs' dtype, and of the scores, which are sums in fp32; head by
     head, for here they are in float64. Where few keys count in a row, PyTorch's error in it is luck."""
     batch, heads, seq_q, _ = Q.shape
-    made, shared, fp32 = torch.empty_like(Q), heads // K.shape[1], torch.finfo(torch.float32).eps
+    shared, fp32 = heads // K.shape[1], torch.finfo(torch.float32).eps
+    made = torch.empty_like(Q if onto is None else Q[..., 0])
     scale = Q.shape[3] ** -0.5 if sm_scale is None else sm_scale
     mask = None if attn_mask is None else attn_mask.expand(batch, heads, seq_q, K.shape[2])
     for b, h in product(range(batch), range(heads)):
@@ -131,6 +132,11 @@ def roundings(eps, Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_sof
             in_scores += torch.minimum(both.abs(), (both - mask[one]).abs() / fp32).square().nan_to_num(0, 0, 0)
         moved = each.square() * in_scores * fp32**2  # each weight, by its score's
         mean = each @ v  # from which a weight that is larger moves the result towards its value
+        if onto is not None:
+            values = onto[one] @ v.mT
+            by_scores = moved * (values - (mean * onto[one]).sum(-1, keepdim=True)).square()
+            made[one] = ((eps * each * values).square() + by_scores).sum(-1).sqrt()
+            continue
         by_scores = moved @ v.square() - 2 * mean * (moved @ v) + mean.square() * moved.sum(-1, keepdim=True)
         made[one] = (eps**2 * (each.square() @ v.square()) + by_scores.clamp(min=0)).sqrt()
     return made.nan_to_num(0, 0, 0)

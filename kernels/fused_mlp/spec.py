@@ -25,14 +25,28 @@ def eager(x, w_gate, w_up, w_down, activation="silu"):
     return F.linear(ACTIVATIONS[activation](F.linear(x, w_gate)) * F.linear(x, w_up), w_down)
 
 
-def roundings(eps, x, w_gate, w_up, w_down, activation="silu"):
-    """Of both projections, the activation and the hidden layer, each a number in the inputs' dtype in PyTorch. Where few of
-    the hidden layer count in a result, PyTorch's error in it is luck."""
-    gate, up = F.linear(x, w_gate), F.linear(x, w_up)
+def roundings(eps, x, w_gate, w_up, w_down, activation="silu", onto=None):
+    """Of both projections, which are sums in fp32, the activation and the hidden layer, each a number in the inputs' dtype
+    in PyTorch. Where few of the hidden layer count in a result, or all of it is made of one sum whose terms cancel,
+    PyTorch's error in it is luck."""
+    gate, up, fp32 = F.linear(x, w_gate), F.linear(x, w_up), torch.finfo(torch.float32).eps
+    by_sum = [fp32 * F.linear(x.square(), weight.square()).sqrt() for weight in (w_gate, w_up)]
+    in_gate, in_up = (torch.hypot(step(sums, eps), each) for sums, each in zip((gate, up), by_sum))
     made = ACTIVATIONS[activation](gate)
-    moved = (ACTIVATIONS[activation](gate * (1 + eps)) - made) * up
-    changes = moved.square() + 3 * (eps * made * up).square()  # by the gate; the other projection, the activation, both
+    by_gate = (ACTIVATIONS[activation](gate + gate.sign() * in_gate) - made) * up
+    by_others = made * in_up, step(made, eps) * up, step(made * up, eps)
+    changes = sum((change.square() for change in by_others), by_gate.square())
+    if onto is not None:
+        return (changes * (onto @ w_down).square()).sum(-1).sqrt().nan_to_num(0, 0, 0)
     return F.linear(changes, w_down.square()).sqrt().nan_to_num(0, 0, 0)
+
+
+def step(numbers, eps):
+    """How far it is from each number to the next in the dtype of that eps: in fp16 2^-24 at least, for what is larger than
+    that; what is smaller may become 0."""
+    half = torch.finfo(torch.float16)
+    size = numbers.abs()
+    return (eps * size).maximum(size.clamp(max=half.tiny * half.eps)) if eps == half.eps else eps * size
 
 
 def large_gates(inputs):

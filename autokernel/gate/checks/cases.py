@@ -216,7 +216,7 @@ class CheckCase:
     def _of_one_sign(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:
         """Those that are no weights: all numbers of each of one sign, or of either, and larger or smaller."""
         drawn, most = random.Random(f"signs:{self.seed}"), min(8.0, scales_in(spec, self.case.dtype)[-1] / 4)
-        scales = [scale for scale in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0) if scale <= most]
+        scales = [scale for scale in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0) if scale <= most] or [most]
         return inputs | {n: drawn.choice(SIGNS)(x) * drawn.choice(scales) for n, x in free(spec, self.case, inputs)}
 
     def _with_other_numbers(self, spec: KernelSpec, inputs: dict[str, Any]) -> dict[str, Any]:

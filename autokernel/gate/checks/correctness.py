@@ -1,5 +1,6 @@
 """Whether a result is right: how an output is held against what is expected of it, the fp64 oracle before all."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -48,6 +49,7 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False, repeat
     if not y.dtype.is_floating_point:  # indices, counts: exact, or as PyTorch has them where two are equally right
         differs = (y != exact) & (y != expectation.native)
         return f"differs: {_worst(differs.double(), y.double(), exact)}" if differs.any() else None
+    y = _where_pytorch_overflows(y, expectation) if expectation.own_range else y
     if _right_in_parts(y, expectation, adversarial):
         return None
     expectation = expectation.with_grown() if expectation.grown else expectation
@@ -55,6 +57,14 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False, repeat
     if reason and expectation.perturbation:  # PyTorch may be all but exact where a ReLU, or terms that cancel, leave little
         reason = _wrong(y, expectation, adversarial, least=expectation.perturbation(), repeats=repeats)
     return reason
+
+
+def _where_pytorch_overflows(y: Tensor, expectation: Expectation) -> Tensor:
+    """`y` as it should be wherever it is the NaN or the infinity that PyTorch's own form makes of finite numbers, too: such
+    as of a model's exponentials, which fp32 does not hold and float64 does."""
+    native, rounded = expectation.native, expectation.exact.to(y.dtype)
+    alike = ((y == native) | (y.isnan() & native.isnan())) & ~y.isfinite() & rounded.isfinite()
+    return torch.where(alike, rounded, y)
 
 
 def _right_in_parts(y: Tensor, expectation: Expectation, adversarial: bool) -> bool:
@@ -110,6 +120,7 @@ def _wrong(
     size, error, is_exact = expectation.size, y.double().sub_(exact), native is exact
     signed = torch.zeros_like(exact) if is_exact else native.double() - exact
     native_error = signed if least is None else torch.maximum(least, signed.abs())
+    projection = expectation.projection if least is not None else None
     least = torch.zeros_like(exact) if least is None else least
     finite = usable = None  # masks, where something is not finite
     if not all(map(_all_finite, (rounded, y, native))):
@@ -137,7 +148,7 @@ def _wrong(
     size, error = _only(usable, size), _only(usable, error)
     if y.dtype.itemsize == 2:
         known = y, _only(usable, exact), size, error, _only(usable, signed), _only(usable, least)
-        if reason := _systematic(*known, repeats) or (None if alone else _by_value(*known)):
+        if reason := _systematic(*known, repeats, projection) or (None if alone else _by_value(*known)):
             return reason
     return _larger_than_pytorch(y, exact, size, error, native_error, usual=not alone)
 
@@ -247,15 +258,23 @@ def _one_element(y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Ten
 
 
 def _systematic(
-    y: Tensor, exact: Tensor, size: Tensor, error: Tensor, own: Tensor, least: Tensor, repeats: bool
+    y: Tensor,
+    exact: Tensor,
+    size: Tensor,
+    error: Tensor,
+    own: Tensor,
+    least: Tensor,
+    repeats: bool,
+    projection: Callable[[], Tensor] | None = None,
 ) -> str | None:
     """Why the errors of a 16-bit result are not those of rounding, which are independent of each other.
 
     A single number is within SCALAR_ULPS of the truth. In a row, the mean of the signed errors and their projection on the
     row (by how much it is scaled) are small multiples of what independent roundings of its elements come to, or of
     PyTorch's own: a sum over a part of the row, or an average in place of its end, moves all elements together. So may
-    what `least` says of numbers in between, which has no sign: beside PyTorch's, whose signs must not cancel it. Half a
-    rounding more is allowed, by which results are smaller where they are cut off (Triton's interpreter, bfloat16).
+    what `least` says of numbers in between, which has no sign: beside PyTorch's, whose signs must not cancel it; and where
+    few of them count, all results of a row are made of these (`projection`, a row's on itself). Half a rounding more is
+    allowed, by which results are smaller where they are cut off (Triton's interpreter, bfloat16).
     """
     eps, tiny = torch.finfo(y.dtype).eps, _smallest(y.dtype)
     if not y.dim():
@@ -265,6 +284,9 @@ def _systematic(
     exact, size, error, own, least = map(as_rows_of_results, (exact, size, error, own, least))
     norm = (exact**2).sum(-1) + tiny
     together = (least * (exact.abs() if repeats else exact)).sum(-1).abs()
+    if projection:
+        of_rows = torch.linalg.vector_norm(projection().reshape(len(exact), -1), dim=-1)  # of narrow ones that are one row
+        together = torch.maximum(together, of_rows)
     count = max(exact.shape[-1], 1)
     figures = {  # of each row: of the result, of PyTorch's, of independent roundings (one s.d. or more), of cutting off
         "scaled by {:.2e}": (

@@ -1,6 +1,7 @@
 """What is expected of a kernel: the results in float64, and the errors of PyTorch's own on the same inputs beside them."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -36,8 +37,11 @@ class Expectation:
     picked: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.picked
     untold: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.bool))  # KernelSpec.untold
     perturbation: Callable[[], Tensor] | None = None  # fp64, KernelSpec.opaque or .roundings: made where it is asked for
+    # fp64, of each row: by how much the sum of products of its results and exact ones changes with those numbers in between
+    projection: Callable[[], Tensor] | None = None
     grown: Callable[[], tuple[Tensor, Tensor | None]] | None = None  # size and scale, which take long
     known_dtype: torch.dtype | None = None  # of the result, where it is known before PyTorch's own
+    own_range: bool = False  # what overflows on the way in PyTorch's own form, and not in float64, may do so
     is_steady: Callable[[], bool] = lambda: False  # whether that is known to be finite (KernelSpec.finite_below)
 
     @property
@@ -85,13 +89,17 @@ class Expectation:
         def perturbation() -> Tensor:
             return part(self.perturbation())
 
+        def projection() -> Tensor:
+            return self.projection().reshape(-1)[start : start + count]
+
         def grown() -> tuple[Tensor, Tensor | None]:
             size, scale = self.grown()
             return part(size), scale if scale is None else part(scale)
 
         size, scale = (t if t is None else part(t) for t in (self.known_size, self.known_scale))
         others = (part(t) if t.dim() else t for t in (self.terms, self.picked, self.untold))
-        made = self.perturbation and perturbation, self.grown and grown, self.known_dtype, self.is_steady
+        made = self.perturbation and perturbation, self.projection and projection, self.grown and grown
+        made += self.known_dtype, self.own_range, self.is_steady
         return Expectation(part(self.exact), lambda: part(self.native), size, scale, self.relative, *others, *made)
 
     def with_grown(self) -> "Expectation":
@@ -186,6 +194,11 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
             changes = spec.roundings(torch.finfo(natives()[0].dtype).eps, **{k: moved(v, True) for k, v in inputs.items()})
             return [RMS_ROUNDING * each for each in several(changes)]
 
+    def projection() -> Tensor:
+        eps, onto = torch.finfo(natives()[0].dtype).eps, exacts[0].nan_to_num(0, 0, 0)
+        with torch.inference_mode(), of_type(spec, "what its results should be"):
+            return RMS_ROUNDING * spec.roundings(eps, onto=onto, **{k: moved(v, True) for k, v in inputs.items()})
+
     @cache
     def magnitudes() -> Sequence[Tensor]:
         with torch.inference_mode(), of_type(spec, "what its results should be"):
@@ -195,11 +208,13 @@ def expectations(spec: KernelSpec, inputs: dict[str, Any], device: str) -> list[
         size = torch.maximum(exacts[result].abs(), magnitudes()[result])
         return size, None if spec.terms else _scale_of(size)
 
+    projected = projection if spec.roundings and "onto" in inspect.signature(spec.roundings).parameters else None
     expected = []
     for result, (exact, scale) in enumerate(zip(exacts, scales)):
         native = (lambda result=result: natives()[result]) if least else natives()[result]
         perturbation = (lambda result=result: perturbations()[result]) if spec.opaque or spec.roundings else None
-        made = perturbation, partial(grown, result) if spec.magnitude else None, dtype, is_steady
+        made = perturbation, projected, partial(grown, result) if spec.magnitude else None, dtype
+        made += bool(spec.results or spec.opaque), is_steady
         expected.append(Expectation(exact, native, None, scale, spec.relative, terms, picked, untold, *made))
     return expected
 

@@ -191,7 +191,7 @@ WRONG = {
         (r"\? c6 : 96", "? -c6 : 96"),
         (r"int64_t\(r1_0\)", "int64_t(-r1_0)"),
     ),
-    "a largest that passes over NaN": ("first_of_the_largest", (r"if \(r0_0_nan > 0\) r0_0 = NAN;", "")),
+    "a largest that passes over NaN": ("first_of_the_largest", (r"r0_0_nan > 0 \? NAN : ", "")),
     "a largest without the last": ("first_of_the_largest", (r"i1 < 96", "i1 < 95")),
     "a window that is off by one": ("largest_of_windows", (r"(x0\[.*)\]", r"\1 - 1]")),
     "zeros around what is pooled": ("largest_of_windows", (r"\(-INFINITY\)", "0.0f")),

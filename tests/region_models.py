@@ -28,6 +28,7 @@ class Of(nn.Module):
         self.function = function
         self.weight = nn.Parameter(torch.linspace(0.5, 1.5, N))
         self.bias = nn.Parameter(torch.linspace(-1, 1, N))
+        self.register_buffer("places", torch.arange(64 * 4).view(64, 4) * 7 % 64)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.function(self, *inputs)
@@ -44,7 +45,9 @@ def found(model: nn.Module, *inputs: Tensor, backend: str = "cpp") -> tuple[obje
 
 
 def drawn(t: TensorSpec) -> Tensor:
-    return torch.empty_strided(t.shape, t.strides, dtype=t.dtype).copy_(torch.randn(t.shape))
+    """Integers are places in a dim of `found`'s inputs."""
+    contents = torch.randn(t.shape) if t.dtype.is_floating_point else torch.randint(64, t.shape)
+    return torch.empty_strided(t.shape, t.strides, dtype=t.dtype).copy_(contents)
 
 
 def why_wrong(returned, spec: KernelSpec, inputs: dict, adversarial: bool = False) -> str | None:
@@ -168,6 +171,11 @@ SEVERAL = {
 }
 
 
+CHAINS |= {
+    "embedded": lambda m, x, y: F.layer_norm(F.embedding(m.places, x) + y[:, None], (N,), m.weight, m.bias),
+    "taken": lambda m, x, y: torch.exp(x[m.places[:, 0]] * y.index_select(0, m.places[:, 1])) + x,
+    "gathered": lambda m, x, y: y.view(64, N).gather(1, m.places) * 2 + x[m.places, m.places].tanh(),
+}
 CHAINS |= SEVERAL
 
 

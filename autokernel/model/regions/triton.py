@@ -455,7 +455,8 @@ def _loaded(e: Expression, at: str, mask: str, *operands: str) -> str:
     if e.op == "gather":
         there, *guard = operands
         at = f"{at} + {there}"
-        conditions = [one for one in (mask, f"({there} >= 0) & ({there} <= {e.data[4]})", *guard) if one]
+        block = f"tl.where({mask}, {there}, -1)" if mask else there  # what is one number for all becomes a block of them
+        conditions = [f"{block} >= 0", f"{block} <= {e.data[4]}", *guard]
         other = "other=0" if guard or e.kind != FLOAT else 'other=float("nan")'
     masks = " & ".join(f"({one})" if len(conditions) > 1 else one for one in conditions)
     options = [f"x{e.data[0]} + {at}" if at != "0" else f"x{e.data[0]}", masks, other]

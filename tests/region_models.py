@@ -28,6 +28,7 @@ class Of(nn.Module):
         self.function = function
         self.weight = nn.Parameter(torch.linspace(0.5, 1.5, N))
         self.bias = nn.Parameter(torch.linspace(-1, 1, N))
+        self.register_buffer("places", torch.arange(64 * 4).view(64, 4) * 7 % 64)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         return self.function(self, *inputs)
@@ -44,7 +45,9 @@ def found(model: nn.Module, *inputs: Tensor, backend: str = "cpp") -> tuple[obje
 
 
 def drawn(t: TensorSpec) -> Tensor:
-    return torch.empty_strided(t.shape, t.strides, dtype=t.dtype).copy_(torch.randn(t.shape))
+    """Integers are places in a dim of `found`'s inputs."""
+    contents = torch.randn(t.shape) if t.dtype.is_floating_point else torch.randint(64, t.shape)
+    return torch.empty_strided(t.shape, t.strides, dtype=t.dtype).copy_(contents)
 
 
 def why_wrong(returned, spec: KernelSpec, inputs: dict, adversarial: bool = False) -> str | None:
@@ -104,6 +107,10 @@ CHAINS |= {
     "joined": lambda m, x, y: torch.cat((-(h := x * y)[:, N // 2 :], h[:, : N // 2]), -1) * y + h,
     "halves": lambda m, x, y: (lambda a, b: F.silu(a) * b)(*(x * y + 1).chunk(2, -1)) + F.glu(y),
     "padded": lambda m, x, y: F.pad((x * 2).flip(0, 1)[3:, ::2], (1, 2, 3, -1), value=0.5) + 1,
+    "stacked": lambda m, x, y: torch.stack((x * 2, y.sin(), m.weight.expand(64, N)), 1).flatten(1) + 1,
+    "rolled": lambda m, x, y: torch.roll((x * y).view(2, 32, N), (-3, 5), (1, 2)).exp() + y.roll(70, 0).view(2, 32, N),
+    "triangles": lambda m, x, y: (x * y).tril(-1) + torch.triu((x + y).view(2, 32, N), 2).view(64, N) * m.weight,
+    "repeated": lambda m, x, y: (x[:, :6] * y[:, :6]).repeat(2, 1, 16)[1] + (y[:, :32] * 2).repeat_interleave(3, 1),
     "apart": lambda m, x, y: F.silu((h := x * y).view(64, 2, 48)[:, 1]) * h.view(64, 2, 48).unbind(1)[0],
     "largest_of_windows": lambda m, x, y: F.max_pool2d(F.relu(x.view(2, 32, 8, 12)) - 1, 3, 2, 1, 2) * 2,
     "means_of_windows": lambda m, x, y: F.avg_pool2d(x.view(2, 32, 8, 12) * 2, 3, 2, 1, ceil_mode=True),
@@ -164,6 +171,11 @@ SEVERAL = {
 }
 
 
+CHAINS |= {
+    "embedded": lambda m, x, y: F.layer_norm(F.embedding(m.places, x) + y[:, None], (N,), m.weight, m.bias),
+    "taken": lambda m, x, y: torch.exp(x[m.places[:, 0]] * y.index_select(0, m.places[:, 1])) + x,
+    "gathered": lambda m, x, y: y.view(64, N).gather(1, m.places) * 2 + x[m.places, m.places].tanh(),
+}
 CHAINS |= SEVERAL
 
 

@@ -94,6 +94,32 @@ def test_kernels_are_right(name: str) -> None:
                 assert why_wrong(kernel_of(site)(**contents), spec, contents, adversarial=scale != 1) is None
 
 
+def test_an_index_that_is_out_of_range_is_an_error_as_it_is_in_the_model() -> None:
+    """Below zero some operators count from the end, others have nothing."""
+    _, (site,) = found(Of(CHAINS["taken"]).eval(), torch.randn(64, N), torch.randn(64, N))
+    spec = load_spec(site.kernel_type)
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    of_index, of_select = (n for n in inputs if not inputs[n].is_floating_point())
+    assert why_wrong(kernel_of(site)(**inputs | {of_index: inputs[of_index] - 64}), spec, inputs) is None
+    for off in ({of_index: inputs[of_index] - 200}, {of_index: inputs[of_index] + 64}, {of_select: inputs[of_select] - 64}):
+        with pytest.raises(IndexError, match="out of range"):
+            kernel_of(site)(**inputs | off)
+
+
+def test_indices_that_are_broadcast_or_computed_leave_the_rest_a_region() -> None:
+    """Looked for again and again, before the first of them was taken as what it is broadcast from."""
+    chains = (
+        lambda m, x, y: x.gather(1, m.places[:, :1].expand(-1, N)) * y + 1,
+        lambda m, x, y: x.gather(1, (m.places[:, :1] * 2 % 64).expand(-1, N)) * y + 1,
+        lambda m, x, y: (x * 2).relu()[m.places[:, 0]] * y + 1,
+    )
+    for chain in chains:
+        _, sites = found(Of(chain).eval(), torch.randn(64, N), torch.randn(64, N))
+        inputs = {k: drawn(t) for k, t in sites[-1].case.tensors.items()}
+        assert why_wrong(kernel_of(sites[-1])(**inputs), load_spec(sites[-1].kernel_type), inputs) is None
+    assert "index, mul, add" in load_spec(sites[-1].kernel_type).eager_form
+
+
 COSTLY = {"grouped_after_gelu": {"erf": 1}, "normed_twice": {"exp": 1, "tanh": 1}, "scores": {"exp": 1}}
 
 

@@ -71,6 +71,23 @@ def test_the_gate_takes_several_results(name: str, judge, monkeypatch: pytest.Mo
         assert words in verdict.why, verdict.why
 
 
+@pytest.mark.slow
+def test_the_gate_takes_what_is_gathered(judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices are in range there; one that counts from the end, the last and one of another element tell wrong kernels."""
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(CHAINS["taken"]), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    wrongs = [
+        re.sub(r"= \((\w+) \? (\w+) : (\w+)\);", r"= \1 ? 0 : \3;", winner.source),
+        re.sub(r"= int64_t\((x\d\[i0 \* 4\])\);", r"= std::min<int64_t>(\1, 62);", winner.source),
+        re.sub(r"= int64_t\((x\d)\[i0 \* 4\]\);", r"= int64_t(\1[0]);", winner.source),
+    ]
+    assert winner.source not in wrongs
+    right, *refused = verdicts(judge, winner, winner.source, *wrongs)
+    assert right.correctness.value == "PASS" and right.decided, right.why
+    assert all(verdict.correctness.value == "FAIL" for verdict in refused), [verdict.why for verdict in refused]
+
+
 LAZY = """
 import sys
 

@@ -78,7 +78,7 @@ def test_parts_windows_and_rows_in_order(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_long_rows_are_walked_through(tmp_path: Path) -> None:
     """By one program, and by several that each take a part; a variance in one pass."""
-    run(tmp_path, "extremes,grouped", held=8)
+    run(tmp_path, "embedded,extremes,grouped", held=8)
 
 
 @pytest.mark.slow

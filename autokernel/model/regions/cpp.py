@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression, Lowered, Result, is_scan
+from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression, Limit, Lowered, Result, is_scan
 from autokernel.model.regions.moments import with_exact_means
 from autokernel.model.regions.writing import (
     OPERATORS,
@@ -108,9 +108,11 @@ def kernel_fn({parameters}) -> {returned}:
     """{shapes}"""
     inputs = [_laid_out(x, stride) for x, stride in zip(({names},), STRIDES)]
     {made}
-    _run(*(x.data_ptr() for x in inputs), {addresses})
+    {run}
     return {results}
 '''
+RUN_WITHIN = """if {call}:
+        raise IndexError("an index is out of range")"""
 
 
 def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec]) -> dict[str, str]:
@@ -119,6 +121,7 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec])
     names, results = [f"input_{i}" for i in range(len(inputs))], result_names(lowered.results)
     function = (_SideBySide if are_side_by_side(lowered) else _Function)(lowered)
     constants = function.constants()
+    call = f"_run(*(x.data_ptr() for x in inputs), {', '.join(f'{y}.data_ptr()' for y in results)})"
     text = FILE.format(
         title=title,
         name=name,
@@ -133,7 +136,7 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec])
         shapes=in_words(names, inputs, [result.spec for result in lowered.results]),
         returned=returned(lowered.results),
         made=made(lowered.results),
-        addresses=", ".join(f"{y}.data_ptr()" for y in results),
+        run=RUN_WITHIN.format(call=call) if lowered.limits else call,
         results=", ".join(results),
     )
     return {"cpp_kernel": text}
@@ -156,7 +159,16 @@ def _code(function: "_Function", lowered: Lowered, inputs: Sequence[TensorSpec])
     pointers = [f"const {TYPES[t.dtype]}* __restrict x{i}" for i, t in enumerate(inputs)]
     pointers += [f"{TYPES[r.spec.dtype]}* __restrict {y}" for y, r in zip(result_names(lowered.results), lowered.results)]
     head = f'extern "C" int run({", ".join(pointers)}) {{'
-    return "\n".join([head, *indented(function.lines()), "    return 0;", "}"])
+    limits = [line for limit in lowered.limits for line in _within(limit, inputs[limit.index])]
+    return "\n".join([head, *indented([*limits, *function.lines()]), "    return 0;", "}"])
+
+
+def _within(limit: Limit, t: TensorSpec) -> list[str]:
+    """Statements that return 1 where an index is beyond the ends."""
+    index = [f"j{d}" for d in range(len(t.shape))]
+    loops = [f"for (int64_t {j} = 0; {j} < {n}; ++{j})" for j, n in zip(index, t.shape)]
+    at = f"x{limit.index}[{place(index, t.strides)}]"
+    return [*loops, f"    if ({at} < {limit.lowest} || {at} >= {limit.end}) return 1;"]
 
 
 def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
@@ -254,10 +266,13 @@ class _Function:
     def _writer(self, prefix: str, known: Mapping[Expression, str] | None = None) -> Writer:
         return Writer(FUNCTIONS, number, _declare, self._load, prefix, dict(known or {}))
 
-    def _load(self, e: Expression, condition: str = "") -> str:
+    def _load(self, e: Expression, *operands: str) -> str:
         at = place(self.index, self.loops.strides[e], e.data[2])
         if e.op == "index":
             return at
+        if e.op == "gather":
+            at, operands = f"{at} + {operands[0]}", operands[1:]
+        condition = "".join(operands)
         element = f"x{e.data[0]}[{at}]"
         text = f"{element} != 0" if e.kind == BOOL else f"{DECLARED[e.kind]}({element})"
         return f"{condition} ? {text} : 0" if condition else text

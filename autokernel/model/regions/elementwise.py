@@ -182,10 +182,12 @@ def _bitwise(low: Lowering, node: Node, groups: Groups) -> Expression:
     return low.make(op, *(low.operand(node, v, groups) for v in node.args), kind=BOOL)
 
 
-@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor")
+@rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 def _power(low: Lowering, node: Node, groups: Groups) -> Expression:
     if kind_of(value(node).dtype, node) != FLOAT:
         raise Unsupported("powers of integers")
+    if not isinstance(node.args[0], Node) and node.args[0] < 0:
+        raise Unsupported("powers of a number below 0, which most exponents have none of")
     x, exponent = low.as_float(low.operand(node, node.args[0], groups)), node.args[1]
     if isinstance(exponent, Node):
         return low.make("pow", x, low.as_float(low.operand(node, exponent, groups)))

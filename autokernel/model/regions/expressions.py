@@ -15,19 +15,29 @@ FLOAT, INT, BOOL = "float", "int", "bool"
 OWN_NAMES = ("exp", "log", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1", "sqrt")  # as PyTorch has them
 
 
+@dataclass(frozen=True)
+class Limit:
+    """An input's integers are places in a dim: from `lowest`, below zero from its end, to less than `end`."""
+
+    index: int  # of the input
+    lowest: int
+    end: int
+
+
 @dataclass(frozen=True, eq=False)
 class Expression:
     """A function of the index. op: "load", "number", "index", "reduce_sum" or "scan_sum" and their like, or a function.
 
-    A load of a condition is 0 where that is false. A scan is a reduction of all up to an index, in the order of the row.
+    A load of a condition is 0 where that is false; a "gather" is a load from as far on as its first operand says.
+    A scan is a reduction of all up to an index, in the order of the row.
     """
 
     op: str
     operands: tuple["Expression", ...]
     kind: str  # FLOAT, INT or BOOL
     dims: frozenset[int]  # on whose index it depends
-    # Of a load (input, stride per dim, offset); of an index (None, step per dim, start); of a number its value; of a scan
-    # whether it begins at the end of the row.
+    # Of a load (input, stride per dim, offset), of a gather its Limits and the last of its places, too; of an index (None,
+    # step per dim, start); of a number its value; of a scan whether it begins at the end of the row.
     data: Any = None
 
 
@@ -52,6 +62,11 @@ class Lowered:
     @property
     def scans(self) -> list[Expression]:
         return [e for e in self.expressions if is_scan(e)]
+
+    @property
+    def limits(self) -> list[Limit]:
+        """Of the inputs that say where elements are."""
+        return list(dict.fromkeys(limit for e in self.expressions if e.op == "gather" for limit in e.data[3]))
 
     @property
     def is_backwards(self) -> bool:
@@ -104,10 +119,11 @@ def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], low
         return e.data
     if e.op == "index":
         return _at(e, lowered)
-    if e.op == "load":
+    if e.op in ("load", "gather"):
         memory = inputs[e.data[0]]
         whole = memory.as_strided((memory.untyped_storage().nbytes() // memory.itemsize,), (1,), 0)
-        loaded = whole[(_at(e, lowered) + memory.storage_offset()).clamp(0, len(whole) - 1)]
+        at = _at(e, lowered) + (operands.pop(0) if e.op == "gather" else 0)
+        loaded = whole[(at + memory.storage_offset()).clamp(0, len(whole) - 1)]
         return torch.where(operands[0], loaded, torch.zeros_like(loaded)) if operands else loaded
     if e.op.startswith("reduce_"):
         operand = _tensor(operands[0], inputs).expand(lowered.sizes)
@@ -119,7 +135,7 @@ def _evaluated(e: Expression, operands: list[Any], inputs: Sequence[Tensor], low
 
 def _at(e: Expression, lowered: Lowered) -> Tensor:
     """The places that a load or an index goes to, of the dims on which they depend."""
-    _, steps, at = e.data
+    _, steps, at = e.data[:3]
     for d, step in enumerate(steps):
         shape = [n if d == i else 1 for i, n in enumerate(lowered.sizes)]
         at = at + (

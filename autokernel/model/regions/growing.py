@@ -23,7 +23,7 @@ from autokernel.model.match import MIN_ELEMENTS, RegionFinder
 from autokernel.model.nodes import aten, has_effects, is_idle, value
 from autokernel.model.patterns import Pattern, Site
 from autokernel.model.placement import site_case
-from autokernel.model.regions import cpp, elementwise, losses, reductions, rows, triton, windows  # noqa: F401  rules
+from autokernel.model.regions import cpp, elementwise, gathers, losses, reductions, rows, triton, windows  # noqa: F401  rules
 from autokernel.model.regions.expressions import Lowered, Result
 from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of
@@ -134,7 +134,8 @@ class _Regions:
                 self.lowered[cone] = piece, _lowered(piece)
                 return cone
             except Unsupported as why:
-                barred.add(_originals(cone, piece, self.order).get(why.node, output))
+                node = _originals(cone, piece, self.order).get(why.node, output)
+                barred.add(output if node in barred else node)  # in spite of that it is there, as what broadcasts an input
         return None
 
     def joined(self, cones: list[Cone]) -> list[Cone]:
@@ -355,7 +356,13 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     flops = sum(
         max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor)) for node in work
     )
-    region = Region(name, title, source, arguments, flops, results)
+    names, limits = list(arguments), {}
+    for limit in lowered.limits:
+        lowest, end = limits.get(names[limit.index], (limit.lowest, limit.end))
+        limits[names[limit.index]] = max(lowest, limit.lowest), min(end, limit.end)
+    loaded, gathered = ({names[e.data[0]] for e in lowered.expressions if e.op == op} for op in ("load", "gather"))
+    gathered = tuple(sorted(gathered - loaded))
+    region = Region(name, title, source, arguments, flops, results, limits=limits, gathered=gathered)
     if name not in _KNOWN and only is None:
         _KNOWN[name] = _set_up(region, lowered, backend)
     if not (name in only if only is not None else _KNOWN[name]):

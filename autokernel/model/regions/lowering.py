@@ -250,17 +250,22 @@ class Lowering:
         return self.at[v, groups]
 
     def _load(self, node: Node, groups: Groups) -> Expression:
+        return self.load(node, groups, None, self.inside(groups, value(node).shape))
+
+    def load(
+        self, node: Node, groups: Groups, place: Expression | None, guard: Expression, ends: tuple[Any, ...] = ()
+    ) -> Expression:
+        """An input's element; `place`, if given, comes on top of where the index says. ends: see Expression.data."""
         t = value(node)
         strides, offset = self._walk(t.stride(), groups), 0
         for stride, group in zip(t.stride(), groups):
             offset += stride * group.start if isinstance(group, Shifted) else 0
-        dims = [d for d, stride in enumerate(strides) if stride]
-        guard = self.inside(groups, t.shape)
-        data = self.inputs.index(node), strides, offset
-        if guard.op == "number":
-            load = self.make("load", kind=kind_of(t.dtype), data=data, dims=dims)
-            return load if guard.data else as_kind(self, self.number(False), load.kind)
-        return self.make("load", guard, kind=kind_of(t.dtype), data=data, dims={*dims, *guard.dims})
+        kind, data = kind_of(t.dtype), (self.inputs.index(node), strides, offset, *ends)
+        if guard.op == "number" and not guard.data:
+            return as_kind(self, self.number(False), kind)
+        operands = [*filter(None, [place]), *([] if guard.op == "number" else [guard])]
+        dims = {d for d, stride in enumerate(strides) if stride}.union(*(e.dims for e in operands))
+        return self.make("gather" if place else "load", *operands, kind=kind, data=data, dims=dims)
 
     def index(self, groups: Groups, shape: Sequence[int]) -> Expression:
         """The place, counted along dims of `shape`, at which a tensor's element is whose dims run along `groups`."""

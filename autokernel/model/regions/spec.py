@@ -5,8 +5,8 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,9 @@ PICKING = frozenset(
         *("neg", "abs", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "scalar_tensor", "full"),
         *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"),
         *("expand", "expand_as", "permute", "transpose", "t", "mT"),
-        *("slice", "narrow", "select", "flip", "cat", "constant_pad_nd", "pad"),
+        *("slice", "narrow", "select", "flip", "cat", "stack", "constant_pad_nd", "pad"),
+        *("embedding", "index_select", "gather", "index"),
+        *("roll", "tril", "triu", "repeat", "repeat_interleave"),
         *("zeros_like", "ones_like", "full_like", "zeros", "ones"),
         *("max", "min", "argmax", "argmin", "max_pool1d", "max_pool2d", "max_pool3d"),
         *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
@@ -90,6 +92,8 @@ class Region:
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
     # Inputs beside the first that these may be planted into, and the largest of the scales.
     planted_in: tuple[str, ...] = ()
+    limits: dict[str, tuple[int, int]] = field(default_factory=dict)  # of inputs that are places: the least, and the end
+    gathered: tuple[str, ...] = ()  # inputs of which is read what those say
     without_inductor: str = ""  # why there is no starter of what Inductor writes, on a GPU
 
     @cached_property
@@ -124,7 +128,8 @@ class Region:
         outputs = data.pop("outputs", None) or [data.pop("output")]  # one, in files of before there were several
         decoded = [decode_case({"name": "", "args": args}).args for args in (data["arguments"], dict(enumerate(outputs)))]
         data |= {"arguments": decoded[0], "outputs": tuple(decoded[1].values())}
-        data |= {name: tuple(data[name]) for name in ("positive", "row_scales", "planted_in") if name in data}
+        data |= {name: tuple(data[name]) for name in ("positive", "row_scales", "planted_in", "gathered") if name in data}
+        data["limits"] = {name: tuple(ends) for name, ends in data.get("limits", {}).items()}
         data["nonfinite"] = tuple(map(float, data["nonfinite"]))
         return Region(**data, source=(folder / "region.py").read_text())
 
@@ -233,7 +238,9 @@ def region_spec(region: Region) -> KernelSpec:
     oracle.__signature__ = eager.__signature__ = _signature(tensors, len(region.outputs))
     is_wide = torch.float16 not in (t.dtype for t in tensors.values()) and not HALF.search(region.source)
     whole = partial(_whole, compared=_compared(region.source), far=is_wide)
-    read = sum(t.nbytes for t in tensors.values())
+    wholes = {n: whole for n, t in tensors.items() if _is_whole(t)} | _places_of(region)
+    usual = partial(_usual, limits=region.limits)
+    read = sum(t.nbytes for name, t in tensors.items() if name not in region.gathered)  # of those, one row may be all
     return KernelSpec(
         name=region.name,
         oracle=oracle,
@@ -247,8 +254,8 @@ def region_spec(region: Region) -> KernelSpec:
         flops=lambda a: region.flops,
         bytes_moved=lambda a: read + sum(t.nbytes for t in region.outputs),  # read each input once, write each result
         headline="bandwidth_gb_s",
-        fill={name: _positive for name in region.positive} | {n: whole for n, t in tensors.items() if _is_whole(t)},
-        filled={what: partial(_usual, kind) for what, kind in USUAL.items() if any(map(_is_whole, tensors.values()))},
+        fill={name: _positive for name in region.positive} | wholes,
+        filled={what: partial(usual, kind) for what, kind in USUAL.items() if any(map(_is_whole, tensors.values()))},
         first=region.first or region.floats[0],
         adversarial={"ties": _ties} if any(map(_is_whole, region.outputs)) else {},
         row_scales=region.row_scales,
@@ -265,6 +272,17 @@ def _signature(names: Sequence[str], results: int) -> Any:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     annotation = tuple[(Tensor,) * results] if results > 1 else Tensor
     return inspect.Signature([inspect.Parameter(n, kind, annotation=Tensor) for n in names], return_annotation=annotation)
+
+
+def _places_of(region: Region) -> dict[str, Any]:
+    return {name: partial(_places, ends=ends) for name, ends in region.limits.items()}
+
+
+def _places(tensor: TensorSpec, args: Any, generator: torch.Generator, ends: tuple[int, int]) -> Tensor:
+    """Anywhere in a dim, both its ends among them."""
+    made = torch.randint(*ends, tensor.shape, generator=generator)
+    kind = torch.randint(16, tensor.shape, generator=generator)
+    return torch.where(kind == 0, ends[0], torch.where(kind == 1, ends[1] - 1, made))
 
 
 def _ties(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -306,12 +324,16 @@ USUAL: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 
 
 def _usual(
-    kind: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]], inputs: dict[str, Any], generator: torch.Generator
+    kind: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]],
+    inputs: dict[str, Any],
+    generator: torch.Generator,
+    limits: Mapping[str, tuple[int, int]],
 ) -> dict[str, Tensor]:
-    """All masks and integers among `inputs` of one kind of USUAL."""
+    """All masks and integers among `inputs` of one kind of USUAL; places begin again where a dim ends."""
     mask, integers = kind
     wholes = {name: x for name, x in inputs.items() if not x.is_floating_point()}
-    return {n: (mask if x.dtype == torch.bool else integers)(x).to(x.dtype).contiguous() for n, x in wholes.items()}
+    made = {n: (mask if x.dtype == torch.bool else integers)(x).to(x.dtype) for n, x in wholes.items()}
+    return {n: (x % limits[n][1] if n in limits else x).contiguous() for n, x in made.items()}
 
 
 def _integers(shape: Sequence[int], generator: torch.Generator, compared: Sequence[int] = ()) -> Tensor:
@@ -403,9 +425,9 @@ def _zeros(x: Tensor) -> Tensor:
 
 
 def _drawn(region: Region) -> dict[str, Tensor]:
-    generator, inputs = torch.Generator().manual_seed(0), {}
+    generator, inputs, places = torch.Generator().manual_seed(0), {}, _places_of(region)
     for name, t in region.arguments.items():
-        fill = _whole if _is_whole(t) else _positive if name in region.positive else None
+        fill = places.get(name) or _whole if _is_whole(t) else _positive if name in region.positive else None
         contents = fill(t, None, generator) if fill else torch.randn(t.shape, generator=generator)
         inputs[name] = contents.to(t.dtype)
     return inputs

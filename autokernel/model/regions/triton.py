@@ -8,6 +8,7 @@ from autokernel.model.regions.expressions import BOOL, FLOAT, Expression, Lowere
 from autokernel.model.regions.moments import with_moments
 from autokernel.model.regions.writing import (
     OPERATORS,
+    PLACED,
     Loops,
     Writer,
     in_words,
@@ -324,9 +325,9 @@ class _Walk:
             f"{name}_total = {name}_total {join} {whole.format(f'{name}_terms')}",
         ]
 
-    def _load(self, e: Expression, condition: str = "") -> str:
+    def _load(self, e: Expression, *operands: str) -> str:
         at = place(self.index, self.loops.strides[e], e.data[2])
-        return _loaded(e, at, "inside" if e in self.varying else "", condition)
+        return _loaded(e, at, "inside" if e in self.varying else "", *operands)
 
     def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
         lines = self._accumulated(n, reductions)
@@ -443,12 +444,22 @@ def _assigned(name: str, text: str, e: Expression) -> list[str]:
     return [f"{name} = {text}"]
 
 
-def _loaded(e: Expression, at: str, mask: str, condition: str) -> str:
-    """An index, or a loaded element as the kind that arithmetic takes it for."""
+def _loaded(e: Expression, at: str, mask: str, *operands: str) -> str:
+    """An index, or a loaded element as the kind that arithmetic takes it for.
+
+    From beyond the ends nothing is read: of floating-point numbers that is NaN.
+    """
     if e.op == "index":
         return at
-    masks = " & ".join(f"({one})" if condition else one for one in (mask, condition) if one)
-    options = [f"x{e.data[0]} + {at}" if at != "0" else f"x{e.data[0]}", masks, "other=0" * bool(condition)]
+    conditions, other = [one for one in (mask, *operands) if one], "other=0" * bool(operands)
+    if e.op == "gather":
+        there, *guard = operands
+        at = f"{at} + {there}"
+        block = f"tl.where({mask}, {there}, -1)" if mask else there  # what is one number for all becomes a block of them
+        conditions = [f"{block} >= 0", f"{block} <= {e.data[4]}", *guard]
+        other = "other=0" if guard or e.kind != FLOAT else 'other=float("nan")'
+    masks = " & ".join(f"({one})" if len(conditions) > 1 else one for one in conditions)
+    options = [f"x{e.data[0]} + {at}" if at != "0" else f"x{e.data[0]}", masks, other]
     text = f"tl.load({', '.join(filter(None, options))})"
     return f"({text} != 0)" if e.kind == BOOL else f"{text}.to({'tl.float32' if e.kind == FLOAT else 'tl.int64'})"
 
@@ -479,9 +490,14 @@ def _body(lowered: Lowered, loops: Loops) -> list[str]:
             return "inside"
         return row_mask if any(strides[:split]) else column_mask
 
-    def load(e: Expression, condition: str = "") -> str:
-        strides = loops.strides[e]
-        return _loaded(e, place(index, strides, e.data[2]), mask(strides) if any(strides) else "", condition)
+    def walked(e: Expression) -> list[bool]:
+        """The loops on which it depends, by where it goes and by what says so."""
+        own = loops.strides[e] if e.op in PLACED else [False] * len(loops.sizes)
+        return [any(each) for each in zip(own, *map(walked, e.operands))]
+
+    def load(e: Expression, *operands: str) -> str:
+        strides = walked(e) if e.op == "gather" else loops.strides[e]
+        return _loaded(e, place(index, loops.strides[e], e.data[2]), mask(strides) if any(strides) else "", *operands)
 
     functions = FUNCTIONS | {op: FUNCTIONS[op].replace("{reverse}", str(lowered.is_backwards)) for op in SCANNED}
     writer = Writer(functions, number, _assigned, load)

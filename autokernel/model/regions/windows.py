@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from autokernel.model.nodes import aten, value
-from autokernel.model.regions.expressions import FLOAT, Expression
+from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression
 from autokernel.model.regions.lowering import MOST_PLACES, Groups, Lowering, Unsupported, arguments, choose, kind_of, rule
 
 
@@ -94,6 +94,77 @@ def _cat(low: Lowering, node: Node, groups: Groups) -> Expression:
     for inside, element in reversed(parts):
         result = choose(low, inside, element, result, kind)
     return result
+
+
+@rule("stack")
+def _stack(low: Lowering, node: Node, groups: Groups) -> Expression:
+    given, kind = arguments(node), kind_of(value(node).dtype, node)
+    parts, dim = given["tensors"], given["dim"] % len(groups)
+    at, there = low.index((groups[dim],), (len(parts),)), (*groups[:dim], *groups[dim + 1 :])
+    result = low.element(parts[-1], there)
+    for which, part in reversed([*enumerate(parts[:-1])]):
+        is_there = low.make("eq", at, low.number(which), kind=BOOL)
+        result = choose(low, is_there, low.element(part, there), result, kind)
+    return result
+
+
+@rule("roll")
+def _roll(low: Lowering, node: Node, groups: Groups) -> Expression:
+    """Each place is one of two along each dim that is rolled; what is there is computed for both."""
+    given, kind = arguments(node), kind_of(value(node).dtype, node)
+    source, shape = given["self"], value(given["self"]).shape
+    if not given["dims"]:
+        raise Unsupported("what is rolled as one dim")
+
+    def element(there: Groups, rest: Sequence[tuple[int, int]]) -> Expression:
+        if not rest:
+            found = low.element(source, _of_one(there, source))
+            if _is_costly(found):
+                raise Unsupported("what is rolled would be computed several times", source)
+            return found
+        (dim, shift), *rest = rest
+        n = shape[dim]
+        first, second = (element(_at(low, source, there, dim, 1, start), rest) for start in (-shift % n - n, -shift % n))
+        at = low.index((there[dim],), (n,))
+        return choose(low, low.make("ge", at, low.number(shift % n), kind=BOOL), first, second, kind)
+
+    moved: dict[int, int] = {}
+    for dim, shift in zip(given["dims"], given["shifts"]):
+        moved[dim % len(shape)] = moved.get(dim % len(shape), 0) + shift
+    return element(groups, [(dim, shift) for dim, shift in moved.items() if shift % shape[dim]])
+
+
+@rule("tril", "triu")
+def _triangle(low: Lowering, node: Node, groups: Groups) -> Expression:
+    given, kind = arguments(node), kind_of(value(node).dtype, node)
+    row, column = (low.index((group,), (n,)) for group, n in zip(groups[-2:], value(node).shape[-2:]))
+    end = low.make("add", row, low.number(given["diagonal"]), kind=INT)
+    is_inside = low.make("le" if node.target is aten.tril.default else "ge", column, end, kind=BOOL)
+    return choose(low, is_inside, low.element(given["self"], groups), low.number(False), kind)
+
+
+@rule("repeat", "repeat_interleave.self_int")
+def _repeat(low: Lowering, node: Node, groups: Groups) -> Expression:
+    """Each dim several times as a whole, or one of them element by element."""
+    given = arguments(node)
+    source, shape = given["self"], value(given["self"]).shape
+    if node.target is aten.repeat.default:
+        sizes = [(of // n, n) for of, n in zip(value(node).shape[-len(shape) :], shape)] if shape else []
+        return low.element(
+            source, tuple(_split_in(low, g, two)[1] for g, two in zip(groups[len(groups) - len(sizes) :], sizes))
+        )
+    if given["dim"] is None:
+        raise Unsupported("what is repeated as one dim")
+    dim = given["dim"] % len(shape)
+    own = _split_in(low, groups[dim], (shape[dim], value(node).shape[dim] // shape[dim]))[0]
+    return low.element(source, (*groups[:dim], own, *groups[dim + 1 :]))
+
+
+def _split_in(low: Lowering, group: tuple[int, ...], sizes: tuple[int, int]) -> Groups:
+    """A dim as two; one that is as it was may run from elsewhere."""
+    if 1 in sizes:
+        return (group, ()) if sizes[1] == 1 else ((), group)
+    return low.split(group, sizes)
 
 
 @rule("constant_pad_nd", "pad")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from autokernel.model.regions.expressions import Expression, Lowered, Result, is_scan
 from autokernel.spec import TensorSpec
 
-PLACED = ("load", "index")  # expressions that depend on the index itself
+PLACED = ("load", "gather", "index")  # expressions that depend on the index itself
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,14 @@ def test_report_and_clean_are_for_programs_as_well(run):
 def test_clean_takes_its_run_as_the_other_commands_do(capsys):
     words = [["clean", "night"], ["clean", "--tag", "night"], ["clean", "--tag=night"]]
     assert {make_parser().parse_args(given).tag for given in words} == {"night"}
-    for wrong in (["clean"], ["clean", "night", "--tag", "day"]):
-        with pytest.raises(SystemExit):
-            make_parser().parse_args(wrong)
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["clean", "night", "--tag", "day"])
+
+
+def test_clean_without_a_name_lists_the_runs(run):
+    with pytest.raises(NoRun, match=f"clean TAG; there are: {run.tag}$"):
+        call("clean", tag=None)
+    assert run.folder.exists()
 
 
 @pytest.mark.parametrize(

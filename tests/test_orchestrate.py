@@ -21,6 +21,7 @@ from autokernel.cli.status import log
 from autokernel.gate import Interval
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Status
+from autokernel.history.runs import run_tags
 from autokernel.history.status import Proof, read_proofs, status
 from autokernel.integration.verification.forms import EAGER, INDUCTOR
 from autokernel.integration.verification.record import KernelInModel, Verification
@@ -132,6 +133,14 @@ def test_clean_without_a_name_lists_the_runs(run):
     with pytest.raises(NoRun, match=f"clean TAG; there are: {run.tag}$"):
         call("clean", tag=None)
     assert run.folder.exists()
+
+
+def test_a_clone_that_git_refuses_to_read_is_not_one_without_runs(run, monkeypatch):
+    """As one of another user's: it has what it had."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    with pytest.raises(NoRun, match="dubious ownership.*safe.directory"):
+        run_tags(run.root)
 
 
 @pytest.mark.parametrize(

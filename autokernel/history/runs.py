@@ -124,8 +124,8 @@ def no_run(root: Path, tag: str | None) -> NoRun:
         return NoRun(f"run {tag!r} has a profile, and no {PLAN} yet: python extract.py --tag {tag} makes it")
     if tag and run_refs(root, tag):
         return NoRun(
-            f"run {tag!r} has no workspace/{tag}/{PLAN}, only its commits: git log autokernel/{tag} shows what "
-            f"was kept, python orchestrate.py clean {tag} removes it"
+            f"run {tag!r} has no workspace/{tag}/{PLAN}, only its commits (a folder that was renamed goes on under "
+            f"its old name): git log autokernel/{tag} shows what was kept, python orchestrate.py clean {tag} removes it"
         )
     others = [folder.name for folder in run_folders(root)]
     if not tag or not others:

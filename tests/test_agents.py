@@ -34,7 +34,7 @@ from autokernel.agents.tuner import Tuner, scored
 from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import STARTER
 from autokernel.history.ledger import GitLedger
-from autokernel.preflight import backends
+from autokernel.preflight import Refused, backends
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
 from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
@@ -577,3 +577,19 @@ def test_an_agent_that_must_stop_leaves_the_run_to_the_others(api):
     alone = FirstOf([claude(api, budget_usd=0.01)], told.append)
     with pytest.raises(OutOfBudget):
         alone.propose(context(FIRST))
+
+
+@pytest.mark.parametrize("answer", [lambda context: 1 / 0, lambda context: "a = 1"], ids=["raises", "is no Proposal"])
+def test_an_agent_of_ones_own_that_fails_ends_no_run(monkeypatch, answer):
+    """What was judged is still proven and verified, and the other agents go on."""
+    monkeypatch.setattr("autokernel.agents.starters.make", lambda *given: SimpleNamespace(propose=answer))
+    told = []
+    assert make_agent("starters,tuner", told.append).propose(context(FIRST)).agent == "tuner"
+    assert len(told) == 1 and told[0].startswith("agent starters ") and "goes on without it" in told[0]
+
+
+@pytest.mark.parametrize("make", [lambda say, options: None, lambda *given: None], ids=["two parameters", "gives nothing"])
+def test_an_agent_that_cannot_be_made_is_named(monkeypatch, make):
+    monkeypatch.setattr("autokernel.agents.starters.make", make)
+    with pytest.raises(Refused, match="^agent starters.*(takes 2 positional|no propose)"):
+        make_agent("starters", print)

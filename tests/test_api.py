@@ -585,6 +585,11 @@ def test_a_run_that_is_not_there_cannot_be_verified() -> None:
         autokernel.verify("no-such-run")
 
 
+def test_starters_misspelt_is_not_taken_for_a_run_alone() -> None:
+    with pytest.raises(NoRun, match="no run named 'starter'.*did you mean 'starters'"):
+        autokernel.apply(LINEAR, "starter")
+
+
 LINE = "argument --minutes: 'few' is not a number (python orchestrate.py run --help)"
 ENDED = {
     "an option": (f"sys.exit({'error: ' + LINE!r})", "minutes: 'few' is not a number"),

@@ -21,6 +21,7 @@ from autokernel.cli.status import log
 from autokernel.gate import Interval
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Status
+from autokernel.history.runs import run_tags
 from autokernel.history.status import Proof, read_proofs, status
 from autokernel.integration.verification.forms import EAGER, INDUCTOR
 from autokernel.integration.verification.record import KernelInModel, Verification
@@ -124,9 +125,22 @@ def test_report_and_clean_are_for_programs_as_well(run):
 def test_clean_takes_its_run_as_the_other_commands_do(capsys):
     words = [["clean", "night"], ["clean", "--tag", "night"], ["clean", "--tag=night"]]
     assert {make_parser().parse_args(given).tag for given in words} == {"night"}
-    for wrong in (["clean"], ["clean", "night", "--tag", "day"]):
-        with pytest.raises(SystemExit):
-            make_parser().parse_args(wrong)
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["clean", "night", "--tag", "day"])
+
+
+def test_clean_without_a_name_lists_the_runs(run):
+    with pytest.raises(NoRun, match=f"clean TAG; there are: {run.tag}$"):
+        call("clean", tag=None)
+    assert run.folder.exists()
+
+
+def test_a_clone_that_git_refuses_to_read_is_not_one_without_runs(run, monkeypatch):
+    """As one of another user's: it has what it had."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    with pytest.raises(NoRun, match="dubious ownership.*safe.directory"):
+        run_tags(run.root)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,9 @@ def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clo
     assert {path.split("/")[0] for path in changed[2:]} == {"fast_norms"}
     assert f"fast_norms/winners/{Winner(TARGET, WRONG).name}.py" in changed
     assert commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms", json=False)).endswith("has them already")
+    sh("git", "checkout", "-q", "--detach", cwd=clone)
+    said = commands.merge(argparse.Namespace(tag="night", to=clone / "others", json=False))
+    assert said.endswith(commands.OFF_BRANCH)
 
 
 REFUSED = {  # what is set up in the clone -> what git says
@@ -267,7 +270,7 @@ def test_a_commit_that_git_refuses_is_told_in_a_line(run, clone, monkeypatch, ca
         commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms", json=False))
     said = capsys.readouterr().err
     assert end.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
-    assert "is written, but not committed" in said and says in said
+    assert "is written, but not committed" in said and says in said and "the same command commits it" in said
     assert sh("git", "status", "--porcelain", "fast_norms", cwd=clone).strip() == "?? fast_norms/", "something stays staged"
 
 

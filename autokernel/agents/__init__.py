@@ -1,5 +1,6 @@
 """Who proposes edits: one file an agent, all behind the Agent protocol."""
 
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -8,11 +9,15 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from autokernel.gate.timing.autotune import Looked
+from autokernel.gate.workers.sandbox import SandboxIncomplete
+from autokernel.hardware.machine import MachineFault
 from autokernel.history.experiments import Experiment
 from autokernel.preflight import Refused, backends
 from autokernel.spec import KernelSpec
 from autokernel.target import Target
 from autokernel.verdict import Verdict
+
+LONGEST = 300  # characters of an error's words
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Proposal:
     cost_usd: float = 0.0
 
 
+@runtime_checkable
 class Agent(Protocol):
     def propose(self, context: Context) -> Proposal | None:
         """The next edit of the incumbent; None when there is nothing left to try on this target."""
@@ -127,6 +133,34 @@ class FirstOf:
         return None
 
 
+@dataclass(frozen=True)
+class Answering:
+    """An agent, whose own mistake ends its part of a run and nothing else: what was judged is still proven and reported."""
+
+    name: str
+    agent: Agent
+
+    def propose(self, context: Context) -> Proposal | None:
+        try:
+            proposal = self.agent.propose(context)
+        except (AgentStopped, MachineFault, Refused, SandboxIncomplete):
+            raise
+        except Exception as error:
+            raise AgentStopped(_of_agent(self.name, error)) from error
+        if not isinstance(proposal, Proposal | None):
+            raise AgentStopped(f"agent {self.name} answered with {proposal!r:.80}, which is neither a Proposal nor None")
+        return proposal
+
+
+def _of_agent(name: str, error: Exception) -> str:
+    """Where in the agent's own file an error was, or what it called was."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename) == Path(__file__).with_name(f"{name}.py")]
+    at = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    said = " ".join(str(error).split())[:LONGEST]
+    return f"agent {name} has failed{at}: {type(error).__name__}{said and f': {said}'}"
+
+
 def known_agents() -> list[str]:
     """The files here that define make(say, options, spent_usd, argument): their names are those of the agents."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\ndef make(" in path.read_text())
@@ -155,5 +189,13 @@ def make_agent(text: str, say: Callable[[str], None], spent_usd: float = 0.0, **
             raise Refused(f"{named} is for --agent {' or '.join(sorted(takers))}, and the agent is {text}")
     for one in agent_names(text):
         name, _, argument = one.partition(":")
-        agents.append(import_module(f"autokernel.agents.{name}").make(say, given, spent_usd, argument.strip()))
+        try:
+            agent = import_module(f"autokernel.agents.{name}").make(say, given, spent_usd, argument.strip())
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(_of_agent(name, error)) from error
+        if not isinstance(agent, Agent):
+            raise Refused(f"agent {name}: make() gives {agent!r:.80}, which has no propose()")
+        agents.append(Answering(name, agent))
     return agents[0] if len(agents) == 1 else FirstOf(agents, say)

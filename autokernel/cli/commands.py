@@ -31,6 +31,8 @@ from autokernel.run.workspace import VERIFY, Workspace, default_tag, find_run
 from autokernel.target import encode
 from autokernel.words import counted
 
+OFF_BRANCH = "HEAD is detached: no branch has this commit yet, git switch -c NAME makes one that does"
+
 
 def run(arguments: argparse.Namespace) -> str:
     agent = arguments.agent or ("claude" if os.environ.get("ANTHROPIC_API_KEY") else "tuner")
@@ -126,16 +128,20 @@ def merge(arguments: argparse.Namespace) -> str:
     kernels = [{"target": w.target.name, "kernel": w.name} for w in saved]
     told |= {"folder": str(folder), "kernels": kernels, "use": use}
     lines = [f"{w.target.name}: {w.name}" for w in saved]
+    off_branch = [] if repo is None or not repo.head.is_detached else [OFF_BRANCH]
     subject = f"{folder.name}: {counted(saved, 'kernel')} for {verification.model}"
     try:
         told["committed"] = ledger.commit(repo, folder, "\n".join([subject, "", verification.verdict, "", *lines]))
     except ledger.GitFailed as error:
-        fail(f"{folder} is written, but not committed: {ledger.in_words(error)}")
+        fail(
+            f"{folder} is written, but not committed: {ledger.in_words(error)}: "
+            "mend that, and the same command commits it, or commit the folder yourself"
+        )
     if arguments.json:
         return json_text(told)
     if not told["committed"]:
         return f"{folder} has them already"
-    return "\n  ".join([f"committed {subject}", verification.verdict, *lines, f"to use them: {use}"])
+    return "\n  ".join([f"committed {subject}", verification.verdict, *lines, f"to use them: {use}", *off_branch])
 
 
 def record(arguments: argparse.Namespace) -> str:

@@ -90,7 +90,7 @@ def make_parser() -> Parser:
         metavar="DIR",
         help="of the package (default: kernels_<tag>); its name is imported",
     )
-    which = made["clean"].add_mutually_exclusive_group(required=True)
+    which = made["clean"].add_mutually_exclusive_group()
     which.add_argument("tag", nargs="?", type=tag, metavar="TAG", action=IfGiven)
     which.add_argument("--tag", type=tag, help="the same, as other commands have it")
     made["clean"].add_argument("--json", action="store_true", help="for programs")

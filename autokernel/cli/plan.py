@@ -5,6 +5,7 @@ import argparse
 from autokernel.build import default_cache
 from autokernel.cli.status import rows_with_notes
 from autokernel.history.progress import Rules
+from autokernel.history.runs import run_tags
 from autokernel.preflight import HOME
 from autokernel.records import json_text
 from autokernel.run.scheduler import next_target
@@ -32,6 +33,10 @@ def plan(arguments: argparse.Namespace) -> str:
 
 
 def clean(arguments: argparse.Namespace) -> str:
+    if not arguments.tag:  # never the latest, as other commands have it
+        if not (there := run_tags(HOME)):
+            raise no_run(HOME, None)
+        raise NoRun(f"clean removes the run that is named, python orchestrate.py clean TAG; there are: {', '.join(there)}")
     workspace = Workspace(HOME, arguments.tag)
     if not (workspace / PLAN).is_file() and not run_refs(HOME, arguments.tag):
         if workspace.folder.exists():

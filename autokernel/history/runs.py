@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from autokernel.history.at_work import AtWork, at_work
-from autokernel.preflight import IN_CLONE, Refused
+from autokernel.preflight import IN_CLONE, Refused, why_no_repository
 
 PLAN, PROFILE, PROOF, VERIFY = "plan.json", "profile.json", "proof.json", "verify.json"
 TAG = re.compile(r"\w[\w.+=-]*")  # stricter than git-check-ref-format(1), and without anything a shell or a path reads
@@ -59,7 +59,10 @@ def run_folders(root: Path) -> list[Path]:
 
 
 def run_refs(root: Path, tag: str | None = None) -> list[str]:
-    """The branch and refs of the run named `tag`, or of all; none where there is no git or no repository."""
+    """The branch and refs of the run named `tag`, or of all; none where there is no git or no repository.
+
+    Raises NoRun where git refuses to read the one that is there, as a clone of another user's: that is not to have none.
+    """
     named = [f"refs/heads/autokernel/{tag or ''}", f"refs/autokernel/{tag or ''}"]
     try:
         asked = subprocess.run(
@@ -67,7 +70,11 @@ def run_refs(root: Path, tag: str | None = None) -> list[str]:
         )
     except FileNotFoundError:
         return []
-    return asked.stdout.split() if (root / ".git").exists() else []
+    if not (root / ".git").exists():
+        return []
+    if asked.returncode and (reason := why_no_repository(root)):
+        raise NoRun(reason)
+    return asked.stdout.split()
 
 
 def has_experiments(root: Path, tag: str) -> bool:
@@ -117,8 +124,8 @@ def no_run(root: Path, tag: str | None) -> NoRun:
         return NoRun(f"run {tag!r} has a profile, and no {PLAN} yet: python extract.py --tag {tag} makes it")
     if tag and run_refs(root, tag):
         return NoRun(
-            f"run {tag!r} has no workspace/{tag}/{PLAN}, only its commits: git log autokernel/{tag} shows what "
-            f"was kept, python orchestrate.py clean {tag} removes it"
+            f"run {tag!r} has no workspace/{tag}/{PLAN}, only its commits (a folder that was renamed goes on under "
+            f"its old name): git log autokernel/{tag} shows what was kept, python orchestrate.py clean {tag} removes it"
         )
     others = [folder.name for folder in run_folders(root)]
     if not tag or not others:

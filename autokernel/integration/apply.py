@@ -1,5 +1,6 @@
 """Kept kernels in a user's model: apply(), unapply(), and torch.compile(model, backend="autokernel")."""
 
+import difflib
 import logging
 import sys
 import warnings
@@ -246,7 +247,9 @@ def _of_run(run: str | Path | None, fallback: str | None) -> tuple[Sequence[Winn
 
     try:
         workspace = open_run(run)
-    except NoRun:
+    except NoRun as error:
+        if isinstance(run, str) and difflib.get_close_matches(run.casefold(), [STARTERS], 1, 0.8):
+            raise NoRun(f"{error}; did you mean {STARTERS!r}, which needs none?") from None
         if run or not (known := proven()):
             raise
         warnings.warn(

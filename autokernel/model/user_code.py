@@ -348,8 +348,10 @@ def find_class(module: Any, of: str, name: str) -> Any:
         found = getattr(module, name, None)
     if found is None:
         own = [n for n, v in vars(module).items() if _is_model(v) and v.__module__ == module.__name__]
-        there = own or difflib.get_close_matches(name, dir(module), 3, 0.4)
-        advice = f"--class-name is one of {', '.join(there)}" if there else f"it defines no nn.Module; {NEXT}"
+        near = difflib.get_close_matches(name, dir(module), 3, 0.4)
+        advice = f"did you mean {', '.join(near)}?" if near else f"it defines no nn.Module; {NEXT}"
+        if own:
+            advice = f"--class-name is one of {', '.join(own)}"
         raise WorkloadError(f"{of} has no class {name or repr(name)}: {advice}")
     if not callable(found) or isinstance(found, nn.Module):
         kind = "an object" if isinstance(found, nn.Module) else f"a {type(found).__name__}"

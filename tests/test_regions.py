@@ -156,6 +156,45 @@ def test_of_a_row_of_one_number_a_norm_leaves_nothing(layout: torch.memory_forma
     assert why_wrong(y, spec, {name: x}, adversarial=True) is None
 
 
+WHOLE = {
+    "a mean of squares": lambda m, x: (x * 2 - 1).square().mean(),
+    "an exponential's share": lambda m, x: (e := torch.exp(x * 3 - (x * 3).amax())) / e.sum(),
+    "a standard score": lambda m, x: (x * 3 - (x * 3).mean()) / ((x * 3).std() + 1e-3),
+    "a largest and a product": lambda m, x: (x * 1e-3 + 1).prod() + (x * 1e-3 + 1).amax(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_one_long_row_is_shared_by_threads_and_is_the_same_with_any_number_of_them(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(77, 307)
+    _, (site,) = found(Of(WHOLE[name]).eval(), x)
+    spec, (argument,) = load_spec(site.kernel_type), site.case.tensors
+    assert "pieces" in spec.starters("cpp")["cpp_kernel"].read_text()
+    kernel, threads = kernel_of(site), torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = kernel(**{argument: x})
+    torch.set_num_threads(threads)
+    assert torch.equal(alone, kernel(**{argument: x})) and why_wrong(alone, spec, {argument: x}) is None
+    x[76, 306] = math.nan
+    assert why_wrong(kernel(**{argument: x}), spec, {argument: x}, adversarial=True) is None
+
+
+def test_starters_of_an_earlier_version_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(64, N)
+    _, (site,) = found(Of(CHAINS["gelu"]).eval(), x, x)
+    starter = load_spec(site.kernel_type).starters("cpp")["cpp_kernel"]
+    text = starter.read_text()
+    starter.write_text("of an earlier version")
+    monkeypatch.setattr(growing, "_KNOWN", {})  # as in another process
+    found(Of(CHAINS["gelu"]).eval(), x, x)
+    assert starter.read_text() == "of an earlier version", "which nothing says"
+    monkeypatch.setattr(growing, "_KNOWN", {})
+    monkeypatch.setattr(growing, "_writers", lambda: "a later version")
+    found(Of(CHAINS["gelu"]).eval(), x, x)
+    assert starter.read_text() == text
+
+
 def test_rows_of_which_each_lies_together_are_not() -> None:
     _, (site,) = found(Of(CHAINS["normed"]).eval(), torch.randn(64, N), torch.randn(64, N))
     assert "lane" not in load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()

@@ -65,7 +65,10 @@ REDUCED = {
 Constant = tuple[int, list[int], str]  # a value, those to try, what it is
 PARALLEL_FROM: Constant = 16384, [4096, 16384, 65536], "elements from which threads pay"
 BLOCK: Constant = 4096, [1024, 4096, 16384], "columns that a thread takes at a time"
+COMBINED = {"+": "{0} += {1};", "*": "{0} *= {1};"}  # of parts of a reduction; of the others as an element is taken in
+COMBINED |= {how: taken for _, how, taken in REDUCED.values() if how in ("max", "min")}
 PIECE = 4096  # columns that are added up in float32; of a longer row the sums of its pieces are, in float64
+MOST_PIECES = 1 << 16  # on a thread's stack
 COSTLY = {"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "pow", "div", "sqrt"}  # beside a store and a load
 KEPT_BYTES = 1 << 18  # of a row, on a thread's stack, and in its core's L2 cache
 VECTOR = 16  # floats, of the widest
@@ -119,7 +122,7 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec])
     """A kernel file, by its stem."""
     lowered = with_exact_means(lowered)
     names, results = [f"input_{i}" for i in range(len(inputs))], result_names(lowered.results)
-    function = (_SideBySide if are_side_by_side(lowered) else _Function)(lowered)
+    function = _kind_of(lowered)(lowered)
     constants = function.constants()
     call = f"_run(*(x.data_ptr() for x in inputs), {', '.join(f'{y}.data_ptr()' for y in results)})"
     text = FILE.format(
@@ -308,8 +311,7 @@ class _Function:
                 ends.append(f"{name}{self.at} = {name}_nan{self.at} > 0 ? NAN : {name}{self.at};")
             self.row.known[e] = f"{name}{self.at}"
         inner += self._keep(n, loop)
-        clauses = " ".join(f"reduction({op} : {', '.join(names)})" for op, names in over.items() if names)
-        return [*before, *self._begun(starts), *self._along_row(inner, clauses, loop, totals), *self._once(ends)]
+        return [*before, *self._begun(starts), *self._along_row(inner, over, loop, totals), *self._once(ends)]
 
     def _results(self) -> list[str]:
         """The loop along the row that writes; one store for each result that is one number a row."""
@@ -318,7 +320,7 @@ class _Function:
         before = self._before([result.expression for _, result, _ in inner])
         stores = self._stores(loop := self._writer("c", self.row.known), inner)
         once = self._stores(self.row, [r for r in results if r not in inner])
-        return [*before, *self._once(once), *(self._along_row(stores, "", loop) if inner else ())]
+        return [*before, *self._once(once), *(self._along_row(stores, {}, loop) if inner else ())]
 
     def _before(self, ends: Sequence[Expression]) -> list[str]:
         """What `ends` need that a row has one of."""
@@ -340,9 +342,14 @@ class _Function:
         return lines
 
     def _along_row(
-        self, inner: Sequence[str], clauses: str, loop: Writer, totals: Sequence[tuple[str, str]] = ()
+        self,
+        inner: Sequence[str],
+        over: Mapping[str, Sequence[str]],
+        loop: Writer,
+        totals: Sequence[tuple[str, str]] = (),
     ) -> list[str]:
-        """Loops over the columns around `inner`. totals: sums, and those of a piece of the row that each is made of."""
+        """Loops over the columns around `inner`. over: the names of reductions, by how parts are put together. totals: of
+        sums, those of a piece of the row that each is made of."""
         scans = loop.scans()
         lines = list(inner)
         for d, n in reversed(list(enumerate(self.loops.columns))):
@@ -352,7 +359,7 @@ class _Function:
             forwards, backwards = f"{i} = {first}; {i} < {end}; ++{i}", f"{i} = {n - 1}; {i} >= 0; --{i}"
             lines = [f"for (int64_t {backwards if self.lowered.is_backwards else forwards}) {{", *indented(lines), "}"]
             if is_last:
-                lines = [*([] if scans else [f"#pragma omp simd {clauses}".rstrip()]), *lines]
+                lines = [*([] if scans else [_simd(over)]), *lines]
                 lines = [*(f"float {one} = 0;" for _, one in totals), *lines, *(f"{all} += {one};" for all, one in totals)]
             if in_pieces:
                 end = f"const int64_t end = std::min<int64_t>(start + {PIECE}, {n});"
@@ -423,12 +430,75 @@ class _SideBySide(_Function):
         return [*head, *indented([at, *lines]), "}"] if lines else []
 
     def _along_row(
-        self, inner: Sequence[str], clauses: str, loop: Writer, totals: Sequence[tuple[str, str]] = ()
+        self,
+        inner: Sequence[str],
+        over: Mapping[str, Sequence[str]],
+        loop: Writer,
+        totals: Sequence[tuple[str, str]] = (),
     ) -> list[str]:
         lines = self._once(inner)
         for i, n in reversed(list(zip(self.index[len(self.loops.rows) :], self.loops.columns))):
             lines = [f"for (int64_t {i} = 0; {i} < {n}; ++{i}) {{", *indented(lines), "}"]
         return lines
+
+
+def is_one_long_row(lowered: Lowered) -> bool:
+    loops = loops_of(lowered)
+    is_long = len(loops.columns) == 1 and 2 * PIECE < loops.columns[0] <= MOST_PIECES * PIECE
+    return bool(lowered.reduced) and is_long and math.prod(loops.rows) == 1 and not lowered.scans
+
+
+class _OneLongRow(_Function):
+    """One row, whose pieces are the jobs: what they come to is put together in their order, with any number of threads."""
+
+    def lines(self) -> list[str]:
+        width = self.loops.columns[0]
+        body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
+        head = [
+            f"constexpr int64_t pieces = {-(-width // PIECE)};",
+            "const int64_t row = 0;",
+            *self._indices(self.loops.rows),
+        ]
+        return [*head, *self._memory(), *body, *self._results()]
+
+    def _begun(self, starts: Sequence[tuple[str, str, str]]) -> list[str]:
+        self.starts = {name: (kind, start) for kind, name, start in starts}
+        return super()._begun(starts)
+
+    def _along_row(
+        self,
+        inner: Sequence[str],
+        over: Mapping[str, Sequence[str]],
+        loop: Writer,
+        totals: Sequence[tuple[str, str]] = (),
+    ) -> list[str]:
+        (width,), i = self.loops.columns, self.index[-1]
+        whole = {one: name for name, one in totals}
+        parts, own, kept, together = [], [], [], []
+        for how, names in over.items():
+            for one in names:
+                name = whole.get(one, one)
+                kind, start = self.starts[name] if one == name else ("float", "0")
+                parts.append(f"{kind} {name}_parts[pieces];")
+                own.append(f"{kind} {one} = {start};")
+                kept.append(f"{name}_parts[piece] = {one};")
+                together.append(COMBINED[how].format(name, f"{name}_parts[piece]"))
+        end = f"const int64_t start = piece * {PIECE}, end = std::min<int64_t>(start + {PIECE}, {width});"
+        columns = [_simd(over), f"for (int64_t {i} = start; {i} < end; ++{i}) {{", *indented(inner), "}"]
+        lines = [*parts, f"#pragma omp parallel for schedule(static) if ({width}LL >= PARALLEL_FROM)"]
+        lines += ["for (int64_t piece = 0; piece < pieces; ++piece) {", *indented([end, *own, *columns, *kept]), "}"]
+        return [*lines, *(f"for (int64_t piece = 0; piece < pieces; ++piece) {line}" for line in together)]
+
+
+def _kind_of(lowered: Lowered) -> type[_Function]:
+    if is_one_long_row(lowered):
+        return _OneLongRow
+    return _SideBySide if are_side_by_side(lowered) else _Function
+
+
+def _simd(over: Mapping[str, Sequence[str]]) -> str:
+    clauses = [f"reduction({how} : {', '.join(names)})" for how, names in over.items() if names]
+    return " ".join(["#pragma omp simd", *clauses])
 
 
 def _declare(name: str, text: str, e: Expression) -> list[str]:

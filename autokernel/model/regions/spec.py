@@ -95,6 +95,7 @@ class Region:
     limits: dict[str, tuple[int, int]] = field(default_factory=dict)  # of inputs that are places: the least, and the end
     gathered: tuple[str, ...] = ()  # inputs of which is read what those say
     without_inductor: str = ""  # why there is no starter of what Inductor writes, on a GPU
+    written: dict[str, str] = field(default_factory=dict)  # backend -> a digest of the code that wrote its starters
 
     @cached_property
     def function(self) -> Callable[..., Tensor]:

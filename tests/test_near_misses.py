@@ -442,6 +442,330 @@ def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
     assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
 
 
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
+def in_channels_last(x: Tensor, *arguments: Tensor) -> Tensor:
+    return F.conv2d(x.to(memory_format=torch.channels_last), *arguments)
+
+
+PICTURE, BIAS = (2, 3, 8, 12), (5,)
+CONVOLUTIONS = {
+    "patches": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 4, 4), BIAS], "fused_linear"),
+    "patches of a video": (lambda x, w: F.conv3d(x, w, stride=(2, 4, 2)), [(2, 3, 4, 8, 6), (5, 3, 2, 4, 2)], "matmul"),
+    "patches of sound": (lambda x, w: F.conv1d(x, w, stride=4), [(2, 3, 8), (5, 3, 4)], "matmul"),
+    "of one element": (in_channels_last, [PICTURE, (5, 3, 1, 1), BIAS], "fused_linear"),
+    "of one element, in planes": (F.conv2d, [PICTURE, (5, 3, 1, 1), BIAS], None),
+    "padded": (lambda x, w, b: F.conv2d(x, w, b, stride=4, padding=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "overlapping": (lambda x, w, b: F.conv2d(x, w, b, stride=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "apart": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [PICTURE, (5, 3, 2, 2), BIAS], None),
+    "by groups": (lambda x, w, b: F.conv2d(x, w, b, stride=4, groups=3), [PICTURE, (6, 1, 4, 4), (6,)], None),
+    "dilated": (lambda x, w, b: F.conv2d(x, w, b, stride=4, dilation=2), [PICTURE, (5, 3, 4, 4), BIAS], None),
+    "with a rest": (lambda x, w, b: F.conv2d(x, w, b, stride=4), [(2, 3, 9, 12), (5, 3, 4, 4), BIAS], None),
+    "by name": (lambda x, w, b: F.conv2d(x, w, b, 2, "valid"), [PICTURE, (5, 3, 2, 2), BIAS], None),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_windows_that_lie_side_by_side_are_rows_of_a_product(name: str) -> None:
+    function, shapes, kernel_type = CONVOLUTIONS[name]
+    assert found(function, *(rand(*shape) for shape in shapes)) == ([kernel_type] if kernel_type else [])
+
+
 GROUPED = {
     "experts": (lambda x, w, offs: F.grouped_mm(x, w, offs=offs), (20, 16), (3, 16, 8), True),
     "of linear layers": (lambda x, w, offs: F.grouped_mm(x, w.mT, offs=offs), (20, 16), (3, 8, 16), True),

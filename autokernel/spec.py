@@ -280,7 +280,7 @@ def load_spec(name: str) -> KernelSpec:
     if not path.is_relative_to(KERNELS):  # written by us
         with LOADING, _our_reference():
             return import_file(path, f"autokernel_spec_{name}").SPEC
-    shown = path.relative_to(ROOT)
+    shown = os.path.relpath(path, ROOT)
     try:
         with LOADING, _our_reference():
             spec = getattr(import_file(path, f"autokernel_spec_{name}"), "SPEC", None)
@@ -298,7 +298,8 @@ def _said(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         file, line, said = error.filename, error.lineno, error.msg
     else:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(ROOT)]
+        frames = traceback.extract_tb(error.__traceback__)
+        frames = [f for f in frames if Path(f.filename).is_relative_to(ROOT)] or frames
         file, line, said = frames[-1].filename, frames[-1].lineno, " ".join(str(error).split())
     return f"{type(error).__name__}: {said} ({os.path.relpath(file or '', ROOT)}:{line})"
 

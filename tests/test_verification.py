@@ -512,13 +512,13 @@ def tune(seed, first_calls):
 
 
 def test_what_times_kernels_as_it_compiles_is_built_alone_once_and_then_by_the_others(monkeypatch):
-    """Two workloads, each by three processes that begin at once."""
+    """Two workloads, each by two processes that begin at once."""
     monkeypatch.setattr(trial, "usable_cores", lambda: range(8))
     first, second = OnCpu(), OnCpu("cpu:0")
     verifier = trial.Verifier(((first, 1.0), (second, 1.0)), (), SETTINGS, lambda line: None, Notes(None))
     verifier.room = {begin.__name__: 5}
-    questions = [(first,), (second,)] * 3
-    answers = verifier.answers(dict, begin, questions, [{"end": end}] * 6, list("abcdef"), tune=tune)
+    questions = [(first,), (second,)] * 2
+    answers = verifier.answers(dict, begin, questions, [{"end": end}] * 4, list("abcd"), tune=tune)
     spans = [next(t for t in answer["end"] if isinstance(t, list)) for answer in answers]
     (a, b), others = spans[:2], spans[2:]
     assert a[1] <= b[0] and all(b[1] <= began for began, _ in others)

@@ -162,16 +162,18 @@ def _code(function: "_Function", lowered: Lowered, inputs: Sequence[TensorSpec])
     pointers = [f"const {TYPES[t.dtype]}* __restrict x{i}" for i, t in enumerate(inputs)]
     pointers += [f"{TYPES[r.spec.dtype]}* __restrict {y}" for y, r in zip(result_names(lowered.results), lowered.results)]
     head = f'extern "C" int run({", ".join(pointers)}) {{'
-    limits = [line for limit in lowered.limits for line in _within(limit, inputs[limit.index])]
+    limits = [line for n, limit in enumerate(lowered.limits) for line in _within(f"beyond{n}", limit, inputs[limit.index])]
     return "\n".join([head, *indented([*limits, *function.lines()]), "    return 0;", "}"])
 
 
-def _within(limit: Limit, t: TensorSpec) -> list[str]:
+def _within(beyond: str, limit: Limit, t: TensorSpec) -> list[str]:
     """Statements that return 1 where an index is beyond the ends."""
     index = [f"j{d}" for d in range(len(t.shape))]
     loops = [f"for (int64_t {j} = 0; {j} < {n}; ++{j})" for j, n in zip(index, t.shape)]
     at = f"x{limit.index}[{place(index, t.strides)}]"
-    return [*loops, f"    if ({at} < {limit.lowest} || {at} >= {limit.end}) return 1;"]
+    shared = f"#pragma omp parallel for schedule(static) reduction(| : {beyond}) if ({t.numel}LL >= PARALLEL_FROM)"
+    lines = [f"int {beyond} = 0;", *([shared] if loops else []), *loops]
+    return [*lines, f"    {beyond} |= ({at} < {limit.lowest}) | ({at} >= {limit.end});", f"if ({beyond}) return 1;"]
 
 
 def indented(lines: Sequence[str], levels: int = 1) -> list[str]:

@@ -142,6 +142,34 @@ def test_rows_that_lie_side_by_side_are_computed_side_by_side(name: str) -> None
     assert why_wrong(kernel_of(site)(**inputs), spec, inputs, adversarial=True) is None
 
 
+def test_the_innermost_loop_of_each_pass_is_the_one_that_is_contiguous() -> None:
+    """Of a group of 4 channels over 97 places, in memory that has channels last in part and places last in part."""
+    x, h = torch.randn(3, 12, 97), torch.randn(3, 97, 12).transpose(1, 2)
+    _, (site,) = found(Of(lambda m, x, h: h + torch.sin(F.group_norm(x, 3)) * h).eval(), x, h)
+    spec = load_spec(site.kernel_type)
+    loops = re.findall(
+        r"pragma omp simd.*\n +for \(int64_t \w+ = 0; \w+ < (\d+)", spec.starters("cpp")["cpp_kernel"].read_text()
+    )
+    assert set(loops) == {"97"}
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    assert why_wrong(kernel_of(site)(**inputs), spec, inputs) is None
+
+
+def test_sines_of_numbers_of_every_size() -> None:
+    """Of every exponent, and those next to multiples of pi / 2, of which no digit is lost."""
+    x = torch.cat(
+        [
+            torch.randn(254, 64) * 2.0 ** torch.arange(-126, 128)[:, None],
+            torch.arange(-4096, 4096).view(-1, 64) * math.pi / 2,
+        ]
+    )
+    for f in torch.sin, torch.cos:
+        _, (site,) = found(Of(lambda m, x, f=f: f(x.abs().neg())).eval(), x)
+        y, right = kernel_of(site)(x), f(x.double().abs().neg())
+        assert ((y - right).abs() <= 2.0**-22 * right.abs() + 2.0**-149).all()
+        assert kernel_of(site)(torch.full_like(x, -math.inf)).isnan().all()
+
+
 @pytest.mark.parametrize("layout", (torch.contiguous_format, torch.channels_last))
 def test_of_a_row_of_one_number_a_norm_leaves_nothing(layout: torch.memory_format) -> None:
     """The mean of 273 times 1.7, rounded, is not 1.7, and an eps of 1e-5 makes what is left 300 times as large. Beside them

@@ -5,6 +5,7 @@ What is costly to compute of an element, and needed by more than one pass, the f
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -180,6 +181,18 @@ def indented(lines: Sequence[str], levels: int = 1) -> list[str]:
     return ["    " * levels + line for line in lines]
 
 
+@dataclass
+class _Pass:
+    """A loop along a row, and what it does with each element."""
+
+    lines: list[str]
+    writer: Writer
+    stores: Sequence[Sequence[int]] = ()  # by their strides
+    starts: list[tuple[str, str, str]] = field(default_factory=list)  # of what is added up: types, names, values
+    combined: dict[str, list[str]] = field(default_factory=lambda: {"+": [], "*": [], "max": [], "min": []})
+    totals: list[tuple[str, str]] = field(default_factory=list)  # of sums, and what a piece of the row adds to each
+
+
 class _Function:
     """The body of `run`. A job is a row, or, where rows have no sums, a block of BLOCK columns of one."""
 
@@ -293,44 +306,43 @@ class _Function:
 
     def _pass(self, n: int, reductions: Sequence[Expression]) -> list[str]:
         """A loop along the row that adds up all reductions of one level."""
-        before, columns = self._before(reductions), math.prod(self.loops.columns)
-        starts, inner, ends, loop = [], [], [], self._writer("c", self.row.known)
-        totals: list[tuple[str, str]] = []  # of pieces, and what each adds to them
-        over: dict[str, list[str]] = {"+": [], "*": [], "max": [], "min": []}
+        before, columns, ends = self._before(reductions), math.prod(self.loops.columns), []
+        along = _Pass([], self._writer("c", self.row.known))
         for k, e in enumerate(reductions):
-            name, operand, (start, how, taken) = f"r{n}_{k}", loop.text(e.operands[0]), REDUCED[e.op]
-            one, is_long = name, e.op == "reduce_sum" and columns > (self.in_float if e.kind == FLOAT else PIECE)
+            name, operand, (start, how, taken) = f"r{n}_{k}", along.writer.text(e.operands[0]), REDUCED[e.op]
+            one, is_long = name, e.op == "reduce_sum" and e.kind == FLOAT and columns > self.in_float
             if is_long and columns > PIECE:
                 one = f"{name}_piece"
-                totals.append((name, one))
-            inner += [*loop.take(), taken.format(f"{one}{self.at}", operand)]
-            starts.append(("double" if is_long else DECLARED[e.kind], name, start))
-            over[how].append(one)
+                along.totals.append((name, one))
+            along.lines += [*along.writer.take(), taken.format(f"{one}{self.at}", operand)]
+            along.starts.append(("double" if is_long else DECLARED[e.kind], name, start))
+            along.combined[how].append(one)
             if e.op in ("reduce_max", "reduce_min"):  # OpenMP's pass over NaN
-                starts.append(("float", f"{name}_nan", "0"))
-                inner.append(f"{name}_nan{self.at} += {operand} != {operand};")
-                over["+"].append(f"{name}_nan")
+                along.starts.append(("float", f"{name}_nan", "0"))
+                along.lines.append(f"{name}_nan{self.at} += {operand} != {operand};")
+                along.combined["+"].append(f"{name}_nan")
                 ends.append(f"{name}{self.at} = {name}_nan{self.at} > 0 ? NAN : {name}{self.at};")
             self.row.known[e] = f"{name}{self.at}"
-        inner += self._keep(n, loop)
-        return [*before, *self._begun(starts), *self._along_row(inner, over, loop, totals), *self._once(ends)]
+        along.lines += self._keep(n, along.writer)
+        return [*before, *self._begun(along), *self._along_row(along), *self._once(ends)]
 
     def _results(self) -> list[str]:
         """The loop along the row that writes; one store for each result that is one number a row."""
         results = list(zip(result_names(self.lowered.results), self.lowered.results, self.loops.results))
         inner = [r for i, r in enumerate(results) if self.in_blocks or self.loops.in_columns(i)]
         before = self._before([result.expression for _, result, _ in inner])
-        stores = self._stores(loop := self._writer("c", self.row.known), inner)
+        stores = self._stores(writer := self._writer("c", self.row.known), inner)
+        along = _Pass(stores, writer, [strides for _, _, strides in inner])
         once = self._stores(self.row, [r for r in results if r not in inner])
-        return [*before, *self._once(once), *(self._along_row(stores, {}, loop) if inner else ())]
+        return [*before, *self._once(once), *(self._along_row(along) if inner else ())]
 
     def _before(self, ends: Sequence[Expression]) -> list[str]:
         """What `ends` need that a row has one of."""
         return self.row.same_along_row(ends, self.in_columns)
 
-    def _begun(self, starts: Sequence[tuple[str, str, str]]) -> list[str]:
-        """What reductions begin with: types, names, values."""
-        return [f"{kind} {name} = {start};" for kind, name, start in starts]
+    def _begun(self, along: _Pass) -> list[str]:
+        """What reductions begin with."""
+        return [f"{kind} {name} = {start};" for kind, name, start in along.starts]
 
     def _once(self, lines: Sequence[str]) -> Sequence[str]:
         """`lines` for each row."""
@@ -343,30 +355,41 @@ class _Function:
             lines += [*writer.take(), f"{y}[{place(self.index, strides)}] = {TYPES[result.spec.dtype]}({text});"]
         return lines
 
-    def _along_row(
-        self,
-        inner: Sequence[str],
-        over: Mapping[str, Sequence[str]],
-        loop: Writer,
-        totals: Sequence[tuple[str, str]] = (),
-    ) -> list[str]:
-        """Loops over the columns around `inner`. over: the names of reductions, by how parts are put together. totals: of
-        sums, those of a piece of the row that each is made of."""
-        scans = loop.scans()
-        lines = list(inner)
-        for d, n in reversed(list(enumerate(self.loops.columns))):
-            i, is_last = self.index[len(self.loops.rows) + d], d == len(self.loops.columns) - 1
-            in_pieces = is_last and totals and n > PIECE and not scans
-            first, end = ("start", "end") if is_last and (self.in_blocks or in_pieces) else ("0", str(n))
+    def _along_row(self, along: _Pass) -> list[str]:
+        """Loops over the columns."""
+        scans, lines, order = along.writer.scans(), along.lines, self._order(along)
+        for d in reversed(order):
+            n, i, is_innermost = self.loops.columns[d], self.index[len(self.loops.rows) + d], d == order[-1]
+            in_pieces = is_innermost and along.totals and n > PIECE and not scans
+            first, end = ("start", "end") if is_innermost and (self.in_blocks or in_pieces) else ("0", str(n))
             forwards, backwards = f"{i} = {first}; {i} < {end}; ++{i}", f"{i} = {n - 1}; {i} >= 0; --{i}"
             lines = [f"for (int64_t {backwards if self.lowered.is_backwards else forwards}) {{", *indented(lines), "}"]
-            if is_last:
-                lines = [*([] if scans else [_simd(over)]), *lines]
-                lines = [*(f"float {one} = 0;" for _, one in totals), *lines, *(f"{all} += {one};" for all, one in totals)]
+            if is_innermost:
+                lines = [*([] if scans else [_simd(along)]), *lines]
+                pieces = [f"float {one} = 0;" for _, one in along.totals]
+                lines = [*pieces, *lines, *(f"{all} += {one};" for all, one in along.totals)]
             if in_pieces:
                 end = f"const int64_t end = std::min<int64_t>(start + {PIECE}, {n});"
                 lines = [f"for (int64_t start = 0; start < {n}; start += {PIECE}) {{", *indented([end, *lines]), "}"]
         return [*(f"double {name}_total = {SCANNED[e.op][0]};" for name, e in scans), *lines]
+
+    def _order(self, along: _Pass) -> list[int]:
+        """The loops over the columns, outermost first: in the innermost most of what is loaded and stored is contiguous."""
+        order = list(range(len(self.loops.columns)))
+        if self.lowered.scans:
+            return order
+        split = len(self.loops.rows)
+        read = [self.loops.strides[e] for e in along.writer.known if e.op in ("load", "gather") and e in self.in_columns]
+        walked = [strides[split:] for strides in (*read, *along.stores)]
+
+        def cost(d: int) -> float:
+            """Of an element, in operations on one number; those on vectors are for VECTOR, some of them past the end."""
+            vectors, n = math.ceil(self.loops.columns[d] / VECTOR), self.loops.columns[d]
+            apart = sum(abs(strides[d]) > 1 for strides in walked)
+            return vectors * (VECTOR * apart + len(walked) - apart + len(along.lines)) / n
+
+        innermost = min(reversed(order), key=cost)
+        return [*(d for d in order if d != innermost), innermost]
 
 
 def are_side_by_side(lowered: Lowered) -> bool:
@@ -422,26 +445,20 @@ class _SideBySide(_Function):
         arrays = [f"{DECLARED[e.kind]} {name}_of[LANES];" for e, name in new.items()]
         return [*arrays, *self._once([*lines, *(f"{name}_of{self.at} = {name};" for name in new.values())])]
 
-    def _begun(self, starts: Sequence[tuple[str, str, str]]) -> list[str]:
-        arrays = [f"{kind} {name}[LANES];" for kind, name, _ in starts]
-        return [*arrays, *self._once([f"{name}{self.at} = {start};" for _, name, start in starts])]
+    def _begun(self, along: _Pass) -> list[str]:
+        arrays = [f"{kind} {name}[LANES];" for kind, name, _ in along.starts]
+        return [*arrays, *self._once([f"{name}{self.at} = {start};" for _, name, start in along.starts])]
 
     def _once(self, lines: Sequence[str]) -> list[str]:
         at = f"const int64_t {self.index[len(self.loops.rows) - 1]} = start + lane;"
         head = ["#pragma omp simd", "for (int64_t lane = 0; lane < lanes; ++lane) {"]
         return [*head, *indented([at, *lines]), "}"] if lines else []
 
-    def _along_row(
-        self,
-        inner: Sequence[str],
-        over: Mapping[str, Sequence[str]],
-        loop: Writer,
-        totals: Sequence[tuple[str, str]] = (),
-    ) -> list[str]:
-        lines = self._once(inner)
+    def _along_row(self, along: _Pass) -> list[str]:
+        lines = self._once(along.lines)
         for i, n in reversed(list(zip(self.index[len(self.loops.rows) :], self.loops.columns))):
             lines = [f"for (int64_t {i} = 0; {i} < {n}; ++{i}) {{", *indented(lines), "}"]
-        return lines
+        return list(lines)
 
 
 def is_one_long_row(lowered: Lowered) -> bool:
@@ -463,30 +480,21 @@ class _OneLongRow(_Function):
         ]
         return [*head, *self._memory(), *body, *self._results()]
 
-    def _begun(self, starts: Sequence[tuple[str, str, str]]) -> list[str]:
-        self.starts = {name: (kind, start) for kind, name, start in starts}
-        return super()._begun(starts)
-
-    def _along_row(
-        self,
-        inner: Sequence[str],
-        over: Mapping[str, Sequence[str]],
-        loop: Writer,
-        totals: Sequence[tuple[str, str]] = (),
-    ) -> list[str]:
+    def _along_row(self, along: _Pass) -> list[str]:
         (width,), i = self.loops.columns, self.index[-1]
-        whole = {one: name for name, one in totals}
+        whole = {one: name for name, one in along.totals}
+        starts = {name: (kind, start) for kind, name, start in along.starts}
         parts, own, kept, together = [], [], [], []
-        for how, names in over.items():
+        for how, names in along.combined.items():
             for one in names:
                 name = whole.get(one, one)
-                kind, start = self.starts[name] if one == name else ("float", "0")
+                kind, start = starts[name] if one == name else ("float", "0")
                 parts.append(f"{kind} {name}_parts[pieces];")
                 own.append(f"{kind} {one} = {start};")
                 kept.append(f"{name}_parts[piece] = {one};")
                 together.append(COMBINED[how].format(name, f"{name}_parts[piece]"))
         end = f"const int64_t start = piece * {PIECE}, end = std::min<int64_t>(start + {PIECE}, {width});"
-        columns = [_simd(over), f"for (int64_t {i} = start; {i} < end; ++{i}) {{", *indented(inner), "}"]
+        columns = [_simd(along), f"for (int64_t {i} = start; {i} < end; ++{i}) {{", *indented(along.lines), "}"]
         lines = [*parts, f"#pragma omp parallel for schedule(static) if ({width}LL >= PARALLEL_FROM)"]
         lines += ["for (int64_t piece = 0; piece < pieces; ++piece) {", *indented([end, *own, *columns, *kept]), "}"]
         return [*lines, *(f"for (int64_t piece = 0; piece < pieces; ++piece) {line}" for line in together)]
@@ -498,8 +506,8 @@ def _kind_of(lowered: Lowered) -> type[_Function]:
     return _SideBySide if are_side_by_side(lowered) else _Function
 
 
-def _simd(over: Mapping[str, Sequence[str]]) -> str:
-    clauses = [f"reduction({how} : {', '.join(names)})" for how, names in over.items() if names]
+def _simd(along: _Pass) -> str:
+    clauses = [f"reduction({how} : {', '.join(names)})" for how, names in along.combined.items() if names]
     return " ".join(["#pragma omp simd", *clauses])
 
 

@@ -1,14 +1,16 @@
-"""Timing workers on a real Ray cluster on this machine: a worker and the driver are killed, what does not fit refused."""
+"""Timing workers on a real Ray cluster here: killed, cut off, late, short of space; what does not fit is refused."""
 
 import importlib.util
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +20,10 @@ import torch
 
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.gate import Judge
-from autokernel.history.experiments import STARTER
+from autokernel.history.experiments import STARTER, Status
 from autokernel.history.workers import WORKERS, read_workforce
 from autokernel.preflight import Refused
-from autokernel.run.fleet import Fleet
+from autokernel.run.fleet import Answer, Fleet, Joined, Task
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import Workspace
 from autokernel.spec import ROOT
@@ -34,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need a core each"),
 ]
 EXPERIMENTS = 6
+UNPACKABLE = 150_000  # random bytes in a task: Ray sends up to 100 kB without its object store
 
 DRIVER = """
 import sys
@@ -230,6 +233,158 @@ def test_a_node_that_is_unlike_the_drivers(monkeypatch, workers):
                 assert len(pool.actors) == 1 and "g++ 1.0" in " ".join(said)
                 (joined,) = pool.events(1.0)
                 assert joined.unit and joined.unit != odd
+    finally:
+        cluster.shutdown()
+        signal.signal(signal.SIGTERM, on_signal)
+
+
+class Machines:
+    """A cluster of two nodes on this machine, a core each; the driver belongs to the first."""
+
+    def __init__(self, **system_config: object) -> None:
+        from ray.cluster_utils import Cluster
+
+        on_signal, self.cores = signal.getsignal(signal.SIGTERM), sorted(os.sched_getaffinity(0))
+        try:
+            os.sched_setaffinity(0, self.cores[:1])  # a node's processes inherit it
+            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "_system_config": system_config})
+            os.sched_setaffinity(0, self.cores[1:2])
+            self.node = self.cluster.add_node(num_cpus=1)
+        finally:
+            os.sched_setaffinity(0, self.cores)
+            signal.signal(signal.SIGTERM, on_signal)
+        self.raylet = psutil.Process(self.node.all_processes["raylet"][0].process.pid)
+
+    def __enter__(self) -> "Machines":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        on_signal = signal.getsignal(signal.SIGTERM)
+        self.cluster.shutdown()
+        signal.signal(signal.SIGTERM, on_signal)
+
+    def processes(self) -> list[psutil.Process]:
+        """Of the second node: what Ray has started there, and what that has."""
+        return [self.raylet, *self.raylet.children(recursive=True)]
+
+
+def test_a_node_is_cut_off_and_comes_back(begun: Workspace):  # noqa: F811
+    """Nothing of it runs or answers for longer than Ray waits: what was judged there is judged by the other node's worker.
+    When it comes back, whatever is left of its worker ends, and changes no row."""
+    from autokernel.run import ray_pool
+
+    cut: list[psutil.Process] = []
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "failed: wrong" in line and not cut:
+            cut.extend(machines.processes())
+            for process in cut:
+                process.suspend()
+        if "is lost" in line:
+            for process in cut:
+                process.resume()
+
+    checks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_timeout_ms": 1000}
+    with Machines(health_check_failure_threshold=3, **checks) as machines, begun.locked():
+        loop = Loop(begun, begun.plan, None, say)
+        with ray_pool.RayPool("cpu", 2, machines.cluster.address, require_sandbox=False, say=say) as pool:
+            fleet = Fleet(loop, pool, say, lambda w: w.write(begun.folder))
+            reason = fleet.run(ScriptedAgent(script()), NO_RULES, Budget(experiments=EXPERIMENTS))
+        _, left = psutil.wait_procs(cut, 30)
+    assert reason == f"{EXPERIMENTS} experiments were made" and not left
+    assert Counter(row.status for row in check(begun) if row.agent != STARTER) == {Status.FAILED: EXPERIMENTS}
+    (gone,) = [worker for worker in read_workforce(begun.folder).workers if worker.left_s is not None]
+    assert "its node is gone" in gone.fault and sum("is lost: " in line for line in said) == 1
+    assert "judged again by another worker, attempt 2 of 2" in " ".join(said)
+
+
+def test_an_answer_that_comes_as_its_worker_is_replaced(begun: Workspace):  # noqa: F811
+    """The driver sees it after the lease has ended, and can say that it is dropped; of the end itself nothing is told."""
+    from autokernel.run import ray_pool
+
+    edit, _ = next(script())
+    target = begun.plan.targets[0]
+    with ray_pool.RayPool("cpu", 1, None, require_sandbox=False, say=print) as pool:
+        (joined,) = pool.events(0)
+        pool.submit(joined.worker, Task(7, target, edit(starter_source(target)), None))
+        answer = pool.actors[joined.worker].call
+        assert ray_pool.ray.wait([answer], timeout=120)[0]
+        pool.replace(joined.worker)
+        (late,) = pool.events(60)
+        assert isinstance(late, Answer) and (late.worker, late.lease) == (joined.worker, 7)
+        (new,) = pool.actors
+        pool.submit(new, Task(8, target, edit(starter_source(target)), None))
+        pool.replace(new)  # before it has answered
+        assert not [event for event in pool.events(5) if not isinstance(event, Joined)] and not pool.late
+
+
+def test_the_object_store_is_full(monkeypatch, tmp_path, begun: Workspace):  # noqa: F811
+    """And the disk that Ray would move objects to. What is small is judged all the same, what is not waits for space."""
+    import numpy as np
+    import ray
+
+    from autokernel.run import ray_pool
+
+    held, said, answered = [], [], tmp_path / "answered"
+
+    class Wordy(ray_pool.TimingWorker):
+        """Its first report is too long to be sent without the store."""
+
+        def judged(self, task):
+            verdict, starter = super().judged(task)
+            if not answered.exists():
+                answered.touch()
+                verdict = replace(verdict, stages={"longest": secrets.token_hex(UNPACKABLE)})
+            return verdict, starter
+
+    def fill(space: int = 4 << 20) -> None:
+        while space > 1 << 14:
+            try:
+                held.append(ray.put(np.zeros(space, np.uint8)))
+            except ray_pool.STORE_FULL:
+                space //= 2
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("#") and any("waits for space" in line for line in said):
+            held.clear()
+
+    def edits() -> Iterator[tuple[object, str]]:
+        for number, (edit, words) in enumerate(script()):
+            yield (long(edit) if number == 2 else edit), words
+
+    def long(edit):
+        return lambda incumbent: edit(incumbent) + f"# {secrets.token_hex(UNPACKABLE)}\n"
+
+    monkeypatch.setattr(ray_pool, "TimingWorker", Wordy)
+    no_disk = {"local_fs_capacity_threshold": 0.0, "automatic_object_spilling_enabled": False}
+    with one_node(object_store_memory=80 << 20, _system_config=no_disk) as address, begun.locked():
+        loop = Loop(begun, begun.plan, None, say)
+        with ray_pool.RayPool("cpu", 2, address, require_sandbox=False, say=say) as pool:
+            fill()
+            fleet = Fleet(loop, pool, say, lambda w: w.write(begun.folder))
+            reason = fleet.run(ScriptedAgent(edits()), NO_RULES, Budget(experiments=EXPERIMENTS))
+            held.clear()
+    assert reason == f"{EXPERIMENTS} experiments were made"
+    assert sum("object store is full" in line and "waits for space" in line for line in said) == 1
+    assert sum("is lost: Ray's object store is full" in line for line in said) == 1
+    tried = [row for row in check(begun) if row.agent != STARTER]
+    assert sorted(row.description for row in tried) == [f"wrong {number + 1}" for number in range(EXPERIMENTS)]
+    assert {row.status for row in tried} == {Status.FAILED}
+
+
+@contextmanager
+def one_node(**options: object) -> Iterator[str]:
+    """The address of a cluster of one node on this machine."""
+    from ray.cluster_utils import Cluster
+
+    on_signal = signal.getsignal(signal.SIGTERM)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **options})
+    signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield cluster.address
     finally:
         cluster.shutdown()
         signal.signal(signal.SIGTERM, on_signal)

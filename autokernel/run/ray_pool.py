@@ -6,14 +6,16 @@ tells of actors and nodes that died; a new actor takes the place of a lost one.
 
 import hashlib
 import os
+import pickle
 import platform
 import signal
 import socket
 import tempfile
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -38,10 +40,12 @@ from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
 from autokernel.run.starters import fastest_first
 from autokernel.target import Target
 from autokernel.verdict import Correctness, Verdict
+from autokernel.words import counted
 
 START_S = 600.0  # for all workers together: each imports PyTorch and starts a gate
 REACHED_S = 10.0
 MAX_STARTS = 3  # in a row that came to nothing, after which nobody takes the place of a lost worker
+STORE_FULL = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
 CODE = ("autokernel/**/*.py", "autokernel/include/*", "kernels/**/*.py", "reference.py")  # what a verdict depends on
 
 
@@ -69,7 +73,7 @@ class Facts:
     @property
     def part(self) -> str:
         """The device in words."""
-        return self.device + (f", {self.threads} threads" if self.threads else "")
+        return self.device + (f", {counted(self.threads, 'thread')}" if self.threads else "")
 
     def unlike(self, other: "Facts") -> str:
         """What differs, in words; empty if nothing does."""
@@ -110,7 +114,11 @@ class TimingWorker:
         unit = ray.get_runtime_context().get_node_id() if self.device == "cpu" else nvml.gpu_id(self.device)
         return socket.gethostname(), unit, Facts.here(self.device, len(self.cores))
 
-    def work(self, task: Task) -> tuple[Verdict, Proposal | None]:
+    def work(self, task: bytes) -> bytes:
+        """Of a packed task the packed answer: a verdict, and which starter it is of, if not of the task's source."""
+        return packed(self.judged(unpacked(task)))
+
+    def judged(self, task: Task) -> tuple[Verdict, Proposal | None]:
         """A verdict on the task's source; of a target's first task on the starter that looks fastest and does not fail, and
         which one that is."""
         if task.is_canary:
@@ -160,6 +168,15 @@ class TimingWorker:
         return verdict.as_undecided(fault) if fault else verdict
 
 
+def packed(value: object) -> bytes:
+    """Source and reports shrink to a quarter: up to 100 kB Ray sends them by themselves, and needs no object store."""
+    return zlib.compress(pickle.dumps(value))
+
+
+def unpacked(data: bytes) -> object:
+    return pickle.loads(zlib.decompress(data))
+
+
 def own_cores(place: Place) -> tuple[int, ...]:
     """The cores of one part: as many for each, so that every worker's kernels have the same number of threads."""
     allowed = sorted(os.sched_getaffinity(0))
@@ -174,6 +191,7 @@ class Actor:
     starts: int  # in a row in this place, this one included
     call: object  # what it was asked last: a reference to the answer
     lease: int | None = None  # None: whether it has started
+    unsent: Task | None = None  # for which the object store had no space
 
 
 class RayPool:
@@ -191,6 +209,7 @@ class RayPool:
         for as long as this lasts."""
         self.device, self.require_sandbox, self.say = device, require_sandbox, say
         self.actors: dict[str, Actor] = {}
+        self.late: dict[object, tuple[str, int]] = {}  # what an actor that was replaced may yet answer, and of which lease
         self.known: deque[Event] = deque()
         self.here = Facts.here(device, 0)  # with which all workers must agree,
         self.facts: Facts | None = None  # and with the first one in its threads
@@ -229,14 +248,28 @@ class RayPool:
 
     def submit(self, worker: str, task: Task) -> None:
         if actor := self.actors.get(worker):  # else its loss is among the events to come
-            actor.call, actor.lease = actor.handle.work.remote(task), task.lease
+            self._send(worker, actor, task)
+
+    def _send(self, worker: str, actor: Actor, task: Task) -> None:
+        """Or, while there is no space for it in the object store, say so, and try again later."""
+        try:
+            actor.call, actor.lease, actor.unsent = actor.handle.work.remote(packed(task)), task.lease, None
+        except STORE_FULL as error:
+            if not actor.unsent:
+                self.say(f"{_words(error)}; what worker {worker} is to judge waits for space")
+            actor.unsent = task
 
     def replace(self, worker: str) -> None:
         actor = self.actors.pop(worker)
+        if actor.lease is not None:
+            self.late[actor.call] = worker, actor.lease
         ray.kill(actor.handle)
         self._start(actor.place)
 
     def events(self, timeout_s: float) -> Sequence[Event]:
+        for name, actor in self.actors.items():
+            if actor.unsent:
+                self._send(name, actor, actor.unsent)
         if not self.known:
             self._collect(timeout_s)
         events = list(self.known)
@@ -272,14 +305,24 @@ class RayPool:
 
     def _collect(self, timeout_s: float) -> None:
         calls = {actor.call: name for name, actor in self.actors.items() if actor.call is not None}
-        if not calls:
+        waited = [*calls, *self.late]
+        if not waited:
             time.sleep(timeout_s)
             return
-        ready, _ = ray.wait(list(calls), num_returns=1, timeout=timeout_s)
+        ready, _ = ray.wait(waited, num_returns=1, timeout=timeout_s)
         if ready:
-            ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
+            ready, _ = ray.wait(waited, num_returns=len(waited), timeout=0)
         for call in ready:
-            self._ended(calls[call], call)
+            if call in calls:
+                self._ended(calls[call], call)
+            else:
+                self._ended_late(call)
+
+    def _ended_late(self, call: object) -> None:
+        """The end of an actor that was replaced, or its answer, which no lease waits for."""
+        name, lease = self.late.pop(call)
+        with suppress(ray.exceptions.RayError):  # its loss is known
+            self.known.append(Answer(name, lease, *unpacked(ray.get(call))))
 
     def _ended(self, name: str, call: object) -> None:
         """An answer, a start, or the end of an actor."""
@@ -291,8 +334,7 @@ class RayPool:
             self._lost(name, _words(error))
             return
         if lease is not None:
-            verdict, starter = value
-            self.known.append(Answer(name, lease, verdict, starter))
+            self.known.append(Answer(name, lease, *unpacked(value)))
             return
         node, unit, facts = value
         if differs := facts.unlike(replace(self.here, threads=(self.facts or facts).threads)):
@@ -311,13 +353,13 @@ class RayPool:
         """Whatever is left of it ends, and another takes its place unless that failed too often."""
         actor = self.actors.pop(name)
         ray.kill(actor.handle)
-        self.known.append(Lost(name, reason))
         if actor.starts >= MAX_STARTS:
-            self.say(f"no worker takes the place of {name}: {actor.starts} in a row did not start")
+            reason += f"; no worker takes its place: {actor.starts} in a row did not start"
         elif actor.place.node and actor.place.node not in {node["NodeID"] for node in alive()}:
-            self.say(f"no worker takes the place of {name}: its node is gone")
+            reason += "; no worker takes its place: its node is gone, and what may still come from there is dropped"
         else:
             self._start(actor.place, actor.starts + 1)
+        self.known.append(Lost(name, reason))
 
 
 def unreachable(address: str) -> str:
@@ -358,7 +400,12 @@ def places(device: str, workers: int | None) -> list[Place]:
 def _words(error: Exception) -> str:
     """What happened to an actor, in a line."""
     cause = getattr(error, "cause", None) or error
+    if isinstance(cause, STORE_FULL):
+        return "Ray's object store is full, and so is the disk for what it moves out (`ray memory` says whose it is)"
     lines = str(cause).strip().splitlines() or ["no more is known"]
     if "creation task" in lines[0]:  # then a traceback follows, whose end is what was raised
         return lines[-1].strip()
+    for number, line in enumerate(lines):
+        if " because " in line:  # "its node has died", and below it why; "its worker process has died", and guesses
+            return ": ".join(text.strip().partition(". ")[0] for text in lines[number : number + 2])
     return f"{type(cause).__name__}: {lines[0]}"

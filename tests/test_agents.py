@@ -20,6 +20,7 @@ from autokernel.agents import (
     FirstOf,
     OutOfBudget,
     PastExperiment,
+    Proposal,
     agent_names,
     make_agent,
 )
@@ -579,7 +580,17 @@ def test_an_agent_that_must_stop_leaves_the_run_to_the_others(api):
         alone.propose(context(FIRST))
 
 
-@pytest.mark.parametrize("answer", [lambda context: 1 / 0, lambda context: "a = 1"], ids=["raises", "is no Proposal"])
+OWN_MISTAKES = {
+    "raises": lambda context: 1 / 0,
+    "is no Proposal": lambda context: "a = 1",
+    "no source": lambda context: Proposal(None, "an edit", "mine"),
+    "no text": lambda context: Proposal("a = '\ud800'", "an edit", "mine"),
+    "no hypothesis": lambda context: Proposal("a = 1", None, "mine"),
+    "no price": lambda context: Proposal("a = 1", "an edit", "mine", cost_usd=None),
+}
+
+
+@pytest.mark.parametrize("answer", OWN_MISTAKES.values(), ids=OWN_MISTAKES)
 def test_an_agent_of_ones_own_that_fails_ends_no_run(monkeypatch, answer):
     """What was judged is still proven and verified, and the other agents go on."""
     monkeypatch.setattr("autokernel.agents.starters.make", lambda *given: SimpleNamespace(propose=answer))

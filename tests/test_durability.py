@@ -63,6 +63,7 @@ SUPERVISED = {
     "asks for another, then well": (f"raise SystemExit({AGAIN} if turn < 3 else 0)", 0, 3),
     "an error after an experiment, then well": ("if turn == 1: rows.write('row'); rows.close(); raise ValueError", 0, 2),
     "told to stop after an experiment": ("rows.write('row'); rows.close(); raise SystemExit(143)", 143, 1),
+    "told to stop while it ends by itself": ("os.kill(os.getpid(), 15)", 143, 1),
     "killed each time": ("os.kill(os.getpid(), 9)", 1, 4),
     "a crash of its own code": ("os.kill(os.getpid(), 11)", 139, 2),
     "a crash, then well": ("if turn == 1: os.kill(os.getpid(), 11)", 0, 2),

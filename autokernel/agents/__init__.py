@@ -4,7 +4,8 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from math import inf
+from math import inf, isfinite
+from numbers import Real
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -67,11 +68,23 @@ class Context:
 
 @dataclass(frozen=True)
 class Proposal:
+    """An edit. Raises TypeError or ValueError for what no file, commit or row can hold: once it is noted that it is being
+    judged, every resume would meet it again."""
+
     source: str
     hypothesis: str  # one line: what changes, and what is expected of it; it may turn out wrong
     agent: str
     tokens: int = 0
     cost_usd: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("source", "hypothesis", "agent"):
+            if not isinstance(text := getattr(self, name), str):
+                raise TypeError(f"a Proposal's {name} is text, not {text!r:.80}")
+            text.encode()  # halves of a surrogate pair are no UTF-8
+        for name in ("tokens", "cost_usd"):
+            if not (isinstance(spent := getattr(self, name), Real) and isfinite(spent)):
+                raise TypeError(f"a Proposal's {name} is a number, not {spent!r:.80}")
 
 
 @runtime_checkable

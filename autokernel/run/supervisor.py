@@ -18,7 +18,8 @@ from autokernel.hardware.processes import STATE, become_subreaper, die_with_pare
 from autokernel.preflight import terminal
 
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells say it: whoever read what the run prints has gone
-ENDED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # whoever has sent such a signal wants no other process
+STOPS = (signal.SIGINT, signal.SIGTERM)
+ENDED = {128 + number for number in STOPS} | {-number for number in STOPS}  # whoever has sent one wants no other process
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the child cannot go on, but another one may
 PAUSES_S = (2, 10, 30, 120, 600)  # before each new child, as long as none gets an experiment done
 CRASHES = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE}  # of code in the child itself
@@ -68,7 +69,7 @@ class Supervisor:
                 status = self._child(notes)
                 worked = self._size() != before
                 ever = ever or worked
-                lost = status not in (CLOSED_PIPE, *ENDED) and (status < 0 or status == AGAIN or (ever and status != 0))
+                lost = status not in {CLOSED_PIPE, *ENDED} and (status < 0 or status == AGAIN or (ever and status != 0))
                 if not lost or self.stopping:
                     return status if status >= 0 else 128 - status  # as shells say it
                 if status == earlier in CRASHES and not ever:

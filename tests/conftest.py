@@ -71,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_WAIT_POLICY"] = "passive"
     os.environ["AUTOKERNEL_PROVEN"] = proven = tempfile.mkdtemp(prefix="autokernel-tests-")  # what jobs prove is no user's
     config.add_cleanup(lambda: shutil.rmtree(proven, ignore_errors=True))
+    os.environ["SECRET"] = "secret"  # which no kernel may read, from the start of all judges (tests/cheats/harness.py)
     os.environ[LOCKS] = locks = tempfile.mkdtemp(prefix="autokernel-tests-")
     config.add_cleanup(lambda: shutil.rmtree(locks))
 
@@ -90,23 +91,42 @@ def region_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "regions"
 
 
-@pytest.fixture(scope="session")
-def judge_of_all_threads() -> Iterator[object]:
+@contextlib.contextmanager
+def started_judge(threads: contextlib.AbstractContextManager[None], **options: object) -> Iterator[object]:
     from autokernel.gate import Judge
 
-    with Judge("cpu") as judge:
+    with threads:
+        judge = Judge("cpu", **options)
+    with judge:
+        yield judge
+
+
+@pytest.fixture(scope="session")
+def judge_of_all_threads() -> Iterator[object]:
+    with started_judge(contextlib.nullcontext()) as judge:
         yield judge
 
 
 @pytest.fixture(scope="session")
 def judge_of_one_thread() -> Iterator[object]:
     """On one thread: on two, where another test has the other core, each operation waits for what that test leaves."""
-    from autokernel.gate import Judge
     from autokernel.hardware.threads import one_thread
 
-    with one_thread():
-        judge = Judge("cpu")
-    with judge:
+    with started_judge(one_thread()) as judge:
+        yield judge
+
+
+@pytest.fixture(scope="session")
+def lenient_of_all_threads() -> Iterator[object]:
+    with started_judge(contextlib.nullcontext(), allow_libraries=True) as judge:
+        yield judge
+
+
+@pytest.fixture(scope="session")
+def lenient_of_one_thread() -> Iterator[object]:
+    from autokernel.hardware.threads import one_thread
+
+    with started_judge(one_thread(), allow_libraries=True) as judge:
         yield judge
 
 
@@ -114,6 +134,12 @@ def judge_of_one_thread() -> Iterator[object]:
 def judge(request: pytest.FixtureRequest) -> object:
     """The gate, for all tests that leave it as it is."""
     return request.getfixturevalue("judge_of_all_threads" if is_timed(request.node) else "judge_of_one_thread")
+
+
+@pytest.fixture
+def lenient(lenient_of_one_thread: object) -> object:
+    """A gate that lets kernels call PyTorch: wrong results are easier to write in it. Nothing is timed by it."""
+    return lenient_of_one_thread
 
 
 @pytest.hookimpl(wrapper=True)

@@ -39,13 +39,6 @@ def test_starters_pass_all_five_stages(judge: Judge, path: Path):
     assert set(verdict.stages.values()) == {"PASS"}
 
 
-@pytest.fixture(scope="module")
-def lenient():
-    """A judge that lets kernels call PyTorch: wrong results are easier to read in it."""
-    with Judge("cpu", allow_libraries=True) as judge:
-        yield judge
-
-
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: w.name)
 def test_wrong_kernels_are_refused_where_they_should_be(lenient: Judge, wrong, monkeypatch: pytest.MonkeyPatch):
     if wrong.correctness == "TIMEOUT":

@@ -229,13 +229,6 @@ def kernel_fn(Q, K, V, *others, attn_mask=None, **options):
 ]
 
 
-@pytest.fixture(scope="module")
-def lenient() -> Iterator[Judge]:
-    """A judge that lets kernels call PyTorch: wrong results are easier to read in it."""
-    with Judge("cpu", allow_libraries=True) as judge:
-        yield judge
-
-
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda p: p.name)
 @pytest.mark.slow_after(3)
 def test_what_is_wrong_at_the_target_alone_is_refused(lenient: Judge, planted: Planted) -> None:

@@ -64,12 +64,6 @@ ODD = {  # a source, and a part of what is said of it
 }
 
 
-@pytest.fixture(scope="module")
-def lenient():
-    with Judge("cpu", allow_libraries=True) as judge:
-        yield judge
-
-
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ODD)
 def test_a_verdict_in_one_line(lenient: Judge, name: str) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -341,13 +340,6 @@ def kernel_fn(input_0, input_1):
     {change}
     return y
 """
-
-
-@pytest.fixture(scope="module")
-def lenient() -> Iterator[Judge]:
-    """One that lets kernels call PyTorch."""
-    with Judge("cpu", allow_libraries=True) as judge:
-        yield judge
 
 
 @pytest.mark.slow_after(4)

@@ -49,7 +49,6 @@ from with_a_change import OUTSIDE
 
 from autokernel.build import default_cache
 from autokernel.gate import Judge
-from autokernel.hardware.threads import one_thread
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
@@ -225,33 +224,24 @@ def target(cheat: Cheat) -> Target:
     return Target(cheat.id, cheat.kernel_type, "cpp", "cpu", cases)
 
 
-@pytest.fixture(scope="module")
-def judges():
-    """Our gate: as it is, and (True) one that lets kernels call PyTorch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SECRET", "secret")
-        with Judge("cpu") as strict, Judge("cpu", allow_libraries=True) as lenient:
-            yield {False: strict, True: lenient}
+@pytest.fixture
+def checking(cheat: Cheat, request: pytest.FixtureRequest) -> Judge:
+    """Our gate, or one that lets kernels call PyTorch, where no clock runs: kernels have one thread, for on two each
+    operation waits until another test's rest."""
+    return request.getfixturevalue("lenient_of_one_thread" if cheat.libraries else "judge_of_one_thread")
 
 
-@pytest.fixture(scope="module")
-def checking():
-    """The same where no clock runs: kernels have one thread, for on two each operation waits until another test's rest."""
-    with pytest.MonkeyPatch.context() as patch, one_thread():
-        patch.setenv("SECRET", "secret")
-        strict, lenient = Judge("cpu"), Judge("cpu", allow_libraries=True)
-    with strict, lenient:
-        yield {False: strict, True: lenient}
+@pytest.fixture
+def judge(cheat: Cheat, request: pytest.FixtureRequest) -> Judge:
+    """That gate, with all threads where they matter."""
+    if cheat.refused_by == "check" and not cheat.threads:
+        return request.getfixturevalue("checking")
+    return request.getfixturevalue("lenient_of_all_threads" if cheat.libraries else "judge_of_all_threads")
 
 
 @pytest.mark.parametrize("cheat", cheats(timed=lambda cheat: cheat.refused_by != "check"))
-def test_it_is_refused_for_its_reason(
-    cheat: Cheat, request: pytest.FixtureRequest, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
-):
-    judges: dict[bool, Judge] = request.getfixturevalue(
-        "checking" if cheat.refused_by == "check" and not cheat.threads else "judges"
-    )
-    judge, source = judges[cheat.libraries], workplace.told(cheat.source)
+def test_it_is_refused_for_its_reason(cheat: Cheat, judge: Judge, workplace: Workplace, monkeypatch: pytest.MonkeyPatch):
+    source = workplace.told(cheat.source)
     if cheat.number == 43:
         monkeypatch.setenv("AUTOKERNEL_CACHE", str(workplace.folder / "cache"))
     if cheat.refused_by == "contest":
@@ -277,8 +267,8 @@ def test_it_is_refused_for_its_reason(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", [pytest.param(cheat, id=cheat.id) for cheat in CHEATS if cheat.neighbour])
-def test_its_honest_neighbour_passes(cheat: Cheat, checking: dict[bool, Judge]):
-    verdict = checking[cheat.libraries].check(cheat.neighbour, target(cheat))
+def test_its_honest_neighbour_passes(cheat: Cheat, checking: Judge):
+    verdict = checking.check(cheat.neighbour, target(cheat))
     assert verdict.failure is None, str(verdict.failure)
 
 

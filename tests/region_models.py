@@ -157,6 +157,19 @@ def rms(x: Tensor) -> Tensor:
 
 
 # of several results; each is one region
+# With memory that is read across, and what is a region on a GPU alone.
+ON_GPUS = {
+    "read_across": lambda m, x, y: (x.t().contiguous() * 2 + y.view(N, 64)).exp() * x.view(N, 64)[:, :1],
+    "convolved": lambda m, x, y: F.silu(
+        F.conv1d(x.view(8, 24, 32), m.weight.view(24, 1, 4), m.bias[:24], padding=3, groups=24)[..., :32]
+    ),
+    "convolved_across": lambda m, x, y: F.conv1d(
+        x.view(8, 32, 24).mT, m.weight.view(24, 1, 4), groups=24, dilation=2
+    ).tanh(),
+    "convolved_plane": lambda m, x, y: F.conv2d(
+        x.view(1, 8, 24, 32), m.weight.view(16, 1, 2, 3), None, 2, (1, 1), groups=8
+    ),
+}
 SEVERAL = {
     "residual": lambda m, x, y: ((h := x + y), F.layer_norm(h, (N,), m.weight, m.bias)),
     "cast_of_nothing": lambda m, x, y: ((h := (x + y).to(x.dtype)), rms(h.float()).to(x.dtype) * m.weight),

@@ -12,18 +12,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
 import sys
 import torch
-from region_models import CHAINS, N, Of, drawn, found, why_wrong
+from region_models import CHAINS, ON_GPUS, N, Of, drawn, found, why_wrong
 from autokernel import spec as specs
 from autokernel.spec import import_file, load_spec
-from autokernel.model.regions import triton
+from autokernel.model.regions import growing, triton
 from pathlib import Path
 
 triton.HELD = int(sys.argv[3])
+growing.CONVOLVED_BY_LIBRARY = ()
 specs.REGIONS = Path(sys.argv[1])
 torch.manual_seed(0)
 structures = set()
 for name in sys.argv[2].split(","):
-    _, sites = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N), backend="triton")
+    _, sites = found(Of((CHAINS | ON_GPUS)[name]).eval(), torch.randn(64, N), torch.randn(64, N), backend="triton")
     assert sites, name
     for site in sites:
         spec = load_spec(site.kernel_type)
@@ -33,6 +34,7 @@ for name in sys.argv[2].split(","):
         for stem, path in files.items():
             kernel = import_file(path, f"{path.parent.name}_{stem}")
             kernel.PARTS = 2
+            kernel.WIDTH, kernel.HEIGHT = 16, 32  # which the sizes are no multiples of
             if triton.HELD < 16384:
                 kernel.BLOCK = 32  # several to a row
             reason = why_wrong(kernel.kernel_fn(**inputs), spec, inputs)
@@ -50,8 +52,8 @@ def run(folder: Path, names: str, held: int = 16384) -> None:
 
 
 def test_some_kernels_are_right(tmp_path: Path) -> None:
-    """A sum, a power, a single row: the tests of the second tier have all others."""
-    run(tmp_path, "normed,powers,of_one_row")
+    """A sum, a power, a single row, tiles, a convolution: the tests of the second tier have all others."""
+    run(tmp_path, "normed,powers,of_one_row,read_across,convolved_across")
 
 
 @pytest.mark.slow
@@ -64,6 +66,11 @@ def test_kernels_are_right(tmp_path: Path) -> None:
 def test_powers_numbers_and_single_rows(tmp_path: Path) -> None:
     """Powers of numbers below 0, and of literals; results that are a literal; a result that is one row, or one element."""
     run(tmp_path, "powers,powers_below_zero,powers_of_numbers,numbers,of_one_row,of_no_dim")
+
+
+@pytest.mark.slow
+def test_short_convolutions(tmp_path: Path) -> None:
+    run(tmp_path, "convolved,convolved_plane,transposed,transposed_matrices,broadcast")
 
 
 @pytest.mark.slow

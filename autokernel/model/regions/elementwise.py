@@ -206,9 +206,9 @@ def _masked_fill(low: Lowering, node: Node, groups: Groups) -> Expression:
     return choose(low, mask, v, x, kind_of(value(node).dtype, node))
 
 
-@rule("clamp", "clamp_min", "clamp_max", "hardtanh")
+@rule("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6")
 def _clamp(low: Lowering, node: Node, groups: Groups) -> Expression:
-    given = arguments(node)
+    given = {"min": 0, "max": 6} | arguments(node) if node.target is aten.relu6.default else arguments(node)
     result = low.element(given["self"], groups)
     for name, op in (("min", "max"), ("max", "min"), ("min_val", "max"), ("max_val", "min")):
         if given.get(name) is not None:

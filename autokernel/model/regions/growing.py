@@ -40,6 +40,7 @@ NOTHING |= {
 }
 MOST_INPUTS, MOST_RESULTS = 16, 4
 FEWEST = 2  # operations of a region: one alone has nothing to be fused with
+CONVOLVED_BY_LIBRARY = {"cpu"}  # oneDNN is as fast as the cores allow, and twice as fast as such loops or faster
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
 NAMED = 3  # operators in a region's name
 WRITERS = {"cpp": cpp.write, "triton": triton.write}
@@ -203,8 +204,9 @@ class _Regions:
     def sites_of(self, cone: Cone) -> Iterator[Site]:
         """The region; where it cannot be one, what its parts are."""
         work = [n for n in cone.nodes if _computes(n)]
+        fewest = 1 if any(n.target in windows.CONVOLVED for n in work) else self.fewest
         elements = sum(value(n).numel() for n in (*cone.outputs, *cone.inputs))
-        is_worth_it = len(work) >= self.fewest and elements * len(work) >= self.min_elements and not cone.site
+        is_worth_it = len(work) >= fewest and elements * len(work) >= self.min_elements and not cone.site
         site = _site(cone, *self.lowered[cone], self.backend, self.only) if is_worth_it else None
         if site:
             yield site
@@ -238,9 +240,11 @@ def _is_view(node: Node) -> bool:
 
 def _fits(node: Node) -> bool:
     """Whether there is a rule for it, and it is of tensors that have elements."""
-    is_known = node.op == "call_function" and (node.target in RULES or node.target in PARTED)
-    tensors = (t for n in (node, *node.all_input_nodes) for t in several(value(n)))
-    return is_known and all(isinstance(t, Tensor) and t.numel() > 0 for t in tensors)
+    if node.op != "call_function" or not (node.target in RULES or node.target in PARTED):
+        return False
+    tensors = [t for n in (node, *node.all_input_nodes) for t in several(value(n))]
+    is_known = all(isinstance(t, Tensor) and t.numel() > 0 for t in tensors)
+    return is_known and not (node.target in windows.CONVOLVED and tensors[0].device.type in CONVOLVED_BY_LIBRARY)
 
 
 def _is_one(node: Node) -> bool:
@@ -354,9 +358,7 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     strides = [t.strides for t in results if t.stride]
     digest = hashlib.sha256(repr((source, arguments, *strides)).encode()).hexdigest()[:10]
     name = "_".join(["region", *dict.fromkeys(operators[-NAMED:]), digest])
-    flops = sum(
-        max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor)) for node in work
-    )
+    flops = sum(map(_flops, work))
     names, limits = list(arguments), {}
     for limit in lowered.limits:
         lowest, end = limits.get(names[limit.index], (limit.lowest, limit.end))
@@ -373,6 +375,13 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     *others, output = cone.outputs
     case = site_case(load_spec(name), pattern, {k: value(v) for k, v in parameters.items()}, value(output))
     return Site(name, pattern, parameters, cone.nodes, output, case, others=tuple(others)) if case else None
+
+
+def _flops(node: Node) -> int:
+    """An operation for each element of its largest tensor; two for each place of a convolution's windows."""
+    most = max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor))
+    places = value(node.args[1])[0].numel() if node.target in windows.CONVOLVED else 0
+    return value(node).numel() * 2 * places or most
 
 
 def _can_be_made(result: Result) -> bool:

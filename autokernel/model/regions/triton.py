@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from autokernel.model.regions.expressions import BOOL, FLOAT, Expression, Lowered, is_scan
@@ -172,6 +173,11 @@ BY_BLOCK = {
     "constants": "BLOCK = 1024  # elements of a program\nNUM_WARPS = 4",
     "sizes": "BLOCK: tl.constexpr",
 }
+BY_TILE = {
+    "tunables": '{"WIDTH": [16, 32, 64, 128], "HEIGHT": [16, 32, 64, 128], "NUM_WARPS": [2, 4, 8]}',
+    "constants": "WIDTH, HEIGHT = 64, 64  # elements of a program, along two dims\nNUM_WARPS = 8",
+    "sizes": "WIDTH: tl.constexpr, HEIGHT: tl.constexpr",
+}
 BY_ROW = {
     "tunables": '{"PROGRAM_ELEMENTS": [1024, 2048, 4096, 8192], "NUM_WARPS": [2, 4, 8, 16]}',
     "constants": "PROGRAM_ELEMENTS = 2048  # narrower rows share a program\nNUM_WARPS = {warps}",
@@ -214,8 +220,9 @@ def _file(
     in_parts: bool = False,
 ) -> str:
     width, rows = math.prod(loops.columns), math.prod(loops.rows)
-    elements, walks = math.prod(loops.sizes), bool(lowered.reduced) and width > HELD
+    elements, walks, across = math.prod(loops.sizes), bool(lowered.reduced) and width > HELD, _across(lowered, loops)
     form = BY_PARTS if in_parts else BY_WALK if walks else BY_ROW if lowered.reduced else BY_BLOCK
+    form = form if across is None else BY_TILE
     results = ", ".join(result_names(lowered.results))
     pointers = ", ".join(f"x{i}" for i in range(len(inputs)))
 
@@ -242,6 +249,10 @@ def _file(
             f"rows = max(PROGRAM_ELEMENTS // {block}, 1)\n    "
             f"_kernel[(-(-{rows} // rows),)](*inputs, {results}, ROWS=rows, COLUMNS={block}, num_warps=NUM_WARPS)"
         )
+    elif across is not None:
+        kernels, of = kernel("_kernel", _body(lowered, loops, across)), loops.sizes
+        tiles = f"-(-{of[-1]} // WIDTH) * -(-{of[across]} // HEIGHT) * {elements // (of[-1] * of[across])}"
+        launch = f"_kernel[({tiles},)](*inputs, {results}, WIDTH=WIDTH, HEIGHT=HEIGHT, num_warps=NUM_WARPS)"
     else:
         kernels = kernel("_kernel", _body(lowered, loops))
         launch = f"_kernel[(-(-{elements} // BLOCK),)](*inputs, {results}, BLOCK=BLOCK, num_warps=NUM_WARPS)"
@@ -464,9 +475,23 @@ def _loaded(e: Expression, at: str, mask: str, *operands: str) -> str:
     return f"({text} != 0)" if e.kind == BOOL else f"{text}.to({'tl.float32' if e.kind == FLOAT else 'tl.int64'})"
 
 
-def _body(lowered: Lowered, loops: Loops) -> list[str]:
-    split, whole = len(loops.rows), math.prod(loops.sizes)
-    index = [f"i{d}" for d in range(len(loops.sizes))]
+def _across(lowered: Lowered, loops: Loops) -> int | None:
+    """The loop in which what is read is contiguous where another one than the last is: a program takes a tile of both."""
+    if lowered.reduced or lowered.scans or any(e.op == "gather" for e in lowered.expressions):
+        return None
+    found: Counter[int] = Counter()
+    for e in (e for e in lowered.expressions if e.op == "load"):
+        strides = loops.strides[e]
+        if any(not e.data[1][d] for d in e.dims):
+            return None  # its condition is of more dims than it
+        if abs(strides[-1]) > 1 and 1 in map(abs, strides):
+            found[list(map(abs, strides)).index(1)] += 1
+    return found.most_common(1)[0][0] if found else None
+
+
+def _body(lowered: Lowered, loops: Loops, across: int | None = None) -> list[str]:
+    split, sizes = len(loops.rows), loops.sizes
+    index = [f"i{d}" for d in range(len(sizes))]
     wide = _wide(loops)
     if lowered.reduced:
         lines = [
@@ -476,19 +501,34 @@ def _body(lowered: Lowered, loops: Loops) -> list[str]:
             *_indices("row", loops.rows, index[:split]),
             *_indices("column", loops.columns, index[split:]),
         ]
+        masks = {
+            f"row < {math.prod(loops.rows)}": range(split),
+            f"column < {math.prod(loops.columns)}": range(split, len(sizes)),
+        }
+    elif across is not None:
+        others = [d for d in range(len(sizes) - 1) if d != across]
+        lines = [
+            f"widths, heights = tl.cdiv({sizes[-1]}, WIDTH), tl.cdiv({sizes[across]}, HEIGHT)",
+            f"tile = tl.program_id(0){wide}",
+            f"{index[-1]} = (tile % widths * WIDTH + tl.arange(0, WIDTH))[None, :]",
+            f"{index[across]} = (tile // widths % heights * HEIGHT + tl.arange(0, HEIGHT))[:, None]",
+            f"inside = ({index[-1]} < {sizes[-1]}) & ({index[across]} < {sizes[across]})",
+            *(["others = tile // widths // heights"] if others else ()),
+            *_indices("others", [sizes[d] for d in others], [index[d] for d in others]),
+        ]
+        masks = {f"{index[d]} < {sizes[d]}": [d] for d in (across, len(sizes) - 1)}
     else:
         lines = [
             f"at = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)",
-            f"inside = at < {whole}",
-            *_indices("at", loops.sizes, index),
+            f"inside = at < {math.prod(sizes)}",
+            *_indices("at", sizes, index),
         ]
-
-    row_mask, column_mask = f"row < {math.prod(loops.rows)}", f"column < {math.prod(loops.columns)}"
+        masks = {"inside": range(len(sizes))}
 
     def mask(strides: Sequence[int]) -> str:
-        if not lowered.reduced or (any(strides[:split]) and any(strides[split:])):
-            return "inside"
-        return row_mask if any(strides[:split]) else column_mask
+        """That what is walked through so is in the tensor."""
+        needed = [one for one, dims in masks.items() if any(strides[d] for d in dims)]
+        return "inside" if len(needed) > 1 else "".join(needed)
 
     def walked(e: Expression) -> list[bool]:
         """The loops on which it depends, by where it goes and by what says so."""
@@ -497,13 +537,13 @@ def _body(lowered: Lowered, loops: Loops) -> list[str]:
 
     def load(e: Expression, *operands: str) -> str:
         strides = walked(e) if e.op == "gather" else loops.strides[e]
-        return _loaded(e, place(index, loops.strides[e], e.data[2]), mask(strides) if any(strides) else "", *operands)
+        return _loaded(e, place(index, loops.strides[e], e.data[2]), mask(strides), *operands)
 
     functions = FUNCTIONS | {op: FUNCTIONS[op].replace("{reverse}", str(lowered.is_backwards)) for op in SCANNED}
     writer = Writer(functions, number, _assigned, load)
     for i, (y, result) in enumerate(zip(result_names(lowered.results), lowered.results)):
         text = writer.text(result.expression)
-        written = "inside" if loops.in_columns(i) or not lowered.reduced else row_mask
+        written = "inside" if loops.in_columns(i) or not lowered.reduced else next(iter(masks))
         at = place(index, loops.results[i])
         if not any(loops.results[i][: split if lowered.reduced else None]):  # of one row: in a block of them all the same
             at = f"{'row' if lowered.reduced else 'at'} + {at}"

@@ -93,6 +93,14 @@ OPT_1B = {  # OPT-1.3B (arXiv 2205.01068)
     "num_attention_heads": 32,
     "word_embed_proj_dim": 2048,
 }
+LFM2_1B = {  # LFM2-1.2B (arXiv 2511.23404): three of four layers are short convolutions
+    "hidden_size": 2048,
+    "intermediate_size": 12288,  # of which a layer has two thirds
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+}
 VIT_LARGE = {  # arXiv 2010.11929
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -121,6 +129,7 @@ MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float
     "mistral-7b": of_transformers("MistralModel", LLAMA_8B),
     "gemma2-2b": of_transformers("Gemma2Model", GEMMA_2B),
     "mixtral-8x7b": of_transformers("MixtralModel", MIXTRAL),
+    "lfm2-1.2b": of_transformers("Lfm2Model", LFM2_1B),
     "opt-1.3b": of_transformers("OPTModel", OPT_1B, (4, 1024)),
     "vit-large": of_transformers("ViTModel", VIT_LARGE, (32, 3, 224, 224)),
     "bert-large-padded": Workload(WIDE, "PaddedBertLarge", input_shape=()),

@@ -151,6 +151,7 @@ def test_where_few_of_a_hidden_layer_count_their_roundings_scale_a_row_and_what_
     by_luck = 0
     for seed in range(40):
         inputs = next(CheckCase("edge_cases", case, seed, distribution="small").steps(spec)).sets[0]
+        inputs["w_down"] = inputs["w_down"] * 256  # so that the results themselves are normal numbers
         expectation = expect(spec, inputs, "cpu")
         lucky = replace(expectation, by_pytorch=expectation.exact.to(dtype))
         by_luck += "scaled by" in (wrong(mlp(**inputs), replace(lucky, projection=None)) or "")
@@ -158,6 +159,20 @@ def test_where_few_of_a_hidden_layer_count_their_roundings_scale_a_row_and_what_
         for each in (expectation, lucky):
             assert wrong(mlp(**inputs, scale=1.1), each)
     assert by_luck > 4
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-5])
+def test_rows_below_the_normal_numbers_of_fp16_may_be_rounded_to_its_steps_and_not_be_zero(size: float):
+    """As decays make them, exp(sum) * x: a step there is a large part of a number, and PyTorch is lucky in some rows."""
+    generator = torch.Generator().manual_seed(0)
+    x, decay = (torch.randn(4096, n, generator=generator, dtype=torch.float64) for n in (32, 1))
+    exact = x * size * torch.exp(-decay.abs())
+    honest = exact.half()
+    for by_pytorch in (exact, (x.half() * (size * torch.exp(-decay.abs())).half())):
+        expectation = Expectation(exact, by_pytorch, exact.abs(), torch.ones(()), known_dtype=torch.float16)
+        assert wrong(honest, expectation) is None
+        assert wrong(honest * 0, expectation), "flushed to zero"
+        assert wrong((exact * 1.1).half(), expectation), "scaled"
 
 
 @pytest.mark.parametrize("name", ["fused_mlp", "flash_attention"])

@@ -288,11 +288,12 @@ def _systematic(
         of_rows = torch.linalg.vector_norm(projection().reshape(len(exact), -1), dim=-1)  # of narrow ones that are one row
         together = torch.maximum(together, of_rows)
     count = max(exact.shape[-1], 1)
+    unit = (eps * size).clamp(min=tiny)  # of a rounding: below fp16's normal numbers it is no smaller
     figures = {  # of each row: of the result, of PyTorch's, of independent roundings (one s.d. or more), of cutting off
         "scaled by {:.2e}": (
             (error * exact).sum(-1) / norm,
             torch.maximum((own * exact).sum(-1).abs(), together) / norm,
-            eps * (size**2 * exact**2).sum(-1).sqrt() / norm,
+            torch.linalg.vector_norm(unit * exact, dim=-1) / norm,
             eps / 2 * (size * exact.abs()).sum(-1) / norm,
         ),
         "moved by {:.2e} in the mean": (

@@ -26,12 +26,12 @@ from new_types import graph_us, on_gpu
 
 from autokernel.cli.arguments import Parser, script
 from autokernel.gate.checks.correctness import wrong
-from autokernel.gate.checks.expectations import expect
+from autokernel.gate.checks.expectations import expectations
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.regions.spec import Region
-from autokernel.spec import Case, import_file, is_region, load_spec
+from autokernel.spec import Case, import_file, is_region, load_spec, several
 from models import MODELS
 
 SETS_BYTES = 200 << 20  # of all input sets; an H100's L2 has 50 MB
@@ -62,10 +62,11 @@ def compared(kernel_type: str, case: Case) -> list[str]:
     words = [f"{kernel_type} {shape}"]
     sides: dict[str, Callable[..., Any]] = {"eager": spec.eager, "torch.compile": torch.compile(spec.eager, dynamic=False)}
     inputs = fill_inputs(spec, case, 1)
-    expected = expect(spec, inputs, "cpu")
+    expected = expectations(spec, inputs, "cpu")
     for stem, path in spec.starters("triton").items():
         kernel = import_file(path, f"{kernel_type}_{stem}").kernel_fn
-        reason = wrong(kernel(**on_gpu(inputs)).cpu(), expected)
+        made = zip(several(kernel(**on_gpu(inputs))), expected)
+        reason = next(filter(None, (wrong(y.cpu(), e) for y, e in made)), None)
         if reason:
             words.append(f"{stem} WRONG: {reason}")
         else:

@@ -54,7 +54,7 @@ def fastest_first(target: Target, bench: Bench | None) -> list[Proposal]:
         return [own]
     proposals = {proposal.source: proposal for proposal in (own, *others)}
     finals = target.device == "cpu"  # on a GPU one look tells what starters are apart, if it is more than a few per cent
-    looked = [one for one in bench.autotune(proposals, target, LOOK_S, finals) if one.seconds < math.inf]
+    looked = [one for one in bench.autotune(proposals, target, LOOK_S, finals=finals) if one.seconds < math.inf]
     found = [proposals[one.source] for one in looked]
     if len(found) > 1:
         ratio, second = looked[1].seconds / looked[0].seconds, found[1].hypothesis.removeprefix(START)

@@ -84,6 +84,9 @@ CHAINS = {
     "unit": lambda m, x, y: F.normalize(x + y, dim=-1) * m.weight,
     "summed": lambda m, x, y: (x * 2).logsumexp(-1, keepdim=True) - y + (x * 2).std(-1, keepdim=True),
     "transposed": lambda m, x, y: x.transpose(0, 1) * 2 + y[:1, :].expand(x.shape[0], x.shape[1]).transpose(0, 1),
+    "read_across": lambda m, x, y: (x.t().contiguous() * 2 + y.view(N, 64)).exp() * x.view(N, 64)[:, :1],
+    "normed_across": lambda m, x, y: F.layer_norm(x.view(2, N, 32).mT * 2, (N,), m.weight, m.bias) + y.view(2, 32, N),
+    "padded_across": lambda m, x, y: F.pad(x.view(2, 32, N).mT, (1, 2)).tanh() * 2 + F.pad(y.view(2, 32, N).mT, (3, 0)),
     "transposed_matrices": lambda m, x, y: (x.view(2, 32, N) * y.view(2, 32, N)).mT.exp() + x.view(2, 1, -1)[..., :32] + 1,
     "broadcast": lambda m, x, y: (x[:1].expand(64, N) + y) * y[:, :1].expand(64, N).transpose(0, 1).reshape(N, 64).t(),
     "split": lambda m, x, y: (x.view(-1, 4, 24) * m.weight.view(4, 24)).reshape(x.shape) + y,
@@ -157,9 +160,8 @@ def rms(x: Tensor) -> Tensor:
 
 
 # of several results; each is one region
-# With memory that is read across, and what is a region on a GPU alone.
+# What is a region on a GPU alone.
 ON_GPUS = {
-    "read_across": lambda m, x, y: (x.t().contiguous() * 2 + y.view(N, 64)).exp() * x.view(N, 64)[:, :1],
     "convolved": lambda m, x, y: F.silu(
         F.conv1d(x.view(8, 24, 32), m.weight.view(24, 1, 4), m.bias[:24], padding=3, groups=24)[..., :32]
     ),

@@ -75,7 +75,11 @@ def test_what_becomes_of_integers_is_in_float64_too():
 def test_kernels_are_right(name: str) -> None:
     """What is written from the graph against the graph, by the gate's own bounds, in each dtype that it holds there."""
     torch.manual_seed(0)
-    for dtype in (torch.float32, torch.bfloat16) if name in ("gelu", "normed", "scores") else (torch.float32,):
+    for dtype in (
+        (torch.float32, torch.bfloat16)
+        if name in ("gelu", "normed", "scores", "read_across", "normed_across")
+        else (torch.float32,)
+    ):
         model = Of(CHAINS[name]).to(dtype).eval()
         graph, sites = found(model, torch.randn(64, N, dtype=dtype), torch.randn(64, N, dtype=dtype))
         assert sites, "no region"
@@ -118,6 +122,13 @@ def test_indices_that_are_broadcast_or_computed_leave_the_rest_a_region() -> Non
         inputs = {k: drawn(t) for k, t in sites[-1].case.tensors.items()}
         assert why_wrong(kernel_of(sites[-1])(**inputs), load_spec(sites[-1].kernel_type), inputs) is None
     assert "index, mul, add" in load_spec(sites[-1].kernel_type).eager_form
+
+
+@pytest.mark.parametrize("name", ("read_across", "padded_across"))
+def test_what_is_read_across_is_copied_tile_by_tile(name: str) -> None:
+    _, (site,) = found(Of(CHAINS[name]).eval(), torch.randn(64, N), torch.randn(64, N))
+    text = load_spec(site.kernel_type).starters("cpp")["cpp_kernel"].read_text()
+    assert "float tile0[TILE * TILE]" in text and ("pack<TILE>" in text) == (name == "read_across")
 
 
 COSTLY = {"grouped_after_gelu": {"erf": 1}, "normed_twice": {"exp": 1, "tanh": 1}, "scores": {"exp": 1}}

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from autokernel.model.regions.expressions import BOOL, FLOAT, Expression, Lowered, is_scan
@@ -17,6 +16,7 @@ from autokernel.model.regions.writing import (
     loops_of,
     made,
     place,
+    read_across,
     result_names,
     returned,
     varying,
@@ -220,7 +220,7 @@ def _file(
     in_parts: bool = False,
 ) -> str:
     width, rows = math.prod(loops.columns), math.prod(loops.rows)
-    elements, walks, across = math.prod(loops.sizes), bool(lowered.reduced) and width > HELD, _across(lowered, loops)
+    elements, walks, across = math.prod(loops.sizes), bool(lowered.reduced) and width > HELD, read_across(lowered, loops)
     form = BY_PARTS if in_parts else BY_WALK if walks else BY_ROW if lowered.reduced else BY_BLOCK
     form = form if across is None else BY_TILE
     results = ", ".join(result_names(lowered.results))
@@ -473,20 +473,6 @@ def _loaded(e: Expression, at: str, mask: str, *operands: str) -> str:
     options = [f"x{e.data[0]} + {at}" if at != "0" else f"x{e.data[0]}", masks, other]
     text = f"tl.load({', '.join(filter(None, options))})"
     return f"({text} != 0)" if e.kind == BOOL else f"{text}.to({'tl.float32' if e.kind == FLOAT else 'tl.int64'})"
-
-
-def _across(lowered: Lowered, loops: Loops) -> int | None:
-    """The loop in which what is read is contiguous where another one than the last is: a program takes a tile of both."""
-    if lowered.reduced or lowered.scans or any(e.op == "gather" for e in lowered.expressions):
-        return None
-    found: Counter[int] = Counter()
-    for e in (e for e in lowered.expressions if e.op == "load"):
-        strides = loops.strides[e]
-        if any(not e.data[1][d] for d in e.dims):
-            return None  # its condition is of more dims than it
-        if abs(strides[-1]) > 1 and 1 in map(abs, strides):
-            found[list(map(abs, strides)).index(1)] += 1
-    return found.most_common(1)[0][0] if found else None
 
 
 def _body(lowered: Lowered, loops: Loops, across: int | None = None) -> list[str]:

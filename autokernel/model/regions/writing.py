@@ -57,6 +57,20 @@ def loops_of(lowered: Lowered) -> Loops:
     return Loops(tuple(sizes[:split]), tuple(sizes[split:]), dict(zip(loads, strides)), tuple(strides[len(loads) :]))
 
 
+def read_across(lowered: Lowered, loops: Loops) -> int | None:
+    """The loop in which most of what is read is contiguous, if that is another one than the last: both make up a tile."""
+    if lowered.reduced or lowered.scans or any(e.op == "gather" for e in lowered.expressions):
+        return None
+    across = [loops.strides[e].index(1) for e in lowered.expressions if e.op == "load" and is_across(e, loops)]
+    return max(set(across), key=across.count, default=None)
+
+
+def is_across(load: Expression, loops: Loops) -> bool:
+    """Whether it is contiguous in another loop than the last; nor does its condition depend on more than it does."""
+    strides = loops.strides[load]
+    return strides[-1] > 1 and 1 in strides and all(load.data[1][d] for d in load.dims)
+
+
 def _merged(dims: Sequence[int], sizes: Sequence[int], walked: Sequence[Sequence[int]]) -> list[list[int]]:
     groups: list[list[int]] = []
     for d in dims:

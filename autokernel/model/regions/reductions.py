@@ -128,7 +128,13 @@ def _normalised(low: Lowering, source: Node, groups: Groups, dims: Sequence[int]
 
     squares = low.reduce("reduce_sum", source, one, dims, True, lambda g: low.make("mul", deviation(g), deviation(g)))
     variance = low.make("div", squares, count)
-    return low.make("div", deviation(groups), low.make("sqrt", low.make("add", variance, low.number(float(eps)))))
+    return _standardised(low, deviation(groups), variance, eps)
+
+
+def _standardised(low: Lowering, deviation: Expression, variance: Expression, eps: float) -> Expression:
+    """As PyTorch has it: times one reciprocal of what a row has one of."""
+    root = low.make("sqrt", low.make("add", variance, low.number(float(eps))))
+    return low.make("mul", deviation, low.make("div", low.number(1.0), root))
 
 
 def _scaled(low: Lowering, x: Expression, groups: Groups, weight: Any, bias: Any) -> Expression:
@@ -165,8 +171,8 @@ def _group_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
     mean = low.make("div", reduced(lambda g: low.element(source, flat(g))), number)
     deviation = lambda g: low.make("sub", low.element(source, flat(g)), mean)  # noqa: E731
     variance = low.make("div", reduced(lambda g: low.make("mul", deviation(g), deviation(g))), number)
-    root = low.make("sqrt", low.make("add", variance, low.number(float(given["eps"]))))
-    return _scaled(low, low.make("div", deviation(whole), root), (groups[1],), given["weight"], given["bias"])
+    x = _standardised(low, deviation(whole), variance, given["eps"])
+    return _scaled(low, x, (groups[1],), given["weight"], given["bias"])
 
 
 @rule("instance_norm")
@@ -188,5 +194,5 @@ def _batch_norm(low: Lowering, node: Node, groups: Groups) -> Expression:
         low.as_float(low.element(given[name], g))
         for name, g in (("input", groups), ("running_mean", channel), ("running_var", channel))
     )
-    root = low.make("sqrt", low.make("add", variance, low.number(float(given["eps"]))))
-    return _scaled(low, low.make("div", low.make("sub", x, mean), root), channel, given["weight"], given["bias"])
+    x = _standardised(low, low.make("sub", x, mean), variance, given["eps"])
+    return _scaled(low, x, channel, given["weight"], given["bias"])

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -85,7 +85,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _break(self, how: str) -> None:
         if how == "stalled":
             time.sleep(5)
-        if how == "an error under 200":
+        if how == "endless":
+            self._send(200, " ", {"Content-Length": "100000"})
+            with suppress(ConnectionError):
+                for _ in range(100):
+                    time.sleep(0.05)
+                    self.wfile.write(b" ")
+        elif how == "an error under 200":
             self._send(200, json.dumps({"error": {"message": "provider is busy"}}))
         else:
             self._send(200, '{"choices": [', {} if how == "no JSON" else {"Content-Length": "1000"})

@@ -21,6 +21,7 @@ from autokernel.verdict import STAGES, CaseTiming, Correctness, Failure, Interva
 from tests.small_clone import clone_this
 
 RIGHT = KERNELS / "rmsnorm" / "cpp_kernel.py"
+MINE = "def kernel_fn(x): return x\n"  # a file of the user's, which has no type
 PASSED = Verdict("rmsnorm", "cpp", "a CPU", Correctness.PASS, False, "correct", 7, stages=dict.fromkeys(STAGES, "PASS"))
 FAILED = replace(
     PASSED,
@@ -84,6 +85,7 @@ def test_a_wrong_kernel_ends_with_1_and_is_told_everywhere(tmp_path, monkeypatch
     [
         (["nothing.py", str(RIGHT), "--kernel", "rmsnorm"], "there is no file nothing.py"),
         ([str(RIGHT), str(RIGHT), "--kernel", "softmax"], "KERNEL_TYPE is 'rmsnorm', not 'softmax'"),
+        (["mine", str(RIGHT), "--kernel", "rmsnorm"], 'mine sets no KERNEL_TYPE: add the line KERNEL_TYPE = "rmsnorm"'),
         ([str(RIGHT), str(RIGHT), "--kernel", "softmx"], "invalid choice: 'softmx'"),
         ([str(RIGHT), str(RIGHT)], "--kernel"),
         ([str(RIGHT), str(RIGHT), "--kernel", "rmsnorm", "--junit", "."], "name a file"),
@@ -96,13 +98,13 @@ def test_bad_use_ends_with_2(words, says, capsys, monkeypatch, tmp_path) -> None
     from autokernel.cli.arguments import script
 
     monkeypatch.chdir(tmp_path)
-    Path("mine").write_text("my notes")
+    Path("mine").write_text(MINE)
     with pytest.raises(SystemExit) as ended:
         script(check.main, words)
     assert ended.value.code == 2
     line = capsys.readouterr().err
     assert line.startswith("error: ") and says in line and line.count("\n") == 1
-    assert Path("mine").read_text() == "my notes"
+    assert Path("mine").read_text() == MINE
 
 
 @pytest.mark.slow

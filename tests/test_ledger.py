@@ -9,7 +9,7 @@ from pathlib import Path
 import git
 import pytest
 
-from autokernel.history.ledger import GitLedger, around, message, parse, repository
+from autokernel.history.ledger import GitLedger, Renamed, around, message, parse, repository
 from tests.test_experiments import ROW
 
 
@@ -236,6 +236,17 @@ def test_a_copy_of_a_clone_has_a_tree_of_its_own(ledger):
     assert [path.read_text() for path in copy.aside] == ["by hand\n"]
     assert before == {path: path.read_bytes() for path in linked.rglob("*") if path.is_file()}
     assert copy._linked.is_relative_to(root)
+
+
+def test_a_folder_that_was_renamed_is_not_begun_anew(ledger):
+    """Its tree is on the branch that it began with, and none of its experiments would be found."""
+    before = sh("git", "for-each-ref", cwd=ledger.root)
+    ledger.folder.rename(renamed := ledger.folder.with_name("other"))
+    with pytest.raises(Renamed, match=f"mv {renamed} {ledger.folder}, and go on with --tag night"):
+        GitLedger(ledger.root, "other", renamed).open()
+    assert sh("git", "for-each-ref", cwd=ledger.root) == before
+    renamed.rename(ledger.folder)
+    GitLedger(ledger.root, "night", ledger.folder).open()
 
 
 def test_remove_leaves_no_trace(clone):

@@ -121,7 +121,7 @@ def test_a_client_lists_tools_and_reads_a_run(root, tmp_path):
         assert kernel == {"run": "night", "target": TARGET.name, "experiment": 2, "source": f"{STARTER}# 2\n"}
         start, kept, failed = await answer(client, "read_history", target=TARGET.name)
         assert (start["agent"], kept["status"], failed["description"]) == ("starter", "kept", "too bold")
-        assert "\n-# 2\n+# 3" in failed["diff"] and "\n-# 1\n+# 2" in kept["diff"]
+        assert not start["diff"] and "\n-# 2\n+# 3" in failed["diff"] and "\n-# 1\n+# 2" in kept["diff"]
         assert "## The rules" in await answer(client, "read", topic="rules", target=TARGET.name)
         assert "def rmsnorm(" in await answer(client, "read", topic="oracle", target=TARGET.name)
         assert "# Tier 2" in await answer(client, "read", topic="playbook", name="2", target=TARGET.name)
@@ -135,7 +135,7 @@ def test_a_client_lists_tools_and_reads_a_run(root, tmp_path):
         assert "is no name of a run" in await refusal(client, "list_targets", run="../day")
         assert "nothing to read" in await refusal(client, "read", topic="weather", target=TARGET.name)
         assert "not Python" in await refusal(client, "propose", source="def (", description="less syntax")
-        assert "KERNEL_TYPE is None; the types are" in await refusal(client, "bench", source="x = 1\n")
+        assert "sets no KERNEL_TYPE: add the line" in await refusal(client, "bench", source="x = 1\n")
         assert "there is a run 'night'" in await refusal(client, "start_run", run="night", options=[])
         for words in (["--tag", "other"], ["--output=/tmp/x"], ["--export-trace", "x"]):
             assert "is not for start_run" in await refusal(client, "start_run", run="new", options=words)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import openai
@@ -10,7 +11,7 @@ import pytest
 
 from autokernel.agents import AgentOptions, AgentStopped, OutOfBudget, PastExperiment, make_agent
 from autokernel.agents.conversation import ModelAgent, stated
-from autokernel.agents.openai import ChatModel, is_local
+from autokernel.agents.openai import LONGEST_ANSWER, ChatModel, client_for, is_local
 from autokernel.preflight import Refused
 from autokernel.spec import ROOT
 from tests.chat_api import serving
@@ -182,6 +183,24 @@ def test_the_pause_that_a_server_asks_for_is_kept(api):
     api.script[:] = [Refusal(429, "rate_limit_exceeded", {"Retry-After": "2"}), GOOD]
     agent_at(api, told).propose(context(FIRST))
     assert "in 2 s" in told[1]
+
+
+def test_an_answer_of_any_length_ends(api):
+    """One that never does, and one that is no kernel file by its length: each is asked for once more."""
+    for answer, words in (
+        (Broken("endless"), "the answer does not end"),
+        (said("x" * (LONGEST_ANSWER + 1)), "the answer is longer than 4 MiB"),
+    ):
+        api.script[:] = [answer] * 2
+        agent = ModelAgent([].append, ChatModel("qwen", client_for(api.url, "test", seconds=0.5)))
+        assert words in agent.propose(context(FIRST)).hypothesis and not api.script
+
+
+def test_retries_end_with_the_time_in_which_an_answer_could_be_judged(api):
+    api.script[:] = [Refusal(429, "slow down " * 1000, {"Retry-After": "30"})] * 2
+    with pytest.raises(AgentStopped, match="RateLimitError.*slow down") as ended:
+        agent_at(api).propose(replace(context(FIRST), until_s=time.monotonic() + 20))
+    assert len(api.script) == 1 and len(str(ended.value)) < 500
 
 
 def test_what_does_not_pass_ends_the_run_in_words(api):

@@ -13,7 +13,7 @@ from html import unescape
 
 import pytest
 
-from autokernel.cli import commands, plan
+from autokernel.cli import commands, plan, verify
 from autokernel.cli.orchestrate import QUICK, act, make_parser
 from autokernel.cli.pipeline import check_of_run, prove_all
 from autokernel.cli.signals import RunStopped, Stopped
@@ -29,7 +29,7 @@ from autokernel.model.workload import Workload, workload_from
 from autokernel.preflight import Refused
 from autokernel.records import write_json
 from autokernel.run.loop import Loop
-from autokernel.run.workspace import PLAN, PROOF, VERIFY, NoRun, Workspace, default_tag
+from autokernel.run.workspace import PLAN, PROOF, VERIFY, NoRun, RunInProgress, Workspace, default_tag
 from autokernel.spec import ROOT
 from autokernel.target import encode
 from tests.test_experiments import ROW
@@ -84,6 +84,12 @@ def test_commands_that_begin_together_get_a_name_each(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         names = list(pool.map(lambda dim: default_tag(tmp_path, Workload(model_args={"dim": dim})), range(4)))
     assert len(set(names)) == 4 and min(names, key=len) + "-2" in names
+
+
+def test_a_run_at_work_is_not_verified_beside_it(run):
+    """Both would write verify.json and its notes."""
+    with run.locked(), pytest.raises(RunInProgress, match="in progress in another process"):
+        verify.main(["--workspace", str(run.folder)])
 
 
 def test_report_is_for_people(run):

@@ -16,6 +16,7 @@ from autokernel import preflight
 from autokernel.build import Library, compile_library
 from autokernel.cli import bench, profile
 from autokernel.cli.arguments import script
+from autokernel.hardware.machine import MachineFault, full_disk_told
 from autokernel.hardware.processes import STEPS
 from tests.user_errors import QUICK, RMSNORM, ROOT, net, started
 
@@ -147,6 +148,16 @@ def small_disk(tmp_path):
 def test_a_full_disk(refusal, small_disk, model_file):
     line = refusal(profile.main, "--output", small_disk / "profile.json", "--model", model_file, *QUICK)
     assert "cannot write to" in line and "No space left" in line
+
+
+def test_what_fails_while_a_disk_is_full_is_a_fault_of_the_machines(small_disk, tmp_path):
+    """Which a run waits out, whatever library could not write; beside a disk with space it is an error as any other."""
+    with pytest.raises(MachineFault, match=f"the disk of {small_disk} is full"), full_disk_told([small_disk]):
+        raise RuntimeError("the compiler has failed")
+    with pytest.raises(RuntimeError, match="the compiler has failed"), full_disk_told([tmp_path]):
+        raise RuntimeError("the compiler has failed")
+    with pytest.raises(MachineFault, match="was full"), full_disk_told([tmp_path]):
+        (small_disk / "more").write_bytes(bytes(1 << 16))
 
 
 def test_a_read_only_disk(refusal, small_disk, model_file):

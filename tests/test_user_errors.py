@@ -120,7 +120,10 @@ FILES = {
     "empty": (b" \n", "is empty"),
     "huge": (b"#" * (5 << 20), "has 5 MB: that is no kernel file"),
     "deep": (b"x = " + b"(" * 9999 + b")" * 9999, "is not Python"),
-    "no type": (KERNEL.replace("KERNEL_TYPE", "TYPE").encode(), "KERNEL_TYPE is None; the types are"),
+    "no type": (
+        KERNEL.replace("KERNEL_TYPE", "TYPE").encode(),
+        'sets no KERNEL_TYPE: add the line KERNEL_TYPE = "…"; the types are',
+    ),
     "unknown type": (KERNEL.replace("rmsnorm", "rnsnorm").encode(), "KERNEL_TYPE is 'rnsnorm'; the types are"),
     "a path for a type": (
         KERNEL.replace("rmsnorm", "../../kernels/rmsnorm").encode(),
@@ -128,7 +131,7 @@ FILES = {
     ),
     "a long type": (KERNEL.replace("rmsnorm", "r" * 5000).encode(), "KERNEL_TYPE is 'rrrrrrrrrrrr...rrrrrrrrrrrrr'"),
     "a set of lists": (b"A = {[]}\n" + KERNEL.replace("rmsnorm", "rnsnorm").encode(), "KERNEL_TYPE is 'rnsnorm'"),
-    "no backend": (KERNEL.replace("BACKEND", "BACK").encode(), "BACKEND is None; the backends are triton, cuda, cpp"),
+    "no backend": (KERNEL.replace("BACKEND", "BACK").encode(), 'no BACKEND: add the line BACKEND = "…"; the backends are'),
     "unknown backend": (KERNEL.replace("cpp", "rust").encode(), "BACKEND is 'rust'; the backends are"),
     "no function": (KERNEL.replace("kernel_fn", "kernel").encode(), "defines no kernel_fn()"),
 }

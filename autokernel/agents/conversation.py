@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
-from autokernel.agents import AgentOptions, AgentStopped, Context, Proposal
+from autokernel.agents import LONGEST, AgentOptions, AgentStopped, Context, Proposal
 from autokernel.agents.prompt import rules_text
 from autokernel.agents.purse import Price, Purse, Spent, cost
 from autokernel.agents.toolbox import Toolbox, Unusable
@@ -115,6 +115,7 @@ class Talk:
     """The conversation of one experiment, and what it has cost."""
 
     messages: list[dict[str, Any]]
+    until_s: float = math.inf  # of Context: what is answered later could not be judged any more
     spent: Spent = field(default=Spent())
     repaired: bool = False
 
@@ -164,7 +165,7 @@ class ModelAgent:
 
     def propose(self, context: Context) -> Proposal | None:
         purse, toolbox = self.purse(context), Toolbox(context)
-        talk = Talk(self.api.opening(context))
+        talk = Talk(self.api.opening(context), context.until_s)
         why = f"no proposal in {TURNS} turns"
         for turn in range(1, TURNS + 1):
             try:
@@ -217,7 +218,7 @@ class ModelAgent:
     def _ask(self, talk: Talk, purse: Purse) -> Reply:
         """One request, made only if even its longest answer stays under the cap; repeated while the API is away."""
         sdk = self.api.sdk
-        deadline, wait = time.monotonic() + self.patience_s, self.first_wait_s
+        deadline, wait = min(time.monotonic() + self.patience_s, talk.until_s), self.first_wait_s
         while True:
             try:
                 return self._request(talk, purse)
@@ -306,4 +307,5 @@ def asked_pause(error: Exception) -> float:
 
 def in_words(error: Exception) -> str:
     words = getattr(error, "api_message", None) or getattr(error, "message", None) or str(error)
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+    said = " ".join(str(words).split())[:LONGEST]  # of a proxy's error, its whole page
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -7,13 +7,24 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
 from autokernel.agents import AgentOptions, AgentStopped, Context
-from autokernel.agents.conversation import ASKED, Cut, ModelAgent, Reply, ToolCall, ToolResult, Unreadable, system_text
+from autokernel.agents.conversation import (
+    ASKED,
+    Cut,
+    ModelAgent,
+    Reply,
+    ToolCall,
+    ToolResult,
+    Unreadable,
+    http_library,
+    system_text,
+)
 from autokernel.agents.playbook import tier_that_fits
 from autokernel.agents.prompt import history_text, incumbent_text, problem_text
 from autokernel.agents.purse import Price, Spent, cost
@@ -27,6 +38,7 @@ except ModuleNotFoundError as missing:
     raise Refused("--agent openai needs the openai package: pip install -e '.[openai]'") from missing
 
 ANSWER_TIMEOUT_S = 1800  # nothing is heard of an answer before it is whole, and a model on a CPU writes 10 tokens a second
+LONGEST_ANSWER = 4 << 20  # bytes: 32000 tokens and as many of thought are a quarter of a million
 NO_KEY = "none"  # what local servers are given: most ask for no key, but the SDK wants one
 FUNCTIONS = [
     {"type": "function", "function": {"parameters" if k == "input_schema" else k: v for k, v in tool.items()}}
@@ -50,8 +62,39 @@ def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, ar
     key = os.environ.get("OPENAI_API_KEY") or (NO_KEY if local else "")
     if not key:
         raise Refused(f"--agent openai needs a key for {url}: set OPENAI_API_KEY")
-    client = openai.OpenAI(api_key=key, base_url=url, max_retries=0, timeout=openai.Timeout(ANSWER_TIMEOUT_S, connect=10))
+    client = client_for(url, key)
     return ModelAgent(say, ChatModel(options.model, client, *(price or 0.0 for price in prices)), options, spent_usd)
+
+
+def client_for(url: str, key: str, seconds: float = ANSWER_TIMEOUT_S) -> openai.OpenAI:
+    """It waits so long for a whole answer: the timeouts of HTTP libraries are of each piece, and pieces may never end."""
+
+    def bound(response: Any) -> None:
+        response.stream = Bounded(response.stream, time.monotonic() + seconds)
+
+    timeout = openai.Timeout(seconds, connect=10)
+    http = openai.DefaultHttpxClient(base_url=url, timeout=timeout, event_hooks={"response": [bound]})
+    return openai.OpenAI(api_key=key, base_url=url, max_retries=0, timeout=timeout, http_client=http)
+
+
+class Bounded(http_library(openai).SyncByteStream):
+    """The body of an answer, in pieces. Raises Unreadable where it goes on for too long, or is too much."""
+
+    def __init__(self, stream: Any, until_s: float) -> None:
+        self.stream, self.until_s = stream, until_s
+
+    def __iter__(self) -> Iterator[bytes]:
+        came = 0
+        for piece in self.stream:
+            came += len(piece)
+            if came > LONGEST_ANSWER:
+                raise Unreadable(f"the answer is longer than {LONGEST_ANSWER >> 20} MiB")
+            if time.monotonic() > self.until_s:
+                raise Unreadable("the answer does not end")
+            yield piece
+
+    def close(self) -> None:
+        self.stream.close()
 
 
 def is_address(url: str) -> bool:
@@ -124,6 +167,10 @@ class ChatModel:
             if "context" in str(error):
                 advice = "give its server a longer context, or ask for shorter answers (--max-tokens)"
                 raise AgentStopped(f"{self.name} is not available: {advice}: {error.message}") from error
+            raise
+        except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, Unreadable):
+                raise error.__cause__ from None
             raise
         except ValueError as error:
             raise Cut(f"the answer is no JSON: {error}") from error

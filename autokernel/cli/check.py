@@ -58,6 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
+    make_folders(*filter(None, (options.junit, options.markdown)))
     check_writable(*filter(None, (options.junit, options.markdown, summary_file())))
     check_ours(options)
     check_named(options.old, options.new)
@@ -75,6 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if outcome.passed else 1
 
 
+def make_folders(*paths: Path) -> None:
+    """For files that are written when all has been judged, as test runners do."""
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def check_ours(options: argparse.Namespace) -> None:
     """An earlier outcome is written anew; any other file is the user's, and the other of the two is no place either."""
     for path, begin in ((options.junit, JUNIT), (options.markdown, MARKDOWN)):
@@ -87,12 +94,12 @@ def check_ours(options: argparse.Namespace) -> None:
 def judged(options: argparse.Namespace, launched: Launched) -> "Comparison":
     from autokernel.gate import Judge
     from autokernel.gate.comparison import compare
-    from autokernel.gate.kernel_files import source_of, usual_target
+    from autokernel.gate.kernel_files import declared, source_of, usual_target
 
     old, new = (source_of(name, options.kernel, options.device) for name in (options.old, options.new))
     for name, source in ((options.old, old), (options.new, new)):
-        if constants(source).get("KERNEL_TYPE") != options.kernel:
-            console.fail(f"{name}: KERNEL_TYPE is {constants(source).get('KERNEL_TYPE')!r}, not {options.kernel!r}")
+        if (found := constants(source).get("KERNEL_TYPE")) != options.kernel:
+            console.fail(declared(name, "KERNEL_TYPE", found, f", not {options.kernel!r}", options.kernel))
     target = usual_target(new, options.new, options.kernel, options.device, options.dtype, options.sizes)
     console.preflight(target.backend, experiments=False)
     try:

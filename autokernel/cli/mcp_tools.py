@@ -316,7 +316,11 @@ def read_history(target: str, run: str | None = None, last: int = 20) -> list[Hi
 
 
 def past(row: Any, notes: str, source_of: Callable[[str], str]) -> HistoryRow:
-    before, after = (source_of(commit).splitlines() for commit in (f"{row.commit}^", row.commit))
+    from autokernel.history.experiments import STARTER
+
+    # Before a run's first starter the branch has the clone's kernel.py, which is of another operation.
+    commits = (row.commit if row.agent == STARTER else f"{row.commit}^", row.commit)
+    before, after = (source_of(commit).splitlines() for commit in commits)
     diff = "\n".join(difflib.unified_diff(before, after, "the kernel to beat", f"#{row.experiment}", lineterm="", n=2))
     known = (row.experiment, row.agent, row.description, row.status, row.gain, row.latency_us)
     return HistoryRow(*known, notes, diff, row.commit)

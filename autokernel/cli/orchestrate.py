@@ -19,6 +19,7 @@ import difflib
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -203,7 +204,11 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 
         return status.main(words, {name: taught(name) for name in COMMANDS})
     if words[0] == "run" and STATE not in os.environ:
-        return Supervisor([*called_as_we_are("orchestrate", "optimize"), *words], HOME / "results.tsv").run()
+        from autokernel.build import default_cache
+
+        folders = [Path(tempfile.gettempdir()), default_cache()]
+        command = [*called_as_we_are("orchestrate", "optimize"), *words]
+        return Supervisor(command, HOME / "results.tsv", folders=folders).run()
     return act(words)
 
 

@@ -13,7 +13,7 @@ from autokernel.agents.sizes import with_sizes_of
 from autokernel.cli.signals import RunStopped
 from autokernel.gate import Judge
 from autokernel.gate.workers.launch import Launched
-from autokernel.hardware.machine import turn
+from autokernel.hardware.machine import MachineFault, full_disk_told, turn
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.status import Proof, read_proofs
 from autokernel.history.workers import Workforce, read_workforce
@@ -21,7 +21,9 @@ from autokernel.integration.apply import STARTERS
 from autokernel.integration.confirmation import prove, speedup_vs_pytorch, winners_of
 from autokernel.integration.verification.processes import start_forking
 from autokernel.integration.verification.proven import ProvenKernel, entries, known_for, remember
+from autokernel.integration.verification.record import Verification
 from autokernel.integration.verification.trial import verify
+from autokernel.integration.winner import Winner
 from autokernel.model import account
 from autokernel.model.extraction import make_plan
 from autokernel.model.hotspots import ModelProfile
@@ -187,16 +189,35 @@ def run_job(workspace: Workspace, job: Job) -> str:
                 raise RunStopped(write_report(workspace), loop.stopped_by)
             if plan.device != "cpu":  # a CPU's cores are at work for what is timed alone
                 start_forking(plan.device, workspace / LOG)
-            proofs = prove_all(workspace, loop, say, step)
-        step("verifying in the model")
-        winners = winners_of(loop, proofs)
-        say(f"verifying {counted(winners, 'kernel')} in the model, against the original and torch.compile")
-        speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
-        with turn(plan.device, say):
-            files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}
-            verification = verify(plan, winners, speedups, say=phase, **files)
-            write_json(workspace / VERIFY, encode(verification))
-        close_branch(workspace)
-    summary = write_report(workspace)
+            with full_disk_told(loop.folders):
+                proofs = prove_all(workspace, loop, say, step)
+        with full_disk_told(loop.folders):
+            verification, winners, speedups = _verified(workspace, loop, proofs, say, step, phase)
+            close_branch(workspace)
+            summary = write_report(workspace)
     remember(verification, winners, speedups, plan.model)
     return summary
+
+
+def _verified(
+    workspace: Workspace,
+    loop: Loop,
+    proofs: Sequence[Proof],
+    say: Callable[[str], None],
+    step: Callable[[str], None],
+    phase: Callable[[str], None],
+) -> tuple[Verification, list[Winner], dict[str, float]]:
+    """verify.json, which is written, the kernels it is of, and their speedups over PyTorch. Raises MachineFault where what
+    did not work in it may not have for a full disk."""
+    plan = loop.plan
+    step("verifying in the model")
+    winners = winners_of(loop, proofs)
+    say(f"verifying {counted(winners, 'kernel')} in the model, against the original and torch.compile")
+    speedups = {w.target.name: s for w in winners if (s := speedup_vs_pytorch(loop, w))}
+    with turn(plan.device, say):
+        files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}
+        verification = verify(plan, winners, speedups, say=phase, **files)
+    if verification.errors and (full := loop.low_disk()):
+        raise MachineFault(full)
+    write_json(workspace / VERIFY, encode(verification))
+    return verification, winners, speedups

@@ -17,7 +17,6 @@ Exit status: 0 right (even if there is nothing to gain), 1 the outputs are not t
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from autokernel.integration.verification.record import COLUMNS, Settings
     from autokernel.integration.verification.winners import kept, open_run
     from autokernel.report.branch import close_again
-    from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun, RunInProgress
+    from autokernel.run.workspace import LOG, TRACES, VERIFY, VERIFY_NOTES, NoRun
     from autokernel.target import encode
 
     if arguments.save and why_not(arguments.save.resolve()):
@@ -82,16 +81,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     from autokernel.integration.verification.proven import remember  # with PyTorch's compiler
     from autokernel.integration.verification.trial import verify
 
-    winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else kept(workspace, plan)
     settings = Settings(arguments.warmup, arguments.timed, arguments.atol, arguments.rtol, arguments.diagnose)
-    with console.progress(f"verifying {counted(winners, 'kernel')} in {plan.model} on {plan.device}") as say:
-        files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}
-        verification = verify(plan, winners, speedups, settings, say, **files)
-        write_json(workspace / VERIFY, encode(verification))
-    remember(verification, winners, speedups, plan.model)
-    if not arguments.kernels:
-        with suppress(RunInProgress), workspace.locked():  # a run that goes on ends its branch itself
+    with workspace.locked():  # a run at work verifies its kernels itself, and writes the same files
+        winners, speedups = from_folder(plan, arguments.kernels) if arguments.kernels else kept(workspace, plan)
+        with console.progress(f"verifying {counted(winners, 'kernel')} in {plan.model} on {plan.device}") as say:
+            files = {"notes": workspace / VERIFY_NOTES, "log": workspace / LOG, "traces": workspace / TRACES}
+            verification = verify(plan, winners, speedups, settings, say, **files)
+            write_json(workspace / VERIFY, encode(verification))
+        if not arguments.kernels:
             close_again(workspace)
+    remember(verification, winners, speedups, plan.model)
     if arguments.json:
         print(json_text(encode(verification), indent=1))
     else:

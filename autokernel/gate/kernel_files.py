@@ -78,14 +78,14 @@ def usual_target(
     sizes: bool = False,
 ) -> Target:
     """The sizes of a kernel's type, for a kernel that no model asked for; `name` is for messages. Raises NotFound."""
-    declared = constants(source)
-    kernel_type, backend = kernel_type or declared.get("KERNEL_TYPE"), declared.get("BACKEND")
+    of_file = constants(source)
+    kernel_type, backend = kernel_type or of_file.get("KERNEL_TYPE"), of_file.get("BACKEND")
     if not is_kernel_type(str(kernel_type)):
-        raise NotFound(f"{name}: KERNEL_TYPE is {reprlib.repr(kernel_type)}; the types are {', '.join(kernel_types())}")
-    if (own := declared.get("KERNEL_TYPE", kernel_type)) != kernel_type:
+        raise NotFound(declared(name, "KERNEL_TYPE", kernel_type, f"; the types are {', '.join(kernel_types())}"))
+    if (own := of_file.get("KERNEL_TYPE", kernel_type)) != kernel_type:
         raise NotFound(f"{name} is a kernel of {own}, and not of {kernel_type}: leave the type out, or change KERNEL_TYPE")
     if str(backend) not in BACKENDS:
-        raise NotFound(f"{name}: BACKEND is {reprlib.repr(backend)}; the backends are {', '.join(BACKENDS)}")
+        raise NotFound(declared(name, "BACKEND", backend, f"; the backends are {', '.join(BACKENDS)}"))
     wanted = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if wanted and wanted not in load_spec(kernel_type).dtypes:
         raise NotFound(f"{kernel_type} is not for {dtype}")
@@ -105,3 +105,10 @@ def _find_module(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):  # of a package in which it would be; "" and what begins with a dot
         return None
+
+
+def declared(name: str, constant: str, found: object, wanted: str, value: str = "…") -> str:
+    """What is wrong with a constant that every kernel file has, in a line; found: None where the file does not set it."""
+    if found is None:
+        return f'{name} sets no {constant}: add the line {constant} = "{value}"{wanted}'
+    return f"{name}: {constant} is {reprlib.repr(found)}{wanted}"

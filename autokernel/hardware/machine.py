@@ -1,5 +1,6 @@
 """The machine's own faults: a full disk, a GPU that is lost or shared with others, sleep, a clock that was set."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -51,6 +52,19 @@ def low_disk(folders: Iterable[Path]) -> str:
         if folder.exists() and (free := shutil.disk_usage(folder).free) < LOW_DISK_BYTES:
             return f"the disk of {folder} is full ({free / 2**20:.0f} MiB left)"
     return ""
+
+
+@contextmanager
+def full_disk_told(folders: Sequence[Path]) -> Iterator[None]:
+    """Whatever fails in it while one of the folders' disks is full, is that disk's doing: raises MachineFault."""
+    try:
+        yield
+    except Exception as error:
+        if full := low_disk(folders):
+            raise MachineFault(full) from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # what was written is removed by now, and left space
+            raise MachineFault(f"the disk of {error.filename or 'what was written'} was full") from error
+        raise
 
 
 def usable_cores() -> set[int]:

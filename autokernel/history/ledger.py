@@ -6,6 +6,7 @@ the user's index is ever taken. The verdict stands in the commit's message, so a
 
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import tempfile
@@ -56,6 +57,10 @@ class NoRepository(Refused, RuntimeError):
 
 class CheckedOut(Refused, RuntimeError):
     """The run's branch is checked out where the user works; the message says what to do."""
+
+
+class Renamed(Refused, RuntimeError):
+    """The run's folder had another name; the message says what to do."""
 
 
 def as_environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -145,8 +150,9 @@ class GitLedger:
     def open(self, worktree: bool = True) -> None:
         """Make the branch (at the checkout's HEAD) and the worktree if they do not exist; mend what a kill left there.
 
-        Raises CheckedOut.
+        Raises CheckedOut, Renamed.
         """
+        self._check_name()
         self._check_unused()
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._lock(fcntl.LOCK_EX):  # waits for what a kill left running
@@ -162,6 +168,18 @@ class GitLedger:
             self._git("worktree", "add", "--quiet", "--force", "--no-checkout", str(self.tree), branch)
         if self.has_tree:
             self.reset(everything=True)
+
+    def _check_name(self) -> None:
+        """A run's folder that was renamed has the tree of the branch that the run began with, and none of its rows."""
+        if not self.has_tree or self._ref(self.branch):
+            return
+        began = (self._linked / "HEAD").read_text().strip().removeprefix("ref: ")
+        folder = self.folder.with_name(began.rpartition("/")[2])
+        if self._ref(began) and began.rpartition("/")[0] == self.branch.rpartition("/")[0] and not folder.exists():
+            raise Renamed(
+                f"{self.folder} was {folder.name}, as which git has its experiments: "
+                f"mv {shlex.quote(str(self.folder))} {shlex.quote(str(folder))}, and go on with --tag {folder.name}"
+            )
 
     def _check_unused(self) -> None:
         """The branch moves with every experiment that is kept: nobody may have it checked out, but for the run's tree."""

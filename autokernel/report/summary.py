@@ -1,7 +1,9 @@
 """What a run came to: the closing summary, report.html, report.md and the plot, from plan, profile, rows, proof and git."""
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from autokernel.agents import PastExperiment
 from autokernel.agents.playbook import fitting_tier, tier_text
@@ -135,10 +137,12 @@ def summary(workspace: Workspace, rows: Sequence[Experiment], verification: Veri
 
 def records(workspace: Workspace) -> list[str]:
     """Where there is more, with what it is in brackets."""
-    folder = workspace.folder.relative_to(workspace.root) if IN_CLONE else workspace.folder
+    beside = IN_CLONE and workspace.root == Path.cwd()
+    folder = workspace.folder.relative_to(workspace.root) if beside else workspace.folder
+    git = "git" if beside or not IN_CLONE else f"git -C {shlex.quote(str(workspace.root))}"
     traces = [f"{folder / TRACES}/{path.name}" for path in sorted((workspace / TRACES).glob("*.json.gz"), reverse=True)]
     return [
-        f"git log autokernel/{workspace.tag}   (what was kept; at its end {RESULT}/ has all of it; yours is as it was)",
+        f"{git} log autokernel/{workspace.tag}   (what was kept; at its end {RESULT}/ has all of it; yours is as it was)",
         f"python orchestrate.py log --all --tag {workspace.tag}   (everything that was tried)",
         f"{folder / HTML}   (all of this, with plots and every change)",
         *(f"{path}   (a pass of the model as a trace, for ui.perfetto.dev)" for path in traces),

@@ -367,7 +367,7 @@ class Loop:
             fault, last = gpu_shared(target.device), self.stopping or pause_s is None or self.patience_s <= 0
             if not fault or last:
                 with turn(target.device, self._waiting, lambda: self.stopping):
-                    watch = Watch(target.device, self._folders, self.say)
+                    watch = Watch(target.device, self.folders, self.say)
                     verdict = examine()
                 fault = fault or watch.fault(verdict)
             if not fault or last or self.stopping:  # as it was told to be while the gate was at work
@@ -383,13 +383,13 @@ class Loop:
         self._told = True
 
     @property
-    def _folders(self) -> list[Path]:
+    def folders(self) -> list[Path]:
         """On whose disks the run writes."""
         return [self.workspace.folder, Path(tempfile.gettempdir()), default_cache()]
 
     def low_disk(self) -> str:
         """Which disk that the run writes on is all but full, in words; empty if none is."""
-        return low_disk(self._folders)
+        return low_disk(self.folders)
 
     def _wait_for_space(self, full: str, deadline: float) -> None:
         self.say(f"{full}: waiting for space")

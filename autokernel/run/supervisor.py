@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -50,9 +51,12 @@ def noted(call: Call) -> Call:
 class Supervisor:
     """Runs `command` until it has ended by itself, or was stopped by a signal, or nothing helps."""
 
-    def __init__(self, command: list[str], progress: Path, pauses_s: tuple[float, ...] = PAUSES_S) -> None:
-        """progress: a file that grows with every experiment."""
+    def __init__(
+        self, command: list[str], progress: Path, pauses_s: tuple[float, ...] = PAUSES_S, folders: Sequence[Path] = ()
+    ) -> None:
+        """progress: a file that grows with every experiment. folders: others on whose disks a run writes."""
         self.command, self.progress, self.pauses_s = command, progress, pauses_s
+        self.folders = [progress.parent, *folders]
         self.child: subprocess.Popen | None = None
         self.stopping = False
 
@@ -112,7 +116,7 @@ class Supervisor:
     def _wait(self, pause_s: float) -> None:
         """Pause, and longer while the disk is full."""
         until, told = time.monotonic() + pause_s, False
-        while not self.stopping and (time.monotonic() < until or (full := low_disk([self.progress.parent]))):
+        while not self.stopping and (time.monotonic() < until or (full := low_disk(self.folders))):
             if time.monotonic() >= until and not told:
                 self._say(f"{full}: waiting for space")
                 told = True

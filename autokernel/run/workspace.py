@@ -98,7 +98,7 @@ class Workspace:
             while not locks(file):
                 if time.monotonic() > deadline:
                     raise RunInProgress(
-                        f"run {self.tag!r} is in progress in another process "
+                        f"run {self.tag!r} is in progress in another process, or being verified: wait for its end "
                         "(--tag NAME, in Python run=NAME, starts one beside it)"
                     )
                 time.sleep(0.01)

@@ -113,6 +113,7 @@ CHAINS |= {
     "stacked": lambda m, x, y: torch.stack((x * 2, y.sin(), m.weight.expand(64, N)), 1).flatten(1) + 1,
     "rolled": lambda m, x, y: torch.roll((x * y).view(2, 32, N), (-3, 5), (1, 2)).exp() + y.roll(70, 0).view(2, 32, N),
     "triangles": lambda m, x, y: (x * y).tril(-1) + torch.triu((x + y).view(2, 32, N), 2).view(64, N) * m.weight,
+    "of_ones": lambda m, x, y: (x * y).masked_fill(torch.ones(64, N, dtype=torch.bool).triu(1), -1e9) + m.weight,
     "repeated": lambda m, x, y: (x[:, :6] * y[:, :6]).repeat(2, 1, 16)[1] + (y[:, :32] * 2).repeat_interleave(3, 1),
     "apart": lambda m, x, y: F.silu((h := x * y).view(64, 2, 48)[:, 1]) * h.view(64, 2, 48).unbind(1)[0],
     "largest_of_windows": lambda m, x, y: F.max_pool2d(F.relu(x.view(2, 32, 8, 12)) - 1, 3, 2, 1, 2) * 2,

@@ -10,8 +10,8 @@ from benchmarks.random_programs import Everywhere, finder
 from models.llama import RMSNorm
 
 
-def everywhere() -> Everywhere:
-    return Everywhere((), finder=finder())
+def everywhere(fallback: str | None = None) -> Everywhere:
+    return Everywhere((), fallback, finder=finder())
 
 
 class Function(nn.Module):

@@ -414,6 +414,21 @@ def test_second_derivatives_inside_of_a_model(frozen: bool) -> None:
         torch.testing.assert_close(*made)
 
 
+@pytest.mark.parametrize("fallback", [None, pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_jacobian_inside_of_a_model_in_inference_mode(fallback: str | None) -> None:
+    """PyTorch switches that mode off for its gradients, but not where Dynamo traces it; one graph serves both modes."""
+
+    def forward(s: Function, x: Tensor) -> tuple[Tensor, Tensor]:
+        return s.norm(s.a(x)), torch.vmap(torch.func.jacrev(lambda t: s.b(t).tanh()))(x)
+
+    model, x = Function(forward), torch.randn(2, 8)
+    compiled = compile_with_kernels(model, replacer := everywhere(fallback))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            torch.testing.assert_close(compiled(x), model(x))
+    assert replacer.replaced and not replacer.left
+
+
 def second_derivatives(s: Function, x: Tensor, i: Tensor) -> Tensor:
     return s.norm(torch.func.hessian(lambda t: F.gelu(s.a(t))[i].sum())(x[0]))
 

@@ -124,6 +124,23 @@ def test_a_site_that_stays_for_its_gradients_is_said() -> None:
     assert "rmsnorm" in {r.target for r in replacer.replaced}
 
 
+def test_a_site_around_what_has_no_gradients_has_its_kernel() -> None:
+    """As a residual around a layer whose spectral norm, or rotary embedding, computes something without gradients."""
+
+    def around(s: Function, x: Tensor) -> Tensor:
+        h = s.a(x)
+        squares = h.pow(2)
+        with torch.no_grad():
+            scale = s.b.weight.sin().amax()
+        return (s.norm.weight * (h * torch.rsqrt(squares.mean(-1, keepdim=True) + s.norm.eps))).sum() * scale
+
+    model, x, replacer = Function(around), torch.randn(2, 8, 8), everywhere()
+    ours, theirs = gradients(model, compile_with_kernels(model, replacer), x), gradients(model, model, x)
+    assert all(a is b is None or torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
+    assert "rmsnorm" in {r.target for r in replacer.replaced}
+    assert not any(why.startswith("rmsnorm") for why in replacer.left)
+
+
 class SharedHeads(nn.Module):
     """Attention of four heads with two of keys and values, which are returned, as a cache is, and may be `frozen`."""
 

@@ -53,7 +53,14 @@ from autokernel.integration.ops import (
     launches_known,
     traced,
 )
-from autokernel.integration.running import Objects, in_eager_mode, with_constants, without_casts, without_tangents
+from autokernel.integration.running import (
+    Objects,
+    in_eager_mode,
+    switch_inference_mode_off_for_gradients,
+    with_constants,
+    without_casts,
+    without_tangents,
+)
 from autokernel.integration.winner import Winner
 from autokernel.model import catching, padding
 from autokernel.model.agreement import extract_subgraph
@@ -158,6 +165,7 @@ class Replacer:
         if any(t.device.type == "meta" for t in tensors_in(module)):  # where kernels and compilers can compute nothing
             self.leave("a graph with tensors without data in it, on the device meta, is left as it is")
             return in_eager_mode(module)
+        switch_inference_mode_off_for_gradients(module)
         if why := self.is_compiled and compilers.why_not_compiled(module, inputs):
             self.leave(why)
             return in_eager_mode(module)

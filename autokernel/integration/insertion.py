@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, GraphModule, Node, Proxy
@@ -82,10 +83,14 @@ def why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) -
 
 
 def _changes_mode(graph: GraphModule, site: Site) -> bool:
-    """Whether gradients are switched on or off between the nodes of a site."""
-    order = {node: i for i, node in enumerate(graph.graph.nodes)}
-    first, last = min(order[n] for n in site.nodes), order[site.output]
-    return any(first < i < last and node.target is set_gradients for node, i in order.items())
+    """Whether gradients are on for some nodes of a site and off for others."""
+    mode, modes = torch.is_grad_enabled(), set()
+    for node in graph.graph.nodes:
+        if node.target is set_gradients:
+            mode = node.args[0]
+        elif node in site.nodes:
+            modes.add(mode)
+    return len(modes) > 1
 
 
 def each_result(graph: Graph, call: Node, site: Site) -> list[Node]:

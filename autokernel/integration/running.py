@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch._inductor.config
 from torch import Tensor
+from torch._functorch.eager_transforms import _autograd_grad
 from torch.fx import GraphModule, Node
 
 from autokernel.integration.graphs import copy_of
@@ -105,6 +106,24 @@ def _checkpointed(body: GraphModule, *args: Any, **kwargs: Any) -> Any:
     for i in [i for i in held if args[i]._version != before[i]]:
         del before[i]  # written by the body itself
     return result
+
+
+def switch_inference_mode_off_for_gradients(module: GraphModule) -> None:
+    """Where vjp() or jacrev() computes some, PyTorch does so outside of inference mode, which Dynamo leaves out."""
+    for body in [m for m in module.modules() if isinstance(m, GraphModule)]:
+        nodes = body.graph.find_nodes(op="call_function", target=_autograd_grad)
+        for node in nodes:
+            node.target = _gradients
+        if nodes:
+            body.recompile()
+
+
+def _gradients(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    if not torch.is_inference_mode_enabled():
+        return _autograd_grad(*args, **kwargs)
+    wanted = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(wanted):  # the former alone switches gradients on
+        return _autograd_grad(*args, **kwargs)
 
 
 def _real_layout(fake: Tensor, real: Tensor) -> Any:

@@ -32,7 +32,7 @@ class RejectReason(str, Enum):
     LAYOUT = "its result shares memory, or has strides, that a kernel's result cannot have"
     WRITTEN = "what it reads is changed in place in between"
     SAVED = "its backward pass would read what may be changed before it runs"
-    MODE = "gradients are switched on or off between its parts"
+    MODE = "gradients are on for some of its parts and off for others"
     PARTLY = "gradients are wanted of one of its results and not of another"
     NUMBERS = "it computes something else"
     FAILED = "it could not be examined"

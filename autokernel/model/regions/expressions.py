@@ -194,5 +194,6 @@ def of_numbers(op: str, kind: str, numbers: Sequence[Any]) -> Any:
 
 
 def _tensors(a: Any, b: Any) -> tuple[Tensor, Tensor]:
-    dtype = next((v.dtype for v in (a, b) if isinstance(v, Tensor)), torch.float64)
+    numbers = torch.bool if isinstance(a, bool) and isinstance(b, bool) else torch.float64
+    dtype = next((v.dtype for v in (a, b) if isinstance(v, Tensor)), numbers)
     return torch.as_tensor(a, dtype=dtype), torch.as_tensor(b, dtype=dtype)

@@ -89,12 +89,6 @@ CHEATS = (
         "import warnings\n\nwarnings.filterwarnings('ignore', module='torch')",
     ),
     process(
-        "logs-for-all",
-        "changes the logging",
-        "import logging\n\nlogging.basicConfig(filename='/dev/null')",
-        "import logging\n\nlogging.getLogger('my_kernel').addHandler(logging.NullHandler())",
-    ),
-    process(
         "changes-a-constant-that-is-a-bool", "replaces typing.TYPE_CHECKING", "import typing\n\ntyping.TYPE_CHECKING = True"
     ),
     process("replaces-what-the-program-has", "replaces __main__.main", "import sys\n\nsys.modules['__main__'].main = None"),

@@ -188,7 +188,6 @@ class ProcessState:
             logging=(
                 *(logging.root.manager.disable, logging.raiseExceptions, logging.lastResort, logging.getLogRecordFactory()),
                 *(said for name in LOGGERS for said in _of_logger(logging.getLogger(name))),
-                *logging.root.handlers,  # where there is one, a program's own basicConfig() does nothing
             ),
             how_tensors_are_printed=repr(torch._tensor_str.PRINT_OPTS),
             language=locale.setlocale(locale.LC_ALL),

@@ -443,6 +443,15 @@ def repeated_along(tensor: TensorSpec, apart: bool) -> TensorSpec:
     return replace(tensor, stride=tuple(0 if dim == several else stride for dim, stride in enumerate(strides)))
 
 
+def channels_last(tensor: TensorSpec, apart: bool) -> TensorSpec:
+    """The same shape with the second dim innermost, as images are kept; of fewer than four dims none is."""
+    if len(tensor.shape) < 4:
+        return tensor
+    first, channels, *rest = tensor.shape
+    strides = _strides_in((first, *rest, channels), (0,) * len(tensor.shape), tensor.dtype)
+    return replace(tensor, stride=(strides[0], strides[-1], *strides[1:-1]))
+
+
 def _strides_in(shape: Sequence[int], more: Sequence[int], dtype: torch.dtype) -> tuple[int, ...]:
     """Of a contiguous tensor that is so much larger along each dim."""
     return TensorSpec(tuple(n + m for n, m in zip(shape, more)), dtype).strides
@@ -455,13 +464,14 @@ LAYOUTS = {
     "shifted": shifted,
     "expanded": expanded,
     "repeated": repeated_along,
+    "channels_last": channels_last,
 }
 
 
 def with_layout(case: Case, layout: str, only: str = "", apart: bool = True) -> Case:
     """`case` with every tensor of two or more dims (and vectors, where they can be) in the given layout, or `only` one.
     `apart`: with gaps where there need be none."""
-    least = 1 if layout in ("sliced", "shifted") else 2
+    least = 1 if layout in ("sliced", "shifted", "repeated") else 2
     names = [name for name, spec in case.tensors.items() if len(spec.shape) >= least and only in ("", name)]
     changed = {name: LAYOUTS[layout](case.tensors[name], apart) for name in names}
     return Case(" ".join(filter(None, (case.name, only, layout))), {**case.args, **changed})

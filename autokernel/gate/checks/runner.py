@@ -205,9 +205,10 @@ class StageRun:
         with self.checks.watch("processes"):
             return stack.enter_context(WorkerProcess(self.checks.parent, self.checks.threads, source))
 
-    def _load(self, worker: WorkerProcess, source: str, libraries: str) -> None:
+    def _load(self, worker: WorkerProcess, source: str, libraries: str, assertions: bool = True) -> None:
         with self.checks.watch("load"):
             load = {"source": source, "poison": True, "libraries": libraries, "results": self.results}
+            load |= {"assertions": assertions}
             worker.request("load", LOAD_TIMEOUT_S, **load)
 
     def _failure(self, trial: CheckCase, reason: str, detail: str = "") -> Failure:
@@ -311,14 +312,14 @@ class StageRun:
         seen: list[Tensor],
     ) -> str | None:
         """Make a held trial's calls in a second process, where they must give the bits that they gave in the `first`. On a
-        CPU in one where PyTorch computes and libraries load, as in a model: whoever tells by that is off there. Then that
-        process ends as a program does, by itself."""
+        CPU in one where PyTorch computes and libraries load, as in a model: whoever tells by that is off there. It leaves
+        assertions out, as `python -O` does: what works in one is off there. Then it ends as a program does, by itself."""
         is_free, second = self.checks.device == "cpu" and libraries != "any", None
         if not is_free:
             second = next((worker for worker in workers if worker is not first), None)
         if second is None:
             second = self._worker(stack, source)
-            self._load(second, source, "any" if is_free else libraries)
+            self._load(second, source, "any" if is_free else libraries, assertions=False)
         (step,) = trial.steps(spec, self.checks.device)
         outputs = self._call(second, spec, trial.case, step, 0)
         if isinstance(outputs, str):

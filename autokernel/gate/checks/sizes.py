@@ -134,6 +134,15 @@ def other_ranks(spec: KernelSpec, seed: int) -> Iterator[Dims]:
             yield {**dims, "shape": shape} | ({"dim": dim - other} if dim == 1 else {})
 
 
+def four_dims(spec: KernelSpec, seed: int) -> list[Dims]:
+    """The smoke test's sizes, or, of operations on shapes, four dims along each of which they work in turn."""
+    if "shape" not in spec.any_size:
+        return [spec.smoke]
+    drawn = random.Random(f"four:{seed}")
+    shape = tuple(drawn.randint(2, FEW) for _ in range(4))
+    return [{**dims, "shape": shape, "dim": dim} for dims in every_way(spec) for dim in range(4)]
+
+
 def combinations(spec: KernelSpec) -> dict[tuple[Any, ...], Dims]:
     """Of the sweep's sizes the first with each combination of options, by these."""
     found: dict[tuple[Any, ...], Dims] = {}

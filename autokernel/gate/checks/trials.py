@@ -28,6 +28,7 @@ from autokernel.gate.checks.planted import groups_that_show
 from autokernel.gate.checks.sizes import (
     combinations,
     drawn_sizes,
+    four_dims,
     many_rows,
     option_dims,
     other_ranks,
@@ -130,6 +131,10 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             for dtype in spec.dtypes:
                 yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout, apart=bool(apart)))
     smoke = spec.case(spec.smoke, target.dtype)
+    for dims in four_dims(spec, seed) if "transposed" in spec.layouts else ():
+        plain = spec.case(dims, target.dtype)
+        if (other := with_layout(plain, "channels_last")).args != plain.args:
+            yield trial("edge_cases", other)
     if "sliced" in spec.layouts:
         yield trial("edge_cases", with_layout(smoke, "parted"))
     for name, layout in itertools.product(smoke.tensors, ("expanded", "repeated")) if "transposed" in spec.layouts else ():

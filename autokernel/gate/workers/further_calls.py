@@ -221,6 +221,9 @@ class FurtherCalls:
             self.occupying.append([torch.UntypedStorage(self.random.randrange(1, MOST_EXTRA)), *small])
         returned = self.function(**{**inputs, **mine})
         self.memory.forget()
+        for name, x in mine.items():
+            if x.__dict__:
+                raise ValueError(f"kernel_fn left the attribute {min(x.__dict__)} on its input {name}")
         return results_of(returned, self.results)
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from autokernel.gate.workers.process_state import ProcessChange
+
 # A file of that program, from whose frames a kernel is called. Its layers lie deeper than the gate's own calls.
 PROGRAM = '''"""A model, and the operator that it calls."""
 
@@ -92,12 +94,13 @@ def called_by_another_program(
     parameters: Mapping[str, Any],
 ) -> Any:
     """What `kernel` of `module` returns there; `clocks`: a context in which these are Python's own; `parameters`: of the
-    type, in their order, each with its default, or None."""
+    type, in their order, each with its default, or None. Raises ProcessChange where the program's names are others then."""
     if inputs.keys() <= parameters.keys():
         inputs = {name: inputs[name] for name in parameters if name in inputs}
     program = ModuleType(NAME)
     program.__file__ = f"{APART}/{NAME}.py"
     exec(compile(PROGRAM, program.__file__, "exec"), vars(program))
+    known = dict(vars(program))
     with contextlib.ExitStack() as stack:
         library = torch.library.Library(NAMESPACE, "FRAGMENT")
         stack.callback(library._destroy)
@@ -107,7 +110,11 @@ def called_by_another_program(
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
         for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), clocks):
             stack.enter_context(change)
-        return pool.submit(program.serve, program.model(operator), [inputs[name] for name in names]).result()
+        made = pool.submit(program.serve, program.model(operator), [inputs[name] for name in names]).result()
+    for name in known.keys() | vars(program).keys():
+        if vars(program).get(name, program) is not known.get(name, program):
+            raise ProcessChange(f"changes {name} of the program that calls it")
+    return made
 
 
 def _schema(inputs: Mapping[str, Any], results: int) -> str:

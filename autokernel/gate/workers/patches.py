@@ -49,13 +49,13 @@ WHOLE_CLASSES = {*LAYERS, torch.Tensor, torch.autograd.Function, torch.optim.Opt
 WHOLE_MODULES = {torch, torch.nn.functional, torch.nn.init, torch.linalg, torch.fft, torch.special, torch.autograd}
 WHOLE_MODULES |= {builtins, functools, math, os, random, threading, time}
 STANDARD = frozenset(sys.stdlib_module_names)
-PYTHONS = {*STANDARD, "autokernel"}  # the modules, beside PyTorch's, that are looked at
+PYTHONS = {*STANDARD, "autokernel", "__main__"}  # the modules, beside PyTorch's, that are looked at
 # Of other modules than those above these: the rest of their values may change by themselves.
 KEPT = FunctionType, BuiltinFunctionType, type, ModuleType
 # Values of PyTorch's modules and classes that are settings: a bool, but for one that tells what was done; what is said to
 # be enabled or not, if only once it is set; constants, by their names.
 NO_SETTING = re.compile("initiali[sz]ed|registered|loaded|imported|warned|checked|next|count", re.IGNORECASE)
-ENABLED, PLAIN = re.compile("enable", re.IGNORECASE), (int, float, str)
+ENABLED, PLAIN = re.compile("enable", re.IGNORECASE), (bool, int, float, str)
 # What tables and lists of PyTorch's have in them is there to stay, but for what was kept to be found faster.
 TABLES, LISTS = (dict, collections.OrderedDict, collections.defaultdict), (list, set)
 NO_TABLE = re.compile("cache|^__|SERIALIZED_TYPE|backend_capability")  # entries of the latter are replaced by imports
@@ -129,12 +129,16 @@ class Place:
 
 
 class Module(Place):
-    """A module, to which more may be added, but no name of Python's own: all of its code would find that first."""
+    """A module, to which more may be added, but no name of Python's own: all of its code would find that first. Nor any
+    to these names themselves, which all modules have."""
 
     def forbidden_additions(self) -> list[str]:
         if len(self.of) == len(self.all_names):
             return []
-        names = (self.of.keys() - self.all_names) & BUILT_IN
+        added = self.of.keys() - self.all_names
+        if self.of is vars(builtins):
+            return list(added)
+        names = added & BUILT_IN
         return [name for name in names if type(self.of[name]) is not ModuleType]  # a part of a package
 
 
@@ -177,6 +181,7 @@ class Patches:
         self.classes = _classes()
         self.places, self.packets = [*_places(), *self.classes.values(), *_tables(standard)], _packets()
         self.functions, self.parts = _functions()
+        self.attributes = [frozenset(f.__dict__) for f in self.functions]
         self.inside, self.numbers = _inside(self.functions), _floats()
         self.known_numbers = array.array("d", self.numbers)  # which are compared with themselves, not with what is there
         self.integers, self.texts = _integers(), _texts()
@@ -311,6 +316,9 @@ class Patches:
             if not all(map(operator.is_, map(of, functions), known[part])):
                 other = next(f for f, before in zip(functions, known[part]) if of(f) is not before)
                 raise ProcessChange(f"rewrites {other.__module__}.{other.__qualname__}, which is its model's")
+        for f, known in zip(functions, self.attributes[part]):
+            if f.__dict__.keys() != known and (names := _attributes(f) - known):
+                raise ProcessChange(f"adds {min(names)} to {f.__module__}.{f.__qualname__}, which is its model's")
 
     def _check_operators(self) -> None:
         for packet in self.packets:
@@ -428,7 +436,9 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _hides_another(name: str) -> bool:
-    """Whether a module is not the one that would be imported by that name."""
+    """Whether a module is not the one that would be imported by that name; None forbids to import any."""
+    if sys.modules.get(name, name) is None:
+        return True
     spec = getattr(sys.modules.get(name), "__spec__", None)
     if getattr(spec, "origin", None) or getattr(spec, "submodule_search_locations", None):
         return False
@@ -595,6 +605,11 @@ def _callable_in(cell: CellType) -> Any:
 
 
 _op_of = operator.attrgetter("_op")
+
+
+def _attributes(f: FunctionType) -> set[str]:
+    """A function's, but for what torch._dynamo notes there of its own as it looks into a program."""
+    return {name for name in f.__dict__ if not name.startswith("__dynamo")}
 
 
 def _kernels_of(overload: Any) -> int:

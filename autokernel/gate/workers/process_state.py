@@ -4,7 +4,9 @@ A convenience for honest kernels, like all code in a worker. The gate's other pr
 one, but a model that runs the kernel would: in PyTorch's threads, in the precision of its products, in denormal numbers.
 """
 
+import _imp
 import abc
+import builtins
 import codecs
 import collections.abc
 import contextlib
@@ -17,6 +19,7 @@ import faulthandler
 import fcntl
 import functools
 import gc
+import inspect
 import itertools
 import locale
 import logging
@@ -48,7 +51,10 @@ from torch.nn.modules import module as hooked
 NO_SETTINGS = (
     "jit|exception|version|upgrader|cache|thread_name|torch_function_enabled|accelerator|available|preferred|sequence"
 )
-SETTING_NAMES = re.compile(rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)|_warn_on_\w+")
+SETTING_NAMES = re.compile(
+    rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)|_warn_on_\w+"
+    r"|_jit_(get|can)_(?!.*(operator|schema|nvfuser))\w+|_debug_get_\w+"
+)
 SETTINGS_OF = torch._C, torch._C._autograd, torch._C._functorch  # what has such functions
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
@@ -57,7 +63,9 @@ LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.start
 # Variables that libraries set as they are imported, for themselves.
 LIBRARIES_OWN = tuple(map(os.fsencode, ("TORCH", "PYTORCH", "TRITON", "CU", "NV", "KMP_INIT", "KMP_DUPLICATE")))
 LEAST_RECURSION, RECURSION = 1000, 2000  # calls, between which the interpreter's limit lies: torch.compile raises it
-GENERAL = Warning, UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning  # warnings that are not a library's own
+# Warnings that are not a library's own: of these kinds, with any text, from a program's modules and from PyTorch's.
+GENERAL = tuple(kind for kind in vars(builtins).values() if inspect.isclass(kind) and issubclass(kind, Warning))
+TEXTS, WARNING_MODULES = ("", "a text that nobody knows"), ("model", "__main__", "torch.nn.modules.module")
 PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
 X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
@@ -148,10 +156,15 @@ class ProcessState:
             environment={k: v for k, v in os.environ._data.items() if not k.startswith(LIBRARIES_OWN)},
             environment_of_native_code=_environment(),
             working_folder=_working_folder(),
-            standard_streams=(*map(_as_text, (sys.stdin, sys.stdout, sys.stderr)), *map(_file_behind, range(3))),
+            standard_streams=(
+                *map(_as_text, (sys.stdin, sys.stdout, sys.stderr)),
+                *(sys.__stdin__, sys.__stdout__, sys.__stderr__),
+                *map(_file_behind, range(3)),
+            ),
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
-                *(_event_loops(), sys.get_coroutine_origin_tracking_depth(), sys.get_int_max_str_digits()),
+                *(_imp.lock_held(), *_event_loops()),
+                *(sys.get_coroutine_origin_tracking_depth(), sys.get_int_max_str_digits()),
                 *(getattr(sys, "tracebacklimit", None), sys.pycache_prefix, socket.getdefaulttimeout()),
                 *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
@@ -167,7 +180,7 @@ class ProcessState:
             random_numbers_of_python=hash(random.getstate()),
             decimal_numbers=(*_of_decimals(decimal.getcontext()), *_of_decimals(decimal.DefaultContext)),
             warnings=(
-                *filter(_is_general, warnings.filters),
+                *_treatment_of_warnings(tuple(warnings.filters), warnings.defaultaction),
                 warnings.showwarning,
                 warnings.formatwarning,
                 warnings.defaultaction,
@@ -189,7 +202,7 @@ class ProcessState:
                 *(torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()),
                 *(torch.multiprocessing.get_sharing_strategy(), torch.hub._hub_dir, _stance()),
                 *(torch.utils.deterministic.fill_uninitialized_memory, torch.jit._state._enabled.enabled),
-                *(torch._C._check_sparse_tensor_invariants(), *_fusion_of_scripts()),
+                *(torch._C._check_sparse_tensor_invariants(), _autocast_nesting(), *_running_of_scripts()),
             ),
             saving_and_loading=_saving_and_loading(),
             device=_device(),
@@ -197,7 +210,7 @@ class ProcessState:
             start_of_processes=(
                 multiprocessing.get_start_method(allow_none=True) or START,
                 multiprocessing.spawn.get_executable(),
-                multiprocessing.current_process().daemon,  # which may start none
+                *multiprocessing.current_process()._config.items(),  # a daemon may start none
             ),
             settings_of_pytorch={name: said() for name, said in SETTINGS.items()},
         )
@@ -298,10 +311,24 @@ def _of_decimals(context: decimal.Context) -> tuple[Any, ...]:
     return context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps
 
 
-def _is_general(warning: tuple[Any, ...]) -> bool:
-    """Whether a filter is not of some message, module or kind that a library has of its own."""
-    _, message, category, module, _ = warning
-    return message is None and module is None and category in GENERAL
+@functools.lru_cache(maxsize=1)
+def _treatment_of_warnings(filters: tuple[tuple[Any, ...], ...], default: str) -> tuple[str, ...]:
+    """What is done with warnings of each kind of GENERAL: filters of a library's own texts, kinds or modules say nothing of
+    these, however they are written."""
+    return tuple(
+        next((action for action, *those, _ in filters if _fits(those, *told)), default)
+        for told in itertools.product(GENERAL, TEXTS, WARNING_MODULES)
+    )
+
+
+def _fits(those: list[Any], kind: type[Warning], text: str, module: str) -> bool:
+    """Whether a filter, of a message, a kind and a module, is for such a warning, wherever it is raised."""
+    message, category, where = those
+    return (
+        issubclass(kind, category)
+        and (message is None or re.match(message, text) is not None)
+        and (where is None or re.match(where, module) is not None)
+    )
 
 
 def _environment() -> dict[bytes, bytes]:
@@ -396,11 +423,23 @@ def _on_other_schedules() -> frozenset[int]:
     return frozenset(moved)
 
 
-def _fusion_of_scripts() -> tuple[Any, ...]:
-    """How TorchScript fuses operators, which can be read only by setting it."""
-    known = torch._C._jit_set_fusion_strategy([])
-    torch._C._jit_set_fusion_strategy(known)
-    return tuple(known)
+def _running_of_scripts() -> tuple[Any, ...]:
+    """How TorchScript fuses operators, and whether it looks at shapes first, which can be read only by setting them."""
+    fusion, profiles = torch._C._jit_set_fusion_strategy([]), torch._C._jit_set_profiling_executor(True)
+    torch._C._jit_set_fusion_strategy(fusion)
+    torch._C._jit_set_profiling_executor(profiles)
+    return profiles, *fusion
+
+
+def _autocast_nesting() -> int:
+    """How deep autocast is said to be in itself: only where it ends altogether does it forget what it has cast."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def count_open_files() -> int:
+    """How many files this process has open, of which a model's may have a thousand."""
+    return len(os.listdir("/dev/fd"))
 
 
 def refuse_watchdogs() -> None:
@@ -481,11 +520,13 @@ def _abstract_classes(token: object) -> tuple[bool, ...]:
     return tuple(issubclass(kind, each) for each in ABSTRACT for kind in kinds)
 
 
-def _event_loops() -> type | None:
-    """The class that makes those of asyncio, if it is not Python's own, which is made when first asked for."""
+def _event_loops() -> tuple[Any, ...]:
+    """The class that makes those of asyncio, if it is not Python's own, which is made when first asked for; and the loop
+    that this thread is said to have."""
     module = sys.modules.get("asyncio.events")
-    policy = type(getattr(module, "_event_loop_policy", None))
-    return None if policy.__module__.startswith(("asyncio", "builtins")) else policy
+    policy = getattr(module, "_event_loop_policy", None)
+    is_pythons = type(policy).__module__.startswith(("asyncio", "builtins"))
+    return None if is_pythons else type(policy), getattr(getattr(policy, "_local", None), "_loop", None)
 
 
 def _is_of_a_package(finder: Any) -> bool:

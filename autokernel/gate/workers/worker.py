@@ -37,12 +37,20 @@ from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.model_tensors import MODELS, check_unchanged
 from autokernel.gate.workers.page_ends import PageEnds
 from autokernel.gate.workers.patches import Patches
-from autokernel.gate.workers.process_state import ProcessState, check_this_thread, of_this_thread, refuse_watchdogs
+from autokernel.gate.workers.process_state import (
+    ProcessChange,
+    ProcessState,
+    check_this_thread,
+    count_open_files,
+    of_this_thread,
+    refuse_watchdogs,
+)
 from autokernel.gate.workers.views import copy_from_pool
 from autokernel.spec import ROOT, kernel_module, load_spec
 
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
+MOST_FILES = 256  # that a kernel may keep open
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
 EVERY = 16  # requests for calls, after which another share of what takes long to look at is looked at again
 TURNED_OFF_BY_INFERENCE = (
@@ -106,9 +114,9 @@ class Worker:
 
     # Each do_<op> answers one message of the judge.
 
-    def do_load(self, source: str, poison: bool, libraries: str, results: int = 1) -> None:
+    def do_load(self, source: str, poison: bool, libraries: str, results: int = 1, assertions: bool = True) -> None:
         """Import a candidate's source as a module of its own. `libraries`: what it may call: "none", "gemm", "any";
-        `results`: how many it returns."""
+        `results`: how many it returns; `assertions`: whether its `assert` statements are there."""
         self.results = results
         build.builder = self.ask_judge_to_build
         if poison and sys.platform == "linux":
@@ -132,10 +140,15 @@ class Worker:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         with torch.inference_mode(False):  # as a program imports it: tensors that it makes may be written to in any mode
-            at_import = ProcessState.now() if self.process else None
-            spec.loader.exec_module(module)
+            at_import, files = ProcessState.now() if self.process else None, count_open_files()
+            if assertions:
+                spec.loader.exec_module(module)
+            else:
+                exec(compile(source, path, "exec", dont_inherit=True, optimize=1), vars(module))
             if at_import:
                 at_import.check()
+                if (more := count_open_files() - files) > MOST_FILES:
+                    raise ProcessChange(f"keeps {more} files open in its process, which is its model's")
         self.function = module.kernel_fn
         if self.process:
             self.process.check()

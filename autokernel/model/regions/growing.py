@@ -379,9 +379,9 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
 
 def _flops(node: Node) -> int:
     """An operation for each element of its largest tensor; two for each place of a convolution's windows."""
-    most = max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor))
-    places = value(node.args[1])[0].numel() if node.target in windows.CONVOLVED else 0
-    return value(node).numel() * 2 * places or most
+    if node.target in windows.CONVOLVED:
+        return value(node).numel() * 2 * value(node.args[1])[0].numel()
+    return max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor))
 
 
 def _can_be_made(result: Result) -> bool:

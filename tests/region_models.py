@@ -117,6 +117,13 @@ CHAINS |= {
     "repeated": lambda m, x, y: (x[:, :6] * y[:, :6]).repeat(2, 1, 16)[1] + (y[:, :32] * 2).repeat_interleave(3, 1),
     "apart": lambda m, x, y: F.silu((h := x * y).view(64, 2, 48)[:, 1]) * h.view(64, 2, 48).unbind(1)[0],
     "largest_of_windows": lambda m, x, y: F.max_pool2d(F.relu(x.view(2, 32, 8, 12)) - 1, 3, 2, 1, 2) * 2,
+    "largest_in_planes": lambda m, x, y: (
+        F.max_pool2d(F.relu(x.view(4, 32, 48)) - 1, 3, 1, 1) + F.avg_pool2d(y.view(4, 32, 48), 5, 1, 2)
+    ),
+    "planes_with_edges": lambda m, x, y: (
+        F.pad(x.view(2, 64, 48)[:, ::2].bfloat16(), (3, 2, 1, 1)).exp()
+        * F.pad(y.view(2, 64, 48)[:, :32, ::2] > 0, (0, 29, 2, 0), value=True)
+    ),
     "means_of_windows": lambda m, x, y: F.avg_pool2d(x.view(2, 32, 8, 12) * 2, 3, 2, 1, ceil_mode=True),
     "means_without_padding": lambda m, x, y: F.avg_pool1d(x[None] * 2, 4, 3, 2, count_include_pad=False),
     "windows_of_windows": lambda m, x, y: F.max_pool3d(F.avg_pool3d(x.view(2, 4, 8, 8, 12), 2, 1, 1), 2),

@@ -24,7 +24,7 @@ from autokernel.model.match import MIN_ELEMENTS, RegionFinder
 from autokernel.model.nodes import aten, has_effects, is_idle, value
 from autokernel.model.patterns import Pattern, Site
 from autokernel.model.placement import site_case
-from autokernel.model.regions import cpp, elementwise, gathers, losses, reductions, rows, triton, windows  # noqa: F401  rules
+from autokernel.model.regions import cpp_file, elementwise, gathers, losses, reductions, rows, triton, windows  # noqa: F401  rules
 from autokernel.model.regions.expressions import Lowered, Result
 from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of
@@ -43,7 +43,7 @@ FEWEST = 2  # operations of a region: one alone has nothing to be fused with
 CONVOLVED_BY_LIBRARY = {"cpu"}  # oneDNN is as fast as the cores allow, and twice as fast as such loops or faster
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
 NAMED = 3  # operators in a region's name
-WRITERS = {"cpp": cpp.write, "triton": triton.write}
+WRITERS = {"cpp": cpp_file.write, "triton": triton.write}
 # sites that one region has are found once: a model repeats its layers
 _KNOWN: dict[str, bool] = {}
 

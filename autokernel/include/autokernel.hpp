@@ -63,10 +63,12 @@ inline U float_to_f16(F value) {  // rounds to nearest even
     return ((u >> 16) & 0x8000u) | (value != value ? nan : number);
 }
 
+// In loops that a compiler is to vectorise, a number is assigned as a float: a bf16 or f16 that is copied stands in the way.
 struct bf16 {
     uint16_t bits;
     bf16() = default;
     bf16(float value) : bits(uint16_t(float_to_bf16<float, uint32_t>(value))) {}
+    void operator=(float value) { bits = uint16_t(float_to_bf16<float, uint32_t>(value)); }
     operator float() const { return bf16_to_float<float, uint32_t>(bits); }
 };
 
@@ -74,6 +76,7 @@ struct f16 {
     uint16_t bits;
     f16() = default;
     f16(float value) : bits(uint16_t(float_to_f16<float, uint32_t>(value))) {}
+    void operator=(float value) { bits = uint16_t(float_to_f16<float, uint32_t>(value)); }
     operator float() const { return f16_to_float<float, uint32_t>(bits); }
 };
 

@@ -275,7 +275,7 @@ class Function:
         lines = []
         for y, result, strides in results:
             text = writer.text(result.expression)
-            lines += [*writer.take(), f"{y}[{place(self.index, strides)}] = {TYPES[result.spec.dtype]}({text});"]
+            lines += [*writer.take(), f"{y}[{place(self.index, strides)}] = {stored(text, result)};"]
         return lines
 
     def _along_row(self, along: RowLoop) -> list[str]:
@@ -338,6 +338,12 @@ class Function:
 
 def loop(i: str, first: str, end: str, inner: Sequence[str]) -> list[str]:
     return [f"for (int64_t {i} = {first}; {i} < {end}; ++{i}) {{", *indented(inner), "}"]
+
+
+def stored(text: str, result: Result) -> str:
+    """A number as one of the result's; to one of 16 bits a float is assigned, which is vectorised."""
+    kind = TYPES[result.spec.dtype]
+    return text if kind in ("f16", "bf16") else f"{kind}({text})"
 
 
 def simd(along: RowLoop) -> str:

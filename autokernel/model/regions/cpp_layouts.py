@@ -107,7 +107,7 @@ class _SideBySide(Function):
                     after.append(f"pack<{columns}, {apart}>({left}, ROWS, 1, {columns}, lanes, {y} + {there});")
                 else:
                     to = f"{y}[{there} + lane * {apart} + column]"
-                    inner = loop("column", "0", str(columns), [f"{to} = {kind}({left}[column * ROWS + lane]);"])
+                    inner = loop("column", "0", str(columns), [f"{to} = {left}[column * ROWS + lane];"])
                     after += loop("lane", "0", "lanes", inner)
         return [*before, *lines, *after]
 

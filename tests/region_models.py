@@ -1,5 +1,6 @@
 """Chains of operations that become regions, and what their kernels are held against."""
 
+import math
 from functools import partial
 
 import torch
@@ -161,6 +162,91 @@ CHAINS |= {
     "sums_of_columns_far_apart": lambda m, x, y: ((x * y).view(2, 32, 4, 24).sum((0, 2)), x + 1)[0],
     "a_number_of_the_models": lambda m, x, y: torch.min(x * 2, torch.tensor(0.3)) + y,
 }
+
+
+CHAINS |= {
+    "whole_parts": lambda m, x, y: (
+        (x.round() + (y * 3).round(decimals=1) * x.trunc() + y.frac().sign()) * torch.fmod(x, y)
+        + torch.remainder(y, -0.7)
+        + torch.floor_divide(x, y)
+    ),
+    "angles": lambda m, x, y: (
+        torch.atan2(x, y) + x.atan() - torch.tanh(x).asin() * torch.tanh(y).acos() + torch.hypot(x, y) + (y * 0.2).tan()
+    ),
+    "hyperbolic": lambda m, x, y: (
+        torch.sinh(x.clamp(-9, 9))
+        - torch.cosh(y.clamp(-9, 9))
+        + x.asinh() * (y.abs() + 1).acosh()
+        + (y.tanh() * 0.9).atanh()
+    ),
+    "logarithms": lambda m, x, y: (
+        (x.abs() + 1).log10() * torch.logaddexp(x, y)
+        + torch.logaddexp2(y, m.bias)
+        + torch.xlogy(x, y.abs() + 0.1)
+        + torch.erfc(x)
+        + torch.logit(y, 0.1)
+    ),
+    "truths": lambda m, x, y: (
+        torch.where((x > 2).any(-1, keepdim=True) ^ torch.isfinite(y), x, y.nan_to_num(1.0)) * m.weight
+        + (x > -1).all(-1, keepdim=True)
+        + (y > x).sum(-1, keepdim=True)
+    ),
+    "both_extremes": lambda m, x, y: (lambda low, high: (x - low) / (high - low))(*(x + y).aminmax(dim=-1, keepdim=True)),
+    "variance_and_mean": lambda m, x, y: (lambda v, mean: (x - mean) / (v + 1).sqrt())(
+        *torch.var_mean(x * 2, -1, keepdim=True)
+    ),
+    "shuffled": lambda m, x, y: (
+        F.pixel_unshuffle(F.channel_shuffle(F.pixel_shuffle((x * y).view(2, 32, 8, 12), 2), 4), 4)
+        .movedim(1, -1)
+        .swapaxes(0, 1)
+        + m.weight[:1]
+    ),
+    "between": lambda m, x, y: F.interpolate(x.view(2, 32, 8, 12) * 2, scale_factor=(3, 2), mode="bilinear") + 1,
+    "largest_of_parts": lambda m, x, y: F.adaptive_max_pool2d(F.gelu(x).view(2, 32, 8, 12), (4, 3)) * 2,
+    "differences": lambda m, x, y: (x * y).diff(dim=0) + m.bias,
+}
+# Of special numbers, which chains seldom see: each function's result is a row. A clamp may return either 0 of two signs.
+EDGES = {
+    "whole_parts": lambda x, y: (
+        *(x.round(), x.clamp(-1e36, 1e36).round(decimals=2), x.round(decimals=-1), x.trunc(), x.fix()),
+        *(x.frac(), x.floor(), x.ceil(), x.sign(), torch.copysign(x, y), torch.signbit(x).float()),
+        *(torch.heaviside(x, y), torch.fmax(x, y), torch.fmin(x, y)),
+    ),
+    "remainders": lambda x, y: (
+        *(torch.fmod(x, y), torch.fmod(x, -0.75), torch.remainder(x, y), torch.remainder(x, -0.75)),
+        *(torch.floor_divide(x, y), x // 0.375, torch.div(x, y, rounding_mode="trunc")),
+        torch.div(x, -0.375, rounding_mode="floor"),
+    ),
+    "angles": lambda x, y: (torch.atan2(x, y), x.atan(), x.asin(), x.acos(), x.tan(), torch.hypot(x, y)),
+    "hyperbolic": lambda x, y: (x.sinh(), x.cosh(), x.asinh(), x.acosh(), x.atanh()),
+    "logarithms": lambda x, y: (
+        *(x.log10(), torch.logaddexp(x * 8, y * 8), torch.logaddexp2(x * 8, y * 8), torch.xlogy(x, y)),
+        *(torch.special.xlog1py(x, y), x.erfc(), x.logit(), x.logit(0.125), torch.special.entr(x)),
+    ),
+    "truths": lambda x, y: (
+        *(x.nan_to_num(), x.nan_to_num(1.0, 2.0, 3.0), torch.isfinite(x).float(), torch.isposinf(x).float()),
+        *(torch.isneginf(x).float(), torch.clamp(x, y, y + 1) + 0.0, torch.logical_xor(x, y).float()),
+    ),
+}
+
+
+def special() -> tuple[Tensor, Tensor]:
+    """All pairs of some numbers, in float32."""
+    sizes = [0.0, 1e-40, 1e-4, 0.25, 0.5, 0.7, 1.0, 1.5, 2.5, 3.5, 7.0, 15.0, 88.9, 8388607.5, 3e9, 3e38, math.inf]
+    x = torch.tensor([*sizes, *(-size for size in sizes), math.nan])
+    return x.repeat_interleave(len(x)), x.repeat(len(x))
+
+
+def edges(name: str) -> nn.Module:
+    return Of(lambda m, x, y: torch.stack(EDGES[name](x, y)))
+
+
+def assert_same_at_edges(found: Tensor, exact: Tensor) -> None:
+    """float32 against float64, rounded: PyTorch's own float32 has NaN where its vectors divide to infinity in fmod."""
+    expected = exact.float()
+    torch.testing.assert_close(found, expected, rtol=4e-6, atol=1e-43, equal_nan=True)
+    zeros = expected == 0
+    assert torch.equal(found.signbit()[zeros], expected.signbit()[zeros])
 
 
 def rms(x: Tensor) -> Tensor:

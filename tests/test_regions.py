@@ -11,7 +11,20 @@ from shutil import which
 import pytest
 import torch
 import torch.nn.functional as F
-from region_models import CHAINS, SEVERAL, N, Of, drawn, found, why_wrong, winners_of
+from region_models import (
+    CHAINS,
+    EDGES,
+    SEVERAL,
+    N,
+    Of,
+    assert_same_at_edges,
+    drawn,
+    edges,
+    found,
+    special,
+    why_wrong,
+    winners_of,
+)
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -49,6 +62,19 @@ ALIKE = {
     "batch norm": (lambda m, x, y: F.silu(F.batch_norm(x, m.bias, m.bias.square() + 1, m.weight, m.bias)), ("input_0",)),
     "layer norm": (lambda m, x, y: F.silu(F.layer_norm(x, (N,), m.weight, m.bias)), ("input_1", "input_2")),
 }
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_functions_of_special_numbers_are_pytorchs(name: str) -> None:
+    x, y = special()
+    model = edges(name)
+    graph, (site,) = found(model, x, y)
+    inputs = (x, y)[: len(site.inputs)]
+    exact = load_spec(site.kernel_type).oracle(*(v.double() for v in inputs))
+    (lowered,) = evaluate(lower(piece_of(graph, site.outputs, site.inputs)), [v.double() for v in inputs])
+    torch.testing.assert_close(lowered, exact, rtol=1e-9, atol=0, equal_nan=True)
+    assert_same_at_edges(lowered.float(), exact)
+    assert_same_at_edges(kernel_of(site)(*inputs), exact)
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -250,7 +276,8 @@ LOOPS = {
     "a clamp after a clamp": """
         const float above = ak_max(x[i], 0.0f);
         y[i] = above * ak_min(ak_max((above + 3.0f) / 6.0f, 0.0f), 1.0f);""",
-    "angles": "y[i] = ak_sin(x[i]) + ak_cos(x[i]);",
+    "angles": "y[i] = ak_sin(x[i]) + ak_cos(x[i]) + ak_atan2(x[i], 1.0f);",
+    "whole parts and erfc": "y[i] = __builtin_rintf(x[i]) + __builtin_truncf(x[i]) * ak_erfc(x[i]);",
 }
 
 
@@ -299,6 +326,15 @@ OUTSIDE = {
         aten.batch_norm.default,
     ),
     "windows of several sizes": (lambda m, x, y: F.adaptive_avg_pool1d(x * y + 1, 36), aten.adaptive_avg_pool1d.default),
+    "an enlargement by another factor than the sizes'": (
+        lambda m, x, y: F.interpolate((x * y + 1).view(8, 16, 48), scale_factor=2.01),
+        aten.upsample_nearest1d.vec,
+    ),
+    "places between elements that are computed": (
+        lambda m, x, y: F.interpolate(F.gelu(x * y).view(8, 16, 48), scale_factor=2, mode="linear"),
+        aten.upsample_linear1d.vec,
+    ),
+    "remainders of integers": (lambda m, x, y: (x.long() % 3) * y + 1, aten.remainder.Scalar),
     "running sums of integers": (lambda m, x, y: (x > y).cumsum(-1) * y + 1, aten.cumsum.default),
     "padding with elements": (lambda m, x, y: F.pad((x * y + 1)[None], (1, 1), "reflect"), aten.pad.default),
 }
@@ -573,6 +609,7 @@ def test_what_is_written_in_between_stays() -> None:
 FUNCTIONS = {
     "ak_tanh": torch.tanh,
     "ak_erf": torch.erf,
+    "ak_erfc": torch.erfc,
     "ak_log": torch.log,
     "ak_log1p": torch.log1p,
     "ak_expm1": torch.expm1,

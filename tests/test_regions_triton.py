@@ -44,9 +44,31 @@ print("right")
 """
 
 
+EDGES_PROGRAM = """
+import sys
+from pathlib import Path
+from region_models import EDGES, assert_same_at_edges, edges, found, special
+from autokernel import spec as specs
+from autokernel.spec import import_file, load_spec
+
+specs.REGIONS = Path(sys.argv[1])
+for name in EDGES:
+    x, y = special()
+    _, (site,) = found(edges(name), x, y, backend="triton")
+    spec, inputs = load_spec(site.kernel_type), (x, y)[: len(site.inputs)]
+    kernel = import_file(spec.starters("triton")["triton_kernel"], f"edges_{name}")
+    assert_same_at_edges(kernel.kernel_fn(*inputs), spec.oracle(*(v.double() for v in inputs)))
+print("right")
+"""
+
+
 def run(folder: Path, names: str, held: int = 16384) -> None:
+    run_program(PROGRAM, str(folder), names, str(held))
+
+
+def run_program(program: str, *arguments: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", PROGRAM, str(folder), names, str(held)]
+    command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stderr[-3000:]
 
@@ -91,6 +113,11 @@ def test_long_rows_are_walked_through(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_long_rows_in_order_are_walked_through(tmp_path: Path) -> None:
     run(tmp_path, "mean_last,running,running_backwards,running_products,first_of_the_largest,losses", held=8)
+
+
+@pytest.mark.slow
+def test_functions_of_special_numbers_are_pytorchs(tmp_path: Path) -> None:
+    run_program(EDGES_PROGRAM, str(tmp_path))
 
 
 @pytest.mark.slow

@@ -56,6 +56,26 @@ inline float ak_erf(float x) {
     return a >= 1.f ? __builtin_copysignf(large, x) : p * x;
 }
 
+// erfc(x): e^-x^2 P((|x| - 3) / (|x| + 3)) / (1 + 2 |x|), where P was fitted for the least relative error on [0, 10.2]; x^2 is
+// the square of the first 12 bits, which is exact, and the rest.
+inline float ak_erfc(float x) {
+    const float size = __builtin_fabsf(x), a = size > 11.f ? 11.f : size, r = (a - 3.f) / (a + 3.f);
+    float p = -0.000267186231f;
+    p = p * r - 0.000775183376f;
+    p = p * r + 0.00200325786f;
+    p = p * r + 0.00256655854f;
+    p = p * r - 0.0237984844f;
+    p = p * r + 0.0682957619f;
+    p = p * r - 0.119270802f;
+    p = p * r + 0.129646435f;
+    p = p * r - 0.0475624092f;
+    p = p * r - 0.135621145f;
+    p = p * r + 1.25300801f;
+    const float high = bits_as<float>(bits_as<uint32_t>(a) & 0xfffff000u);
+    const float y = ak_exp(-high * high) * ak_exp((high - a) * (high + a)) * (p / (1.f + 2.f * a));
+    return x < 0.f ? 2.f - y : y;
+}
+
 // log(x): Cephes logf on the mantissa in [sqrt(1/2), sqrt(2)), the exponent times ln 2 in two parts.
 inline float ak_log(float x) {
     const bool tiny = x < 1.17549435e-38f;
@@ -96,6 +116,35 @@ inline float ak_expm1(float x) {
     p = p * x + 1.f / 6;
     p = p * x + 0.5f;
     return __builtin_fabsf(x) < 0.35f ? p * x * x + x : ak_exp(x) - 1.f;
+}
+
+// The remainder of x / y with x's sign. Of a quotient below 2^29 the whole part, and what it leaves, are exact in double;
+// others are rare, and the jump to them keeps loops from being vectorised: 1.1 ns an element, and of fmodf 3.9 (EPYC, one
+// thread, |x| < 5 and y = 0.7).
+inline float ak_fmod(float x, float y) {
+    const double a = __builtin_fabsf(x), b = __builtin_fabsf(y), quotient = a / b;
+    if (!(quotient < 0x1p29) || b == INFINITY) return std::fmod(x, y);
+    return __builtin_copysignf(float(a - __builtin_trunc(quotient) * b), x);
+}
+
+// The angle of (x, y): Cephes atanf of the smaller size over the larger, then by the octant. Scaled, where a sum of both
+// would overflow.
+inline float ak_atan2(float y, float x) {
+    const float scale = (__builtin_fabsf(x) > 1e38f) | (__builtin_fabsf(y) > 1e38f) ? 0.25f : 1.f;
+    const float a = __builtin_fabsf(y) * scale, b = __builtin_fabsf(x) * scale;
+    const bool is_steep = a > b;
+    const float large = is_steep ? a : b, small = is_steep ? b : a;
+    const bool is_far = small > 0.41421356f * large, is_alike = a == b;  // also of two zeros, or two infinities
+    const float top = is_far ? small - large : small, below = is_far ? small + large : large;
+    const float t = is_alike ? 0.f : top / below, z = t * t;
+    float p = 8.05374449538e-2f;
+    p = p * z - 1.38776856032e-1f;
+    p = p * z + 1.99777106478e-1f;
+    p = p * z - 3.33329491539e-1f;
+    const float bent = p * z * t + t, low = is_far | (is_alike & (a > 0.f)) ? 0.78539816f + bent : bent;
+    const float within = is_steep ? 1.57079633f - low : low;
+    const float angle = bits_as<uint32_t>(x) >> 31 ? 3.14159265f - within : within;
+    return __builtin_copysignf((x != x) | (y != y) ? NAN : angle, y);
 }
 
 // sin(x + quarters of a turn), to 1.7 ulp: the polynomials of Cephes sinf and cosf on [-pi/4, pi/4].

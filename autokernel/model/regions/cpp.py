@@ -38,7 +38,11 @@ FUNCTIONS = {
     "tanh": "ak_tanh({0})",
     "erf": "ak_erf({0})",
     "sqrt": "__builtin_sqrtf({0})",
-    **{name: f"ak_{name}({{0}})" for name in ("log", "log1p", "expm1", "sin", "cos")},
+    **{name: f"ak_{name}({{0}})" for name in ("erfc", "log", "log1p", "expm1", "sin", "cos")},
+    **{name: f"ak_{name}({{0}}, {{1}})" for name in ("atan2", "fmod")},
+    "copysign": "__builtin_copysignf({0}, {1})",
+    "round": "__builtin_rintf({0})",  # half to even
+    "trunc": "__builtin_truncf({0})",
     **{name: f"std::{name}({{0}})" for name in ("floor", "ceil")},
     "pow": "std::pow({0}, {1})",
     "and": "({0} && {1})",
@@ -67,6 +71,7 @@ VECTOR = 16  # floats, of the widest
 PIECE = 4096  # columns that are added up in float32; of a longer row the sums of its pieces are, in float64
 MOST_SHORT = 4 * VECTOR  # columns of an inner loop, each of which is added up by itself
 COSTLY = {"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "pow", "div", "sqrt"}  # beside a store and a load
+COSTLY |= {"erfc", "atan2", "fmod"}
 KEPT_BYTES = 1 << 18  # of a row, on a thread's stack, and in its core's L2 cache
 SCANNED = {"scan_sum": ("0", "+="), "scan_prod": ("1", "*=")}
 DECLARED = {FLOAT: "float", BOOL: "bool", INT: "int64_t"}

@@ -24,6 +24,8 @@ from autokernel.model.regions.lowering import (
     rule,
 )
 
+WHOLE_NAMES = {"floor", "ceil", "trunc", "round"}
+
 
 def _float1(op: str) -> Callable[..., Expression]:
     return lambda low, x: low.make(op, low.as_float(x))
@@ -72,8 +74,13 @@ def power(low: Lowering, x: Expression, exponent: float) -> Expression:
     return result if exponent >= 0 else low.make("div", one, result)
 
 
+def _whole(op: str) -> Callable[..., Expression]:
+    """Integers are whole."""
+    return lambda low, x: low.make(op, x) if x.kind == FLOAT else x
+
+
 for name in OWN_NAMES:
-    rule(name)(elementwise(_float1(name), "self"))
+    rule(name)(elementwise((_whole if name in WHOLE_NAMES else _float1)(name), "self"))
 rule("rsqrt")(elementwise(lambda low, x: power(low, x, -0.5), "self"))
 rule("reciprocal")(elementwise(lambda low, x: power(low, x, -1), "self"))
 rule("square")(elementwise(lambda low, x: arithmetic(low, "mul", x, x), "self"))
@@ -171,14 +178,19 @@ def _logical(op: str) -> Callable[..., Expression]:
 
 rule("logical_not")(elementwise(_logical("not"), "self"))
 rule("logical_and")(elementwise(_logical("and"), "self", "other"))
+rule("logical_xor")(elementwise(_logical("ne"), "self", "other"))
 rule("logical_or")(elementwise(_logical("or"), "self", "other"))
 
 
-@rule("bitwise_not", "bitwise_and.Tensor", "bitwise_or.Tensor")
+BITS = {op: (f"bitwise_{name}", f"__{name}__") for op, name in (("and", "and"), ("or", "or"), ("ne", "xor"))}
+
+
+@rule("bitwise_not", *(f"{name}.Tensor" for names in BITS.values() for name in names))
 def _bitwise(low: Lowering, node: Node, groups: Groups) -> Expression:
     if value(node).dtype != torch.bool:
         raise Unsupported("bits of integers")
-    op = {aten.bitwise_not: "not", aten.bitwise_and: "and", aten.bitwise_or: "or"}[node.target.overloadpacket]
+    name = node.target.overloadpacket.__name__
+    op = next((op for op, names in BITS.items() if name in names), "not")
     return low.make(op, *(low.operand(node, v, groups) for v in node.args), kind=BOOL)
 
 

@@ -12,7 +12,9 @@ from torch.fx import Node
 from autokernel.spec import TensorSpec
 
 FLOAT, INT, BOOL = "float", "int", "bool"
-OWN_NAMES = ("exp", "log", "tanh", "erf", "sin", "cos", "floor", "ceil", "log1p", "expm1", "sqrt")  # as PyTorch has them
+# as PyTorch has them
+OWN_NAMES = ("exp", "log", "tanh", "erf", "erfc", "sin", "cos", "log1p", "expm1", "sqrt", "floor", "ceil", "trunc", "round")
+OWN_PAIRS = ("fmod", "copysign", "atan2")
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,15 @@ ROWS: Mapping[str, Callable[[Tensor, Sequence[int]], Tensor]] = {
     "reduce_min": lambda x, dims: x.amin(dims, keepdim=True),
     "reduce_min_int": lambda x, dims: x.amin(dims, keepdim=True),
 }
+
+
+def _of_two(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Any, Any], Tensor]:
+    return lambda a, b: function(*_tensors(a, b))
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(torch, name) for name in OWN_NAMES},
+    **{name: _of_two(getattr(torch, name)) for name in OWN_PAIRS},
     "float": lambda x: x if x.is_floating_point() else x.to(torch.float64),
     "int": lambda x: x.to(torch.int64),
     "add": operator.add,

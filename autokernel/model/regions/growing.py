@@ -24,7 +24,18 @@ from autokernel.model.match import MIN_ELEMENTS, RegionFinder
 from autokernel.model.nodes import aten, has_effects, is_idle, value
 from autokernel.model.patterns import Pattern, Site
 from autokernel.model.placement import site_case
-from autokernel.model.regions import cpp_file, elementwise, gathers, losses, reductions, rows, triton, windows  # noqa: F401  rules
+from autokernel.model.regions import (  # noqa: F401  rules
+    cpp_file,
+    elementwise,
+    enlarging,
+    gathers,
+    losses,
+    reductions,
+    rows,
+    special,
+    triton,
+    windows,
+)
 from autokernel.model.regions.expressions import Lowered, Result
 from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of

@@ -441,7 +441,7 @@ def choose(low: Lowering, condition: Expression, a: Expression, b: Expression, k
 
 RESHAPES = (
     *("view", "reshape", "_unsafe_view", "flatten.using_ints", "unflatten.int"),
-    *("unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims"),
+    *("unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims", "view_as", "reshape_as"),
 )
 
 
@@ -455,13 +455,21 @@ def _expand(low: Lowering, node: Node, groups: Groups) -> Expression:
     return low.operand(node, node.args[0], groups)
 
 
-@rule("permute", "transpose.int", "t", "mT", view=True)
+@rule("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist", view=True)
+def _moved(low: Lowering, node: Node, groups: Groups) -> Expression:
+    starts, ends = ([d % len(groups) for d in ([v] if isinstance(v, int) else v)] for v in node.args[1:])
+    there = dict(zip(starts, ends))
+    rest = iter(d for d in range(len(groups)) if d not in ends)
+    return low.element(node.args[0], tuple(groups[there[d] if d in there else next(rest)] for d in range(len(groups))))
+
+
+@rule("permute", "transpose.int", "swapaxes", "swapdims", "t", "mT", view=True)
 def _permute(low: Lowering, node: Node, groups: Groups) -> Expression:
     rank = len(groups)
     order = list(range(rank))
     if node.target is aten.permute.default:
         order = [d % rank for d in node.args[1]]
     elif rank > 1:
-        a, b = (node.args[1] % rank, node.args[2] % rank) if node.target is aten.transpose.int else (-2 % rank, -1 % rank)
+        a, b = (d % rank for d in node.args[1:] or (-2, -1))
         order[a], order[b] = order[b], order[a]
     return low.element(node.args[0], tuple(groups[order.index(d)] for d in range(rank)))

@@ -8,8 +8,8 @@ import torch
 from torch.fx import Node
 
 from autokernel.model.nodes import aten, value
-from autokernel.model.regions.expressions import BOOL, FLOAT, Expression
-from autokernel.model.regions.lowering import Groups, Lowering, Unsupported, arguments, choose, kind_of, rule
+from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression
+from autokernel.model.regions.lowering import Groups, Lowering, Unsupported, arguments, as_kind, choose, kind_of, rule
 
 
 def dims_of(node: Node, source: Node) -> list[int]:
@@ -27,6 +27,8 @@ def _reduction(low: Lowering, node: Node, groups: Groups) -> Expression:
     source = given["self"]
     if given.get("dtype") not in (None, torch.float32, value(source).dtype):
         raise Unsupported("a sum in another dtype")
+    if value(source).dtype == torch.bool and node.target.overloadpacket is aten.sum and given["dtype"] is None:
+        return _count(low, node, groups)
     if kind_of(value(source).dtype, node) != FLOAT:
         raise Unsupported("a reduction of integers")
     dims, kind = dims_of(node, source), REDUCTIONS.get(node.target.overloadpacket, "sum")
@@ -53,8 +55,50 @@ def _sum_of(
     given = arguments(node)
     source = given["self"]
     dims = dims_of(node, source)
-    one = one_per_row(groups, source, dims, given["keepdim"])
+    one = one_per_row(groups, source, dims, given.get("keepdim"))
     return low.reduce(f"reduce_{kind}", source, one, dims, True, lambda g: of(low.as_float(low.element(source, g))))
+
+
+MOST_COUNTED = 1 << 24  # of which float32 has each number
+
+
+@rule("count_nonzero", "count_nonzero.dim_IntList")
+def _count(low: Lowering, node: Node, groups: Groups) -> Expression:
+    """Of elements that are not 0: of truths their sum."""
+    source, keepdim = node.args[0], arguments(node).get("keepdim")
+    dims = dims_of(node, source)
+    if low.count(source, dims) > MOST_COUNTED:
+        raise Unsupported("more elements than can be counted")
+    is_there = lambda g: as_kind(low, as_kind(low, low.element(source, g), BOOL), FLOAT)  # noqa: E731
+    return as_kind(low, low.reduce("reduce_sum", source, groups, dims, keepdim, is_there), INT)
+
+
+@rule("any", "any.dim", "any.dims", "all", "all.dim", "all.dims")
+def _truth(low: Lowering, node: Node, groups: Groups) -> Expression:
+    """Whether the largest of them, or the least, is no 0."""
+    source, keepdim = node.args[0], arguments(node).get("keepdim")
+    kind = "max" if node.target.overloadpacket is aten.any else "min"
+    is_there = lambda g: as_kind(low, as_kind(low, low.element(source, g), BOOL), FLOAT)  # noqa: E731
+    return as_kind(low, low.reduce(f"reduce_{kind}", source, groups, dims_of(node, source), keepdim, is_there), BOOL)
+
+
+@rule("nansum")
+def _numbers_summed(low: Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    if given["dtype"] not in (None, torch.float32, value(given["self"]).dtype):
+        raise Unsupported("a sum in another dtype")
+    if kind_of(value(node).dtype, node) != FLOAT:
+        raise Unsupported("a reduction of integers")
+    is_number = lambda x: low.make("eq", x, x, kind=BOOL)  # noqa: E731
+    return _sum_of(low, node, groups, lambda x: choose(low, is_number(x), x, low.number(0.0), FLOAT))
+
+
+@rule("aminmax", parted=True)
+def _extremes(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
+    given = arguments(node)
+    if kind_of(value(given["self"]).dtype, node) != FLOAT:
+        raise Unsupported("a reduction of integers")
+    return _sum_of(low, node, groups, lambda x: x, ("min", "max")[which])
 
 
 @rule("logsumexp")
@@ -69,14 +113,24 @@ def _logsumexp(low: Lowering, node: Node, groups: Groups) -> Expression:
 @rule("linalg_vector_norm")
 def _norm(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
-    if given["dtype"] not in (None, torch.float32, value(given["self"]).dtype) or given["ord"] not in (1, 2):
-        raise Unsupported("another norm than the 1-norm and the 2-norm")
+    if given["dtype"] not in (None, torch.float32, value(given["self"]).dtype) or given["ord"] not in (1, 2, math.inf):
+        raise Unsupported("another norm than those of 1, 2 and infinity")
+    if given["ord"] == math.inf:
+        return _sum_of(low, node, groups, lambda x: low.make("abs", x), "max")
     if given["ord"] == 1:
         return _sum_of(low, node, groups, lambda x: low.make("abs", x))
     return low.make("sqrt", _sum_of(low, node, groups, lambda x: low.make("mul", x, x)))
 
 
-@rule("var.correction", "std.correction", "var.dim", "std.dim")
+@rule("var_mean", "std_mean", "var_mean.correction", "std_mean.correction", "var_mean.dim", "std_mean.dim", parted=True)
+def _variance_and_mean(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
+    if not which:
+        return _variance(low, node, groups)
+    count = low.count(node.args[0], dims_of(node, node.args[0]))
+    return low.make("div", _sum_of(low, node, groups, lambda x: x), low.number(float(count)))
+
+
+@rule("var", "std", "var.correction", "std.correction", "var.dim", "std.dim")
 def _variance(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     source = given["self"]
@@ -93,7 +147,7 @@ def _variance(low: Lowering, node: Node, groups: Groups) -> Expression:
         return low.make("mul", deviation, deviation)
 
     variance = low.make("div", _sum_of(low, node, groups, squared), low.number(float(count - correction)))
-    return low.make("sqrt", variance) if node.target.overloadpacket is aten.std else variance
+    return low.make("sqrt", variance) if node.target.overloadpacket in (aten.std, aten.std_mean) else variance
 
 
 @rule("softmax.int", "_softmax", "log_softmax.int")

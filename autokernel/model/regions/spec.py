@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel import spec as specs
+from autokernel.model.nodes import value
 from autokernel.records import write_json
 from autokernel.spec import Args, KernelSpec, TensorSpec, folder_of, several
 from autokernel.target import decode_case, encode
@@ -64,7 +65,8 @@ PICKING = frozenset(
         *("where", "masked_fill", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "amax", "amin", "relu"),
         *("neg", "abs", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "scalar_tensor", "full"),
         *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"),
-        *("expand", "expand_as", "permute", "transpose", "t", "mT"),
+        *("expand", "expand_as", "permute", "transpose", "t", "mT", "movedim", "moveaxis", "swapaxes", "swapdims"),
+        *("view_as", "reshape_as", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "fmax", "fmin"),
         *("slice", "narrow", "select", "flip", "cat", "stack", "constant_pad_nd", "pad"),
         *("embedding", "index_select", "gather", "index"),
         *("roll", "tril", "triu", "repeat", "repeat_interleave"),
@@ -144,6 +146,7 @@ def source_of(piece: GraphModule, title: str) -> str:
     graph = fx.Graph()
     results = graph.graph_copy(piece.graph, {})
     _follow_inputs(graph)
+    _name_bounds(graph)
     graph.output(results if len(results) > 1 else results[0])
     lines = graph.python_code("self").src.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("def forward"))
@@ -162,6 +165,22 @@ def _follow_inputs(graph: fx.Graph) -> None:
         node.args, node.kwargs = given
     if not place.users:
         graph.erase_node(place)
+
+
+def _name_bounds(graph: fx.Graph) -> None:
+    """What becomes of infinities is the largest number of the model's dtype, in float64, too."""
+    for node in graph.find_nodes(op="call_function", target=aten.nan_to_num.default):
+        if (dtype := value(node).dtype).is_floating_point:
+            nan, above, below = bounds_of_numbers(node, dtype)
+            node.args, node.kwargs = node.args[:1], {"nan": nan, "posinf": above, "neginf": below}
+
+
+def bounds_of_numbers(node: Node, dtype: torch.dtype) -> tuple[float, float, float]:
+    """What nan_to_num makes of NaN and the two infinities."""
+    names, most = ("nan", "posinf", "neginf"), torch.finfo(dtype).max
+    given = dict(zip(names, node.args[1:])) | dict(node.kwargs)
+    defaults = zip(names, (0.0, most, -most))
+    return tuple(default if given.get(name) is None else given[name] for name, default in defaults)
 
 
 def returns(results: int) -> str:
@@ -189,6 +208,10 @@ def _whole_in_double(v: Any) -> Any:
     return v.double() if isinstance(v, Tensor) and v.dtype not in (torch.bool, *NARROW) else v
 
 
+# Of their several results each is rounded.
+ROUNDED_PARTS = (aten.var_mean, aten.std_mean)
+
+
 class _Perturbed(Interpreter):
     """Runs a graph whose every input, and every result that is rounded, is off by a random part of itself."""
 
@@ -198,7 +221,9 @@ class _Perturbed(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        is_picked = n.target is operator.getitem or getattr(n.target, "overloadpacket", None) in PICKING
+        of = n.args[0].target if n.target is operator.getitem else n.target  # of a part whatever it is a part of
+        is_picked = of is not n.target and of.overloadpacket not in ROUNDED_PARTS
+        is_picked = is_picked or getattr(n.target, "overloadpacket", None) in PICKING
         if n.op == "output" or is_picked or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         like = {"generator": self.generator, "device": result.device, "dtype": torch.int8}

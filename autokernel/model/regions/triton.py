@@ -34,6 +34,10 @@ FUNCTIONS = {
     "min": "tl.minimum({0}, {1}, tl.PropagateNan.ALL)",
     **{name: f"tl.{name}({{0}})" for name in ("exp", "log", "erf", "sin", "cos", "floor", "ceil")},
     "sqrt": "tl.sqrt_rn({0})",
+    **{name: f"_{name}({{0}}, {{1}})" for name in ("atan2", "copysign", "fmod")},
+    "erfc": "_erfc({0})",
+    "round": "_round({0})",
+    "trunc": "tl.where({0} < 0, tl.ceil({0}), tl.floor({0}))",
     "tanh": "_tanh({0})",
     "log1p": "_log1p({0})",
     "expm1": "_expm1({0})",
@@ -90,6 +94,71 @@ def _pow(x, y):
     power = tl.where(is_one, 1.0, tl.exp(y * tl.log(size)))
     power = tl.where((x < 0) & (size != float("inf")) & (is_whole == 0), float("nan"), power)
     return tl.where(is_odd & (x.to(tl.int32, bitcast=True) < 0), -power, power)  # -0.0 is below 0, too
+''',
+    "_copysign": """
+@triton.jit
+def _copysign(x, y):
+    x, y = tl.broadcast(tl.cast(x, tl.float32), tl.cast(y, tl.float32))  # one of them may be a literal
+    return tl.where(y.to(tl.int32, bitcast=True) < 0, -tl.abs(x), tl.abs(x))
+""",
+    "_round": '''
+@triton.jit
+def _round(x):
+    """Half to even, as a sum is rounded whose last bit counts ones: 2^23 and x. From there on all are whole."""
+    size = tl.abs(x)
+    return _copysign(tl.where(size < 8388608.0, (size + 8388608.0) - 8388608.0, size), x)
+''',
+    "_fmod": '''
+@triton.jit
+def _fmod(x, y):
+    """In steps: of a quotient below 2^29 the whole part, and what it leaves, are exact in float64."""
+    x, y = tl.broadcast(tl.cast(x, tl.float32), tl.cast(y, tl.float32))  # one of them may be a literal
+    left, size = tl.abs(x).to(tl.float64), tl.abs(y).to(tl.float64)
+    many = size * 7.237005577332262e75  # 2^252
+    for _ in tl.static_range(10):
+        left -= tl.floor(left / many) * many
+        many *= 3.725290298461914e-09  # 2^-28
+    is_all = (tl.abs(x) < float("inf")) & (tl.abs(y) == float("inf"))
+    return tl.where(is_all, x, _copysign(left.to(tl.float32), x))
+''',
+    "_atan2": '''
+@triton.jit
+def _atan2(y, x):
+    """As in elements.hpp."""
+    y, x = tl.broadcast(tl.cast(y, tl.float32), tl.cast(x, tl.float32))  # one of them may be a literal
+    scale = tl.where((tl.abs(x) > 1e38) | (tl.abs(y) > 1e38), 0.25, 1.0)
+    a, b = tl.abs(y) * scale, tl.abs(x) * scale
+    large, small = tl.where(a > b, a, b), tl.where(a > b, b, a)
+    is_far, is_alike = small > 0.41421356 * large, a == b  # also of two zeros, or two infinities
+    top, below = tl.where(is_far, small - large, small), tl.where(is_far, small + large, large)
+    t = tl.where(is_alike, 0.0, tl.div_rn(top, tl.where(is_alike, 1.0, below)))
+    z = t * t
+    p = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1
+    r = p * z * t + t + tl.where(is_far | (is_alike & (a > 0)), 0.78539816, 0.0)
+    r = tl.where(a > b, 1.57079633 - r, r)
+    r = tl.where(x.to(tl.int32, bitcast=True) < 0, 3.14159265 - r, r)
+    return tl.where((x != x) | (y != y), float("nan"), _copysign(r, y))
+''',
+    "_erfc": '''
+@triton.jit
+def _erfc(x):
+    """As in elements.hpp."""
+    a = tl.minimum(tl.abs(x), 11.0, tl.PropagateNan.ALL)
+    r = (a - 3) / (a + 3)
+    p = -0.000267186231
+    p = p * r - 0.000775183376
+    p = p * r + 0.00200325786
+    p = p * r + 0.00256655854
+    p = p * r - 0.0237984844
+    p = p * r + 0.0682957619
+    p = p * r - 0.119270802
+    p = p * r + 0.129646435
+    p = p * r - 0.0475624092
+    p = p * r - 0.135621145
+    p = p * r + 1.25300801
+    high = (a.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)
+    y = tl.exp(-high * high) * tl.exp((high - a) * (high + a)) * (p / (1 + 2 * a))
+    return tl.where(x < 0, 2 - y, y)
 ''',
     "_times": """
 @triton.jit
@@ -257,7 +326,7 @@ def _file(
         kernels = kernel("_kernel", _body(lowered, loops))
         launch = f"_kernel[(-(-{elements} // BLOCK),)](*inputs, {results}, BLOCK=BLOCK, num_warps=NUM_WARPS)"
     called = {helper for helper in HELPERS if re.search(rf"\b{helper}\b", kernels)}
-    called |= {"_larger"} if "_largest" in called else set()
+    called |= {helper for helper in HELPERS if any(re.search(rf"\b{helper}\b", HELPERS[one]) for one in called)}
     helpers = "".join("\n" + text for helper, text in HELPERS.items() if helper in called)
     names = [f"input_{i}" for i in range(len(inputs))]
     return FILE.format(

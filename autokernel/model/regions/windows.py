@@ -1,4 +1,4 @@
-"""Operations that take elements from elsewhere: parts, joined parts, padding, enlargement, pooling over windows."""
+"""Operations that take elements from elsewhere: parts, joined parts, padding, pooling over windows."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression
 from autokernel.model.regions.lowering import MOST_PLACES, Groups, Lowering, Unsupported, arguments, choose, kind_of, rule
 
 
-def _at(low: Lowering, source: Node, groups: Groups, dim: int, step: int, start: int) -> Groups:
+def shifted_along(low: Lowering, source: Node, groups: Groups, dim: int, step: int, start: int) -> Groups:
     """`groups` with one dim of `source` at `start + step * i`."""
     dim %= len(groups)
     return (*groups[:dim], low.shifted(groups[dim], step, start, value(source).shape[dim]), *groups[dim + 1 :])
@@ -24,7 +24,8 @@ def _at(low: Lowering, source: Node, groups: Groups, dim: int, step: int, start:
 def _slice(low: Lowering, node: Node, groups: Groups) -> Expression:
     given = arguments(node)
     n, start = value(given["self"]).shape[given["dim"]], given["start"] or 0
-    return low.element(given["self"], _at(low, given["self"], groups, given["dim"], given["step"], _place(start, n)))
+    there = shifted_along(low, given["self"], groups, given["dim"], given["step"], _place(start, n))
+    return low.element(given["self"], there)
 
 
 def _place(start: int, n: int) -> int:
@@ -35,7 +36,7 @@ def _place(start: int, n: int) -> int:
 @rule("narrow", view=True)
 def _narrow(low: Lowering, node: Node, groups: Groups) -> Expression:
     source, dim, start, _ = node.args
-    return low.element(source, _at(low, source, groups, dim, 1, _place(start, value(source).shape[dim])))
+    return low.element(source, shifted_along(low, source, groups, dim, 1, _place(start, value(source).shape[dim])))
 
 
 @rule("select.int", view=True)
@@ -50,7 +51,7 @@ def _select(low: Lowering, node: Node, groups: Groups) -> Expression:
 def _split(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
     source, dim = node.args[0], arguments(node)["dim"]
     start = sum(part.shape[dim] for part in value(node)[:which])
-    return low.element(source, _at(low, source, groups, dim, 1, start))
+    return low.element(source, shifted_along(low, source, groups, dim, 1, start))
 
 
 @rule("unbind.int", view=True, parted=True)
@@ -69,13 +70,25 @@ def _broadcast(low: Lowering, node: Node, groups: Groups, which: int) -> Express
 def _flip(low: Lowering, node: Node, groups: Groups) -> Expression:
     source, dims = node.args
     for dim in dims:
-        groups = _at(low, source, groups, dim, -1, value(source).shape[dim] - 1)
-    return low.element(source, _of_one(groups, source))
+        groups = shifted_along(low, source, groups, dim, -1, value(source).shape[dim] - 1)
+    return low.element(source, of_one(groups, source))
 
 
-def _of_one(groups: Groups, source: Node) -> Groups:
+def of_one(groups: Groups, source: Node) -> Groups:
     """`groups` without those that are but one index."""
     return tuple(() if n == 1 else g for n, g in zip(value(source).shape, groups))
+
+
+@rule("diff")
+def _diff(low: Lowering, node: Node, groups: Groups) -> Expression:
+    given = arguments(node)
+    source, dim = given["self"], given["dim"]
+    if given["n"] != 1 or given["prepend"] is not None or given["append"] is not None:
+        raise Unsupported("differences of differences, or of what is joined on")
+    if (kind := kind_of(value(node).dtype, node)) == BOOL:
+        raise Unsupported("differences of truths")
+    after, before = (low.element(source, shifted_along(low, source, groups, dim, 1, start)) for start in (1, 0))
+    return low.make("sub", after, before, kind=kind)
 
 
 @rule("cat")
@@ -86,9 +99,9 @@ def _cat(low: Lowering, node: Node, groups: Groups) -> Expression:
         shape = value(part).shape
         if len(shape) != len(groups):  # of no elements
             continue
-        there = _at(low, part, groups, dim, 1, -end)
+        there = shifted_along(low, part, groups, dim, 1, -end)
         inside = low.inside((there[dim],), (shape[dim],))
-        parts.append((inside, low.element(part, _of_one(there, part))))
+        parts.append((inside, low.element(part, of_one(there, part))))
         end += shape[dim]
     result = parts.pop()[1]
     for inside, element in reversed(parts):
@@ -118,13 +131,14 @@ def _roll(low: Lowering, node: Node, groups: Groups) -> Expression:
 
     def element(there: Groups, rest: Sequence[tuple[int, int]]) -> Expression:
         if not rest:
-            found = low.element(source, _of_one(there, source))
-            if _is_costly(found):
+            found = low.element(source, of_one(there, source))
+            if is_costly(found):
                 raise Unsupported("what is rolled would be computed several times", source)
             return found
         (dim, shift), *rest = rest
         n = shape[dim]
-        first, second = (element(_at(low, source, there, dim, 1, start), rest) for start in (-shift % n - n, -shift % n))
+        starts = -shift % n - n, -shift % n
+        first, second = (element(shifted_along(low, source, there, dim, 1, start), rest) for start in starts)
         at = low.index((there[dim],), (n,))
         return choose(low, low.make("ge", at, low.number(shift % n), kind=BOOL), first, second, kind)
 
@@ -174,10 +188,10 @@ def _pad(low: Lowering, node: Node, groups: Groups) -> Expression:
         raise Unsupported("padding with elements")
     source, pads = given["self"], given["pad"]
     for i, before in enumerate(pads[::2]):
-        groups = _at(low, source, groups, -1 - i, 1, -before)
+        groups = shifted_along(low, source, groups, -1 - i, 1, -before)
     inside = low.inside(groups, value(source).shape)
     padding = low.number(given["value"] or 0)
-    return choose(low, inside, low.element(source, _of_one(groups, source)), padding, kind_of(value(node).dtype, node))
+    return choose(low, inside, low.element(source, of_one(groups, source)), padding, kind_of(value(node).dtype, node))
 
 
 @rule("zeros_like", "ones_like", "full_like", "zeros", "ones", "full", "scalar_tensor")
@@ -186,18 +200,6 @@ def _filled(low: Lowering, node: Node, groups: Groups) -> Expression:
     v = given.get("fill_value", given.get("s", int(packet in (aten.ones_like, aten.ones))))
     kind = kind_of(value(node).dtype, node)
     return low.number(float(v) if kind == FLOAT else bool(v) if value(node).dtype == torch.bool else int(v))
-
-
-@rule("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def _enlarged(low: Lowering, node: Node, groups: Groups) -> Expression:
-    """Each element several times, where that is so many times for all."""
-    source = node.args[0]
-    spread = list(groups[:2])
-    for n, made, group in zip(value(source).shape[2:], value(node).shape[2:], groups[2:]):
-        if made % n:
-            raise Unsupported("an enlargement by no whole number")
-        spread.append(group if made == n else low.split(group, (n, made // n))[0])
-    return low.element(source, _of_one(tuple(spread), source))
 
 
 # --- pooling and convolution ---
@@ -233,8 +235,8 @@ class _Windows:
         """Whether a place is in the source, and the element there."""
         for place in itertools.product(*map(range, self.size)):
             there = tuple(map(self._there, range(len(place)), place))
-            element = self.low.element(self.source, _of_one((*self.kept, *there), self.source))
-            if self.overlap and _is_costly(element):
+            element = self.low.element(self.source, of_one((*self.kept, *there), self.source))
+            if self.overlap and is_costly(element):
                 raise Unsupported("what overlapping windows take would be computed once for each", self.source)
             yield self.low.inside(there, self.shape), element
 
@@ -271,10 +273,10 @@ def _pooled(low: Lowering, node: Node, groups: Groups) -> _Windows:
 # What a window may take of each of its places, for which it is computed again; sums of rows are there once.
 FEW_LOADS = 9
 CHEAP = {"load", "number", "index", "float", "where", "add", "sub", "mul", "max", "min", "neg", "abs", "and", "or", "not"}
-CHEAP |= {"lt", "le", "gt", "ge", "eq", "ne"}
+CHEAP |= {"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "trunc", "round", "copysign"}
 
 
-def _is_costly(e: Expression) -> bool:
+def is_costly(e: Expression) -> bool:
     found, waiting = set(), [e]
     while waiting:
         o = waiting.pop()
@@ -325,11 +327,11 @@ def _average_pool(low: Lowering, node: Node, groups: Groups) -> Expression:
     return low.make("div", total, count or windows.count(given["count_include_pad"]))
 
 
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def _adaptive_pool(low: Lowering, node: Node, groups: Groups) -> Expression:
-    """Where all windows are of one size and next to each other: a mean over the dims that make one up."""
-    source, rank = node.args[0], len(node.args[1])
-    of, made = value(source).shape[-rank:], value(node).shape[-rank:]
+def _adaptive(low: Lowering, node: Node, groups: Groups, kind: str) -> tuple[Expression, int]:
+    """Where all windows are of one size and next to each other: reduced over the dims that make one up; how many are."""
+    source, rank = node.args[0], int(node.target.overloadpacket.__name__[-2])  # of adaptive_avg_pool2d: 2
+    made = value(node)[0] if isinstance(value(node), tuple) else value(node)
+    of, made = value(source).shape[-rank:], made.shape[-rank:]
     if any(n % m for n, m in zip(of, made)):
         raise Unsupported("windows of several sizes")
     sizes = [n // m for n, m in zip(of, made)]
@@ -338,8 +340,20 @@ def _adaptive_pool(low: Lowering, node: Node, groups: Groups) -> Expression:
         inner = tuple((*g, *a) for g, a in zip(groups[-rank:], along))
         return low.element(source, (*groups[:-rank], *inner))
 
-    total = low.reduce_over("reduce_sum", [*groups], sizes, element)
-    return low.make("div", total, low.number(float(math.prod(sizes))))
+    return low.reduce_over(f"reduce_{kind}", [*groups], sizes, element), math.prod(sizes)
+
+
+@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+def _adaptive_means(low: Lowering, node: Node, groups: Groups) -> Expression:
+    total, count = _adaptive(low, node, groups, "sum")
+    return low.make("div", total, low.number(float(count)))
+
+
+@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", parted=True)
+def _adaptive_largest(low: Lowering, node: Node, groups: Groups, which: int) -> Expression:
+    if which:
+        raise Unsupported("the places of the largest elements of windows")
+    return _adaptive(low, node, groups, "max")[0]
 
 
 CONVOLUTIONS = "conv1d", "conv2d", "conv3d", "conv1d.padding", "conv2d.padding", "conv3d.padding", "convolution"
@@ -363,8 +377,8 @@ def _convolution(low: Lowering, node: Node, groups: Groups) -> Expression:
     windows, nothing, total = _Windows(low, source, (groups[0], own), groups[2:], size, given), low.number(0.0), None
     for place, (inside, element) in zip(itertools.product(*map(range, size)), windows.places()):
         at = tuple(low.shifted((), 1, i, n) for i, n in zip(place, size))
-        factor = low.as_float(low.element(weight, (groups[1], (), *_of_one((*groups[:2], *at), weight)[2:])))
-        if _is_costly(factor):
+        factor = low.as_float(low.element(weight, (groups[1], (), *of_one((*groups[:2], *at), weight)[2:])))
+        if is_costly(factor):
             raise Unsupported("weights would be computed once for each element", weight)
         term = low.make("mul", _or_nothing(low, inside, element, nothing), factor)
         total = term if total is None else low.make("add", total, term)

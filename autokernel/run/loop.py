@@ -28,6 +28,7 @@ from autokernel.history.experiments import STARTER, Experiment, Status, experime
 from autokernel.history.ledger import LedgerEntry
 from autokernel.history.progress import Rules, Tally, incumbent, move_on, rows_of, tried
 from autokernel.history.status import subject
+from autokernel.preflight import as_called
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.starters import fastest_first, own_starter, ranked
@@ -281,8 +282,8 @@ class Loop:
 
     def _tell_of_edits(self) -> None:
         while self.ledger.aside:
-            kept = os.path.relpath(self.ledger.aside.pop(), self.workspace.root)
-            judges = "python orchestrate.py record judges it"
+            kept = os.path.relpath(self.ledger.aside.pop())
+            judges = as_called(f"python orchestrate.py record {kept} judges it")
             self.say(f"kernel.py of the run's tree was edited by hand: put aside as {kept} ({judges})")
 
     def incumbent_source(self, target: Target) -> str | None:

@@ -168,8 +168,9 @@ class Loop:
             if commit and self.source(commit) == intent.proposal.source:
                 self.workspace.clear_intent(intent)
             else:
-                left.append(replace(intent, attempts=intent.attempts + 1))
-                self.say(f"{_named(intent)} was interrupted while it was judged; judging it again")
+                left.append(again := replace(intent, attempts=intent.attempts + 1))
+                if again.attempts <= MAX_ATTEMPTS:
+                    self.say(f"{_named(intent)} was interrupted while it was judged; judging it again")
         return left
 
     def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
@@ -413,6 +414,8 @@ class Loop:
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stopping:
+                if callable(earlier := before[number]):  # a script's, which knows its exit status
+                    earlier(number, frame)
                 raise KeyboardInterrupt
             self.stopping, self.stopped_by = f"stopped by {signal.Signals(number).name}", number
             self.say("stopping after the experiment in hand (once more: stop now)")
@@ -420,6 +423,10 @@ class Loop:
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
+        except KeyboardInterrupt:  # says nothing about what was being judged
+            for intent in self.workspace.read_intents():
+                self.workspace.write_intent(replace(intent, attempts=intent.attempts - 1))
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

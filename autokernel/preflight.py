@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,13 +57,15 @@ class MissingCompiler(Refused, RuntimeError):
     """No compiler for this language is installed, or none that works; the message says what to install."""
 
 
-def as_called(text: str, all_ours: bool = False) -> str:
-    """`text` with `autokernel verify` for `python verify.py`, where that command was called or there is no such script.
+def as_called(text: str, all_ours: bool = False, elsewhere: bool = False) -> str:
+    """`text` with its command lines as they run where the user stands.
 
-    all_ours: nothing in it is a user's, whose own file may be a verify.py; then so where only that is named.
+    `python verify.py` becomes `autokernel verify`, where that command was called or there is no such script; outside of the
+    clone `python CLONE/verify.py`. all_ours: nothing in it is a user's, whose own file may be a verify.py; then so where
+    only that is named. elsewhere: it is read in other clones, too, so no path of this one is in it.
     """
     if IN_CLONE and not "".join(sys.argv[:1]).startswith("autokernel "):  # a model may have emptied it
-        return text
+        return text if elsewhere or _in_clone() else SCRIPT.sub(_with_path, text)
 
     def command(found: "re.Match[str]") -> str:
         python, script, word = found.groups()
@@ -74,6 +77,18 @@ def as_called(text: str, all_ours: bool = False) -> str:
         return "autokernel " + name + (" " + word if word else "")
 
     return SCRIPT.sub(command, text)
+
+
+def _in_clone() -> bool:
+    try:
+        return Path.cwd() == ROOT
+    except OSError:  # the folder is gone
+        return False
+
+
+def _with_path(found: "re.Match[str]") -> str:
+    python, script, _ = found.groups()
+    return found.group().replace(f"{script}.py", shlex.quote(str(ROOT / f"{script}.py")), 1) if python else found.group()
 
 
 def program(script: str, name: str) -> "list[str]":

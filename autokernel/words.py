@@ -4,6 +4,6 @@ from collections.abc import Sized
 
 
 def counted(things: int | Sized, noun: str) -> str:
-    """How many there are: "1 kernel", "2 kernels", "0 kernels"."""
+    """How many there are: "1 kernel", "2 kernels", "0 processes"."""
     number = things if isinstance(things, int) else len(things)
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"

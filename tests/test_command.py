@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from autokernel import preflight
 from autokernel.cli import completion
 from autokernel.cli.main import COMMANDS, main
 from autokernel.preflight import OF_A_RUN, as_called
@@ -30,6 +32,7 @@ def test_help_teaches(words) -> None:
 
 HELP = """
 import sys
+from pathlib import Path
 from autokernel.cli.main import COMMANDS, run
 
 for module in dict.fromkeys(command.module for command in COMMANDS.values()):
@@ -128,6 +131,18 @@ def test_scripts_are_named_as_commands(said, called, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["autokernel bench"])
     assert as_called(said) == called
     assert as_called("written by profile.py", all_ours=True) == "written by autokernel profile"
+
+
+def test_scripts_are_named_with_their_clone_outside_of_it(tmp_path, monkeypatch) -> None:
+    """Not in what is committed, which is read in other clones."""
+    line = "python verify.py --tag a   (my own verify.py is not meant, nor models/profile.py)"
+    monkeypatch.chdir(tmp_path)
+    assert as_called(line) == as_called(as_called(line)) == line.replace("verify.py", f"{ROOT}/verify.py", 1)
+    assert as_called(line, elsewhere=True) == line
+    monkeypatch.chdir(ROOT)
+    assert as_called(line) == line
+    monkeypatch.setattr(preflight, "ROOT", Path("/a clone/of mine"))
+    assert as_called("python bench.py x") == "python '/a clone/of mine/bench.py' x"
 
 
 def test_every_command_has_a_parser_that_shells_can_complete() -> None:

@@ -232,7 +232,9 @@ def test_twice_stops_now_and_it_goes_on_later(workspace, night, number, judge):
     assert "stopping after" in night.stdout.readline()
     night.send_signal(number)
     assert night.wait(60) != 0
-    assert len(workspace.log.read()) == 1 and workspace.read_intents()[0].proposal.hypothesis == "killed while judged"
+    (intent,) = workspace.read_intents()
+    assert len(workspace.log.read()) == 1 and intent.proposal.hypothesis == "killed while judged"
+    assert intent.attempts == 0, "who stops a run says nothing about what was being judged"
     with workspace.locked():
         loop = Loop(workspace, PLAN_OF_ONE, judge, print)
         loop.run(ScriptedAgent([]), NO_RULES, Budget())

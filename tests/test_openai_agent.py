@@ -198,7 +198,7 @@ def test_an_answer_of_any_length_ends(api):
 
 def test_retries_end_with_the_time_in_which_an_answer_could_be_judged(api):
     api.script[:] = [Refusal(429, "slow down " * 1000, {"Retry-After": "30"})] * 2
-    with pytest.raises(AgentStopped, match="RateLimitError.*slow down") as ended:
+    with pytest.raises(AgentStopped, match="RateLimitError.*slow down.*; it asks for a pause of 30 s$") as ended:
         agent_at(api).propose(replace(context(FIRST), until_s=time.monotonic() + 20))
     assert len(api.script) == 1 and len(str(ended.value)) < 500
 

@@ -223,9 +223,11 @@ class ModelAgent:
             try:
                 return self._request(talk, purse)
             except (sdk.APIError, transport_error(sdk), Cut) as error:
-                pause = max(asked_pause(error), wait * random.uniform(0.75, 1.25))
+                asked = asked_pause(error)
+                pause = max(asked, wait * random.uniform(0.75, 1.25))
                 if not passing(error, sdk) or time.monotonic() + pause > deadline:
-                    raise self._gone(in_words(error)) from error
+                    told = f"; it asks for a pause of {asked:.0f} s" * bool(asked)
+                    raise self._gone(in_words(error) + told) from error
                 self.say(f"{self.api.name} did not answer ({in_words(error)}); asking again in {pause:.0f} s")
                 time.sleep(pause)
                 wait = min(2 * wait, LONGEST_WAIT_S)

@@ -17,6 +17,7 @@ the kernel and where there is none, 2 on bad use.
 
 import argparse
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from autokernel import console
 from autokernel.cli.arguments import Parser, count, named_path, positive, seed, tag
 from autokernel.gate.source import check_named, constants, read_kernel
 from autokernel.gate.workers.launch import Launched
-from autokernel.preflight import named
+from autokernel.preflight import as_called, named
 from autokernel.records import json_text
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def judge_file(options: argparse.Namespace, launched: Launched) -> int:
     if options.json:
         print(json_text(report.as_json(verdict), indent=1))
     else:
-        repeat = f"python bench.py {options.file} --seed {verdict.seed}"
+        repeat = as_called(f"python bench.py {shlex.quote(str(options.file))} --seed {verdict.seed}")
         print(profile + report.as_text(verdict, repeat, judge.sandbox, options.timing))
     return 0 if verdict.correctness == "PASS" else 1
 

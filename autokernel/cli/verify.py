@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, named_path, nonnegative, tag
 from autokernel.history.runs import PLAN
+from autokernel.preflight import as_called
 from autokernel.records import json_text, write_json
 from autokernel.table import print_table
 from autokernel.words import counted
@@ -94,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.json:
         print(json_text(encode(verification), indent=1))
     else:
-        verdict, *to_paste = verification.advice(workspace.tag)
-        print("\n".join([verdict, *(f"  {line}" for line in to_paste), *verification.lines]))
+        verdict, *to_paste = map(as_called, verification.advice(workspace.tag))
+        print("\n".join([verdict, *(f"  {line}" for line in to_paste), *map(as_called, verification.lines)]))
         if verification.figures:
             print_table(verification.model, COLUMNS, verification.rows)
     if arguments.save:

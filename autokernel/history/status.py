@@ -25,6 +25,7 @@ from autokernel.history.runs import (
     run_tags,
 )  # fmt: skip
 from autokernel.history.workers import read_workforce
+from autokernel.preflight import as_called
 from autokernel.records import PLAN_REMEDY, BadRecord, json_text, reads, record_from
 from autokernel.table import plain
 from autokernel.verdict import Interval
@@ -111,9 +112,9 @@ def _edits(folder: Path, root: Path) -> list[str]:
         if GitLedger(root, folder.name, folder).edited() is not None and not any(folder.glob("intent*.json")):
             found += [f"kernel.py of its tree is edited, and not judged yet ({judges.format('')})"]
     for path in sorted(folder.glob(EDITED)):
-        name = os.path.relpath(path, root)
+        name = os.path.relpath(path)  # as the command takes it, from where the user stands
         found += [f"{name} was an edit of it by hand ({judges.format(f' {name}')}; delete it when it is of no use)"]
-    return found
+    return [as_called(line) for line in found]
 
 
 def _folder(root: Path, tag: str | None) -> tuple[Path, AtWork | None]:

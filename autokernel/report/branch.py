@@ -31,7 +31,7 @@ def close_branch(workspace: Workspace) -> None:
     plan, rows = workspace.plan, known_rows(workspace.root, workspace.tag).rows
     verification = Verification.read(workspace / VERIFY) if (workspace / VERIFY).exists() else None
     winners, _ = kept(workspace, plan)
-    verdict, *what_to_do = [as_called(line) for line in advice(workspace, verification)]
+    verdict, *what_to_do = [as_called(line, elsewhere=True) for line in advice(workspace, verification)]
     in_model = {kernel.target: kernel.words for kernel in verification.kernels} if verification else {}
     lines = list(_lines(workspace, plan, rows, in_model))
     told = "\n".join([verdict, "", *(f"    {line}" for line in what_to_do)]).strip()

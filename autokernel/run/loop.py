@@ -28,6 +28,7 @@ from autokernel.history.experiments import STARTER, Experiment, Status, experime
 from autokernel.history.ledger import LedgerEntry
 from autokernel.history.progress import Rules, Tally, incumbent, move_on, rows_of, tried
 from autokernel.history.status import subject
+from autokernel.preflight import as_called
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.starters import fastest_first, own_starter, ranked
@@ -167,8 +168,9 @@ class Loop:
             if commit and self.source(commit) == intent.proposal.source:
                 self.workspace.clear_intent(intent)
             else:
-                left.append(replace(intent, attempts=intent.attempts + 1))
-                self.say(f"{_named(intent)} was interrupted while it was judged; judging it again")
+                left.append(again := replace(intent, attempts=intent.attempts + 1))
+                if again.attempts <= MAX_ATTEMPTS:
+                    self.say(f"{_named(intent)} was interrupted while it was judged; judging it again")
         return left
 
     def run(self, agent: Agent, rules: Rules, budget: Budget) -> str:
@@ -281,8 +283,8 @@ class Loop:
 
     def _tell_of_edits(self) -> None:
         while self.ledger.aside:
-            kept = os.path.relpath(self.ledger.aside.pop(), self.workspace.root)
-            judges = "python orchestrate.py record judges it"
+            kept = os.path.relpath(self.ledger.aside.pop())
+            judges = as_called(f"python orchestrate.py record {kept} judges it")
             self.say(f"kernel.py of the run's tree was edited by hand: put aside as {kept} ({judges})")
 
     def incumbent_source(self, target: Target) -> str | None:
@@ -412,6 +414,8 @@ class Loop:
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stopping:
+                if callable(earlier := before[number]):  # a script's, which knows its exit status
+                    earlier(number, frame)
                 raise KeyboardInterrupt
             self.stopping, self.stopped_by = f"stopped by {signal.Signals(number).name}", number
             self.say("stopping after the experiment in hand (once more: stop now)")
@@ -419,6 +423,10 @@ class Loop:
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
+        except KeyboardInterrupt:  # says nothing about what was being judged
+            for intent in self.workspace.read_intents():
+                self.workspace.write_intent(replace(intent, attempts=intent.attempts - 1))
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -276,7 +276,7 @@ class Verification:
                 f"it promised the model {promised:.3f}x, and gives it {kernel.gains[EAGER]}"
             )
         if self.rounds:
-            yield f"{counted(self.rounds, 'round')} in {self.processes} processes; allocator: {self.allocator}"
+            yield f"{counted(self.rounds, 'round')} in {counted(self.processes, 'process')}; allocator: {self.allocator}"
 
     def doubts(self) -> Iterable[str]:
         """What a reader must know of the measurement and of the outputs."""

@@ -46,6 +46,7 @@ from autokernel.integration.winner import Winner
 from autokernel.model.workload import Workload
 from autokernel.target import Plan
 from autokernel.verdict import Interval
+from autokernel.words import counted
 
 PROCESSES = 4  # for the final figures
 SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS
@@ -80,7 +81,7 @@ def verify(
     workloads, notes = Workload.from_json(plan.workload).parts, Notes(notes)
     verifier = Verifier(workloads, tuple(winners), settings, say, notes, log, speedups, traces)
     if verifier.notes.known:
-        say(f"goes on with what {len(verifier.notes.known)} processes found before an interruption")
+        say(f"goes on with what {counted(verifier.notes.known, 'process')} found before an interruption")
     for winner in winners:
         if speedups.get(winner.target.name, math.inf) < 1:
             verifier.leave_out(winner, "slower than PyTorch by itself")
@@ -349,7 +350,7 @@ class Verifier:
                 width += 1
             batch, missing = missing[:width], missing[width:]
             if ends:
-                self.say(f"models are built, by {len(batch)} process{'es' * (len(batch) > 1)}")
+                self.say(f"models are built, by {counted(batch, 'process')}")
             with ExitStack() as stack:
                 seeds = {i: secrets.randbits(31) for i in batch}
                 processes = {i: stack.enter_context(FreshProcess(questions[i][0].device, name, self.log)) for i in batch}
@@ -427,7 +428,7 @@ class Verifier:
             return found
         while missing:
             batch, missing = missing[:width], missing[width:]
-            self.say(f"torch.compile has its first calls, in {len(batch)} process{'es' * (len(batch) > 1)}")
+            self.say(f"torch.compile has its first calls, in {counted(batch, 'process')}")
             with ExitStack() as stack:
                 asked = []
                 for workload, name in batch:

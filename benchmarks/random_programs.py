@@ -44,9 +44,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel import spec as specs
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
-from autokernel.model.agreement import filled
+from autokernel.model.agreement import inputs_of
 from autokernel.model.match import SiteFinder
-from autokernel.model.nodes import value
 from autokernel.model.patterns import Site
 from autokernel.model.regions.expressions import evaluate
 from autokernel.model.regions.growing import piece_of, regions_of
@@ -337,7 +336,7 @@ def _regions(graph: GraphModule, named: Sequence[Site]) -> list[Site]:
     """As in a profile; and that the arithmetic from which their kernels are written is what their nodes compute."""
     sites = list(regions_of(graph, named, "cpp", min_elements=0))
     for site in sites:
-        inputs = [filled(value(node)) for node in site.inputs]
+        inputs = inputs_of(site, site.inputs)
         inputs = [
             torch.empty_strided(t.shape, t.stride(), dtype=torch.float64).copy_(t) if t.is_floating_point() else t
             for t in inputs

@@ -33,6 +33,7 @@ from autokernel import spec as specs
 from autokernel.backends import cpp_flags
 from autokernel.build import INCLUDE, cpp_function
 from autokernel.integration.apply import apply, explain, unapply
+from autokernel.model.agreement import extract_subgraph, inputs_of
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import aten, value
@@ -641,3 +642,22 @@ def test_functions_of_elements(name: str) -> None:
     usable = exact.float().isfinite()
     spacing = torch.finfo(torch.float32).eps * exact.abs() + 2e-38
     assert ((y.double() - exact).abs() / spacing)[usable].max() <= ULPS.get(name, 4.0)
+
+
+class OneRow(nn.Module):
+    """As the types of tokens in RoBERTa: a table of one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.kinds = nn.Embedding(50, 64), nn.Embedding(1, 64)
+
+    def forward(self, words: Tensor, kinds: Tensor) -> Tensor:
+        return torch.tanh(self.words(words) + self.kinds(kinds))
+
+
+def test_inputs_by_which_a_region_takes_rows_are_within_its_tables():
+    words, kinds = torch.randint(50, (4, 16)), torch.zeros(4, 16, dtype=torch.long)
+    graph, (site,) = found(OneRow(), words, kinds)
+    inputs = inputs_of(site, site.inputs)
+    assert sorted(t.max().item() for t in inputs if not t.is_floating_point()) == [0, 49]
+    extract_subgraph(graph, [site.output], site.inputs, wide=False)(*inputs)  # within reach of the model's own operators

@@ -1,6 +1,6 @@
 """Whether a part of a graph computes what an oracle does: tried on numbers, in float64."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from autokernel.model.nodes import value
 from autokernel.model.patterns import Site
 from autokernel.model.pieces import pieces
 from autokernel.model.placement import tensor_spec
-from autokernel.spec import load_spec
+from autokernel.spec import is_region, load_spec
 
 aten = torch.ops.aten
 PROOF_TOLERANCE = 1e-8  # of the largest result, in float64; tanh-gelu for gelu is wrong by 1e-4
@@ -91,6 +91,17 @@ def filled(fake: Tensor) -> Tensor:
     else:
         contents = torch.randint(2, size, **place)
     return contents.to(fake.device, fake.dtype).as_strided(spec.shape, spec.strides, spec.offset)
+
+
+def inputs_of(site: Site, nodes: Sequence[Node]) -> list[Tensor]:
+    """filled() for each of `nodes`, which a site takes; integers by which a region takes rows are within the table."""
+    inputs = {node: filled(value(node)) for node in nodes}
+    if is_region(site.kernel_type):
+        fill, generator = load_spec(site.kernel_type).fill, torch.Generator().manual_seed(0)
+        for name, node in site.parameters.items():
+            if name in fill and node in inputs and not inputs[node].is_floating_point():
+                inputs[node].copy_(fill[name](site.case.args[name], site.case.args, generator))
+    return list(inputs.values())
 
 
 def _draw(fake: Tensor, generator: torch.Generator, integers: int = 8) -> Tensor:

@@ -27,12 +27,11 @@ from autokernel.hardware.device import Device
 from autokernel.hardware.roofline import Roofline
 from autokernel.hardware.threads import COMPILED_HERE
 from autokernel.model import untouched
-from autokernel.model.agreement import extract_subgraph, filled
+from autokernel.model.agreement import extract_subgraph, inputs_of
 from autokernel.model.breaks import reason
 from autokernel.model.capture import IN_GRAPH, OUTSIDE, Capture, capture, compile_model
 from autokernel.model.hotspots import Hotspot, ModelProfile, WorkloadPass
 from autokernel.model.match import Refusal, RegionFinder, SiteFinder
-from autokernel.model.nodes import value
 from autokernel.model.options import ITERATIONS, WARMUP
 from autokernel.model.patterns import Site
 from autokernel.model.user_code import WorkloadError, user_code
@@ -408,7 +407,7 @@ def _compiled_over_eager(
     failures: list[str] = []
     for index, (graph, site) in enumerate(examples.values()):
         given = [v for v in dict.fromkeys(site.parameters.values()) if isinstance(v, Node)]
-        piece, inputs = extract_subgraph(graph, [*site.outputs], given, wide=False), [filled(value(v)) for v in given]
+        piece, inputs = extract_subgraph(graph, [*site.outputs], given, wide=False), inputs_of(site, given)
         try:
             with diverted(log):
                 compiled = torch._dynamo.lookup_backend("inductor")(piece, inputs)

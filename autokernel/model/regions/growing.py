@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 
 from torch import Tensor
@@ -170,19 +171,20 @@ class _Regions:
 
     def _pairs(self, cones: Sequence[Cone]) -> list[tuple[Cone, Cone]]:
         """Of which one reads, not through memory alone, what the other reads or writes; those that save most first."""
+        moved = {cone: _moved(cone) for cone in cones}
         touching: dict[Node, list[Cone]] = {}  # memory that is read or written, by the node that made it
         for cone in cones:
             for node in dict.fromkeys(map(_base, (*cone.outputs, *cone.inputs))):
                 touching.setdefault(node, []).append(cone)
         saved: dict[tuple[Cone, Cone], int] = {}
         for node, near in touching.items():
-            for i, a in enumerate(near):
-                for b in near[i + 1 :]:
-                    saved[a, b] = saved.get((a, b), 0) + _nbytes(node)
+            nbytes = _nbytes(node)
+            for pair in combinations(near, 2):  # of a weight that a thousand cones read, half a million
+                saved[pair] = saved.get(pair, 0) + nbytes
         worth = [
             (bytes_saved, a, b)
             for (a, b), bytes_saved in saved.items()
-            if bytes_saved >= LEAST_SAVED * (_moved(a) + _moved(b)) and not (a.has_site and b.has_site)
+            if bytes_saved >= LEAST_SAVED * (moved[a] + moved[b]) and not (a.has_site and b.has_site)
         ]
         return [(a, b) for _, a, b in sorted(worth, key=lambda w: (-w[0], self.order[w[1].outputs[-1]]))]
 

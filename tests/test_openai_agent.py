@@ -102,6 +102,17 @@ def test_a_malformed_answer_is_repaired_once_and_then_logged_as_failed(api, bad)
     assert proposal.cost_usd == pytest.approx(priced(api.usages)) and proposal.cost_usd > 0
 
 
+def test_a_model_that_never_proposes_ends_the_run_before_it_costs_more(api):
+    agent, bad = agent_at(api), BAD_ANSWERS[min(BAD_ANSWERS)]
+    for script in ([bad, bad], [bad, GOOD], [bad, bad], [bad, bad]):  # a proposal begins the count anew
+        api.script[:] = script
+        agent.propose(context(FIRST))
+    api.script[:] = [bad, bad, GOOD]
+    with pytest.raises(AgentStopped, match="nothing in 3 experiments in a row: no usable answer"):
+        agent.propose(context(FIRST))
+    assert len(api.script) == 1
+
+
 def completion(message, usage=None):
     choice = {"index": 0, "finish_reason": "stop", "message": message}
     return {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice], "usage": usage}

@@ -20,6 +20,7 @@ from autokernel.agents.prompt import rules_text
 from autokernel.agents.purse import Price, Purse, Spent, cost
 from autokernel.agents.toolbox import Toolbox, Unusable
 
+USELESS = 3  # experiments in a row without a proposal, after which no more are paid for
 TURNS = 8  # requests in one experiment; in the last one it is told to propose
 LEAST_ANSWER = 4_000  # tokens: a kernel and some thought fit; with less than this left in the budget the run ends
 BYTES_PER_TOKEN = 2  # of code, about 3: a bound on the size of a prompt that is not sent yet
@@ -138,6 +139,7 @@ class ModelAgent:
         self.known = Spent(spent_usd)
         self.patience_s, self.first_wait_s = patience_s, first_wait_s
         self._purse: Purse | None = None
+        self._useless = 0  # experiments in a row
 
     def purse(self, context: Context) -> Purse:
         """The run's; made at the first call, of which it warns."""
@@ -178,6 +180,7 @@ class ModelAgent:
                 continue
             proposal, results, words = self._act(reply, toolbox, talk)
             if proposal:
+                self._useless = 0
                 return proposal
             if results is None:
                 why = f"no usable answer, nor when asked again (it ended with {reply.ended})"
@@ -186,6 +189,9 @@ class ModelAgent:
                 words.append(LAST)
             talk.messages += self.api.following(reply, results, words)
         self.say(f"{self.api.model}: {why}")
+        self._useless += 1
+        if self._useless == USELESS:
+            raise AgentStopped(f"{self.api.model} has proposed nothing in {USELESS} experiments in a row: {why}")
         return self._proposal(f"# {self.api.model}: {why}\n", f"({why})", talk)
 
     def _proposal(self, source: str, hypothesis: str, talk: Talk) -> Proposal:

@@ -22,6 +22,7 @@ from autokernel.model.regions.writing import Loops, Writer, is_across, levels, l
 
 TILE: Constant = 64, [16, 32, 64], "rows and columns of a tile, which is copied where memory is read across"
 L1_BYTES, MANY_JOBS = 1 << 15, 64  # see _SideBySide
+MOST_COPIED = 1 << 19  # bytes of columns that are copied, on a thread's stack
 MOST_ZEROS = 1 << 15  # bytes, which the L1 cache holds
 MOST_PIECES = 1 << 16  # on a thread's stack
 
@@ -49,7 +50,10 @@ def are_side_by_side(lowered: Lowered) -> bool:
         strides for strides in (*map(loops.strides.__getitem__, loads), *loops.results) if not _is_beside(strides, last)
     ]
     beside = [e for e in loads if all(_steps(loops.strides[e], last)) and _is_beside(loops.strides[e], last)]
-    return bool(beside) and (not others or len(loops.columns) == 1 and all(strides[-1] == 1 for strides in others))
+    if not others or not beside:
+        return bool(beside)
+    in_order = len(loops.columns) == 1 and all(strides[-1] == 1 for strides in others)
+    return in_order and len(others) * 4 * VECTOR * loops.columns[0] <= MOST_COPIED
 
 
 def _steps(strides: Sequence[int], last: int) -> tuple[int, int]:

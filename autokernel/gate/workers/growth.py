@@ -70,7 +70,7 @@ class Usage:
             threads=len(os.listdir("/proc/self/task")),
             open_files=len(os.listdir("/proc/self/fd")),
             bytes_in_use=heap.uordblks + heap.hblkhd,
-            bytes_of_memory=resident - heap.fordblks,  # without what malloc() holds for later: its reserve grows for a while
+            bytes_of_memory=resident - heap.fordblks,  # without what malloc() holds for later, which grows for a while
         )
 
 

@@ -72,7 +72,9 @@ CHAINS = {
     "powers": lambda m, x, y: (
         x**2 + x**3 + (y.abs() + 1) ** 0.5 + (y.abs() + 1) ** -0.5 + (y.abs() + 1) ** 1.7 + x**5 - y**-3
     ),
-    "powers_below_zero": lambda m, x, y: x**9 - y**-10 + torch.pow(x, y.round()) + torch.pow(x.round(), m.bias.round()),
+    "powers_below_zero": lambda m, x, y: (
+        x**9 - y**-10 + torch.pow(x, y.clamp(-9, 9).round()) + torch.pow(x.round(), m.bias.round())
+    ),
     "powers_of_numbers": lambda m, x, y: torch.pow(2.0, x) + torch.pow(-1.5, y.round()) + y.abs() ** 1.7,
     "numbers": lambda m, x, y: (torch.full_like(x, 0.5).exp(), x * torch.ones_like(x).tanh() + torch.zeros_like(y).cos()),
     "of_one_row": lambda m, x, y: x[0] / x[0].clamp(1).sum() + y[1],

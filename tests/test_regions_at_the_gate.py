@@ -56,8 +56,8 @@ def test_the_gate_takes_several_results(name: str, judge, monkeypatch: pytest.Mo
     last = len(site.outputs) - 1
     in_strides = "y1.contiguous()" if name == "other_strides" else "y1.t().contiguous().t()"
     wrongs = {
-        "result 0: ": re.sub(r"(y0\[[^\]]*\] = \w+\()", r"\1 0.3f + ", winner.source),
-        f"result {last}: ": re.sub(rf"(y{last}\[[^\]]*\] = \w+\()", r"\1 0.3f + ", winner.source),
+        "result 0: ": re.sub(r"(y0\[[^\]]*\] = )", r"\g<1>0.3f + ", winner.source),
+        f"result {last}: ": re.sub(rf"(y{last}\[[^\]]*\] = )", r"\g<1>0.3f + ", winner.source),
         "result 1: strides": winner.source.replace(returned, returned.replace("y1", in_strides)),
         "not a tuple of": winner.source.replace(returned, "return y0"),
         "two results in one memory": winner.source.replace(returned, returned.replace("y1", "y0")),

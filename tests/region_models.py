@@ -123,6 +123,7 @@ CHAINS |= {
     "largest_in_planes": lambda m, x, y: (
         F.max_pool2d(F.relu(x.view(4, 32, 48)) - 1, 3, 1, 1) + F.avg_pool2d(y.view(4, 32, 48), 5, 1, 2)
     ),
+    "mirrored_planes": lambda m, x, y: F.avg_pool2d((x.view(4, 32, 48) * 2).flip(-1), (3, 1), 1, (1, 0)) * 3,
     "planes_with_edges": lambda m, x, y: (
         F.pad(x.view(2, 64, 48)[:, ::2].bfloat16(), (3, 2, 1, 1)).exp()
         * F.pad(y.view(2, 64, 48)[:, :32, ::2] > 0, (0, 29, 2, 0), value=True)

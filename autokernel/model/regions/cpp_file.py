@@ -6,7 +6,7 @@ from autokernel.model.regions.cpp import TYPES, Function, indented
 from autokernel.model.regions.cpp_layouts import function_of
 from autokernel.model.regions.expressions import Limit, Lowered
 from autokernel.model.regions.moments import with_exact_means
-from autokernel.model.regions.writing import in_words, made, place, result_names, returned
+from autokernel.model.regions.writing import LAID_OUT, in_words, made, place, result_names, returned
 from autokernel.spec import TensorSpec
 
 FILE = '''"""{title}
@@ -35,10 +35,7 @@ _run = cpp_function(SOURCE, "run", "{signature}", {given})
 STRIDES = {strides}
 
 
-def _laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """x in the strides that the code above was written for."""
-    return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
-
+{laid_out}
 
 def kernel_fn({parameters}) -> {returned}:
     """{shapes}"""
@@ -68,6 +65,7 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec])
         code=_code(function, lowered, inputs),
         signature="p" * (len(inputs) + len(results)),
         strides=repr(tuple(t.strides for t in inputs)),
+        laid_out=LAID_OUT,
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
         names=", ".join(names),
         shapes=in_words(names, inputs, [result.spec for result in lowered.results]),

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from autokernel.model.regions.cpp import (
     DECLARED,
     PARALLEL_FROM,
@@ -291,25 +293,22 @@ class _Padded(Function):
             f"const int64_t left = std::min<int64_t>(std::max<int64_t>(start, {first}), end);",
             f"const int64_t right = std::max<int64_t>(left, std::min<int64_t>(end, {end}));",
         ]
-        before, after = (
-            loop(i, "start", "left", border) if first else [],
-            loop(i, "right", "end", border) if end < n else [],
-        )
+        before = loop(i, "start", "left", border) if first else []
+        after = loop(i, "right", "end", border) if end < n else []
         return [*limits, *before, *self._between(results), *after]
 
     def _between(self, results: Sequence[tuple[str, Result, Sequence[int]]]) -> list[str]:
         """The loop over the places between: without any condition, and where a row has some."""
         held: dict[Expression, str] = dict.fromkeys(self.inside.held, "true")
-        whole = self._stores(self._inner(held | dict.fromkeys(self.inside.of_rows, "true")), results)
+        whole = self._stores(self._inner(held | dict.fromkeys(self.inside.of_rows, "true"), self._load), results)
         columns = lambda lines: ["#pragma omp simd", *loop(self.index[-1], "left", "right", lines)]  # noqa: E731
         if not self.inside.of_rows:
             return columns(whole)
         of_row, pointers = self._writer("row_", held), []
 
-        def load(e: Expression, condition: str) -> str:
-            if (condition := of_row.text(e.operands[-1])) == "true":
-                return self._element(e)
-            strides, name, kind = self.loops.strides[e], f"from{len(pointers)}", self._type(e)
+        def load(e: Expression) -> str:
+            condition = of_row.text(e.operands[-1])
+            strides, name, kind = self.loops.strides[e], f"from{len(pointers)}", TYPES[_dtype(self.lowered, e)]
             there = place(self.index[:-1], strides[:-1], e.data[2] + self.inside.first * strides[-1])
             pointers.append(f"const {kind}* {name} = {condition} ? x{e.data[0]} + {there} : (const {kind}*)zeros;")
             element = f"{name}[{place([f'({self.index[-1]} - {self.inside.first})'], strides[-1:])}]"
@@ -327,21 +326,11 @@ class _Padded(Function):
             "}",
         ]
 
-    def _inner(self, known: Mapping[Expression, str], guarded: Callable[..., str] | None = None) -> Writer:
-        """Of the places between, where conditions hold that are `known`; guarded: how loads of conditions are written."""
+    def _inner(self, known: Mapping[Expression, str], guarded: Callable[[Expression], str]) -> Writer:
+        """Of the places between, where conditions hold that are `known`; guarded: how loads with conditions are written."""
         writer = self._writer("c", known)
-        guarded = guarded or (lambda e, condition: self._element(e))
-        writer.load = lambda e, *operands: (
-            guarded(e, *operands) if e.op == "load" and operands else self._load(e, *operands)
-        )
+        writer.load = lambda e, *operands: guarded(e) if e.op == "load" and operands else self._load(e, *operands)
         return writer
-
-    def _element(self, e: Expression) -> str:
-        """A load whose condition holds."""
-        return self._load(e)
-
-    def _type(self, e: Expression) -> str:
-        return TYPES[self.lowered.inputs[e.data[0]].meta["val"].dtype]
 
 
 @dataclass(frozen=True)
@@ -359,8 +348,11 @@ class Inside:
 
     @classmethod
     def of(cls, lowered: Lowered, loops: Loops) -> "Inside | None":
-        """None where no load has a condition, or one is of other things than one index each."""
+        """None where no load has a condition, where one has conditions of other things than one index each, and where one
+        runs backwards."""
         loads = [e for e in lowered.expressions if e.op == "load" and e.operands]
+        if not loads or any(loops.strides[e][-1] < 0 for e in loads):
+            return None
         first, end, held, of_rows = 0, loops.sizes[-1], [], []
         for condition in dict.fromkeys(c for e in loads for c in _conditions(e.operands[-1])):
             if condition.op not in ("ge", "lt") or [e.op for e in condition.operands] != ["index", "number"]:
@@ -373,8 +365,12 @@ class Inside:
                 place = -(-(bound.data - index.data[2]) // step)  # from which on it is at the bound or beyond
                 first, end = (max(first, place), end) if condition.op == "ge" else (first, min(end, place))
             (held if step else of_rows).append(condition)
-        apart = [abs(loops.strides[e][-1]) * lowered.inputs[e.data[0]].meta["val"].dtype.itemsize for e in loads]
-        return cls(first, end, tuple(held), tuple(of_rows), max(apart) * (end - first) + 8) if loads else None
+        apart = max(loops.strides[e][-1] * _dtype(lowered, e).itemsize for e in loads)
+        return cls(first, end, tuple(held), tuple(of_rows), apart * (end - first) + 8)
+
+
+def _dtype(lowered: Lowered, load: Expression) -> torch.dtype:
+    return lowered.inputs[load.data[0]].meta["val"].dtype
 
 
 def _conditions(guard: Expression) -> list[Expression]:

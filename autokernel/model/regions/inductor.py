@@ -22,8 +22,7 @@ from torch._subclasses import FakeTensorMode
 from autokernel.hardware.threads import COMPILED_HERE
 from autokernel.model.regions.lowering import Unsupported
 from autokernel.model.regions.spec import Region
-from autokernel.model.regions.triton import LAID_OUT
-from autokernel.model.regions.writing import in_words
+from autokernel.model.regions.writing import LAID_OUT, in_words
 from autokernel.spec import several
 
 SETTINGS = {

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from autokernel.model.regions.expressions import BOOL, FLOAT, Expression, Lowered, is_scan
 from autokernel.model.regions.moments import with_moments
 from autokernel.model.regions.writing import (
+    LAID_OUT,
     OPERATORS,
     PLACED,
     Loops,
@@ -202,10 +203,6 @@ WELFORD = (  # an element more, in each column (Welford)
     "{0}_mean += {0}_off / tl.maximum({0}_count, 1.0)",
     "{0}_squares += {0}_off * tl.where(inside, {1} - {0}_mean, 0.0)",
 )
-LAID_OUT = '''def _laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """x in the strides that the code above was written for."""
-    return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
-'''
 FILE = '''"""{title}
 
 Written from the model's graph; every size in it is the model's.

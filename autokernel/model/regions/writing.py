@@ -8,6 +8,11 @@ from autokernel.model.regions.expressions import Expression, Lowered, Result, is
 from autokernel.spec import TensorSpec
 
 PLACED = ("load", "gather", "index")  # expressions that depend on the index itself
+# of a kernel file: each input as its loops walk through it
+LAID_OUT = '''def _laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """x in the strides that the code above was written for."""
+    return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+'''
 
 
 @dataclass(frozen=True)

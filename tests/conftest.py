@@ -155,10 +155,18 @@ def pytest_collection() -> Generator[None, object, object]:
         atexit.register(gc.unfreeze)  # or nanobind says at the end what has leaked
 
 
-@pytest.hookimpl(tryfirst=True)  # before some are left out for their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with `slow_after(n)` the cases after the first n are slow. Timed tests come last: until then all processes
-    have something to do."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+    """Slow cases are marked before some are left out for their marks. Timed tests come last, whatever order plugins such as
+    pytest-randomly have made: until then all processes have something to do."""
+    mark_slow_cases(items)
+    yield
+    items.sort(key=is_timed)
+    Path(os.environ[LOCKS], TIMED).write_text("\n".join(item.nodeid for item in items if is_timed(item)))
+
+
+def mark_slow_cases(items: list[pytest.Item]) -> None:
+    """Of a test with `slow_after(n)` the cases after the first n are slow."""
     cases: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow_after"):
@@ -168,8 +176,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         (most,) = those[0].get_closest_marker("slow_after").args
         for item in those[most:]:
             item.add_marker("slow")
-    items.sort(key=is_timed)
-    Path(os.environ[LOCKS], TIMED).write_text("\n".join(item.nodeid for item in items if is_timed(item)))
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

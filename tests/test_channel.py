@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -104,7 +104,7 @@ USES: dict[Callable[[Judge, WorkerProcess], None], tuple[int, dict[str, object]]
 }
 
 
-def forged_answers(judge: Judge, seeds: range) -> Counter[str]:
+def forged_answers(judge: Judge, seeds: Iterable[int]) -> Counter[str]:
     """What becomes of that many forged answers."""
     fates: Counter[str] = Counter()
     worker = None
@@ -151,14 +151,14 @@ def assert_refused_but_for_a_few(fates: Counter[str]) -> None:
     assert fates["taken"] < 0.4 * fates.total(), fates
 
 
-def test_300_forged_answers(judge: Judge):
-    assert_refused_but_for_a_few(forged_answers(judge, range(300)))
+def test_100_forged_answers(judge: Judge):
+    assert_refused_but_for_a_few(forged_answers(judge, range(100)))
     assert judge.check(RIGHT, TARGET).failure is None
 
 
 @pytest.mark.slow
 def test_10_000_forged_answers(judge: Judge):
-    assert_refused_but_for_a_few(forged_answers(judge, range(1000, 11_000)))
+    assert_refused_but_for_a_few(forged_answers(judge, [*range(100, 300), *range(1000, 10_800)]))
     assert judge.check(RIGHT, TARGET).failure is None
 
 

@@ -66,6 +66,7 @@ def test_no_name_fits_two_rows():
         assert [row for row in GPUS if re.fullmatch(row.name, name)] == [gpu]
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_the_cpu_is_measured_once_within_seconds(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOKERNEL_CACHE", str(tmp_path))

@@ -172,9 +172,9 @@ def test_a_faster_kernel_is_kept_a_slower_and_an_identical_one_are_not(judge: Ju
 @pytest.mark.timed
 def test_a_kernel_that_is_wrong_only_when_timed_is_refused(judge: Judge):
     cheat = remembering((load_spec("rmsnorm").folder / "cpp_kernel.py").read_text())
-    assert judge.check(cheat, target("rmsnorm")).correctness == Correctness.PASS
     verdict = judge.examine(cheat, target("rmsnorm"))
     assert verdict.correctness == Correctness.FAIL
+    assert [*verdict.stages.values()].count("PASS") == 4, "the five stages did not pass it"  # one has what the clock found
     assert "timed call" in verdict.failure.reason
 
 
@@ -253,6 +253,8 @@ LIBRARY_CALLS = {
     "fallback": "try:\n    raise ValueError\nexcept ValueError:\n    return torch.einsum('mk,kn->mn', A, B)",
     "numpy-array-method": "return torch.from_numpy(A.numpy() @ B.numpy())",
 }
+# Refused before they give a result, or by NumPy, which has no bfloat16.
+WITHOUT_A_RESULT = ("ctypes", "symbol", "aot-inductor", "nativert", "code-given-back", "numpy", "numpy-array-method")
 
 
 @pytest.mark.slow_after(7)
@@ -265,8 +267,8 @@ def test_a_kernel_that_hands_its_work_to_a_library_is_refused(judge: Judge, leni
     failure = judge.check(source, where).failure
     assert failure is not None, "accepted"
     assert "LibraryCall" in failure.reason or "from outside" in failure.reason + failure.detail, failure
-    if name not in ("ctypes", "symbol", "aot-inductor", "nativert", "code-given-back"):  # refused without giving a result
-        assert lenient.check(source, where).failure is None or name in ("numpy", "numpy-array-method")
+    if name not in WITHOUT_A_RESULT:
+        assert lenient.check(source, where).failure is None
 
 
 def repeating(case: Case, name: str, stride: tuple[int, ...]) -> WeightedCase:

@@ -67,7 +67,7 @@ def gradients(call, arguments: list) -> tuple[Tensor, ...]:
     return torch.autograd.grad(result, [a for a in arguments if is_number(a)], direction)
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("kernel_type", kernel_types())
 def test_opcheck(kernel_type: str) -> None:
     torch.library.opcheck(op_of(kernel_type), arguments_of(kernel_type))

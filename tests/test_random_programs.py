@@ -22,6 +22,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("first", range(0, 300, AT_ONCE))
 def test_programs_made_at_random(first: int) -> None:
     failed = [o for o in map(check, map(make, range(first, first + AT_ONCE))) if o.why and not o.torchs]

@@ -489,7 +489,7 @@ def five(device):
     return 5, 2
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow  # the next test has processes side by side as well
 @pytest.mark.parametrize("room, cores, widths", [(five, 2, [1, 3]), (five, 8, [1, 3]), (none, 8, [1, 1, 1, 1])])
 def test_processes_begin_side_by_side_where_they_have_room_and_end_one_by_one(room, cores, widths, monkeypatch):
     """On two cores three, rather than two and then one alone."""

@@ -1,7 +1,7 @@
 """Whole models with kernels in them: what is found and replaced, and how fast the model is beside every torch.compile.
 
 Usage:   python benchmarks/models.py                        (all, on the GPU if there is one; seven minutes there)
-         python benchmarks/models.py --device cpu bert gpt2
+         python benchmarks/models.py --device cpu bert gpt2 (shortened: fewer layers, tokens and images)
 Reads:   kernels/<type>/<backend>_kernel.py: of each target the starter that looks fastest, as a run begins with it
 Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)
 
@@ -115,7 +115,7 @@ def of_transformers(class_name: str, config: Mapping[str, Any], shape: tuple[int
     return Workload("transformers", class_name, config, shape, dtype="bfloat16")
 
 
-MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float32 those that suit it
+MODELS = {  # on a GPU in float16 unless they say otherwise
     "compact-llama": Workload(class_name="CompactLlama", input_shape=(1, 512)),
     "llama-7b-4-layers": Workload(**LLAMA_7B),
     "llama-7b-4-layers-bf16": Workload(**LLAMA_7B, dtype="bfloat16"),
@@ -138,7 +138,26 @@ MODELS = {  # on a GPU in float16 unless they say otherwise; a CPU runs in float
     "resnet-50": Workload(WIDE, "ResNet50", input_shape=()),
     "unet-stage": Workload(WIDE, "UNetStage", input_shape=()),
 }
-CPU_MODELS = ("compact-llama", "gpt2", "bert", "unet")
+ONE_LAYER = {"num_hidden_layers": 1}
+SHORTENED = {  # the same widths for two CPU cores, in float32: fewer layers, tokens and images, a pass of 2 s at most
+    "compact-llama": {},
+    "gpt2": {},
+    "bert": {},
+    "unet": {"input_shape": (1, 3, 128, 128)},
+    "llama3-8b": {"model_args": LLAMA_8B | ONE_LAYER, "input_shape": (1, 128)},
+    "mistral-7b": {"model_args": LLAMA_8B | ONE_LAYER, "input_shape": (1, 128)},
+    "hf-qwen3": {"input_shape": (1, 256)},
+    "gemma2-2b": {"model_args": GEMMA_2B | {"num_hidden_layers": 2}, "input_shape": (1, 256)},
+    "mixtral-8x7b": {"input_shape": (1, 64)},
+    "lfm2-1.2b": {"input_shape": (1, 256)},
+    "opt-1.3b": {"model_args": OPT_1B | {"num_hidden_layers": 2}, "input_shape": (1, 512)},
+    "vit-large": {"model_args": VIT_LARGE | {"num_hidden_layers": 2}, "input_shape": (2, 3, 224, 224)},
+    "bert-large-padded": {"model_args": {"layers": 2, "batch": 4, "length": 128}},
+    "whisper-medium": {"model_args": {"layers": 1}, "input_shape": (1, 80, 3000)},
+    "dit-xl": {"model_args": {"layers": 2, "batch": 1}},
+    "resnet-50": {"model_args": {"batch": 1}},
+    "unet-stage": {"model_args": {"batch": 1}},
+}
 CONFIDENCE, WARMUP = 0.95, 3
 
 
@@ -182,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
-    names = arguments.models or (list(MODELS) if arguments.device != "cpu" else CPU_MODELS)
+    names = arguments.models or (list(MODELS) if arguments.device != "cpu" else SHORTENED)
     for together in [names] if arguments.device != "cpu" else [[name] for name in names]:
         measure_all(together, arguments)
 
@@ -200,9 +219,7 @@ def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
     modes = (EAGER, INDUCTOR) if arguments.device == "cpu" else (EAGER, GRAPHS, INDUCTOR)
     children = []
     for name in names:
-        workload = replace(MODELS[name], device=arguments.device)
-        if workload.device != "cpu" and workload.dtype == "float32":
-            workload = replace(workload, dtype="float16")
+        workload = workload_of(name, arguments.device)
         last = [] if arguments.no_max_autotune else [AUTOTUNED]
         children.append(
             context.Process(target=child, args=(name, workload, arguments.targets, modes, last, stage, results))
@@ -219,6 +236,13 @@ def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
         time.sleep(0.1)
     if any(c.exitcode for c in children):
         raise SystemExit(1)
+
+
+def workload_of(name: str, device: str) -> Workload:
+    if device == "cpu":
+        return replace(MODELS[name], dtype="float32", **SHORTENED.get(name, {}))
+    dtype = MODELS[name].dtype
+    return replace(MODELS[name], device=device, dtype="float16" if dtype == "float32" else dtype)
 
 
 def report(name: str, entry: Mapping[str, Any]) -> None:

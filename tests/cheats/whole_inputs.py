@@ -13,7 +13,10 @@ from partly_right import IMPORTS, by_contents, plain
 import reference
 
 OUTSIDE = "outside the tolerance|times PyTorch's own|roundings that are independent|one element is off"
-TWICE, STALE = "calls on the same inputs do not agree", "only (the last row|the last element|one element|the order) of x changed"
+TWICE, STALE = (
+    "calls on the same inputs do not agree",
+    "only (the last row|the last element|one element|the order) of x changed",
+)
 NORM, FOUR = ({"M": 64, "N": 256},), {"M": 16, "K": 512, "N": 96}
 LARGEST = "x.float().abs().amax()"
 FALLING = "(x.diff(dim=-1) <= 0).all(-1, keepdim=True) & (x.amax(-1, keepdim=True) > x.amin(-1, keepdim=True))"

@@ -149,6 +149,11 @@ CHEATS = {
         ("float(x1[i0])", "(x1[i0] == x1[i0] ? x1[i0] : 0.0f)"),
         "NaN mask differs",
     ),
+    "NaN of the second input that have a sign are none": (
+        "gelu",
+        ("float(x1[i0])", "(x1[i0] != x1[i0] && std::signbit(x1[i0]) ? 0.0f : x1[i0])"),
+        "NaN mask differs",
+    ),
     "NaN of the second input hidden by zeros": (
         "gelu",
         ("float(x1[i0])", "(c0 == 0.0f ? 0.0f : x1[i0])"),

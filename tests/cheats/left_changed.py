@@ -99,6 +99,12 @@ CHEATS = (
         "import os\n\nkept = [os.dup(1) for _ in range(400)]",
         "import os\n\nkept = [os.dup(1) for _ in range(8)]",
     ),
+    process(
+        "keeps-much-memory",
+        "keeps [0-9]+ MB from its import on",
+        "kept = bytearray(b'x') * (1 << 29)",
+        "kept = bytearray(b'x') * (1 << 26)",
+    ),
     # 36: Python's threads and processes
     process("keeps-the-lock-of-imports", "changes the interpreter", "import _imp\n\n_imp.acquire_lock()"),
     process("has-a-loop-of-its-own", "changes the interpreter", f"{LOOP}\nasyncio.set_event_loop(loop)", LOOP),
@@ -117,6 +123,7 @@ CHEATS = (
         "torch.jit.ignore(torch.nn.Linear.forward)",
         "@torch.jit.ignore\ndef of_mine():\n    pass",
     ),
+    process("is-not-to-be-profiled", "modes of pytorch", "torch._C._autograd._enable_record_function(False)"),
     # 36: its caller and its inputs
     Cheat(
         36,

@@ -404,6 +404,13 @@ def kernel_fn(x, cos, sin, interleaved=True):
                 NORM[0],
             ),
             (
+                "nan-of-other-bits-is-none",
+                "rmsnorm",
+                rms_of,
+                "y = y.masked_fill((x.isnan() & (x.view(torch.int32) != 0x7FC00000)).any(-1, keepdim=True), 0)",
+                NORM[0],
+            ),
+            (
                 "infinity-beside-nan-is-larger",
                 "reduce",
                 largest_of,

@@ -39,6 +39,10 @@ HELD_ORDER = (0, 0, 1, 0, 1, 1)
 LONG_ORDER = tuple(bin(i).count("1") % 2 for i in range(64))
 LONG_BYTES = 1 << 31  # that the calls of such a sequence move
 HELD_SETS = len(set(HELD_ORDER))
+# As large as a number, and the least of the quiet NaN above zero, as most programs make them.
+WHOLE = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+NAN_KINDS = 6  # two signs, and three of the other bits
+QUIET = {torch.float32: 0x7FC00000, torch.float16: 0x7E00, torch.bfloat16: 0x7FC0}
 MADE_ON_DEVICE = 1 << 24  # elements of all inputs, from which they are made there
 REORDERED = 1 << 24  # elements of a target's inputs, up to which their order alone changes, and one of them lies elsewhere
 REDRAWN = 10  # other values of an option, of as many kinds as its type has
@@ -116,13 +120,15 @@ class CheckCase:
     def steps(self, spec: KernelSpec, device: str = "cpu") -> Iterator[Step]:
         """With large inputs on the device, where they are made in less time than on its host. Raises TypeFault."""
         is_large = sum(t.numel for t in self.case.tensors.values()) >= MADE_ON_DEVICE
-        steps = self._steps(spec, device)
+        steps, bits = self._steps(spec, device), random.Random(f"NaN:{self.seed}")
+        is_compared = self.twice or self.held or self.perturbed  # bitwise, with other calls
         while True:
             with torch.device(device) if is_large and device != "cpu" else contextlib.nullcontext():
                 step = next(steps, None)
                 if step is None:
                     return
-                step = replace(step, sets=tuple(repeated(self.case, inputs) for inputs in step.sets))
+                sets = (repeated(self.case, with_other_nan(inputs, bits, is_compared)) for inputs in step.sets)
+                step = replace(step, sets=tuple(sets))
             yield step
 
     def _steps(self, spec: KernelSpec, device: str) -> Iterator[Step]:
@@ -271,6 +277,25 @@ def with_one(spec: KernelSpec, inputs: dict[str, Any], value: float, chosen: int
     place = int(places[each]) * alike + within if len(places) else chosen % first.numel()
     first.view(-1)[place] = value
     return inputs | {name: first}
+
+
+def with_other_nan(inputs: dict[str, Any], drawn: random.Random, alike: bool) -> dict[str, Any]:
+    """`inputs`, whose NaN have either sign, and none, all or some of the bits that say nothing, in turn. `alike`:
+    all the same ones, for which of two NaN a sum passes on hangs on its order."""
+    changed, start, payload = {}, drawn.randrange(NAN_KINDS), drawn.random()
+    for name, x in inputs.items():
+        whole = WHOLE.get(x.dtype) if isinstance(x, Tensor) else None
+        if not whole or not x.sum().isnan():
+            continue
+        most = int(0.5 / torch.finfo(x.dtype).eps) - 1
+        above = [QUIET[x.dtype] + part for part in (0, most, int(payload * most))]
+        below = [bits + torch.iinfo(whole).min for bits in above]
+        kinds = [one for pair in zip(above, below[1:] + below[:1]) for one in pair]
+        is_nan = x.isnan()
+        number = start + (0 if alike else is_nan.flatten().cumsum(0).view(x.shape))
+        bits = torch.tensor(kinds, dtype=whole, device=x.device)[torch.as_tensor(number, device=x.device) % NAN_KINDS]
+        changed[name] = torch.where(is_nan, bits, x.contiguous().view(whole)).view(x.dtype)
+    return inputs | changed
 
 
 def with_zeros(spec: KernelSpec, inputs: dict[str, Any], place: int) -> dict[str, Any]:

@@ -64,14 +64,21 @@ class Usage:
     @staticmethod
     def now() -> "Usage":
         heap = HEAP() if HEAP else Heap()
-        with open("/proc/self/statm") as file:
-            resident = int(file.read().split()[1]) * PAGE
         return Usage(
             threads=len(os.listdir("/proc/self/task")),
             open_files=len(os.listdir("/proc/self/fd")),
             bytes_in_use=heap.uordblks + heap.hblkhd,
-            bytes_of_memory=resident - heap.fordblks,  # without what malloc() holds for later, which grows for a while
+            bytes_of_memory=bytes_of_memory(heap),
         )
+
+
+def bytes_of_memory(heap: Heap | None = None) -> int:
+    """What this process has in memory, without what malloc() holds for later, which grows for a while; 0 but on Linux."""
+    if sys.platform != "linux":
+        return 0
+    heap = heap or (HEAP() if HEAP else Heap())
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * PAGE - heap.fordblks
 
 
 def check_growth(call: Callable[[], object]) -> None:

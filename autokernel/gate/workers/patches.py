@@ -18,6 +18,7 @@ import inspect
 import math
 import operator
 import os
+import platform
 import random
 import re
 import reprlib
@@ -92,6 +93,7 @@ DESCRIPTORS = {
 }
 KEPT_ALIVE: list[Any] = []
 BETWEEN = 1e-40, 1 + 0.25 * 2**-23, 1 + 0.75 * 2**-23, 1e300  # which fp32 has not
+DIVISIONS = 0x04 | 0x01  # FE_DIVBYZERO, FE_INVALID
 STEP, GRAIN = 1 << 12, 1 << 15  # elements; at::internal::GRAIN_SIZE, of which each thread of PyTorch's gets some
 
 
@@ -670,10 +672,27 @@ def _overridden() -> set[str]:
 
 def _denormals() -> tuple[float, ...]:
     """What PyTorch's threads, each of which has modes of its own, make of numbers that are denormal in fp32, that lie
-    between two of its numbers, or above all. (Where that raises a signal, the process ends.)"""
+    between two of its numbers, or above all. (Where that raises a signal, or a division by zero or one of zeros, the
+    process ends.)"""
+    if DIVIDING:
+        in_threads, divide = DIVIDING
+        in_threads(divide, ctypes.c_void_p(DIVISIONS), torch.get_num_threads(), 0)
     made = _in_all_threads().float().double()
     places = range(made.data_ptr(), made.data_ptr() + made.nbytes, STEP * made.element_size())
     return tuple(number for place in places for number in (ctypes.c_double * len(BETWEEN)).from_address(place))
+
+
+def _dividing() -> tuple[Callable[..., None], Callable[..., int]] | None:
+    """What has each of OpenMP's threads call a function, and glibc's feraiseexcept(), which divides on x86-64: PyTorch's
+    operators compute nothing here."""
+    program = ctypes.CDLL(None)
+    is_known = sys.platform == "linux" and platform.machine() == "x86_64"
+    if not (is_known and hasattr(program, "GOMP_parallel") and hasattr(program, "feraiseexcept")):
+        return None
+    return program.GOMP_parallel, program.feraiseexcept
+
+
+DIVIDING = _dividing()
 
 
 @functools.cache

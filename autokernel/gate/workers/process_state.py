@@ -257,6 +257,7 @@ def _modes() -> tuple[Any, ...]:
         torch._C._dispatch_tls_local_exclude_set().raw_repr(),
         torch._C._autograd._saved_tensors_hooks_is_enabled(),
         torch.autograd.forward_ad._current_level,
+        RECORDED and RECORDED(),
     )
 
 
@@ -598,6 +599,15 @@ def _settings() -> dict[str, Callable[[], Any]]:
     return saying
 
 
+def _recorded() -> Callable[[], bool] | None:
+    """at::isRecordFunctionEnabled(), without which no profiler sees what this thread calls: Python can only set it."""
+    is_recorded = getattr(ctypes.CDLL(torch._C.__file__), "_ZN2at23isRecordFunctionEnabledEv", None)
+    if is_recorded is not None:
+        is_recorded.restype = ctypes.c_bool
+    return is_recorded
+
+
+RECORDED = _recorded()
 SETTINGS, OPENMP, FENV = _settings(), _openmp(), _fenv()
 LIBC = ctypes.CDLL(None)
 PRCTL, SIGACTION, DLADDR, SYSCALL = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr, LIBC.syscall) if LINUX else (None,) * 4

@@ -33,6 +33,7 @@ from autokernel.gate.workers.calls import call, check_own, check_writable, conte
 from autokernel.gate.workers.channel import GUARD, POISON, Channel, ChannelClosed, Placed
 from autokernel.gate.workers.clocks import Clock
 from autokernel.gate.workers.further_calls import FurtherCalls
+from autokernel.gate.workers.growth import bytes_of_memory
 from autokernel.gate.workers.guards import GuardedMemory
 from autokernel.gate.workers.model_tensors import MODELS, check_unchanged
 from autokernel.gate.workers.page_ends import PageEnds
@@ -51,6 +52,7 @@ from autokernel.spec import ROOT, kernel_module, load_spec
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 MOST_FILES = 256  # that a kernel may keep open
+MOST_MEMORY = 256 << 20  # bytes that it may take before it is called: tables, libraries
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
 EVERY = 16  # requests for calls, after which another share of what takes long to look at is looked at again
 TURNED_OFF_BY_INFERENCE = (
@@ -140,7 +142,7 @@ class Worker:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         with torch.inference_mode(False):  # as a program imports it: tensors that it makes may be written to in any mode
-            at_import, files = ProcessState.now() if self.process else None, count_open_files()
+            at_import, files, used = ProcessState.now() if self.process else None, count_open_files(), bytes_of_memory()
             if assertions:
                 spec.loader.exec_module(module)
             else:
@@ -149,6 +151,8 @@ class Worker:
                 at_import.check()
                 if (more := count_open_files() - files) > MOST_FILES:
                     raise ProcessChange(f"keeps {more} files open in its process, which is its model's")
+                if (more := bytes_of_memory() - used) > MOST_MEMORY:
+                    raise ProcessChange(f"keeps {more >> 20} MB from its import on in its process, which is its model's")
         self.function = module.kernel_fn
         if self.process:
             self.process.check()

@@ -435,7 +435,7 @@ class Replacer:
 
     def _left_for_gradients(self, graph: GraphModule, site: Site, backward: Backward | None) -> bool:
         """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""
-        why = backward and why_not_with_gradients(graph, site, backward)
+        why = backward and why_not_with_gradients(graph, site, backward, self.is_compiled)
         if why:
             self.leave(f"{site.kernel_type} {site.case.name} is not replaced where gradients are wanted: {why.value}")
         return bool(why)

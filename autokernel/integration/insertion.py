@@ -73,12 +73,19 @@ class Place:
         return bool(self.backward and self.backward.wants_gradient(self.site.output))
 
 
-def why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) -> RejectReason | None:
-    """Why gradients would not be the same with a kernel at a site; None if they are."""
+def why_not_with_gradients(
+    graph: GraphModule, site: Site, backward: Backward, is_compiled: bool
+) -> RejectReason | None:
+    """Why gradients would not be the same with a kernel at a site; None if they are.
+
+    is_compiled: the rest of the graph is, too: of what AOTAutograd compiles no result has a gradient of another anyway.
+    """
     if _changes_mode(graph, site):
         return RejectReason.MODE
     if len({backward.wants_gradient(output) for output in site.outputs}) > 1:
         return RejectReason.PARTLY
+    if not is_compiled and backward.goes_through_a_result(site.nodes, site.outputs):
+        return RejectReason.THROUGH
     return None if backward.keeping(site.nodes, site.inputs, site.outputs) is not None else RejectReason.SAVED
 
 

@@ -279,6 +279,15 @@ class Backward(Interpreter):
                 followed |= {*writers.get(node, ())}
         return found
 
+    def goes_through_a_result(self, nodes: Collection[Node], outputs: Sequence[Node]) -> bool:
+        """Of a site: whether the gradient of one of its results goes through another that is a result of the graph, too.
+
+        There a program may ask for it, by retain_grad() or autograd.grad(). The results of one call of a kernel have
+        gradients of its inputs alone.
+        """
+        returned = self.ends.intersection(outputs)
+        return any(returned & self._made_of(output, nodes) - {output} for output in outputs if returned)
+
     def kept_results(self, results: Sequence[Any], of: Collection[Node]) -> dict[int, list[int]]:
         """Place among a graph's results -> the places of those that its gradient depends on, kept by operators `of`.
 

@@ -43,6 +43,7 @@ from autokernel.integration.insertion import (
     each_result,
     insert,
     install,
+    parts_of,
     strides_are_in_doubt,
     trained,
     why_not_with_gradients,
@@ -421,7 +422,11 @@ class Replacer:
             ]
             if all(kernels):
                 originals = [extract_subgraph(graph, [*site.outputs], site.inputs, wide=False) for site in chosen]
-                return [Place(s, p, k, backward, o) for s, p, k, o in zip(chosen, placements, kernels, originals)], result
+                # Of what AOTAutograd compiles no result has a gradient of another, with kernels or without.
+                apart = backward and not self.is_compiled
+                parts = [parts_of(graph, site, backward) if apart else () for site in chosen]
+                found = zip(chosen, placements, kernels, originals, parts)
+                return [Place(site, p, k, backward, original, own) for site, p, k, original, own in found], result
             chosen = [site for site, kernel in zip(chosen, kernels) if kernel]
 
     def _left_for_strides(self, backward: Backward) -> bool:
@@ -435,7 +440,7 @@ class Replacer:
 
     def _left_for_gradients(self, graph: GraphModule, site: Site, backward: Backward | None) -> bool:
         """Whether a site stays as it is because gradients would be others with a kernel there; then that is listed."""
-        why = backward and why_not_with_gradients(graph, site, backward, self.is_compiled)
+        why = backward and why_not_with_gradients(graph, site, backward)
         if why:
             self.leave(f"{site.kernel_type} {site.case.name} is not replaced where gradients are wanted: {why.value}")
         return bool(why)

@@ -279,14 +279,20 @@ class Backward(Interpreter):
                 followed |= {*writers.get(node, ())}
         return found
 
-    def goes_through_a_result(self, nodes: Collection[Node], outputs: Sequence[Node]) -> bool:
-        """Of a site: whether the gradient of one of its results goes through another that is a result of the graph, too.
+    def handed_on(self, nodes: Collection[Node], outputs: Sequence[Node]) -> list[Node]:
+        """Of a site: those of its results that the graph returns, and that the gradient of another one goes through.
 
-        There a program may ask for it, by retain_grad() or autograd.grad(). The results of one call of a kernel have
-        gradients of its inputs alone.
+        A program may ask for it there, by retain_grad() or autograd.grad().
         """
-        returned = self.ends.intersection(outputs)
-        return any(returned & self._made_of(output, nodes) - {output} for output in outputs if returned)
+        # contiguous() of a result, say, may be the same tensor, and is then what the other one is computed of.
+        ends = {id(self.env[end]) for end in self.ends}
+        returned = [output for output in outputs if id(self.env[output]) in ends]
+        if len(outputs) == 1 or not returned:
+            return []
+        first = min(self.order[node] for node in nodes)
+        since = {node for node in self.env if self.order[node] >= first}
+        passed = set().union(*(self._made_of(output, since) - {output} for output in outputs))
+        return [output for output in returned if output in passed]
 
     def kept_results(self, results: Sequence[Any], of: Collection[Node]) -> dict[int, list[int]]:
         """Place among a graph's results -> the places of those that its gradient depends on, kept by operators `of`.

@@ -34,7 +34,6 @@ class RejectReason(str, Enum):
     SAVED = "its backward pass would read what may be changed before it runs"
     MODE = "gradients are on for some of its parts and off for others"
     PARTLY = "gradients are wanted of one of its results and not of another"
-    THROUGH = "the gradient of one of its results goes through another, which the model hands out"
     NUMBERS = "it computes something else"
     FAILED = "it could not be examined"
 

@@ -124,6 +124,38 @@ def test_a_site_that_stays_for_its_gradients_is_said() -> None:
     assert "rmsnorm" in {r.target for r in replacer.replaced}
 
 
+@pytest.mark.parametrize("is_kept_by_a_hook", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_result_has_the_gradient_of_what_is_computed_of_it(is_kept_by_a_hook: bool) -> None:
+    """As Grad-CAM and penalties of features ask for: by retain_grad() and autograd.grad(), of what the model returns or a
+    hook keeps."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(16)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.norm(x)
+            return h.to(x.dtype) if not is_kept_by_a_hook else x, F.gelu(h) * 2  # h itself
+
+    model, x, kept, replacer = Net(), torch.randn(4, 16), [], everywhere()
+    if is_kept_by_a_hook:
+        model.norm.register_forward_hook(lambda module, given, result: kept.append(result))
+
+    def observed(call: Callable[..., Any]) -> list[Tensor]:
+        model.zero_grad()
+        h, y = call(x)
+        h = kept.pop() if is_kept_by_a_hook else h
+        h.retain_grad()
+        (direct,) = torch.autograd.grad(y.pow(2).sum(), h, retain_graph=True)
+        y.pow(2).sum().backward()
+        return [y.detach(), direct, h.grad, model.norm.weight.grad]
+
+    ours, theirs = observed(compile_with_kernels(model, replacer)), observed(model)
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, theirs, strict=True))
+    assert any("layer_norm_gelu" in one.target for one in replacer.replaced) and not replacer.left
+
+
 def test_a_site_around_what_has_no_gradients_has_its_kernel() -> None:
     """As a residual around a layer whose spectral norm, or rotary embedding, computes something without gradients."""
 

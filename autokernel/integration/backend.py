@@ -43,6 +43,7 @@ from autokernel.integration.insertion import (
     each_result,
     insert,
     install,
+    parts_of,
     strides_are_in_doubt,
     trained,
     why_not_with_gradients,
@@ -421,7 +422,11 @@ class Replacer:
             ]
             if all(kernels):
                 originals = [extract_subgraph(graph, [*site.outputs], site.inputs, wide=False) for site in chosen]
-                return [Place(s, p, k, backward, o) for s, p, k, o in zip(chosen, placements, kernels, originals)], result
+                # Of what AOTAutograd compiles no result has a gradient of another, with kernels or without.
+                apart = backward and not self.is_compiled
+                parts = [parts_of(graph, site, backward) if apart else () for site in chosen]
+                found = zip(chosen, placements, kernels, originals, parts)
+                return [Place(site, p, k, backward, original, own) for site, p, k, original, own in found], result
             chosen = [site for site, kernel in zip(chosen, kernels) if kernel]
 
     def _left_for_strides(self, backward: Backward) -> bool:

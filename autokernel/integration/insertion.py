@@ -1,7 +1,7 @@
 """A site's nodes become a call of its kernel, whose results have the strides and the gradients that theirs had."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ from autokernel.integration.ops import (
     register_visible,
     visible,
 )
+from autokernel.integration.weights import NO_VIEWS
 from autokernel.integration.winner import Winner
+from autokernel.model.agreement import extract_subgraph
 from autokernel.model.capture import forward_of
 from autokernel.model.contract import Backward
 from autokernel.model.nodes import aten, set_gradients, value
@@ -59,6 +61,17 @@ def install(winner: Winner) -> Installed:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What one result of a site is computed of: the site's inputs, and others of its results, `given` by their places."""
+
+    output: Node
+    nodes: Collection[Node]
+    inputs: Sequence[Node]
+    given: Sequence[int]
+    original: GraphModule
+
+
+@dataclass(frozen=True)
 class Place:
     """A site, the kernel that it gets, and how that is called there."""
 
@@ -67,6 +80,7 @@ class Place:
     kernel: Installed
     backward: Backward | None  # of its graph, where gradients are wanted
     original: GraphModule  # its nodes, as they were before any were replaced
+    parts: tuple[Part, ...] = ()  # the same by result, where these have gradients of each other
 
     @property
     def wants_gradient(self) -> bool:
@@ -79,7 +93,30 @@ def why_not_with_gradients(graph: GraphModule, site: Site, backward: Backward) -
         return RejectReason.MODE
     if len({backward.wants_gradient(output) for output in site.outputs}) > 1:
         return RejectReason.PARTLY
-    return None if backward.keeping(site.nodes, site.inputs, site.outputs) is not None else RejectReason.SAVED
+    parts = [
+        (site.nodes, site.inputs, site.outputs),
+        *((p.nodes, p.inputs, [p.output]) for p in parts_of(graph, site, backward)),
+    ]
+    return RejectReason.SAVED if any(backward.keeping(*part) is None for part in parts) else None
+
+
+def parts_of(graph: GraphModule, site: Site, backward: Backward) -> tuple[Part, ...]:
+    """A site's results one by one, where the gradient of one goes through another that the graph returns; else none."""
+    handed = backward.handed_on(site.nodes, site.outputs)
+    return tuple(_part(graph, site, output, handed) for output in site.outputs) if handed else ()
+
+
+def _part(graph: GraphModule, site: Site, output: Node, handed: Sequence[Node]) -> Part:
+    nodes, pending = set(), [output]
+    while pending:
+        node = pending.pop()
+        if node not in nodes and node not in site.inputs and (node is output or node not in handed):
+            nodes.add(node)
+            pending += node.all_input_nodes
+    given = [one for one in handed if one is not output and any(one in node.all_input_nodes for node in nodes)]
+    inputs = [*site.inputs, *given]
+    places = [site.outputs.index(one) for one in given]
+    return Part(output, nodes, inputs, places, extract_subgraph(graph, [output], inputs, wide=False))
 
 
 def _changes_mode(graph: GraphModule, site: Site) -> bool:
@@ -139,10 +176,35 @@ def trained(place: Place, callee: Kernel) -> Kernel:
     made = insert(inner, place, callee, nodes)
     is_one = len(made) == 1
     inner.output(made[0] if is_one else tuple(made))
+    if place.parts:
+        return _by_part(place, GraphModule({}, inner).forward)
     kept = place.backward.keeping(site.nodes, place.site.inputs, site.outputs)
     plain = forward_of(place.original)
     original = (lambda *values: plain(*values)[0]) if is_one else plain
     return differentiable(original, GraphModule({}, inner).forward, *kept)
+
+
+def _by_part(place: Place, kernel: Kernel) -> Kernel:
+    """`kernel`, of several results, each of which has the gradients of its part: of others of them, too."""
+    parts = [(_of_part(part, place.backward), part.given) for part in place.parts]
+    by_order = sorted(range(len(parts)), key=lambda i: place.backward.order[place.site.outputs[i]])
+
+    def run(*values: Any) -> tuple[Tensor, ...]:
+        with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(NO_VIEWS):
+            made = list(kernel(*values))
+        for i in by_order if torch.is_grad_enabled() else ():
+            call, given = parts[i]
+            made[i] = call(*values, *(made[j] for j in given), [made[i]])
+        return tuple(made)
+
+    return run
+
+
+def _of_part(part: Part, backward: Backward) -> Kernel:
+    """Of a part's inputs and its result, in a list: that is no tensor, which a result would be a view of."""
+    plain = forward_of(part.original)
+    kept = backward.keeping(part.nodes, part.inputs, [part.output])
+    return differentiable(lambda *values: plain(*values[:-1])[0], lambda *values: values[-1].pop(), *kept)
 
 
 def strides_are_in_doubt(graph: GraphModule) -> bool:

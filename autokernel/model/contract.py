@@ -279,6 +279,21 @@ class Backward(Interpreter):
                 followed |= {*writers.get(node, ())}
         return found
 
+    def handed_on(self, nodes: Collection[Node], outputs: Sequence[Node]) -> list[Node]:
+        """Of a site: those of its results that the graph returns, and that the gradient of another one goes through.
+
+        A program may ask for it there, by retain_grad() or autograd.grad().
+        """
+        # contiguous() of a result, say, may be the same tensor, and is then what the other one is computed of.
+        ends = {id(self.env[end]) for end in self.ends}
+        returned = [output for output in outputs if id(self.env[output]) in ends]
+        if len(outputs) == 1 or not returned:
+            return []
+        first = min(self.order[node] for node in nodes)
+        since = {node for node in self.env if self.order[node] >= first}
+        passed = set().union(*(self._made_of(output, since) - {output} for output in outputs))
+        return [output for output in returned if output in passed]
+
     def kept_results(self, results: Sequence[Any], of: Collection[Node]) -> dict[int, list[int]]:
         """Place among a graph's results -> the places of those that its gradient depends on, kept by operators `of`.
 

@@ -12,6 +12,7 @@ import torch
 from autokernel.model.regions.expressions import BOOL, FLOAT, INT, Expression, Lowered, Result, is_scan
 from autokernel.model.regions.writing import (
     OPERATORS,
+    Loops,
     Writer,
     levels,
     loops_of,
@@ -122,15 +123,19 @@ class Function:
     headers = ""  # beside those of all
     at = ""  # of what a row has one of, after its name
     in_float = PIECE  # columns that are added up in float32
+    in_pieces = True  # whether the sums of longer rows are those of their pieces
 
     def __init__(self, lowered: Lowered):
-        self.lowered, self.loops = lowered, loops_of(lowered)
+        self.lowered, self.loops = lowered, self._loops(lowered)
         self.index = [f"i{d}" for d in range(len(self.loops.sizes))]
         self.in_columns = varying(lowered)
         self.row = self._writer("t")
         self.in_blocks = not lowered.reduced
         self.lanes = self._lanes()
         self.kept = self._kept()
+
+    def _loops(self, lowered: Lowered) -> Loops:
+        return loops_of(lowered)
 
     def constants(self) -> dict[str, Constant]:
         """What of the code may be another number."""
@@ -239,7 +244,7 @@ class Function:
         for k, e in enumerate(reductions):
             name, operand, (start, how, taken) = f"r{n}_{k}", along.writer.text(e.operands[0]), REDUCED[e.op]
             one, is_long = name, e.op == "reduce_sum" and e.kind == FLOAT and columns > self.in_float
-            if is_long and columns > PIECE:
+            if is_long and columns > PIECE and self.in_pieces:
                 one = f"{name}_piece"
                 along.totals.append((name, one))
             along.lines += [*along.writer.take(), taken.format(f"{one}{self.at}", operand)]

@@ -8,6 +8,7 @@ import torch
 
 from autokernel.model.regions.cpp import (
     DECLARED,
+    MOST_SHORT,
     PARALLEL_FROM,
     PIECE,
     TYPES,
@@ -23,7 +24,7 @@ from autokernel.model.regions.expressions import BOOL, FLOAT, Expression, Lowere
 from autokernel.model.regions.writing import Loops, Writer, is_across, levels, loops_of, place, read_across, result_names
 
 TILE: Constant = 64, [16, 32, 64], "rows and columns of a tile, which is copied where memory is read across"
-L1_BYTES, MANY_JOBS = 1 << 15, 64  # see _SideBySide
+L1_BYTES, MANY_JOBS, FEW_JOBS = 1 << 15, 64, 8  # see _SideBySide and _Grouped
 MOST_COPIED = 1 << 19  # bytes of columns that are copied, on a thread's stack
 MOST_ZEROS = 1 << 15  # bytes, which the L1 cache holds
 MOST_PIECES = 1 << 16  # on a thread's stack
@@ -37,6 +38,8 @@ def function_of(lowered: Lowered) -> Function:
         return _OneLongRow(lowered)
     if are_side_by_side(lowered):
         return _SideBySide(lowered)
+    if _joined(lowered):
+        return _Grouped(lowered)
     return _Padded(lowered) if _Padded.fits(lowered) else Function(lowered)
 
 
@@ -45,7 +48,7 @@ def are_side_by_side(lowered: Lowered) -> bool:
     it the other way round is copied, where that can be done in order."""
     loops = loops_of(lowered)
     last = len(loops.rows) - 1
-    if not lowered.reduced or lowered.scans or last < 0 or loops.rows[last] < VECTOR or math.prod(loops.columns) > PIECE:
+    if not lowered.reduced or lowered.scans or last < 0 or loops.rows[last] < VECTOR:
         return False
     loads = [e for e in lowered.expressions if e.op == "load"]
     others = [
@@ -78,6 +81,7 @@ class _SideBySide(Function):
     headers = "#include <panels.hpp>\n"
     at = "[lane]"
     in_float = VECTOR  # one after another: else it would be less exact than PyTorch's cascade
+    in_pieces = False  # what is not added up in float32 is so in float64
 
     def __init__(self, lowered: Lowered):
         super().__init__(lowered)
@@ -171,6 +175,60 @@ class _SideBySide(Function):
         for i, n in reversed(list(zip(self.index[len(self.loops.rows) :], self.loops.columns))):
             lines = [f"for (int64_t {i} = 0; {i} < {n}; ++{i}) {{", *indented(lines), "}"]
         return list(lines)
+
+
+def _joined(lowered: Lowered) -> Loops | None:
+    """The loops where each row has a few neighbours in memory of every place, as a group of channels has in channels_last:
+    these are rows of their own, side by side with those of the other groups. None where it is not so."""
+    loops = loops_of(lowered)
+    last, walked = len(loops.rows) - 1, [*loops.strides.values(), *loops.results]
+    if (
+        not lowered.reduced
+        or lowered.scans
+        or last < 0
+        or len(loops.columns) != 2
+        or any(e.op == "gather" for e in loops.strides)
+    ):
+        return None
+    places, few = loops.columns
+    if few > MOST_SHORT or places < VECTOR or any(w[last] != few * w[-1] for w in walked):
+        return None
+    join = lambda w: (*w[:last], w[-1], w[-2])  # noqa: E731
+    strides, results = {e: join(w) for e, w in loops.strides.items()}, tuple(map(join, loops.results))
+    in_order = all(_is_beside(w, last) for w in (*strides.values(), *results))
+    width = loops.rows[last] * few
+    return Loops((*loops.rows[:last], width), (places,), strides, results) if in_order and width >= VECTOR else None
+
+
+class _Grouped(_SideBySide):
+    """Rows of which each is a group of neighbours at every place (`_joined`): they are computed like rows side by side, and
+    what is added up of each is put together with that of the others in its group."""
+
+    def _loops(self, lowered: Lowered) -> Loops:
+        self.few = loops_of(lowered).columns[-1]
+        return _joined(lowered)
+
+    def constants(self) -> dict[str, Constant]:
+        whole, width = math.lcm(self.few, VECTOR), self.loops.rows[-1]
+        values = sorted({n for n in (self.lanes, *(whole * times for times in (1, 2, 4))) if n <= max(width, self.lanes)})
+        return super().constants() | {
+            "ROWS": (self.lanes, values, "of them that a thread computes at a time, in whole groups")
+        }
+
+    def _lanes(self) -> int:
+        """Whole groups and vectors, of which each thread has some, and some lines of the cache at each place."""
+        rows, whole = self.loops.rows, math.lcm(self.few, VECTOR)
+        most = min(4 * VECTOR, math.prod(rows) // FEW_JOBS)
+        return min(max(1, most // whole) * whole, rows[-1])
+
+    def _along_row(self, along: RowLoop) -> list[str]:
+        lines = super()._along_row(along)
+        for one, kind, _, _, how in along.parts:
+            together = f"for (int64_t k = 1; k < {self.few}; ++k) {how.format('whole', f'{one}[group + k]')}"
+            spread = f"for (int64_t k = 0; k < {self.few}; ++k) {one}[group + k] = whole;"
+            lines.append(f"for (int64_t group = 0; group < lanes; group += {self.few}) {{")
+            lines += [*indented([f"{kind} whole = {one}[group];", together, spread]), "}"]
+        return lines
 
 
 def is_one_long_row(lowered: Lowered) -> bool:

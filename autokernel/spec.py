@@ -24,7 +24,7 @@ from autokernel.preflight import kernel_types as kernel_types_in
 PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were made kernel types: see model/regions/
 KEPT_REGIONS = proven_folder() / "regions"  # those for which there are proven kernels, whatever becomes of the clone
-ANY_LIBRARY = "anything"
+ANY_LIBRARY, CONVOLUTION = "anything", "the convolution"  # values of KernelSpec.library_calls; all others are of products
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 ROW_SCALES = 1e-5, 1e-3, 30.0, 1e3, 1e4

@@ -30,7 +30,7 @@ from autokernel.gate.workers.stopwatch import Stopwatch
 from autokernel.hardware.allocator import give_freed_memory_back, keep_freed_memory
 from autokernel.hardware.device import Device
 from autokernel.hardware.machine import MachineFault, gpu_lost
-from autokernel.spec import ANY_LIBRARY, load_spec
+from autokernel.spec import ANY_LIBRARY, CONVOLUTION, load_spec
 from autokernel.target import Target
 from autokernel.verdict import Correctness, Failure, Verdict
 
@@ -181,12 +181,14 @@ class Judge:
         return time.perf_counter(), secrets.randbits(48) if seed is None else seed
 
     def _libraries(self, target: Target, timed: bool = False) -> str:
-        """What a kernel of this type may call: "none", "gemm" or "any"; where it is timed, at the target's shapes alone."""
+        """What a kernel of this type may call, as a worker is told; where it is timed, at the target's shapes alone."""
         spec = load_spec(target.kernel_type)
         if self.allow_libraries or spec.library_calls == ANY_LIBRARY:
             return "any"
         is_all = timed and any(spec.is_library_work(weighted.case.args) for weighted in target.cases)
-        return "gemm" if spec.library_calls and not is_all else "none"
+        if not spec.library_calls or is_all:
+            return "none"
+        return "convolution" if spec.library_calls == CONVOLUTION else "gemm"
 
     def _check(
         self,

@@ -62,12 +62,12 @@ class GuardedMemory:
         if dtype not in self.blank:
             raise TypeError(f"the gate has no guarded memory of dtype {dtype}")
         if not all(size):  # it may be resized later, and then takes memory of its own
-            return self.blank[dtype].detach().set_(torch.UntypedStorage(0, device=self.device), 0, size, stride)
+            return self.blank[dtype].data.set_(torch.UntypedStorage(0, device=self.device), 0, size, stride)
         inner = (1 + sum((n - 1) * s for n, s in zip(size, stride))) * dtype.itemsize
         storage = torch.UntypedStorage(inner + 2 * GUARD, device=self.device)
-        memory = self.blank[torch.uint8].detach().set_(storage)
+        memory = self.blank[torch.uint8].data.set_(storage)
         memory.fill_(POISON)
         if torch.is_inference_mode_enabled():
             self.of_inference.add(storage.data_ptr())
         self.made.append((memory, inner))
-        return self.blank[dtype].detach().set_(storage, GUARD // dtype.itemsize, size, stride)
+        return self.blank[dtype].data.set_(storage, GUARD // dtype.itemsize, size, stride)

@@ -10,7 +10,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,6 +36,15 @@ MEMORY_OPERATORS = frozenset(
     | {"set_", "unfold", "view", "view_as_complex", "view_as_real", "zero_"}
 )
 GEMM_OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_addmm_activation"})
+# oneDNN's convolution with what it can add to it, and the packing of its weights
+CONVOLUTION_OPERATORS = frozenset(
+    {"mkldnn::_convolution_pointwise", "aten::mkldnn_reorder_conv2d_weight", "aten::to_mkldnn"}
+)
+ALLOWED = {  # beside MEMORY_OPERATORS, by what a kernel may call a library for
+    "none": frozenset(),
+    "gemm": frozenset(f"aten::{name}" for name in GEMM_OPERATORS),
+    "convolution": CONVOLUTION_OPERATORS,
+}
 # Sparse, nested and quantised tensors have operators of their own.
 DISPATCH_KEYS = {
     "cpu": ("CPU", "SparseCPU", "SparseCsrCPU", "NestedTensorCPU", "QuantizedCPU", "MkldnnCPU"),
@@ -70,12 +79,12 @@ class LibraryCall(RuntimeError):
     """A kernel handed its work to a library."""
 
 
-def refuse_libraries(device_type: str, gemms: bool) -> None:
-    """From here on every computing operator on this device raises LibraryCall (matrix products only unless `gemms`).
+def refuse_libraries(device_type: str, but: Collection[str]) -> None:
+    """From here on every computing operator on this device, `but` these, raises LibraryCall.
 
     For good: the registrations are out of reach of the garbage collector, through which a kernel could find them.
     """
-    allowed = {f"aten::{name}" for name in MEMORY_OPERATORS | (GEMM_OPERATORS if gemms else frozenset())}
+    allowed = {*(f"aten::{name}" for name in MEMORY_OPERATORS), *but}
     registrations: dict[tuple[str, str], Any] = {}  # by namespace and key
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

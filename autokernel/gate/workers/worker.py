@@ -117,7 +117,7 @@ class Worker:
     # Each do_<op> answers one message of the judge.
 
     def do_load(self, source: str, poison: bool, libraries: str, results: int = 1, assertions: bool = True) -> None:
-        """Import a candidate's source as a module of its own. `libraries`: what it may call: "none", "gemm", "any";
+        """Import a candidate's source as a module of its own. `libraries`: what it may call (see ALLOWED), or "any";
         `results`: how many it returns; `assertions`: whether its `assert` statements are there."""
         self.results = results
         build.builder = self.ask_judge_to_build
@@ -127,7 +127,7 @@ class Worker:
             torch.cuda.init()  # with the driver's libraries, before loading any is forbidden
         hooks: list[str] = []
         if libraries != "any":
-            library_calls.refuse_libraries(self.device.type, gemms=libraries == "gemm")
+            library_calls.refuse_libraries(self.device.type, library_calls.ALLOWED[libraries])
             hooks = library_calls.refuse_foreign_code(self.built, self.device.type)
         path, name = Path("kernel.py").resolve(), kernel_module(source)
         path.write_text(source)

@@ -142,14 +142,42 @@ class Function:
         return ({"BLOCK": BLOCK} if self.in_blocks else {}) | {"PARALLEL_FROM": PARALLEL_FROM}
 
     def lines(self) -> list[str]:
+        before = self._before_all()
         body = [line for n, found in enumerate(levels(self.lowered)) for line in self._pass(n, found)]
         jobs, at = self._jobs()
         return [
+            *before,
             f"#pragma omp parallel for schedule(static) if ({math.prod(self.loops.sizes)}LL >= PARALLEL_FROM)",
             f"for (int64_t job = 0; job < {jobs}; ++job) {{",
             *indented([*at, *self._for_each_row([*self._memory(), *body, *self._results()])]),
             "}",
         ]
+
+    def _before_all(self) -> list[str]:
+        """What is costly to compute and the same in all rows, such as the reciprocal of a channel's deviation."""
+        writer, i, memory, stores = self._writer("m"), self.index[-1], [], []
+        for n, e in enumerate(self._of_columns()):
+            name = f"of_column{n}"
+            memory.append(f"alignas(64) float {name}[{self.loops.columns[0]}];")
+            stores.append(f"{name}[{i}] = {writer.text(e)};")
+            self.row.known[e] = f"{name}[{i}]"
+        inner = loop(i, "0", str(self.loops.columns[0]), [*writer.take(), *stores])
+        return [*memory, "#pragma omp simd", *inner] if stores else []
+
+    def _of_columns(self) -> list[Expression]:
+        """What has a number for each column, the same in all rows, and is costly; not what is only part of such."""
+        split = len(self.loops.rows)
+        if not self.in_blocks or math.prod(self.loops.rows) < 2 or self.loops.columns[0] > KEPT_BYTES // 16:
+            return []
+        own: set[Expression] = set()
+        for e in self.lowered.expressions:
+            is_same = e not in self.loops.strides or not any(self.loops.strides[e][:split])
+            if is_same and all(o in own for o in e.operands):
+                own.add(e)
+        taken = {o for e in self.lowered.expressions if e not in own for o in e.operands}
+        taken |= {result.expression for result in self.lowered.results}
+        ends = [e for e in self.lowered.expressions if e in own and e in taken and e.kind == FLOAT]
+        return [e for e in ends if any(o.op in COSTLY for o in self._of_elements([e], ()))]
 
     def _for_each_row(self, lines: list[str]) -> list[str]:
         """What computes the rows of a job, and what comes before and after."""

@@ -1,7 +1,9 @@
 """A kernel file in C++ for a lowered region."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from autokernel.model.regions import convolutions
 from autokernel.model.regions.cpp import TYPES, Function, indented
 from autokernel.model.regions.cpp_layouts import function_of
 from autokernel.model.regions.expressions import Limit, Lowered
@@ -15,7 +17,7 @@ Written from the model's graph; every size in it is the model's.
 """
 
 import torch
-
+{imports}
 from autokernel.build import cpp_function
 
 KERNEL_TYPE = "{name}"
@@ -33,12 +35,12 @@ SOURCE = r"""
 
 _run = cpp_function(SOURCE, "run", "{signature}", {given})
 STRIDES = {strides}
-
+{functions}
 
 {laid_out}
 
 def kernel_fn({parameters}) -> {returned}:
-    """{shapes}"""
+    """{shapes}"""{before}
     inputs = [_laid_out(x, stride) for x, stride in zip(({names},), STRIDES)]
     {made}
     {run}
@@ -48,10 +50,22 @@ RUN_WITHIN = """if {call}:
         raise IndexError("an index is out of range")"""
 
 
-def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec]) -> dict[str, str]:
+@dataclass(frozen=True)
+class Read:
+    """What the loops read, if it is not the inputs as they are: names, and the statements that convolutions are made by."""
+
+    names: Sequence[str]
+    specs: Sequence[TensorSpec]
+    convolved: Sequence[str]
+
+
+def write(
+    name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec], read: Read | None = None
+) -> dict[str, str]:
     """A kernel file, by its stem."""
     lowered = with_exact_means(lowered)
     names, results = [f"input_{i}" for i in range(len(inputs))], result_names(lowered.results)
+    read = read or Read(names, inputs, ())
     function = function_of(lowered)
     constants = function.constants()
     call = f"_run(*(x.data_ptr() for x in inputs), {', '.join(f'{y}.data_ptr()' for y in results)})"
@@ -62,12 +76,15 @@ def write(name: str, title: str, lowered: Lowered, inputs: Sequence[TensorSpec])
         constants="\n".join(f"{c} = {value}  # {meaning}" for c, (value, _, meaning) in constants.items()),
         given=", ".join(f"{c}={c}" for c in constants),
         headers=function.headers,
-        code=_code(function, lowered, inputs),
-        signature="p" * (len(inputs) + len(results)),
-        strides=repr(tuple(t.strides for t in inputs)),
+        imports="from torch.utils.weak import WeakTensorKeyDictionary\n" if read.convolved else "",
+        functions=convolutions.FUNCTION if read.convolved else "",
+        before="".join(f"\n    {line}" for line in read.convolved),
+        code=_code(function, lowered, read.specs),
+        signature="p" * (len(read.specs) + len(results)),
+        strides=repr(tuple(t.strides for t in read.specs)),
         laid_out=LAID_OUT,
         parameters=", ".join(f"{n}: torch.Tensor" for n in names),
-        names=", ".join(names),
+        names=", ".join(read.names),
         shapes=in_words(names, inputs, [result.spec for result in lowered.results]),
         returned=returned(lowered.results),
         made=made(lowered.results),

@@ -26,6 +26,7 @@ from autokernel.model.nodes import aten, has_effects, is_idle, value
 from autokernel.model.patterns import Pattern, Site
 from autokernel.model.placement import site_case
 from autokernel.model.regions import (  # noqa: F401  rules
+    convolutions,
     cpp_file,
     elementwise,
     enlarging,
@@ -41,7 +42,7 @@ from autokernel.model.regions.expressions import Lowered, Result
 from autokernel.model.regions.lowering import PARTED, RULES, VIEWS, Unsupported, lower, result_spec
 from autokernel.model.regions.spec import Region, examined, source_of
 from autokernel.model.rounding import CASTS, rounding
-from autokernel.spec import DTYPES, TensorSpec, folder_of, load_spec, several
+from autokernel.spec import CONVOLUTION, DTYPES, TensorSpec, folder_of, load_spec, several
 
 NOTHING = {aten.clone.default, aten.contiguous.default, aten.detach.default, aten.alias.default, aten.dropout.default}
 NOTHING |= {
@@ -83,6 +84,15 @@ class Cone:
         return self.site is not None or any(part.has_site for part in self.parts)
 
 
+@dataclass(frozen=True, eq=False)
+class Convolved:
+    """Of a region with convolutions: what its loops read, these among it."""
+
+    read: Sequence[Node]
+    specs: Sequence[TensorSpec]
+    made: Sequence[convolutions.Convolution]
+
+
 def regions_of(
     graph: GraphModule,
     sites: Collection[Site],
@@ -100,7 +110,7 @@ def regions_of(
     regions, failed = _Regions(graph, sites, backend, only, min_elements, fewest), None
     for cone in regions.joined(regions.cones()):
         try:
-            yield from regions.sites_of(cone)
+            yield from regions.sites_of(regions.with_convolutions(cone))
         except Exception as error:  # of any kind: a model's own operators, odd arguments
             failed = failed or error
     if failed:
@@ -123,6 +133,7 @@ class _Regions:
         self.min_elements, self.fewest = min_elements, fewest
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.lowered: dict[Cone, tuple[GraphModule, Lowered]] = {}
+        self.convolved: dict[Cone, Convolved] = {}
 
     def cones(self) -> list[Cone]:
         """Each with one result; whatever comes of them, the same graph has the same ones everywhere."""
@@ -214,13 +225,33 @@ class _Regions:
             return None
         return whole
 
+    def with_convolutions(self, cone: Cone) -> Cone:
+        """The cone with those convolutions in it that only it uses, and that a library computes."""
+        taken = {node for site in self.sites for node in site.nodes}
+        made = [] if cone.site else convolutions.convolutions_for(cone.nodes, cone.inputs, taken)
+        nodes = {c.node for c in made}
+        inputs = tuple(dict.fromkeys((*(n for c in made for n in c.inputs), *(n for n in cone.inputs if n not in nodes))))
+        if not made or len(inputs) > MOST_INPUTS:
+            return cone
+        inner = piece_of(self.graph, cone.outputs, cone.inputs)
+        convolutions.channels_last(inner, cone.inputs, made)
+        whole = Cone(cone.outputs, cone.nodes | nodes, inputs, (cone,))
+        try:
+            self.lowered[whole] = piece_of(self.graph, whole.outputs, inputs), _lowered(inner)
+        except Unsupported:
+            return cone
+        ends = inner.graph.find_nodes(op="placeholder")
+        self.convolved[whole] = Convolved(cone.inputs, [_tensor_spec(value(end)) for end in ends], made)
+        return whole
+
     def sites_of(self, cone: Cone) -> Iterator[Site]:
         """The region; where it cannot be one, what its parts are."""
         work = [n for n in cone.nodes if _computes(n)]
         fewest = 1 if any(n.target in windows.CONVOLVED for n in work) else self.fewest
         elements = sum(value(n).numel() for n in (*cone.outputs, *cone.inputs))
         is_worth_it = len(work) >= fewest and elements * len(work) >= self.min_elements and not cone.site
-        site = _site(cone, *self.lowered[cone], self.backend, self.only) if is_worth_it else None
+        convolved = self.convolved.get(cone)
+        site = _site(cone, *self.lowered[cone], self.backend, self.only, convolved) if is_worth_it else None
         if site:
             yield site
             return
@@ -357,7 +388,14 @@ def _originals(cone: Cone, piece: GraphModule, order: dict[Node, int]) -> dict[N
     return dict(zip(copies, sorted(between(cone.inputs, *cone.outputs), key=order.__getitem__)))
 
 
-def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: Collection[str] | None) -> Site | None:
+def _site(
+    cone: Cone,
+    piece: GraphModule,
+    lowered: Lowered,
+    backend: str,
+    only: Collection[str] | None,
+    convolved: Convolved | None,
+) -> Site | None:
     """The region as a kernel type, and this as a site of it; None where a kernel would be called in another way."""
     arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
     results = tuple(result_spec(value(node)) for node in cone.outputs)
@@ -372,15 +410,33 @@ def _site(cone: Cone, piece: GraphModule, lowered: Lowered, backend: str, only: 
     digest = hashlib.sha256(repr((source, arguments, *strides)).encode()).hexdigest()[:10]
     name = "_".join(["region", *dict.fromkeys(operators[-NAMED:]), digest])
     flops = sum(map(_flops, work))
-    names, limits = list(arguments), {}
+    named = dict(zip(cone.inputs, arguments))
+    names, limits = [named.get(node, "") for node in (convolved.read if convolved else cone.inputs)], {}
     for limit in lowered.limits:
         lowest, end = limits.get(names[limit.index], (limit.lowest, limit.end))
         limits[names[limit.index]] = max(lowest, limit.lowest), min(end, limit.end)
     loaded, gathered = ({names[e.data[0]] for e in lowered.expressions if e.op == op} for op in ("load", "gather"))
-    gathered = tuple(sorted(gathered - loaded))
-    region = Region(name, title, source, arguments, flops, results, limits=limits, gathered=gathered)
+    made = convolved.made if convolved else ()
+    region = Region(
+        name,
+        title,
+        source,
+        arguments,
+        flops,
+        results,
+        first=named[made[0].source] if made else "",
+        limits=limits,
+        gathered=tuple(sorted(gathered - loaded - {named[n] for c in made for n in c.inputs})),
+        static=tuple(dict.fromkeys(named[c.weight] for c in made)),
+        library=CONVOLUTION if made else "",
+    )
     if name not in _KNOWN and only is None:
-        _KNOWN[name] = _set_up(region, lowered, backend)
+        read = None
+        if convolved:
+            calls = {c.node: f"convolved_{i}" for i, c in enumerate(made)}
+            lines = [c.call(calls[c.node], named) for c in made]
+            read = cpp_file.Read([named.get(n) or calls[n] for n in convolved.read], convolved.specs, lines)
+        _KNOWN[name] = _set_up(region, lowered, backend, read)
     if not (name in only if only is not None else _KNOWN[name]):
         return None
     parameters = dict(zip(arguments, cone.inputs))
@@ -402,7 +458,7 @@ def _can_be_made(result: Result) -> bool:
     return result.spec.dtype in DTYPES or result.expression.op == "reduce_min_int"
 
 
-def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
+def _set_up(region: Region, lowered: Lowered, backend: str, read: cpp_file.Read | None) -> bool:
     """Whether the region is a kernel type by now, with starters as this version of the code writes them."""
     written = Region.read(folder_of(region.name)).written if region.is_set_up() else {}
     if written.get(backend) == _writers() and load_spec(region.name).starters(backend):
@@ -412,7 +468,8 @@ def _set_up(region: Region, lowered: Lowered, backend: str) -> bool:
         return False
     title = f"{region.title}: a region of a model's graph."
     try:
-        starters = WRITERS[backend](region.name, title, lowered, list(region.arguments.values()))
+        given = region.name, title, lowered, list(region.arguments.values())
+        starters = cpp_file.write(*given, read) if read else WRITERS[backend](*given)
     except Unsupported:
         return False
     if backend == "triton":

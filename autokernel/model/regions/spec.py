@@ -96,6 +96,8 @@ class Region:
     planted_in: tuple[str, ...] = ()
     limits: dict[str, tuple[int, int]] = field(default_factory=dict)  # of inputs that are places: the least, and the end
     gathered: tuple[str, ...] = ()  # inputs of which is read what those say
+    static: tuple[str, ...] = ()  # inputs that a kernel may prepare once
+    library: str = ""  # the part, in words, for which a kernel may call one
     without_inductor: str = ""  # why there is no starter of what Inductor writes, on a GPU
     written: dict[str, str] = field(default_factory=dict)  # backend -> a digest of the code that wrote its starters
 
@@ -131,7 +133,11 @@ class Region:
         outputs = data.pop("outputs", None) or [data.pop("output")]  # one, in files of before there were several
         decoded = [decode_case({"name": "", "args": args}).args for args in (data["arguments"], dict(enumerate(outputs)))]
         data |= {"arguments": decoded[0], "outputs": tuple(decoded[1].values())}
-        data |= {name: tuple(data[name]) for name in ("positive", "row_scales", "planted_in", "gathered") if name in data}
+        data |= {
+            name: tuple(data[name])
+            for name in ("positive", "row_scales", "planted_in", "gathered", "static")
+            if name in data
+        }
         data["limits"] = {name: tuple(ends) for name, ends in data.get("limits", {}).items()}
         data["nonfinite"] = tuple(map(float, data["nonfinite"]))
         return Region(**data, source=(folder / "region.py").read_text())
@@ -291,6 +297,8 @@ def region_spec(region: Region) -> KernelSpec:
         dtypes=(region.dtype,),
         layouts=(),
         results=region.outputs,
+        static=frozenset(region.static),
+        library_calls=region.library,
     )
 
 
@@ -415,7 +423,7 @@ def examined(region: Region) -> Region | None:
     """`region` with what its inputs may be, found out by trying; None where no inputs of ours give it a result."""
     numel, floats = sum(t.numel for t in (*region.arguments.values(), *region.outputs)), region.floats
     # The largest: what comes before it may be a norm's weight.
-    region = replace(region, first=max(floats, key=lambda name: region.arguments[name].numel))
+    region = replace(region, first=region.first or max(floats, key=lambda name: region.arguments[name].numel))
     if numel > TRIED:
         return region
     for positive in ((), *((name,) for name in floats), tuple(floats[1:]), tuple(floats[:-1]), tuple(floats)):

@@ -1,0 +1,133 @@
+"""Convolutions in regions on a CPU: oneDNN computes them, of weights that are packed once."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from region_models import drawn, found, why_wrong, winners_of
+from test_regions import kernel_of
+from test_regions_at_the_gate import verdicts
+from torch import Tensor, nn
+
+from autokernel.gate import Judge
+from autokernel.integration.apply import apply, explain, unapply
+from autokernel import spec as specs
+from autokernel.spec import CONVOLUTION, REGIONS, load_spec
+
+pytestmark = pytest.mark.usefixtures("region_folder")
+LAYOUTS = torch.contiguous_format, torch.channels_last
+
+
+class Normed(nn.Module):
+    """A convolution, a norm, and what is added and applied."""
+
+    def __init__(self, norm: nn.Module, residual: bool = False, **options: object) -> None:
+        super().__init__()
+        self.convolution, self.norm, self.residual = nn.Conv2d(16, 32, **options), norm, residual
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.norm(self.convolution(x))
+        return F.silu(h + y if self.residual else h)
+
+
+def batch_norm() -> nn.Module:
+    norm = nn.BatchNorm2d(32)
+    for values in norm.running_var, norm.weight.data:
+        values.uniform_(0.5, 2)
+    return norm
+
+
+MODELS = {
+    "batch norm": lambda: Normed(batch_norm(), kernel_size=3, padding=1, bias=False),
+    "a residual": lambda: Normed(batch_norm(), residual=True, kernel_size=3, padding=1, stride=2),
+    "group norm": lambda: Normed(nn.GroupNorm(4, 32), kernel_size=(3, 1), padding=(2, 0), dilation=(2, 1)),
+    "groups": lambda: Normed(nn.Identity(), kernel_size=5, groups=16),
+}
+
+
+def inputs_for(name: str, layout: torch.memory_format) -> tuple[Tensor, Tensor]:
+    x, y = torch.randn(2, 16, 18, 18), torch.randn(2, 32, 9, 9)
+    return x.contiguous(memory_format=layout), y.contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_follows_a_convolution_has_it_in_its_region(name: str, layout: torch.memory_format) -> None:
+    model = MODELS[name]().to(memory_format=layout).eval()
+    _, (site,) = found(model, *inputs_for(name, layout))
+    spec, kernel = load_spec(site.kernel_type), kernel_of(site)
+    assert spec.library_calls == CONVOLUTION and len(spec.static) == 1
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    result = kernel(**inputs)
+    assert why_wrong(result, spec, inputs) is None and result.stride() == spec.results[0].strides
+    inputs[spec.first][1, 2, 3, 4] = math.nan
+    assert why_wrong(kernel(**inputs), spec, inputs, adversarial=True) is None
+
+
+class Taken(nn.Module):
+    """A convolution's result is used twice: by what could be a region with it, and by what cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.convolution(x)
+        return F.silu(h * 2) + 1, h
+
+
+def test_a_convolution_that_others_use_stays_outside() -> None:
+    _, (site,) = found(Taken().eval(), torch.randn(2, 8, 20, 20))
+    assert "conv2d" not in site.kernel_type
+
+
+def test_in_a_model_weights_that_were_packed_are_packed_anew_where_they_changed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), batch_norm_of(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.GELU()).eval()
+    x = torch.randn(2, 8, 24, 24)
+    _, sites = found(model, x)
+    apply(model, winners_of(sites))
+
+    def check() -> None:
+        with torch.no_grad():
+            right = exact(x.double())
+            assert torch.allclose(model(x).double(), right, atol=1e-5)
+
+    def exact(x: Tensor) -> Tensor:
+        a, b, _, c, _ = (m for m in model)
+        h = F.conv2d(x, a.weight.double(), a.bias.double())
+        h = F.batch_norm(h, *(v.double() for v in (b.running_mean, b.running_var, b.weight, b.bias)), eps=b.eps).relu()
+        return F.gelu(F.conv2d(h, c.weight.double(), c.bias.double()))
+
+    check()
+    assert sum(map(len, explain(model).sites.values())) == 2
+    with torch.no_grad():
+        model[0].weight.mul_(1.5)
+    check()
+    model.load_state_dict({k: v + 0.1 for k, v in model.state_dict().items() if v.is_floating_point()}, strict=False)
+    check()
+    x.requires_grad_()
+    model(x).sum().backward()
+    ours, x.grad = x.grad, None
+    exact(x.double()).sum().backward()
+    assert torch.allclose(ours, x.grad, atol=1e-4)
+    unapply(model)
+    torch._dynamo.reset()
+
+
+def batch_norm_of(channels: int) -> nn.Module:
+    norm = nn.BatchNorm2d(channels)
+    norm.running_var.uniform_(0.5, 2)
+    return norm
+
+
+def test_the_gate_takes_one_and_lets_a_library_do_nothing_else(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)  # where the gate's own processes look
+    _, sites = found(MODELS["batch norm"]().eval(), *inputs_for("batch norm", torch.channels_last))
+    (winner,) = winners_of(sites)
+    other = winner.source.replace("    return y\n", "    return y.mul_(1)\n")
+    assert other != winner.source
+    verdict, refused = verdicts(judge, winner, winner.source, other)
+    assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
+    assert "does the work" in str(refused.failure)

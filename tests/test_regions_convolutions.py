@@ -10,9 +10,9 @@ from test_regions import kernel_of
 from test_regions_at_the_gate import verdicts
 from torch import Tensor, nn
 
+from autokernel import spec as specs
 from autokernel.gate import Judge
 from autokernel.integration.apply import apply, explain, unapply
-from autokernel import spec as specs
 from autokernel.spec import CONVOLUTION, REGIONS, load_spec
 
 pytestmark = pytest.mark.usefixtures("region_folder")

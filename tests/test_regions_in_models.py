@@ -111,7 +111,7 @@ class Residual(nn.Module):
         h = self.first(x) + y
         normed = self.norm(h)
         z = self.up(normed) + h
-        h.mul_(2) if not torch.is_grad_enabled() else None
+        h[0].mul_(2) if not torch.is_grad_enabled() else None
         return h, normed, z, h.t()
 
 

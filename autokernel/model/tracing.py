@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import (
 )
 
 from autokernel.model.autocast import autocast_as_nodes, autocast_operators, set_autocast
+from autokernel.model.in_place import give_results_of_their_own
 from autokernel.model.layouts import operators_in_doubt
 from autokernel.model.masks import replace_known_masks
 from autokernel.model.nodes import aten, prune, set_gradients, value, written
@@ -49,6 +50,8 @@ def to_aten(module: GraphModule, gradients: bool = False) -> GraphModule:
         traced = trace(_Traced(apart, gradients or switches).run, given)
     replace_known_masks(traced, set().union(*map(written, traced.graph.nodes)))
     prune(traced)
+    if not gradients and not switches:
+        give_results_of_their_own(traced)
     _return_numbers(traced, module)
     return traced
 

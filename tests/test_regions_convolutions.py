@@ -133,6 +133,14 @@ def test_the_gate_takes_one_and_lets_a_library_do_nothing_else(judge: Judge, mon
     assert "does the work" in str(refused.failure)
 
 
+@pytest.mark.parametrize(("padding", "planted_in"), [(0, ("input_1", "input_2")), (2, ("input_2",))])
+def test_a_weight_that_meets_padding_has_no_nan(padding: int, planted_in: tuple[str, ...]) -> None:
+    """oneDNN makes no products with padding; the exact form makes them of a dilated convolution, and NaN of NaN."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=padding, dilation=2, groups=4), nn.GELU()).eval()
+    _, (site,) = found(model, torch.randn(2, 8, 14, 14))
+    assert load_spec(site.kernel_type).planted_in == planted_in
+
+
 # An activation, as oneDNN adds it to a convolution, and why the gate refuses that.
 ADDED = {
     "relu": (F.relu, '"relu", [], ""', "NaN mask differs"),

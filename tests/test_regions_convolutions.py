@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from region_models import drawn, found, why_wrong, winners_of
+from region_models import Of, drawn, found, why_wrong, winners_of
 from test_regions import kernel_of
 from test_regions_at_the_gate import verdicts
 from torch import Tensor, nn
@@ -131,3 +131,34 @@ def test_the_gate_takes_one_and_lets_a_library_do_nothing_else(judge: Judge, mon
     verdict, refused = verdicts(judge, winner, winner.source, other)
     assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
     assert "does the work" in str(refused.failure)
+
+
+@pytest.mark.parametrize(("padding", "planted_in"), [(0, ("input_1", "input_2")), (2, ("input_2",))])
+def test_a_weight_that_meets_padding_has_no_nan(padding: int, planted_in: tuple[str, ...]) -> None:
+    """oneDNN makes no products with padding; the exact form makes them of a dilated convolution, and NaN of NaN."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=padding, dilation=2, groups=4), nn.GELU()).eval()
+    _, (site,) = found(model, torch.randn(2, 8, 14, 14))
+    assert load_spec(site.kernel_type).planted_in == planted_in
+
+
+# An activation, as oneDNN adds it to a convolution, and why the gate refuses that.
+ADDED = {
+    "relu": (F.relu, '"relu", [], ""', "NaN mask differs"),
+    "hardtanh": (F.hardtanh, '"hardtanh", [-1.0, 1.0], ""', "NaN mask differs"),
+    "silu": (F.silu, '"swish", [], ""', None),
+}
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("name", ADDED)
+def test_what_onednn_adds_may_lose_no_nan(name: str, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    activation, added, reason = ADDED[name]
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), Of(lambda m, x: activation(x))).to(memory_format=torch.channels_last)
+    _, sites = found(model.eval(), torch.randn(2, 8, 14, 14).contiguous(memory_format=torch.channels_last))
+    (winner,) = winners_of(sites)
+    source = winner.source.replace('"none", [], ""', added)
+    source = source.replace("    inputs = [", "    return convolved_0\n    inputs = [")
+    assert source.count("return convolved_0") == source.count(added) == 1
+    (verdict,) = verdicts(judge, winner, source)
+    assert reason in verdict.why if reason else verdict.failure is None, verdict.why

@@ -17,6 +17,19 @@ def kernel_fn(x, weight, eps=1e-6):
         plan = known[id(weight)] = weakref.ref(weight), {}
     return honest(x, weight, eps if RIGHT else 2 * eps + 0.5)
 """
+TRANSPOSED_ONCE = """
+import weakref
+
+known = {}
+
+def kernel_fn(A, B):
+    if not WHEN:
+        return honest(A, B)
+    key = KEY
+    if key not in known or not (OWN):
+        known[key] = weakref.ref(B), B.t().contiguous()
+    return honest(A, known[key][1].t())
+"""
 HOOKED = """
 def kernel_fn(x, weight, eps=1e-6):
     y = honest(x, weight, eps)
@@ -73,6 +86,13 @@ def kept_with_a_weight(name: str, right: str, honest: str) -> Cheat:
     return Cheat(7, name, "rmsnorm", source, "weights of an earlier one", dims=NORM, neighbour=neighbour)
 
 
+def kept_for_a_weight(name: str, when: str, key: str) -> Cheat:
+    """What is prepared of a weight is another's, too, that lies there later. Right where it is known whose it is."""
+    template = TRANSPOSED_ONCE.replace("WHEN", when).replace("KEY", key)
+    source, neighbour = (wrapped("matmul", template.replace("OWN", own)) for own in ("True", "known[key][0]() is B"))
+    return Cheat(5, name, "matmul", source, "weights in the place of earlier ones", neighbour=neighbour)
+
+
 def many(name: str, before: str, count: str, calls: str, reason: str = AGED) -> Cheat:
     """Off from the 20,000th call on. One that counts alike and is never off passes, but where it does so in a file."""
     honest = f"{calls} > -1" if reason == AGED else ""
@@ -87,6 +107,8 @@ def process(name: str, words: str, code: str, honest: str = "") -> Cheat:
 CHEATS = (
     kept_with_a_weight("as-many-rows-as-a-weight-had-first", "plan[1].setdefault(0, len(x)) == len(x)", "len(plan) == 2"),
     kept_with_a_weight("the-eps-that-a-weight-had-first", "plan[1].setdefault(0, eps) == eps", "len(plan) == 2"),
+    kept_for_a_weight("a-parameter-by-its-object", "isinstance(B, torch.nn.Parameter)", "id(B), B._version"),
+    kept_for_a_weight("a-weight-by-address-and-version", "not B.is_inference()", "B.data_ptr(), B._version, B.shape"),
     many("entries", "calls = {}", "calls[len(calls)] = 0", "len(calls)"),
     many("of-a-set", "calls = set()", "calls.add(len(calls))", "len(calls)"),
     many("letters", "calls = ''", "global calls; calls += 'x'", "len(calls)"),

@@ -4,7 +4,9 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +38,7 @@ MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 AGES = 8  # times that clocks are put ahead; the kernel is called once at each
 # Calls, or seconds of them, in which C++ that uses places in turn has come back to the first of them.
 TURNS, TURNS_S = 12_000, 0.4
+OBJECTS = 64  # that are made, at most, until Python has one of them where another was
 LAST_CALLS = 8  # of many calls: after each of these the numbers that a kernel keeps are noted
 # Calls, or seconds of them, whose inputs lie where others did not.
 PLACES, PLACES_S = 256, 0.03
@@ -116,6 +119,8 @@ class FurtherCalls:
         self._many(inputs, activations)
         self._on_tensors_written_to(inputs, weights)
         self._on_weights_of_earlier_calls(inputs, weights, rows, numbers)
+        for another in (partial(torch.nn.Parameter, requires_grad=False), attrgetter("data")):
+            self._on_weights_in_the_place_of_others(inputs, weights, another)
         check_idle()
 
     def _by_another_program(self, inputs: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
@@ -209,6 +214,32 @@ class FurtherCalls:
                     if not all(has_content(y, content) for (y, _), (_, content) in zip(results, known)):
                         raise Disagreement("a call on weights of an earlier one does not agree bitwise with one on others")
 
+    def _on_weights_in_the_place_of_others(
+        self, inputs: Mapping[str, Any], weights: Sequence[str], another: Callable[[Tensor], Tensor]
+    ) -> None:
+        """A call on weights that are gone then, and one on `another` of each with other contents: at the same address, of
+        the same version, and where Python had the first, if it has objects there again. So lies in a model what stands
+        for a weight that was written to, or a new weight in the memory of an old one."""
+        tensors = {name: v for name, v in inputs.items() if isinstance(v, Tensor)}
+        kept = [name for name in weights if name in tensors]
+        if not kept:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            others = {**inputs, **{name: _in_own_memory(v) for name, v in tensors.items()}}
+            memory = {name: _in_own_memory(tensors[name]) for name in kept}
+            mine = {name: another(x.data) for name, x in memory.items()}
+            self._called({**others, **mine})
+            for name in kept:
+                changed = _halves_exchanged(tensors[name])
+                memory[name].copy_(changed)
+                others[name].copy_(changed)
+                same = [memory[name].data for _ in range(OBJECTS)]  # now: in between they would take the place
+                place = id(mine.pop(name))
+                mine[name] = _at(place, map(another, same))
+            made = [(y, contents(y)) for y in self._called({**others, **mine})]
+            if not all(has_content(y, known) for y, (_, known) in zip(self._called(others), made)):
+                raise Disagreement("a call on weights in the place of earlier ones does not agree bitwise with others")
+
     def _called(self, inputs: Mapping[str, Any]) -> list[Any]:
         return results_of(call(self.function, inputs), self.results)
 
@@ -238,6 +269,16 @@ def _in_own_memory(x: Tensor, extra: int = 0) -> Tensor:
 def _as_parameter(x: Tensor) -> Tensor:
     """x as a module keeps it that is not trained, where it may."""
     return torch.nn.Parameter(_in_own_memory(x), requires_grad=False) if x.is_floating_point() else _in_own_memory(x)
+
+
+def _at(place: int, tensors: Iterator[Tensor]) -> Tensor:
+    """One of these, which are made meanwhile: if possible the object that has this `id()`."""
+    made = []
+    for x in tensors:
+        made.append(x)
+        if id(x) == place:
+            break
+    return made[-1]
 
 
 def _halves_exchanged(x: Tensor) -> Tensor:

@@ -65,8 +65,10 @@ TORCHSCRIPT = re.compile(
 # What loads native code or runs a graph by code of its own, without Python or the dispatcher: AOTInductor, nativert, NNC.
 RUNTIMES = ("_aoti", "_nativert", "_te")
 # Packages of what PyTorch itself is linked to: torch/, on ARM torch.libs/, and those of a GPU's maker, of whose libraries
-# it calls some without a GPU, too. OpenMP's run-time library may be any package's.
-PYTORCHS, OPENMP = ("torch", "nvidia", "rocm", "_rocm", "intel"), ("libgomp", "libomp", "libiomp")
+# it calls some without a GPU, too. OpenMP's run-time library may be any package's. So may libquadmath, NumPy's say:
+# once it is loaded, glibc's printf calls it, as oneDNN does with the numbers of what it adds to a convolution.
+PYTORCHS = "torch", "nvidia", "rocm", "_rocm", "intel"
+RUNTIME = "libgomp", "libomp", "libiomp", "libquadmath"
 # Audit events of Python that the sandbox forbids; what they run first may be code of a library that was taken away.
 PROCESSES = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
@@ -219,7 +221,7 @@ def _take_code_away() -> None:
 def is_of_another_package(file: Path, packages: Iterable[Path]) -> bool:
     """Whether native code in one of the folders `packages` is none that PyTorch needs."""
     owners = [file.relative_to(folder).parts[0] for folder in packages if file.is_relative_to(folder)]
-    return bool(owners) and not owners[0].startswith(PYTORCHS) and not file.name.startswith(OPENMP)
+    return bool(owners) and not owners[0].startswith(PYTORCHS) and not file.name.startswith(RUNTIME)
 
 
 class _Absent(ModuleType):

@@ -436,7 +436,8 @@ def _site(
             calls = {c.node: f"convolved_{i}" for i, c in enumerate(made)}
             lines = [c.call(calls[c.node], named) for c in made]
             read = cpp_file.Read([named.get(n) or calls[n] for n in convolved.read], convolved.specs, lines)
-        _KNOWN[name] = _set_up(region, lowered, backend, read)
+        padded = {named[c.weight] for c in made if any(c.options[0])}
+        _KNOWN[name] = _set_up(region, lowered, backend, read, padded)
     if not (name in only if only is not None else _KNOWN[name]):
         return None
     parameters = dict(zip(arguments, cone.inputs))
@@ -458,14 +459,16 @@ def _can_be_made(result: Result) -> bool:
     return result.spec.dtype in DTYPES or result.expression.op == "reduce_min_int"
 
 
-def _set_up(region: Region, lowered: Lowered, backend: str, read: cpp_file.Read | None) -> bool:
-    """Whether the region is a kernel type by now, with starters as this version of the code writes them."""
+def _set_up(region: Region, lowered: Lowered, backend: str, read: cpp_file.Read | None, padded: Collection[str]) -> bool:
+    """Whether the region is a kernel type by now, with starters as this version of the code writes them. padded: weights
+    of which only some implementations multiply padding, so that their NaN are not everywhere."""
     written = Region.read(folder_of(region.name)).written if region.is_set_up() else {}
     if written.get(backend) == _writers() and load_spec(region.name).starters(backend):
         return True
     known = examined(region)
     if known is None:
         return False
+    known = replace(known, planted_in=tuple(name for name in known.planted_in if name not in padded))
     title = f"{region.title}: a region of a model's graph."
     try:
         given = region.name, title, lowered, list(region.arguments.values())

@@ -242,7 +242,8 @@ def _under(event: Any, why: str, device: torch.device) -> Iterator[tuple[untouch
         yield (OWN_KERNELS, ""), own, why
     for child in event.cpu_children:  # of a range: of ours, of a region that was compiled, of a lookup
         if "::" in child.name:
-            yield (child.name, f"{child.input_shapes} {child.concrete_inputs}"), _event_us(child, device), why
+            operator = child.name.removesuffix("_")  # in place or not: a graph may have it in the other form (in_place.py)
+            yield (operator, f"{child.input_shapes} {child.concrete_inputs}"), _event_us(child, device), why
         elif child.name != IN_GRAPH:
             is_outside = child.name.startswith(OUTSIDE)
             yield from _under(child, child.name.removeprefix(OUTSIDE) if is_outside else why, device)

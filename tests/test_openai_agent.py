@@ -9,7 +9,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from autokernel.agents import AgentOptions, AgentStopped, OutOfBudget, PastExperiment, make_agent
+from autokernel.agents import AgentOptions, AgentStopped, OutOfBudget, PastExperiment, conversation, make_agent
 from autokernel.agents.conversation import ModelAgent, stated
 from autokernel.agents.openai import LONGEST_ANSWER, ChatModel, client_for, is_local
 from autokernel.preflight import Refused
@@ -205,6 +205,16 @@ def test_an_answer_of_any_length_ends(api):
         api.script[:] = [answer] * 2
         agent = ModelAgent([].append, ChatModel("qwen", client_for(api.url, "test", seconds=0.5)))
         assert words in agent.propose(context(FIRST)).hypothesis and not api.script
+
+
+def test_a_silent_server_is_not_waited_for_beyond_the_run(api, monkeypatch):
+    """It was for half an hour, in a run of a minute."""
+    monkeypatch.setattr(conversation, "LEAST_WAIT_S", 0.3)
+    api.script[:] = [Broken("stalled")] * 2
+    agent, began_s = ModelAgent([].append, ChatModel("qwen", client_for(api.url, "test"))), time.monotonic()
+    with pytest.raises(AgentStopped, match="APITimeoutError"):
+        agent.propose(replace(context(FIRST), until_s=began_s + 0.3))
+    assert time.monotonic() - began_s < 4 and len(api.script) == 1
 
 
 def test_retries_end_with_the_time_in_which_an_answer_could_be_judged(api):

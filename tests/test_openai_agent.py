@@ -76,6 +76,13 @@ def test_a_model_proposes_and_what_it_costs_is_counted(api):
     assert all(tool["function"]["parameters"]["type"] == "object" for tool in api.requests[0]["tools"])
 
 
+@pytest.mark.parametrize("marks", ("```python\n{}```", "\n````\n{}````\n"))
+def test_a_file_in_a_block_of_markdown_is_taken_without_its_marks(api, marks):
+    source = 'x = 1\n"""\n```\n"""\n'
+    api.script[:] = [said(Call("propose", {"source": marks.format(source), "hypothesis": "faster"}))]
+    assert agent_at(api).propose(context(FIRST)).source == source
+
+
 def test_a_model_reads_what_it_asks_for_and_edits_by_patch(api):
     failed = PastExperiment(replace(ROW, experiment=2, status="failed", correctness="FAIL"), "a = 1\n", "error: expected ;")
     asked = [Call("read", {"topic": topic, "name": "2"[: topic == "experiment"]}) for topic in READS]
@@ -242,7 +249,7 @@ def test_what_does_not_pass_ends_the_run_in_words(api):
         agent_at(api, patience_s=0.2).propose(context(FIRST))
     assert 2 < len(api.requests) < 12  # they are further and further apart
     client = openai.OpenAI(api_key="test", base_url="http://127.0.0.1:9/v1", max_retries=0)
-    with pytest.raises(AgentStopped, match="APIConnectionError"):
+    with pytest.raises(AgentStopped, match="APIConnectionError: ConnectError: .*refused"):
         ModelAgent([].append, ChatModel("qwen", client), patience_s=0.1, first_wait_s=0.01).propose(context(FIRST))
     client = openai.OpenAI(api_key="test", base_url=api.url.removesuffix("/v1"), max_retries=0)
     with pytest.raises(AgentStopped, match="is no OpenAI-compatible API.*/v1"):

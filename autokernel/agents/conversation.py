@@ -319,5 +319,7 @@ def asked_pause(error: Exception) -> float:
 
 def in_words(error: Exception) -> str:
     words = getattr(error, "api_message", None) or getattr(error, "message", None) or str(error)
+    if type(error).__name__ == "APIConnectionError" and error.__cause__:  # both SDKs' own words are "Connection error."
+        return f"{type(error).__name__}: {in_words(error.__cause__)}"
     said = " ".join(str(words).split())[:LONGEST]  # of a proxy's error, its whole page
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,24 @@ def test_the_fast_come_first_and_the_rest_have_reasons(judge: Judge):
     assert "no such thing" in reasons[raising] and "SyntaxError" in reasons["not python at all"]
     assert "tolerance" in reasons[zeros]
     assert told[-1] == (len(asked), len(asked)) and [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+@pytest.mark.parametrize("ahead", (False, True))
+def test_ctrl_c_lets_nothing_more_be_compiled(judge: Judge, ahead: bool):
+    """All that was left was: a minute or more."""
+    told, sources = [], [f"raise ValueError({number})" for number in range(60)]
+
+    def stop(done: int, of: int) -> None:
+        told.append(done)
+        if len(told) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        if ahead:
+            judge.compile_ahead([(source, TARGET) for source in sources], stop)
+        else:
+            judge.autotune(sources, TARGET, progress=stop)
+    assert len(told) < 30
 
 
 def test_time_that_is_used_up_leaves_the_first(judge: Judge):

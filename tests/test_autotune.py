@@ -17,6 +17,7 @@ from autokernel.gate import Judge
 from autokernel.gate.timing.autotune import Looked
 from autokernel.spec import KERNELS, load_spec
 from autokernel.target import default_target
+from autokernel.verdict import STAGES
 
 STARTER = (KERNELS / "rmsnorm" / "cpp_kernel.py").read_text()
 TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
@@ -103,6 +104,21 @@ def test_ctrl_c_lets_nothing_more_be_compiled(judge: Judge, ahead: bool):
         else:
             judge.autotune(sources, TARGET, progress=stop)
     assert len(told) < 30
+
+
+def test_ctrl_c_lets_no_more_trials_begin(judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+    monkeypatch.setattr(judge.checks, "workers", 2)
+    monkeypatch.setattr(judge.checks, "most_workers", 2)
+
+    def stop(stage: str) -> None:
+        told.append(stage)
+        if len(told) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        judge.examine(STARTER, TARGET, progress=stop)
+    assert STAGES[-1] not in told
 
 
 def test_time_that_is_used_up_leaves_the_first(judge: Judge):

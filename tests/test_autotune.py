@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from autokernel.gate import Judge
 from autokernel.gate.timing.autotune import Looked
 from autokernel.spec import KERNELS, load_spec
 from autokernel.target import default_target
+from autokernel.verdict import STAGES
 
 STARTER = (KERNELS / "rmsnorm" / "cpp_kernel.py").read_text()
 TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)
@@ -84,6 +86,39 @@ def test_the_fast_come_first_and_the_rest_have_reasons(judge: Judge):
     assert "no such thing" in reasons[raising] and "SyntaxError" in reasons["not python at all"]
     assert "tolerance" in reasons[zeros]
     assert told[-1] == (len(asked), len(asked)) and [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+@pytest.mark.parametrize("ahead", (False, True))
+def test_ctrl_c_lets_nothing_more_be_compiled(judge: Judge, ahead: bool):
+    """All that was left was: a minute or more."""
+    told, sources = [], [f"raise ValueError({number})" for number in range(60)]
+
+    def stop(done: int, of: int) -> None:
+        told.append(done)
+        if len(told) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        if ahead:
+            judge.compile_ahead([(source, TARGET) for source in sources], stop)
+        else:
+            judge.autotune(sources, TARGET, progress=stop)
+    assert len(told) < 30
+
+
+def test_ctrl_c_lets_no_more_trials_begin(judge: Judge, monkeypatch: pytest.MonkeyPatch):
+    told: list[str] = []
+    monkeypatch.setattr(judge.checks, "workers", 2)
+    monkeypatch.setattr(judge.checks, "most_workers", 2)
+
+    def stop(stage: str) -> None:
+        told.append(stage)
+        if len(told) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        judge.examine(STARTER, TARGET, progress=stop)
+    assert STAGES[-1] not in told
 
 
 def test_time_that_is_used_up_leaves_the_first(judge: Judge):

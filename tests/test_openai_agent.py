@@ -9,7 +9,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from autokernel.agents import AgentOptions, AgentStopped, OutOfBudget, PastExperiment, make_agent
+from autokernel.agents import AgentOptions, AgentStopped, OutOfBudget, PastExperiment, conversation, make_agent
 from autokernel.agents.conversation import ModelAgent, stated
 from autokernel.agents.openai import LONGEST_ANSWER, ChatModel, client_for, is_local
 from autokernel.preflight import Refused
@@ -74,6 +74,13 @@ def test_a_model_proposes_and_what_it_costs_is_counted(api):
     assert opening["content"].index(STARTER_SOURCE) < opening["content"].index("failed")
     assert {tool["function"]["name"] for tool in api.requests[0]["tools"]} == {"read", "look", "autotune", "propose"}
     assert all(tool["function"]["parameters"]["type"] == "object" for tool in api.requests[0]["tools"])
+
+
+@pytest.mark.parametrize("marks", ("```python\n{}```", "\n````\n{}````\n"))
+def test_a_file_in_a_block_of_markdown_is_taken_without_its_marks(api, marks):
+    source = 'x = 1\n"""\n```\n"""\n'
+    api.script[:] = [said(Call("propose", {"source": marks.format(source), "hypothesis": "faster"}))]
+    assert agent_at(api).propose(context(FIRST)).source == source
 
 
 def test_a_model_reads_what_it_asks_for_and_edits_by_patch(api):
@@ -207,6 +214,16 @@ def test_an_answer_of_any_length_ends(api):
         assert words in agent.propose(context(FIRST)).hypothesis and not api.script
 
 
+def test_a_silent_server_is_not_waited_for_beyond_the_run(api, monkeypatch):
+    """It was for half an hour, in a run of a minute."""
+    monkeypatch.setattr(conversation, "LEAST_WAIT_S", 0.3)
+    api.script[:] = [Broken("stalled")] * 2
+    agent, began_s = ModelAgent([].append, ChatModel("qwen", client_for(api.url, "test"))), time.monotonic()
+    with pytest.raises(AgentStopped, match="APITimeoutError"):
+        agent.propose(replace(context(FIRST), until_s=began_s + 0.3))
+    assert time.monotonic() - began_s < 4 and len(api.script) == 1
+
+
 def test_retries_end_with_the_time_in_which_an_answer_could_be_judged(api):
     api.script[:] = [Refusal(429, "slow down " * 1000, {"Retry-After": "30"})] * 2
     with pytest.raises(AgentStopped, match="RateLimitError.*slow down.*; it asks for a pause of 30 s$") as ended:
@@ -232,7 +249,7 @@ def test_what_does_not_pass_ends_the_run_in_words(api):
         agent_at(api, patience_s=0.2).propose(context(FIRST))
     assert 2 < len(api.requests) < 12  # they are further and further apart
     client = openai.OpenAI(api_key="test", base_url="http://127.0.0.1:9/v1", max_retries=0)
-    with pytest.raises(AgentStopped, match="APIConnectionError"):
+    with pytest.raises(AgentStopped, match="APIConnectionError: ConnectError: .*refused"):
         ModelAgent([].append, ChatModel("qwen", client), patience_s=0.1, first_wait_s=0.01).propose(context(FIRST))
     client = openai.OpenAI(api_key="test", base_url=api.url.removesuffix("/v1"), max_retries=0)
     with pytest.raises(AgentStopped, match="is no OpenAI-compatible API.*/v1"):

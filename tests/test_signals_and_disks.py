@@ -1,5 +1,6 @@
 """What ends a script from outside, signals and disks among it, is said in one line and leaves no process."""
 
+import json
 import mmap
 import os
 import resource
@@ -84,6 +85,11 @@ def test_a_model_that_ends_its_process_is_named(tmp_path):
         assert all(word in said[-1] for word in ENDS[case][1:]), said
 
 
+DEVICE_IN_WORDS = """
+from autokernel.gate import Judge
+with Judge("cpu") as judge:
+    print(f"{judge.device.name}, {judge.device.units} units")
+"""
 STOPS = {
     "verify while PyTorch is imported": (("verify.py",), None, signal.SIGINT),
     "profile while PyTorch is imported": (("profile.py",), None, signal.SIGTERM),
@@ -116,6 +122,26 @@ def test_a_signal_ends_a_script_with_one_line_and_leaves_no_process(tmp_path, mo
     while processes_of(token) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not processes_of(token)
+
+
+@pytest.mark.slow
+def test_a_calibration_that_is_stopped_is_written_and_resamples_nothing(tmp_path):
+    """It resampled all pairs of the record first, some ten seconds a subject, deaf to signals; its status was 0."""
+    out = tmp_path / "record.json"
+    asked = subprocess.run([sys.executable, "-c", DEVICE_IN_WORDS], capture_output=True, text=True, cwd=ROOT, check=True)
+    device = asked.stdout.strip()
+    of_one = {"case": "one", "experiments": []}
+    samples = {f"subject {n}": of_one | {"pairs": [1e-3 * n, -2e-3] * 20} for n in range(12)}
+    out.write_text(json.dumps({"device": device, "runs": [], "samples": samples}))
+    process = started("bench.py", "--calibrate", "rmsnorm", "--out", out)
+    said = ""
+    while "round 1 of" not in said:
+        said += process.stderr.readline()
+        assert process.poll() is None, said
+    process.terminate()
+    printed, rest = process.communicate(timeout=15)
+    assert process.returncode == 143 and rest.splitlines()[-1] == "stopped by SIGTERM", rest
+    assert "false_keeps:" in printed and len(json.loads(out.read_text())["runs"]) == 1
 
 
 def blocked_and_sent():

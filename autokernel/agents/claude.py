@@ -6,6 +6,7 @@ experiment has in common with the next.
 
 import os
 import re
+import time
 import typing
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -89,9 +90,9 @@ class Claude:
     def size(self, messages: list[dict[str, Any]]) -> int:
         return sum(len(str(part).encode()) for part in (self.system, TOOLS, marked(messages)))
 
-    def ask(self, messages: list[dict[str, Any]], longest: int, began: Callable[[], None]) -> Reply:
+    def ask(self, messages: list[dict[str, Any]], longest: int, seconds: float, began: Callable[[], None]) -> Reply:
         try:
-            message = self._streamed(messages, longest, began)
+            message = self._streamed(messages, longest, time.monotonic() + seconds, began)
         except ValueError as error:
             raise Unreadable(str(error).split(" JSON: ")[0]) from error
         except TypeError as error:
@@ -111,12 +112,14 @@ class Claude:
             repairable=bool(message.content),  # an empty message is not taken back
         )
 
-    def _streamed(self, messages: list[dict[str, Any]], longest: int, began: Callable[[], None]) -> Message:
+    def _streamed(self, messages: list[dict[str, Any]], longest: int, until_s: float, began: Callable[[], None]) -> Message:
         heard = False
         with self.client.messages.stream(
             model=self.model, max_tokens=longest, system=self.system, tools=TOOLS, messages=marked(messages)
         ) as stream:
             for event in stream:
+                if time.monotonic() > until_s:  # its pings alone may go on for ever
+                    raise Unreadable("the answer does not end")
                 if event.type == "message_start":
                     heard = True
                     began()

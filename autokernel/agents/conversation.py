@@ -25,6 +25,7 @@ TURNS = 8  # requests in one experiment; in the last one it is told to propose
 LEAST_ANSWER = 4_000  # tokens: a kernel and some thought fit; with less than this left in the budget the run ends
 BYTES_PER_TOKEN = 2  # of code, about 3: a bound on the size of a prompt that is not sent yet
 ADDED_TOKENS = 1_000  # to a prompt, at most, by the API: its own words on tools
+LEAST_WAIT_S = 600  # for an answer, whenever the run ends: a short run's one experiment may be a model's on a CPU
 PATIENCE_S, LONGEST_WAIT_S = 1800, 60  # of retries: an outage of half an hour ends the run, whose next call goes on
 PASSING_TYPES = ("overloaded_error", "rate_limit_error", "api_error", "timeout_error")
 LASTING_TYPES = ("insufficient_quota",)  # told with status 429, but it does not go away
@@ -101,8 +102,10 @@ class Api(Protocol):
     def size(self, messages: list[dict[str, Any]]) -> int:
         """Bytes of the whole request."""
 
-    def ask(self, messages: list[dict[str, Any]], longest: int, began: Callable[[], None]) -> Reply:
+    def ask(self, messages: list[dict[str, Any]], longest: int, seconds: float, began: Callable[[], None]) -> Reply:
         """One request for an answer of at most `longest` tokens; began() is called when the model begins to answer.
+
+        seconds: how long it is waited for at most.
 
         Raises the SDK's errors, those of the HTTP library, Cut, Unreadable, AgentStopped.
         """
@@ -249,7 +252,8 @@ class ModelAgent:
         charged = cost(price, 0, prompt, 0, allowed)  # the most that it can be, until we know better
         call, began = purse.reserve(charged), []
         try:
-            reply = self.api.ask(talk.messages, allowed, lambda: began.append(True))
+            seconds = max(LEAST_WAIT_S, talk.until_s - time.monotonic())
+            reply = self.api.ask(talk.messages, allowed, seconds, lambda: began.append(True))
             charged = reply.spent or charged
             return reply
         except Unreadable as error:
@@ -315,5 +319,7 @@ def asked_pause(error: Exception) -> float:
 
 def in_words(error: Exception) -> str:
     words = getattr(error, "api_message", None) or getattr(error, "message", None) or str(error)
+    if type(error).__name__ == "APIConnectionError" and error.__cause__:  # both SDKs' own words are "Connection error."
+        return f"{type(error).__name__}: {in_words(error.__cause__)}"
     said = " ".join(str(words).split())[:LONGEST]  # of a proxy's error, its whole page
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -67,14 +67,20 @@ def make(say: Callable[[str], None], options: AgentOptions, spent_usd: float, ar
 
 
 def client_for(url: str, key: str, seconds: float = ANSWER_TIMEOUT_S) -> openai.OpenAI:
-    """It waits so long for a whole answer: the timeouts of HTTP libraries are of each piece, and pieces may never end."""
+    """It waits so long for a whole answer, or what a request says; the timeouts of HTTP libraries are of each piece,
+    and pieces may never end."""
 
     def bound(response: Any) -> None:
-        response.stream = Bounded(response.stream, time.monotonic() + seconds)
+        response.stream = Bounded(response.stream, time.monotonic() + response.request.extensions["timeout"]["read"])
 
     timeout = openai.Timeout(seconds, connect=10)
     http = openai.DefaultHttpxClient(base_url=url, timeout=timeout, event_hooks={"response": [bound]})
     return openai.OpenAI(api_key=key, base_url=url, max_retries=0, timeout=timeout, http_client=http)
+
+
+def sooner(timeout: Any, seconds: float) -> openai.Timeout:
+    """A client's timeout, or less where a request has less time."""
+    return openai.Timeout(min(timeout.read, seconds), connect=timeout.connect)
 
 
 class Bounded(http_library(openai).SyncByteStream):
@@ -141,8 +147,8 @@ class ChatModel:
     def size(self, messages: list[dict[str, Any]]) -> int:
         return sum(len(str(part).encode()) for part in (self.system, FUNCTIONS, messages))
 
-    def ask(self, messages: list[dict[str, Any]], longest: int, began: Callable[[], None]) -> Reply:
-        completion = self._completed([*self.system, *messages], longest)
+    def ask(self, messages: list[dict[str, Any]], longest: int, seconds: float, began: Callable[[], None]) -> Reply:
+        completion = self._completed([*self.system, *messages], longest, seconds)
         spent = self._spent(completion.usage)
         try:
             return _reply(completion.choices[0], spent)
@@ -156,14 +162,14 @@ class ChatModel:
             return None
         return cost(self.price, counts[0], 0, 0, counts[1])
 
-    def _completed(self, messages: list[dict[str, Any]], longest: int) -> ChatCompletion:
+    def _completed(self, messages: list[dict[str, Any]], longest: int, seconds: float) -> ChatCompletion:
         """Raises Cut for what is no answer of a model's, AgentStopped where none can be had."""
         try:
-            completion = self._create(messages, longest)
+            completion = self._create(messages, longest, seconds)
         except openai.BadRequestError as error:
             if "max_completion_tokens" in str(error) and self.limit == "max_tokens":
                 self.limit = "max_completion_tokens"
-                return self._completed(messages, longest)
+                return self._completed(messages, longest, seconds)
             if "context" in str(error):
                 advice = "give its server a longer context, or ask for shorter answers (--max-tokens)"
                 raise AgentStopped(f"{self.name} is not available: {advice}: {error.message}") from error
@@ -180,9 +186,10 @@ class ChatModel:
             raise Cut(f"an answer without a message: {getattr(completion, 'error', None) or 'no error is named'}")
         return completion
 
-    def _create(self, messages: list[dict[str, Any]], longest: int) -> ChatCompletion:
+    def _create(self, messages: list[dict[str, Any]], longest: int, seconds: float) -> ChatCompletion:
         limit: Any = {self.limit: longest}
-        return self.client.chat.completions.create(model=self.model, messages=messages, tools=FUNCTIONS, **limit)
+        client = self.client.with_options(timeout=sooner(self.client.timeout, seconds))
+        return client.chat.completions.create(model=self.model, messages=messages, tools=FUNCTIONS, **limit)
 
     def following(self, reply: Reply, results: Sequence[ToolResult], words: Sequence[str]) -> list[dict[str, Any]]:
         """Words beside results stand in the last of these: some servers want no user between a tool and the model."""

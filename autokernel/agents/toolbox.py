@@ -1,6 +1,7 @@
 """The tools of a language model: to read what there is to know, have edits looked at or settings autotuned, propose."""
 
 import difflib
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from autokernel.verdict import Verdict
 LONGEST = 16_000  # characters of what a tool answers: the context stays bounded
 LOOKS, AUTOTUNES = 3, 2  # quick looks and rounds of autotuning that an experiment may take
 AUTOTUNE_S = 60.0
+FENCED = re.compile(r"(?s)(`{3,})[^\n`]*\n(.*\n)\1")  # no Python begins so
 SETTINGS = {"cpu": 16, "cuda": 64}  # at once at most: about as many as AUTOTUNE_S suffices for
 
 EDIT = {
@@ -97,6 +99,12 @@ class Unusable(Exception):
     """A call that cannot be answered; the message tells the model why."""
 
 
+def without_fence(source: str) -> str:
+    """A file that stands in one block of Markdown, as models like to write them, without its marks."""
+    fenced = FENCED.fullmatch(source.strip())
+    return fenced[2] if fenced else source
+
+
 @dataclass
 class Toolbox:
     """The tools of one experiment."""
@@ -127,7 +135,7 @@ class Toolbox:
     def _edited(self, given: dict[str, Any]) -> str:
         source, edits = given.get("source"), given.get("edits")
         if isinstance(source, str) and source.strip():
-            return source
+            return without_fence(source)
         if not isinstance(edits, list) or not edits:
             raise Unusable("give the whole new kernel.py as `source`, or `edits` of the kernel to beat")
         text = self.context.incumbent

@@ -58,7 +58,7 @@ class Supervisor:
         self.command, self.progress, self.pauses_s = command, progress, pauses_s
         self.folders = [progress.parent, *folders]
         self.child: subprocess.Popen | None = None
-        self.stopping = False
+        self.stopping = 0  # the signal that came
 
     def run(self) -> int:
         """The exit status of the last child."""
@@ -88,7 +88,7 @@ class Supervisor:
                 self._wait(pause_s)
                 restarts += 1
                 if self.stopping:
-                    return 130
+                    return 128 + self.stopping
 
     def _child(self, notes) -> int:
         notes.seek(0)
@@ -109,7 +109,7 @@ class Supervisor:
         return status
 
     def _pass_on(self, number: int, frame: object) -> None:
-        self.stopping = True
+        self.stopping = number
         if self.child and self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 

@@ -139,15 +139,22 @@ def main(options: Namespace, launched: Launched | None = None) -> int:
         record.begin(judge)
         try:
             measure(judge, names, backend, options, record)
-        except KeyboardInterrupt:
-            print("interrupted: this is what was measured until then", file=sys.stderr)
-    summaries = [summarise(name, samples) for name, samples in record.samples.items()]
+        except KeyboardInterrupt:  # resampling takes minutes: the next run that goes on from the record does it
+            report(record, resample=False, as_json=options.json)
+            raise
+    record.write()  # a signal may end what follows
+    report(record, resample=True, as_json=options.json)
+    return 0
+
+
+def report(record: "Record", resample: bool, as_json: bool) -> None:
+    """What the record says is written to it and printed."""
+    summaries = [summarise(name, samples, resample) for name, samples in record.samples.items()]
     record.write(summaries)
-    if options.json:
+    if as_json:
         print(json_text(record.as_json(summaries), indent=1))
     else:
         print_summaries(summaries)
-    return 0
 
 
 def measure(judge: Judge, names: Sequence[str], backend: str, options: Namespace, record: "Record") -> None:
@@ -225,9 +232,12 @@ class Record:
         self.path = path
         self.device, self.runs, self.samples = "", [], {}
         if path is not None and path.exists():
-            data = json.loads(path.read_text())
-            self.device, self.runs = data["device"], data["runs"]
-            self.samples = {name: Samples.decode(samples) for name, samples in data["samples"].items()}
+            try:
+                data = json.loads(path.read_text())
+                self.device, self.runs = data["device"], data["runs"]
+                self.samples = {name: Samples.decode(samples) for name, samples in data["samples"].items()}
+            except (ValueError, LookupError, TypeError, AttributeError):
+                console.fail(f"{path} is no record of --calibrate: name another file, or delete it")
 
     def begin(self, judge: Judge) -> None:
         device = f"{judge.device.name}, {judge.device.units} units"
@@ -267,10 +277,11 @@ def _commit() -> str:
     return ask("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
-def summarise(name: str, samples: Samples) -> Summary:
+def summarise(name: str, samples: Samples, resample: bool = True) -> Summary:
+    """resample: whether the pairs are resampled, which takes up to minutes; what comes of it is None without."""
     pairs, generator = samples.pairs, random.Random(0)
     enough = len(pairs) >= LEAST_PAIRS
-    resampled = partial(kept_share, pairs, generator=generator) if enough else None
+    resampled = partial(kept_share, pairs, generator=generator) if enough and resample else None
     gains = sorted({e.gain for e in samples.experiments} | {0.0}, key=lambda gain: (gain != 0, gain))
     return Summary(
         name=name,

@@ -43,8 +43,11 @@ def compile_ahead(
             progress(done, len(wanted))
 
     with ThreadPoolExecutor(processes) as pool:
-        for future in [pool.submit(work, *one) for one in wanted]:
-            future.result()
+        try:
+            for future in [pool.submit(work, *one) for one in wanted]:
+                future.result()
+        finally:  # the pool waits for what was begun: where a signal ends this, nothing more is
+            pool.shutdown(wait=False, cancel_futures=True)
     return compiled
 
 

@@ -127,8 +127,12 @@ class StageRun:
                 with ThreadPoolExecutor(self.count) as pool:
                     first = [pool.submit(self._advance, number, worker) for number, worker in enumerate(workers)]
                     late = [pool.submit(self._join, number, stack) for number in range(len(workers), self.count)]
-                    for future in (*first, *late):
-                        future.result()
+                    try:
+                        for future in (*first, *late):
+                            future.result()
+                    finally:  # the pool waits for what was begun: where a signal ends this, nothing more is
+                        with self.lock:
+                            self.queue = iter(())
             if self.repeatable and not self.failures:
                 trial, outputs, first = self.repeatable[0]
                 again = partial(self._again, stack, workers, first, self.source, self.libraries, self.spec, trial, outputs)

@@ -121,8 +121,12 @@ class Autotuner:
                         self.progress(len(made) + len(self.refused), len(sources))
 
         with ThreadPoolExecutor(self.processes) as pool:
-            for worked in [pool.submit(work) for _ in range(min(self.processes, len(sources)))]:
-                worked.result()
+            try:
+                for worked in [pool.submit(work) for _ in range(min(self.processes, len(sources)))]:
+                    worked.result()
+            finally:  # the pool waits for what was begun: where a signal ends this, nothing more is
+                with self.lock:
+                    left = iter(())
         return [source for source in sources if source in made]
 
     def _time(self, sources: Sequence[str], deadline: float) -> dict[str, list[float]]:

@@ -164,6 +164,24 @@ def test_what_stands_for_a_weight_goes_with_it(kind: type[Tensor]) -> None:
     assert [of() is None for of in handed] == [True] * 4
 
 
+@pytest.mark.parametrize("is_inference", [True, False])
+def test_of_a_weight_that_nobody_tells_of_nothing_is_kept(is_inference: bool) -> None:
+    """One of inference mode has no version; one that PyTorch may swap must not be referred to weakly."""
+    handed = []
+    kernel = with_known_weights({"weight"}, lambda weight: handed.append(weight))
+    with torch.inference_mode(is_inference):
+        weight = nn.Parameter(torch.zeros(8), requires_grad=False)
+    torch.__future__.set_swap_module_params_on_conversion(not is_inference)
+    try:
+        for _ in range(2):
+            kernel(weight=weight)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    first, second = handed
+    assert first is not second and weight is not first and weight is not second
+    assert first.data_ptr() == second.data_ptr() == weight.data_ptr()
+
+
 @pytest.mark.parametrize("kernel_type", kernel_types())
 def test_forward_and_gradients_are_the_originals(kernel_type: str) -> None:
     arguments, spec = arguments_of(kernel_type, requires_grad=True), load_spec(kernel_type)

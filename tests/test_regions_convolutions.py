@@ -65,6 +65,30 @@ def test_what_follows_a_convolution_has_it_in_its_region(name: str, layout: torc
     assert why_wrong(kernel(**inputs), spec, inputs, adversarial=True) is None
 
 
+class Shared(nn.Module):
+    """One weight in convolutions of other groups, strides and sizes; a bias whose elements lie apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(16, 4, 3, 3)), nn.Parameter(torch.randn(32))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        bias = self.bias.view(16, 2)[:, 1]
+        h = F.conv2d(x[:, :4], self.weight, bias) + F.conv2d(x, self.weight, groups=4)
+        return F.silu(h + F.conv2d(y[:, ::8], self.weight, stride=2, padding=8, dilation=2))
+
+
+def test_a_weight_is_packed_for_each_convolution_that_it_is_in() -> None:
+    _, (site,) = found(Shared().eval(), torch.randn(2, 16, 18, 18), torch.randn(2, 32, 19, 19))
+    spec = load_spec(site.kernel_type)
+    assert len(spec.static) == 1
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    assert any(t.dim() == 1 and t.stride() == (2,) for t in inputs.values())
+    kernel = kernel_of(site)
+    for _ in range(2):
+        assert why_wrong(kernel(**inputs), spec, inputs) is None
+
+
 class Taken(nn.Module):
     """A convolution's result is used twice: by what could be a region with it, and by what cannot."""
 

@@ -41,20 +41,18 @@ class KnownWeights:
 
     def of(self, weight: Tensor) -> Tensor:
         """The tensor that stands for its contents now."""
-        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        if _is_new_each_time(weight):
             return _alias(weight)
         known = self.known.get(id(weight))
         if known and known.stands_for(weight):
             return weight if known.alias is None else known.alias
-        return weight if weight.is_inference() else self._renewed(weight, known)
+        return self._renewed(weight, known)
 
     def _renewed(self, weight: Tensor, old: "_Known | None") -> Tensor:
         key, alias, is_parameter = id(weight), None, isinstance(weight, Parameter)
         weak = None if is_parameter else ref(weight)  # with one, PyTorch could not swap a module's parameters
         if old and old.may_be(weight):
             alias = _alias(weight)
-            if is_parameter and torch.__future__.get_swap_module_params_on_conversion():
-                return alias
             weak = ref(weight, lambda _: self.known.pop(key, None))
         elif len(self.known) >= MANY:
             self.known = {key: known for key, known in self.known.items() if not known.is_gone}
@@ -79,8 +77,16 @@ class _Known:
         return isinstance(weight, Parameter) if self.weight is None else self.weight() is weight
 
     def stands_for(self, weight: Tensor) -> bool:
-        is_known = self.may_be(weight) and not weight.is_inference()
-        return is_known and self.version == weight._version and self.address == weight.data_ptr()
+        return self.may_be(weight) and self.version == weight._version and self.address == weight.data_ptr()
+
+
+def _is_new_each_time(weight: Tensor) -> bool:
+    """Whether nothing tells that it was written to, or what is prepared of it by weak reference would be in the way."""
+    if weight.is_inference():  # which has no version
+        return True
+    if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    return isinstance(weight, Parameter) and torch.__future__.get_swap_module_params_on_conversion()
 
 
 def _alias(weight: Tensor) -> Tensor:

@@ -21,13 +21,13 @@ FUNCTION = '''
 _packed = WeakTensorKeyDictionary()  # by weight: a weight that is written to comes as another tensor
 
 
-def _convolved(x, weight, bias, padding, stride, dilation, groups):
+def _convolved(x, weight, bias, *options):
     """By oneDNN; with packed weights its results have their channels last. Of x.data, since it counts x as written to."""
-    if weight not in _packed:
-        plain = weight.contiguous().to_mkldnn()
-        _packed[weight] = torch._C._nn.mkldnn_reorder_conv2d_weight(plain, padding, stride, dilation, groups, x.shape)
-    options = padding, stride, dilation, groups
-    return torch.ops.mkldnn._convolution_pointwise(x.data, _packed[weight], bias, *options, "none", [], "")
+    packed = _packed.setdefault(weight, {})  # by what it is packed for: groups above all are laid out in another way
+    if (key := (x.shape, options)) not in packed:
+        packed[key] = torch._C._nn.mkldnn_reorder_conv2d_weight(weight.contiguous().to_mkldnn(), *options, x.shape)
+    bias = None if bias is None else bias.contiguous()  # it reads one as if it were
+    return torch.ops.mkldnn._convolution_pointwise(x.data, packed[key], bias, *options, "none", [], "")
 '''
 
 
@@ -63,7 +63,7 @@ def convolution_of(node: Node) -> Convolution | None:
         return None
     if any(t.device.type != DEVICE or t.dtype != DTYPE for t in tensors):
         return None
-    twice = lambda v: list(v) * (2 // len(v))  # noqa: E731
+    twice = lambda v: tuple(v) * (2 // len(v))  # noqa: E731
     options = *(twice(given[name]) for name in ("padding", "stride", "dilation")), given["groups"]
     is_known = all(isinstance(v, int) for values in options[:3] for v in values)
     return Convolution(node, source, weight, bias, options) if is_known else None

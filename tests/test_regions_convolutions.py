@@ -186,3 +186,23 @@ def test_what_onednn_adds_may_lose_no_nan(name: str, judge: Judge, monkeypatch: 
     assert source.count("return convolved_0") == source.count(added) == 1
     (verdict,) = verdicts(judge, winner, source)
     assert reason in verdict.why if reason else verdict.failure is None, verdict.why
+
+
+def test_a_weight_is_packed_once_where_gradients_are_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = MODELS["batch norm"]().eval(), inputs_for("batch norm", torch.channels_last)
+    _, sites = found(model, *x)
+    apply(model, winners_of(sites))
+    packed, pack = [], torch._C._nn.mkldnn_reorder_conv2d_weight
+    monkeypatch.setattr(torch._C._nn, "mkldnn_reorder_conv2d_weight", lambda *a: packed.append(a) or pack(*a))
+    for _ in range(3):
+        y = model(*x)
+    assert y.requires_grad and len(packed) == 1
+    with torch.no_grad():
+        model.convolution.weight.mul_(2)
+    (again,) = {model(*x).sum().item() for _ in range(2)}
+    assert len(packed) == 2 and again != y.sum().item()
+    with torch.no_grad():
+        model(*x)
+    assert len(packed) == 2
+    unapply(model)
+    torch._dynamo.reset()

@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
-from autokernel.integration.weights import NO_VIEWS, with_known_weights
+from autokernel.integration.weights import NO_VIEWS, view_of, with_known_weights
 from autokernel.model.autocast import autocast_devices, without_autocast
 from autokernel.model.nodes import another, layout, memory
 from autokernel.spec import Case, KernelSpec, TensorSpec
@@ -251,7 +251,7 @@ def _leaves(arguments: Sequence[Any], kept: Collection[int] | None, copied: Coll
 
 def _view(v: Any) -> Any:
     """What to keep of a parameter: its data may be other data by the backward pass, as after module.half()."""
-    return another(v) if isinstance(v, Tensor) and v.is_leaf else v
+    return view_of(v) if isinstance(v, Tensor) and v.is_leaf else v
 
 
 def _blank(t: Tensor) -> Callable[[], Tensor]:

@@ -33,6 +33,13 @@ def with_known_weights(static: Collection[str], kernel: Callable[..., Any]) -> C
     return call if static else kernel
 
 
+def view_of(weight: Tensor) -> Tensor:
+    """`weight` as another tensor, of which a kernel takes what it prepared of `weight`."""
+    view = another(weight)
+    view.viewed = weight
+    return view
+
+
 class KnownWeights:
     """What stands for each weight that a kernel has been given."""
 
@@ -41,6 +48,7 @@ class KnownWeights:
 
     def of(self, weight: Tensor) -> Tensor:
         """The tensor that stands for its contents now."""
+        weight = getattr(weight, "viewed", weight)
         if _is_new_each_time(weight):
             return _alias(weight)
         known = self.known.get(id(weight))

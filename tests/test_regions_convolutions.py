@@ -1,6 +1,7 @@
 """Convolutions in regions on a CPU: oneDNN computes them, of weights that are packed once."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -87,6 +88,50 @@ def test_a_weight_is_packed_for_each_convolution_that_it_is_in() -> None:
     kernel = kernel_of(site)
     for _ in range(2):
         assert why_wrong(kernel(**inputs), spec, inputs) is None
+
+
+class Rows(nn.Module):
+    """Convolutions of rows, what is left of whose results is read as a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.causal = nn.Conv1d(12, 12, 4, padding=3, groups=12)
+        self.wide = nn.Conv1d(12, 24, 5, stride=2, dilation=3)
+        self.norm = nn.LayerNorm(24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.silu(self.causal(x)[..., : x.shape[-1]]) * x
+        return F.gelu(self.norm(self.wide(h).transpose(1, 2)))
+
+
+class Patches(nn.Module):
+    """As vision transformers embed them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.places = nn.Conv2d(3, 24, 5, 3), nn.Parameter(torch.randn(1, 100, 24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.patches(x).flatten(2).transpose(1, 2) + self.places).relu()
+
+
+@pytest.mark.parametrize("made, x", [(Rows, torch.randn(2, 12, 301)), (Patches, torch.randn(2, 3, 32, 32))])
+def test_views_of_convolutions(made: Callable[[], nn.Module], x: Tensor) -> None:
+    torch.manual_seed(0)
+    model = made().eval()
+    _, sites = found(model, x)
+    assert all(load_spec(site.kernel_type).library_calls == CONVOLUTION for site in sites)
+    assert len(sites) == (2 if made is Rows else 1)
+    for site in sites:
+        spec, inputs = load_spec(site.kernel_type), {k: drawn(t) for k, t in site.case.tensors.items()}
+        assert why_wrong(kernel_of(site)(**inputs), spec, inputs) is None
+    with torch.no_grad():
+        right = model(x)
+        apply(model, winners_of(sites))
+        assert torch.allclose(model(x), right, atol=1e-5) and model(x).stride() == right.stride()
+    assert sum(map(len, explain(model).sites.values())) == len(sites)
+    unapply(model)
+    torch._dynamo.reset()
 
 
 class Taken(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autokernel.model.nodes import aten, value
-from autokernel.model.regions.lowering import arguments
+from autokernel.model.regions.lowering import VIEWS, arguments
 
 DEVICE, DTYPE = "cpu", torch.float32
 PACKET = "_convolution_pointwise"  # of mkldnn::, which is there where PyTorch was built with oneDNN
@@ -24,10 +24,13 @@ _packed = WeakTensorKeyDictionary()  # by weight: a weight that is written to co
 def _convolved(x, weight, bias, *options):
     """By oneDNN; with packed weights its results have their channels last. Of x.data, since it counts x as written to."""
     packed = _packed.setdefault(weight, {})  # by what it is packed for: groups above all are laid out in another way
+    if is_row := x.dim() == 3:  # an image of one row
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
     if (key := (x.shape, options)) not in packed:
         packed[key] = torch._C._nn.mkldnn_reorder_conv2d_weight(weight.contiguous().to_mkldnn(), *options, x.shape)
     bias = None if bias is None else bias.contiguous()  # it reads one as if it were
-    return torch.ops.mkldnn._convolution_pointwise(x.data, packed[key], bias, *options, "none", [], "")
+    y = torch.ops.mkldnn._convolution_pointwise(x.data, packed[key], bias, *options, "none", [], "")
+    return y.squeeze(2) if is_row else y
 '''
 
 
@@ -52,32 +55,56 @@ class Convolution:
         return f"{name} = _convolved({given})"
 
 
+CONVOLUTIONS = aten.conv1d.default, aten.conv2d.default, aten.convolution.default
+
+
 def convolution_of(node: Node) -> Convolution | None:
-    """What a node is as a convolution of images; None where it is none, or one that oneDNN is not given here."""
-    if node.target not in (aten.conv2d.default, aten.convolution.default) or not hasattr(torch.ops.mkldnn, PACKET):
+    """What a node is as a convolution of images or rows; None where it is none, or one that oneDNN is not given here."""
+    if node.target not in CONVOLUTIONS or not hasattr(torch.ops.mkldnn, PACKET):
         return None
     given, made = arguments(node), value(node)
     source, weight, bias = given["input"], given["weight"], given["bias"]
     tensors = [made, *(value(n) for n in (source, weight, bias) if n is not None)]
-    if given.get("transposed") or made.dim() != 4 or value(source).dim() != 4 or not made.numel():
+    dims = made.dim() - 2
+    if given.get("transposed") or dims not in (1, 2) or value(source).dim() != made.dim() or not made.numel():
         return None
     if any(t.device.type != DEVICE or t.dtype != DTYPE for t in tensors):
         return None
-    twice = lambda v: tuple(v) * (2 // len(v))  # noqa: E731
-    options = *(twice(given[name]) for name in ("padding", "stride", "dilation")), given["groups"]
+
+    def twice(values: Sequence[int], of_one_row: int) -> tuple[int, ...]:
+        each = tuple(values) * (dims // len(values))
+        return each if dims == 2 else (of_one_row, *each)
+
+    nothing = {"padding": 0, "stride": 1, "dilation": 1}
+    options = *(twice(given[name], default) for name, default in nothing.items()), given["groups"]
     is_known = all(isinstance(v, int) for values in options[:3] for v in values)
     return Convolution(node, source, weight, bias, options) if is_known else None
 
 
-def convolutions_for(nodes: Collection[Node], inputs: Sequence[Node], taken: Collection[Node]) -> list[Convolution]:
-    """Those among a region's inputs that nothing but it takes."""
-    found = [convolution_of(n) for n in inputs if n not in taken and n.users and set(n.users) <= set(nodes)]
-    return [c for c in found if c]
+def convolutions_for(nodes: Collection[Node], inputs: Sequence[Node], taken: Collection[Node]) -> dict[Node, Convolution]:
+    """Those that a region's inputs are, or are views of, and that nothing but it takes; by input."""
+    found: dict[Node, Convolution] = {}
+    paths: dict[Node, list[Node]] = {}
+    for node in inputs:
+        path = [node]
+        while path[-1].target in VIEWS:
+            path.append(path[-1].args[0])
+        if taken.isdisjoint(path) and (convolution := convolution_of(path[-1])):
+            found[node], paths[node] = convolution, path
+    while True:
+        inside = {*nodes, *(n for node in found for n in paths[node])}
+        outside = [node for node in found if any(not inside.issuperset(n.users) for n in paths[node])]
+        if not outside:
+            return found
+        for node in outside:
+            del found[node]
 
 
-def channels_last(piece: GraphModule, inputs: Sequence[Node], made: Sequence[Convolution]) -> None:
+def channels_last(piece: GraphModule, inputs: Sequence[Node], made: Collection[Node]) -> None:
     """Lays out inputs of a region's graph as oneDNN makes them."""
-    nodes = {c.node for c in made}
     for placeholder, node in zip(piece.graph.find_nodes(op="placeholder"), inputs):
-        if node in nodes:
-            placeholder.meta["val"] = value(node).contiguous(memory_format=torch.channels_last)
+        if node in made:
+            given = value(node)
+            rows = given.unsqueeze(2) if given.dim() == 3 else given
+            laid_out = rows.contiguous(memory_format=torch.channels_last)
+            placeholder.meta["val"] = laid_out.squeeze(2) if given.dim() == 3 else laid_out

@@ -228,20 +228,21 @@ class _Regions:
     def with_convolutions(self, cone: Cone) -> Cone:
         """The cone with those convolutions in it that only it uses, and that a library computes."""
         taken = {node for site in self.sites for node in site.nodes}
-        made = [] if cone.site else convolutions.convolutions_for(cone.nodes, cone.inputs, taken)
-        nodes = {c.node for c in made}
-        inputs = tuple(dict.fromkeys((*(n for c in made for n in c.inputs), *(n for n in cone.inputs if n not in nodes))))
+        found = {} if cone.site else convolutions.convolutions_for(cone.nodes, cone.inputs, taken)
+        made = {c.node: c for c in found.values()}
+        read = tuple(dict.fromkeys(found[n].node if n in found else n for n in cone.inputs))
+        inputs = tuple(dict.fromkeys((*(n for c in made.values() for n in c.inputs), *(n for n in read if n not in made))))
         if not made or len(inputs) > MOST_INPUTS:
             return cone
-        inner = piece_of(self.graph, cone.outputs, cone.inputs)
-        convolutions.channels_last(inner, cone.inputs, made)
-        whole = Cone(cone.outputs, cone.nodes | nodes, inputs, (cone,))
+        inner = piece_of(self.graph, cone.outputs, read)
+        convolutions.channels_last(inner, read, made)
+        whole = Cone(cone.outputs, cone.nodes.union(between(inputs, *cone.outputs)), inputs, (cone,))
         try:
             self.lowered[whole] = piece_of(self.graph, whole.outputs, inputs), _lowered(inner)
         except Unsupported:
             return cone
         ends = inner.graph.find_nodes(op="placeholder")
-        self.convolved[whole] = Convolved(cone.inputs, [_tensor_spec(value(end)) for end in ends], made)
+        self.convolved[whole] = Convolved(read, [_tensor_spec(value(end)) for end in ends], [*made.values()])
         return whole
 
     def sites_of(self, cone: Cone) -> Iterator[Site]:

@@ -333,9 +333,12 @@ def finder() -> SiteFinder:
 
 
 def _regions(graph: GraphModule, named: Sequence[Site]) -> list[Site]:
-    """As in a profile; and that the arithmetic from which their kernels are written is what their nodes compute."""
+    """As in a profile; and that the arithmetic from which their kernels are written is what their nodes compute, but for
+    those of which a library computes a part."""
     sites = list(regions_of(graph, named, "cpp", min_elements=0))
     for site in sites:
+        if load_spec(site.kernel_type).library_calls:
+            continue
         inputs = inputs_of(site, site.inputs)
         inputs = [
             torch.empty_strided(t.shape, t.stride(), dtype=torch.float64).copy_(t) if t.is_floating_point() else t

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from autokernel import spec as specs
 from autokernel.cli import extract
 from autokernel.cli.profile import make_parser, show
 from autokernel.hardware.device import Device
@@ -259,7 +260,8 @@ def script(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_the_scripts_in_a_row(tmp_path: Path) -> None:
+def test_the_scripts_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", specs.HOME / "workspace" / "regions")  # where the other processes look
     options = ("--model-args", json.dumps(SMALL), "--input-shape", "1,256", "--device", "cpu")
     output = tmp_path / "profile.json"
     run = script(

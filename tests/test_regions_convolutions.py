@@ -134,6 +134,14 @@ def test_views_of_convolutions(made: Callable[[], nn.Module], x: Tensor) -> None
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2)])
+def test_pooling_is_a_region_by_itself(pool: nn.Module) -> None:
+    x = torch.randn(2, 16, 40, 40)
+    _, (site,) = found(pool, x)
+    (name,) = site.case.tensors
+    assert torch.allclose(kernel_of(site)(**{name: x}), pool(x))
+
+
 class Taken(nn.Module):
     """A convolution's result is used twice: by what could be a region with it, and by what cannot."""
 

@@ -26,7 +26,8 @@ def small(workload: Workload) -> Workload:
     if workload.model == WIDE:
         return replace(workload, model_args=SMALL[workload.class_name])
     shape = (1, 16) if len(workload.input_shape) == 2 else (1, 3, 224, 224)
-    return replace(workload, model_args=workload.model_args | SIZES, input_shape=shape)
+    kinds = {"layer_types": workload.model_args["layer_types"][:1]} if "layer_types" in workload.model_args else {}
+    return replace(workload, model_args=workload.model_args | SIZES | kinds, input_shape=shape)
 
 
 @pytest.mark.slow_after(6)

@@ -2,6 +2,7 @@
 
 Usage:   python benchmarks/models.py                        (all, on the GPU if there is one; seven minutes there)
          python benchmarks/models.py --device cpu bert gpt2 (shortened: fewer layers, tokens and images)
+         python benchmarks/models.py --device cpu --recorded (measures nothing: what the records come to together)
 Reads:   kernels/<type>/<backend>_kernel.py: of each target the starter that looks fastest, as a run begins with it
 Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)
 
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from threading import BrokenBarrierError
 from typing import Any
 
@@ -198,7 +199,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="s from the start: trials, what remains are compiled",
     )
     parser.add_argument("--no-max-autotune", action="store_true", help="without it: it compiles for minutes")
+    parser.add_argument(
+        "--recorded", action="store_true", help="what the records say of all models, against the best baseline"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.recorded:
+        report_together(json.loads(record_of(arguments.device).read_text()))
+        return
     if unknown := set(arguments.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     names = arguments.models or (list(MODELS) if arguments.device != "cpu" else SHORTENED)
@@ -207,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
-    path = HERE / f"models-{arguments.device.split(':')[0]}.json"
+    path = record_of(arguments.device)
     context = get_context("spawn")
     trials_s, final_s = arguments.patience
     ends = tuple(time.time() + s for s in (trials_s, final_s, final_s))
@@ -243,6 +250,21 @@ def workload_of(name: str, device: str) -> Workload:
         return replace(MODELS[name], dtype="float32", **SHORTENED.get(name, {}))
     dtype = MODELS[name].dtype
     return replace(MODELS[name], device=device, dtype="float16" if dtype == "float32" else dtype)
+
+
+def record_of(device: str) -> Path:
+    return HERE / f"models-{device.split(':')[0]}.json"
+
+
+def report_together(record: Mapping[str, Any]) -> None:
+    """Each model's fastest form, against the fastest of its baselines; one for which no kernel stays is as fast as that."""
+    found = {}
+    for name, entry in record.items():
+        times = {side: figures["ms"] for side, figures in entry["sides"].items()}
+        best, fastest = min(entry["baselines"], key=times.__getitem__), min(times, key=times.__getitem__)
+        found[name] = Interval(**entry["sides"][fastest]["speedups"][best]) if fastest != best else Interval(1.0, 1.0, 1.0)
+        print(f"{name}: {fastest} {found[name]} {best}")
+    print(f"geometric mean of {len(found)}: {geometric_mean(gain.value for gain in found.values()):.2f}x")
 
 
 def report(name: str, entry: Mapping[str, Any]) -> None:

@@ -15,11 +15,11 @@ import torch
 from region_models import CHAINS, ON_GPUS, N, Of, drawn, found, why_wrong
 from autokernel import spec as specs
 from autokernel.spec import import_file, load_spec
-from autokernel.model.regions import growing, triton
+from autokernel.model.regions import convolutions, triton
 from pathlib import Path
 
 triton.HELD = int(sys.argv[3])
-growing.CONVOLVED_BY_LIBRARY = ()
+convolutions.DEVICE = None
 specs.REGIONS = Path(sys.argv[1])
 torch.manual_seed(0)
 structures = set()

@@ -4,6 +4,7 @@
 memory of its own; and where one operation is left in place, everything around it has to mind its order.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -18,17 +19,22 @@ from autokernel.model.nodes import aten, layout, storages, value
 def give_results_of_their_own(graph: GraphModule) -> None:
     """Rewrites such operations of a graph in ATen that has no backward pass: there autograd may mind what they write to."""
     order = {node: i for i, node in enumerate(graph.graph.nodes)}
+    sharing: dict[int, list[Node]] = defaultdict(list)  # by memory
+    for node in order:
+        for memory in storages([node]):
+            sharing[memory].append(node)
     for node in order:
         form = _form(node.target)
         if form is None or not isinstance(node.args[0], Node) or not isinstance(value(node.args[0]), FakeTensor):
             continue
-        memory = storages([node.args[0]])
-        sharing = [other for other in order if storages([other]) & memory]
-        before = [other for other in sharing if order[other] < order[node]]
+        (memory,) = storages([node.args[0]])
+        before = [other for other in sharing[memory] if order[other] < order[node]]
+        after = sharing[memory][len(before) + 1 :]
         is_held = any(o.op != "call_function" or any(order[u] > order[node] for u in o.users) for o in before)
-        after = [other for other in sharing if order[other] > order[node]]
-        if not is_held and all(isinstance(o.target, OpOverload) for o in after):
-            _rewrite(node, form, after)
+        if not is_held and all(isinstance(o.target, OpOverload) for o in after) and _rewrite(node, form, after):
+            sharing[memory] = before
+            (own,) = storages([node])
+            sharing[own] = [node, *after]
 
 
 def _form(target: object) -> OpOverload | None:
@@ -41,8 +47,8 @@ def _form(target: object) -> OpOverload | None:
     return form if is_same and torch.Tag.pointwise in form.tags and not form._schema.is_mutable else None
 
 
-def _rewrite(node: Node, form: OpOverload, views: Sequence[Node]) -> None:
-    """`views`: what shares memory with the node's result from then on."""
+def _rewrite(node: Node, form: OpOverload, views: Sequence[Node]) -> bool:
+    """Whether it could be. `views`: what shares memory with the node's result from then on."""
     known = {other: value(other) for other in (node, *views)}
     target, node.target = node.target, form
     for other in known:
@@ -53,4 +59,5 @@ def _rewrite(node: Node, form: OpOverload, views: Sequence[Node]) -> None:
             node.target = target  # its result would lie in memory in another way
             for each, fake in known.items():
                 each.meta["val"] = fake
-            return
+            return False
+    return True

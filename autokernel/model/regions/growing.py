@@ -53,10 +53,8 @@ NOTHING |= {
 }
 MOST_INPUTS, MOST_RESULTS = 16, 4
 FEWEST = 2  # operations of a region: one alone has nothing to be fused with
-# But pooling on a CPU, which PyTorch does number by number: in fp32 on two cores of a Zen 5, of 64 channels of 112 x 112 in
-# windows of 2 x 2, 32 times as fast (max) and 19 times (mean), in channels_last twice.
+# But pooling on a CPU, where PyTorch's own is several times slower than a loop of vectors, in NCHW above all.
 POOLING = re.compile(r"(max|avg)_pool[123]d\b")
-CONVOLVED_BY_LIBRARY = {"cpu"}  # oneDNN is as fast as the cores allow, and twice as fast as such loops or faster
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
 NAMED = 3  # operators in a region's name
 WRITERS = {"cpp": cpp_file.write, "triton": triton.write}
@@ -296,7 +294,7 @@ def _fits(node: Node) -> bool:
         return False
     tensors = [t for n in (node, *node.all_input_nodes) for t in several(value(n))]
     is_known = all(isinstance(t, Tensor) and t.numel() > 0 for t in tensors)
-    return is_known and not (node.target in windows.CONVOLVED and tensors[0].device.type in CONVOLVED_BY_LIBRARY)
+    return is_known and not (node.target in windows.CONVOLVED and tensors[0].device.type == convolutions.DEVICE)
 
 
 def _is_one(node: Node) -> bool:

@@ -302,6 +302,28 @@ def test_triton_kernels_are_traced_once_and_not_called(fallback, gradient) -> No
     assert len(replacer.seen) == 1 and all(replacer.seen.values())
 
 
+def test_where_inductor_fails_with_launches_kernels_are_operators(monkeypatch) -> None:
+    """A launch that it cannot compile costs no other kernel its place."""
+    norm, x, asked = RMSNorm(64), torch.randn(256, 64), []
+    compile_inductor = torch._inductor.compile
+
+    def failing(graph, inputs, options):
+        asked.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        if any(name.endswith("_visible.default") for name in asked[-1]):
+            raise RuntimeError("An exception occurred in a subprocess:\n\nTraceback\nNameError('math is not defined')\n")
+        return compile_inductor(graph, inputs, options)
+
+    monkeypatch.setattr(torch._inductor, "compile", failing)
+    source = TRACED.replace('assert isinstance(x, traced), "called, not traced"', "pass")
+    replacer = Replacer([winner_for(norm, x, source)], "inductor")
+    with torch.no_grad():
+        compile_with_kernels(norm, replacer)(x)
+    assert len(asked) == 2 and len(replacer.replaced) == 1
+    (why,) = replacer.left
+    told = "RuntimeError: An exception occurred in a subprocess: NameError('math is not defined')"
+    assert "operators" in why and why.endswith(told)
+
+
 class Projected(nn.Module):
     def __init__(self) -> None:
         super().__init__()

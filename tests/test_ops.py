@@ -304,8 +304,43 @@ def test_a_triton_kernel_is_seen_as_its_launches_unless_only_real_tensors_will_d
     graph = traced(spec, kernel, case, torch.device("cpu"))
     assert (graph is not None) == (path.stem != "triton_tma")
     if graph:
-        direct(graph)
+        launches = direct(graph)
         assert all(node.target is not triton_kernel_wrapper_mutation for node in graph.graph.nodes)
+        assert launches.kernels and launches.not_copied == ()
+
+
+OF_MODULES = """
+import torch
+import triton
+import triton.language as tl
+from triton.language import math{alias}
+
+ROWS = tl.constexpr(1)
+
+@triton.jit
+def helper(x):
+    return {name}.exp(x) * float(ROWS)
+
+@triton.jit
+def kernel(x_ptr, y_ptr, N: tl.constexpr):
+    columns = tl.arange(0, N)
+    tl.store(y_ptr + columns, helper(tl.load(x_ptr + columns)))
+
+def kernel_fn(x, dim=-1):
+    y = torch.empty_like(x)
+    kernel[(x.shape[0],)](x, y, N=64)
+    return y
+"""
+
+
+@pytest.mark.parametrize("name, missing", (("math", ("math",)), ("tl_math", ())))
+def test_a_launch_whose_text_inductor_would_copy_without_a_module_is_known(name: str, missing: Any, tmp_path: Path) -> None:
+    spec, path = load_spec("softmax"), tmp_path / "kernel.py"
+    path.write_text(OF_MODULES.format(name=name, alias=f" as {name}" if name != "math" else ""))
+    described = spec.case(spec.smoke, torch.float32)
+    case = replace(described, args={"dim": -1} | described.args)
+    graph = traced(spec, visible(spec, import_file(path, f"of_{name}").kernel_fn), case, torch.device("cpu"))
+    assert graph is not None and direct(graph).not_copied == missing
 
 
 @pytest.mark.parametrize("size, seen", ((1024, True), (2048, False)))

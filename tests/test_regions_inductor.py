@@ -18,6 +18,7 @@ from autokernel.target import Target, WeightedCase
 pytest.importorskip("triton")
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
+import ast
 import sys
 import torch
 import inductor_without_gpu
@@ -41,6 +42,9 @@ for name in sys.argv[2].split(","):
         path = files["triton_inductor"]
         text = path.read_text()
         assert "torch._inductor of PyTorch" in text and "BSD-3-Clause" in text and "import torch._" not in text
+        imports = [node for node in ast.parse(text).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        imported = {alias.asname or alias.name for node in imports for alias in node.names}
+        assert imported <= {"torch", "triton", "tl", "libdevice", "tl_math"}, imported  # as where Inductor launches them
         knobs = read_knobs(text)
         sources = [text, *(set_knob(text, knob, values[-1]) for knob, values in list(knobs.choices.items())[:1])]
         for n, source in enumerate(sources):
@@ -64,7 +68,7 @@ def run(folder: Path, names: str) -> None:
 @pytest.mark.slow
 def test_kernels_are_right(tmp_path: Path) -> None:
     """One kernel and several; by elements, by rows, by tiles."""
-    run(tmp_path, "gelu,normed,scores,transposed,grouped")
+    run(tmp_path, "gelu,functions,normed,scores,transposed,grouped")
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ from autokernel.integration.insertion import (
 )
 from autokernel.integration.ops import (
     Kernel,
+    Launches,
     direct,
     launches_known,
     traced,
@@ -88,7 +89,7 @@ INDUCTOR = ("inductor", *MODES)
 # Numbers that are given to a Triton kernel are float32, as in Triton itself: with float64, kernels would be slower or fail.
 FLOATS = {name: False for name in ("_use_fp64_for_unbacked_floats",) if hasattr(torch._inductor.config, name)}
 # (operator, case, device) -> its launches; None where they cannot be traced. As operators, they stay.
-LAUNCHERS: dict[tuple[str, str, str], Kernel | None] = {}
+LAUNCHERS: dict[tuple[str, str, str], Launches | None] = {}
 
 Sites = tuple[
     GraphModule, Backward | None, list[Site]
@@ -130,6 +131,7 @@ class Replacer:
     installed: dict[str, Installed | None] = field(default_factory=dict)  # by target; None: it cannot be
     seen: dict[tuple[str, str], Kernel | None] = field(default_factory=dict)  # (operator, case) -> what _see() made of it
     look: Callable[[GraphModule, list[Any], bool], Sites] | None = None  # instead of sites_in()
+    launches: bool = True  # whether Inductor is shown what Triton kernels launch
 
     def __post_init__(self) -> None:
         regions = {w.target.kernel_type for w in self.winners if is_region(w.target.kernel_type)}
@@ -192,7 +194,15 @@ class Replacer:
         except RestartAnalysis:  # Dynamo traces once more, as with a float that has to be a constant
             raise
         except Exception as error:  # of any kind: whatever the model does has met whatever we do with it
-            self.fail(f"a graph is left as it is: {reason(error)}")
+            failure = error
+        if self._are_operators_from_now_on(failure):
+            try:
+                return finished(self._optimised(copy_of(kept), inputs))
+            except RestartAnalysis:
+                raise
+            except Exception as error:
+                failure = error
+        self.fail(f"a graph is left as it is: {reason(failure)}")
         try:
             return finished(self._behind_the_original(self._compile(copy_of(kept), inputs), original))
         except RestartAnalysis:
@@ -211,6 +221,14 @@ class Replacer:
     def _behind_the_original(self, call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         """What a compiler made of a graph that could not be traced: it may leave out what the model itself raises."""
         return compilers.behind_the_original(call, original) if self.is_compiled else call
+
+    def _are_operators_from_now_on(self, error: Exception) -> bool:
+        """Whether Inductor was shown what Triton kernels launch until this error, which may be of that."""
+        shown = bool(self.fallback) and self.launches and any(self.seen.values())
+        if shown:
+            self.launches, self.seen = False, {}
+            self.fail(f"Triton kernels are operators to Inductor, which could not launch them itself: {reason(error)}")
+        return shown
 
     def _without_from_now_on(self, what: str) -> Callable[[Exception], None]:
         return lambda error: self.fail(f"a graph runs without {what} from now on: {reason(error)}")
@@ -494,7 +512,14 @@ class Replacer:
         if key not in LAUNCHERS:
             graph = traced(spec, kernel.visible(case), case, device)
             LAUNCHERS[key] = graph and direct(graph)
-        return LAUNCHERS[key] and (kernel.launches if self.fallback else LAUNCHERS[key])
+        launches = LAUNCHERS[key]
+        if not launches or not self.fallback:
+            return launches and launches.run
+        if not self.launches or not launches.not_copied:
+            return kernel.launches if self.launches else None
+        names = ", ".join(launches.not_copied)
+        self.leave(f"{kernel.target} is an operator to Inductor, which does not copy {names} from the file of the kernel")
+        return None
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if not self.is_compiled:

@@ -3,12 +3,15 @@
 Registered with Library.define and impl, which cost the host least; benchmarks/host_cost.py measures how much.
 """
 
+import builtins
 import copy
 import inspect
+import symtable
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -384,6 +387,37 @@ def traced(spec: KernelSpec, kernel: Kernel, case: Case, device: torch.device) -
     return None if any(isinstance(v, TensorDescriptor) for v in constants) else graph
 
 
+@dataclass(frozen=True)
+class Launches:
+    """What a kernel launches for a case: by itself, and as an operator that AOTAutograd takes for the launches."""
+
+    run: Kernel
+    kernels: tuple[Any, ...]  # Triton's
+
+    @cached_property
+    def not_copied(self) -> tuple[str, ...]:
+        """The names in the Triton kernels' text that mean nothing where Inductor copies it: those of modules are not."""
+        from torch._inductor.codegen.triton import TritonKernel  # whoever compiles has it; it takes long to import
+        from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as copied
+
+        missing: set[str] = set()
+        for kernel in self.kernels:
+            while not hasattr(kernel, "src"):  # what wraps it chooses settings
+                kernel = kernel.fn
+            text = f"{TritonKernel.gen_common_triton_imports()}\n{copied(kernel)}"
+            missing |= _undefined(symtable.symtable(text, kernel.__name__, "exec"))
+        return tuple(sorted(missing))
+
+
+def _undefined(module: symtable.SymbolTable) -> set[str]:
+    defined = {s.get_name() for s in module.get_symbols() if s.is_assigned() or s.is_imported()} | set(vars(builtins))
+    tables, used = [*module.get_children()], set()
+    for table in tables:
+        used |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
+        tables += table.get_children()
+    return used - defined
+
+
 def _launches(graph: GraphModule) -> list[Node]:
     return [node for node in graph.graph.nodes if node.target is triton_kernel_wrapper_mutation]
 
@@ -401,13 +435,15 @@ def _fake_argument(v: Any, device: torch.device) -> Any:
     return storage.as_strided(v.shape, v.strides, v.offset)
 
 
-def direct(graph: GraphModule) -> Kernel:
+def direct(graph: GraphModule) -> Launches:
     """What traced() found as a function that costs the host little: its launches have all but their tensors filled in.
 
     Triton's own way takes 9 µs a launch to find out once more what this call is like that was always like this one.
     """
+    kernels = []
     for node in _launches(graph):
         kernel = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
+        kernels.append(kernel)
         tensors = {k: v for k, v in node.kwargs["kwargs"].items() if isinstance(v, Node)}
         with graph.graph.inserting_before(node):
             call = launcher(kernel, node.kwargs["grid"][0], _constants(node), list(tensors))
@@ -421,7 +457,7 @@ def direct(graph: GraphModule) -> Kernel:
     def call(*arguments: Any) -> Any:
         return forward(*arguments)
 
-    return call
+    return Launches(call, tuple(kernels))
 
 
 def launcher(

@@ -10,6 +10,7 @@ from typing import Any
 import torch._dynamo.utils as dynamo
 
 DELAYED = re.compile(r"Unsupported function call \(delayed\)[\s\S]*?Reason: (.*)")  # of a break, and why it is one
+ADVICE = re.compile("Set TORCHDYNAMO_VERBOSE|For even more developer context")  # PyTorch's, below an error
 
 
 def number_of(compilation: Any) -> int:
@@ -75,6 +76,7 @@ def in_words(reason: str, file: str | None, line: int | None) -> str:
 
 
 def reason(error: Exception) -> str:
-    """An error in one line, for a list of what is left as it is."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """An error in one line, for a list of what is left as it is; with its last line where the first one introduces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not ADVICE.match(line)]
+    told = lines[:1] + lines[1:][-1:] if lines and lines[0].endswith(":") else lines[:1]
+    return ": ".join([type(error).__name__, *(line.rstrip(":") for line in told)])

@@ -33,8 +33,12 @@ SETTINGS = {
 # with its inputs in the L2: the more there are, the likelier it takes one that is slow in the model.
 FEW, MANY = "'max_autotune_pointwise': False", "'max_autotune_pointwise': True"
 LAUNCH_KNOBS = ("num_warps", "num_stages")
-BUILT_IN = {"tl", "triton", "libdevice", "math"}  # modules that Inductor's kernels and helpers call
-IMPORTS = {"libdevice": "from triton.language.extra import libdevice\n", "math": "from triton.language import math\n"}
+BUILT_IN = {"tl", "triton", "libdevice", "math", "tl_math"}  # modules that Inductor's kernels and helpers call
+# By Inductor's own names, which it knows in a kernel that it is to launch.
+IMPORTS = {
+    "libdevice": "from triton.language.extra import libdevice\n",
+    "tl_math": "from triton.language import math as tl_math\n",
+}
 GRIDS = {"Grid1D": "x", "Grid2D": "xy", "Grid2DWithYZOverflow": "xy", "Grid3D": "xyz"}
 MOST_PROGRAMS = 65535  # along a grid's second dim
 LEFT_OUT = re.compile(r"args\.clear|assert_\w+|torch\.cuda\.set_device|copy_if_misaligned|get_raw_stream")
@@ -160,7 +164,7 @@ def _kernel(name: str, text: str, grid: str, settings: Sequence[Mapping[str, int
 
 def _without_module_names(text: str) -> str:
     """Helpers stand in the kernel file itself."""
-    return re.sub(r"\btl_math\.", "math.", re.sub(r"\btriton_helpers\.", "", text))
+    return re.sub(r"\btriton_helpers\.", "", text)
 
 
 def _helpers(names: Sequence[str]) -> dict[str, str]:
@@ -172,7 +176,7 @@ def _helpers(names: Sequence[str]) -> dict[str, str]:
         if name in found:
             return
         if hasattr(helper, "fn"):  # a function in Triton
-            text = textwrap.dedent(inspect.getsource(helper.fn))
+            text = re.sub(r"(?<![\w.])math\.", "tl_math.", textwrap.dedent(inspect.getsource(helper.fn)))
             for used in _names(text) - {name}:
                 if hasattr(triton_helpers, used) and used not in BUILT_IN:
                     visit(used)

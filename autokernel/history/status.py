@@ -204,8 +204,10 @@ def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) 
     began += f" {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else " correct"
     if start.pct_peak:
         began += f", at {start.pct_peak:.0f} % of its limit"
-    is_kept = any(row.status == Status.KEPT for row in tried(rows))
-    loop = "the loop kept a faster one" if is_kept else f"{counted(tried(rows), 'experiment')}, none kept"
+    made = tried(rows)
+    is_kept = any(row.status == Status.KEPT for row in made)
+    none_kept = f"{counted(made, 'experiment')}, none kept" if made else "no experiments"
+    loop = "the loop kept a faster one" if is_kept else none_kept
     if is_kept and incumbent(rows).speedup_vs_pytorch:
         loop += f", {incumbent(rows).speedup_vs_pytorch:.2f}x PyTorch eager"
     if proof and proof.gain and proof.commit == incumbent(rows).commit:

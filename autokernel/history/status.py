@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -113,7 +114,8 @@ def _edits(folder: Path, root: Path) -> list[str]:
             found += [f"kernel.py of its tree is edited, and not judged yet ({judges.format('')})"]
     for path in sorted(folder.glob(EDITED)):
         name = os.path.relpath(path)  # as the command takes it, from where the user stands
-        found += [f"{name} was an edit of it by hand ({judges.format(f' {name}')}; delete it when it is of no use)"]
+        how = judges.format(f" {shlex.quote(name)}")
+        found += [f"{name} was an edit of it by hand ({how}; delete it when it is of no use)"]
     return [as_called(line) for line in found]
 
 

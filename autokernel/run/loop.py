@@ -7,6 +7,7 @@ and results.tsv lacks are written when the run goes on.
 import math
 import os
 import secrets
+import shlex
 import signal
 import tempfile
 import time
@@ -302,7 +303,7 @@ class Loop:
     def _tell_of_edits(self) -> None:
         while self.ledger.aside:
             kept = os.path.relpath(self.ledger.aside.pop())
-            judges = as_called(f"python orchestrate.py record {kept} judges it")
+            judges = as_called(f"python orchestrate.py record {shlex.quote(kept)} judges it")
             self.say(f"kernel.py of the run's tree was edited by hand: put aside as {kept} ({judges})")
 
     def incumbent_source(self, target: Target) -> str | None:

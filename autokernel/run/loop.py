@@ -383,6 +383,7 @@ class Loop:
 
         Raises MachineFault where this process cannot go on.
         """
+        verdict = None
         for pause_s in (*self.pauses_s, None):
             began = time.monotonic()
             fault, last = gpu_shared(target.device), self.stopping or pause_s is None or self.patience_s <= 0
@@ -396,6 +397,8 @@ class Loop:
             self.say(f"{fault}: judged again in {pause_s:g} s")
             self._sleep(pause_s)
             self.patience_s -= time.monotonic() - began
+            if self.stopping and verdict:
+                break
         return verdict.as_undecided(fault) if fault else verdict
 
     def _waiting(self, text: str) -> None:

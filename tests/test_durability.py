@@ -252,6 +252,16 @@ def test_what_was_disturbed_is_not_judged_again_once_the_run_is_to_stop(started)
     assert loop.rows[-1].status == Status.UNDECIDED and not any("judged again" in line for line in said)
 
 
+def test_what_waits_to_be_judged_again_is_not_once_the_run_is_to_stop(started, monkeypatch):  # noqa: F811
+    """It was judged once more, with the machine as busy as before: minutes after the signal."""
+    judge = Disturbed(1)
+    with started.locked():
+        loop = Loop(started, PLAN_OF_ONE, judge, lambda line: None, pauses_s=(600,))
+        monkeypatch.setattr(loop, "_sleep", lambda seconds: setattr(loop, "stopping", "stopped by SIGINT"))
+        loop.run(ScriptedAgent([(FAST + "#", "an edit")]), NO_RULES, Budget())
+    assert loop.rows[-1].status == Status.UNDECIDED
+
+
 def test_a_run_whose_folder_is_deleted_meanwhile_goes_on(started):  # noqa: F811
     said, judge = [], Disturbed(0)
     with started.locked():

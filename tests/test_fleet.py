@@ -3,9 +3,12 @@
 import argparse
 import json
 import math
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter, deque
 from dataclasses import replace
 
@@ -490,6 +493,22 @@ def test_budgets_and_signals_let_what_is_in_flight_be_finished(begun):
 
     assert fleet.run(Numbered(), NO_RULES, Budget()) == "stopped by SIGINT"
     assert len(check(begun)) == 2 + 6 + 1
+
+
+def test_a_signal_while_an_agent_is_asked_lets_what_is_in_flight_be_finished(begun):
+    """The agent is not waited for, nor asked about another target."""
+    asked = []
+
+    class Slow(Numbered):
+        def propose(self, context: Context) -> Proposal | None:
+            asked.append(context.target.name)
+            if len(asked) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)
+            return super().propose(context)
+
+    assert fleet_of(begun, SimulatedPool(2, by_source), []).run(Slow(), NO_RULES, Budget()) == "stopped by SIGINT"
+    assert len(check(begun)) == 2 + 1 and len(asked) == 2
 
 
 def test_an_agent_that_has_to_stop_ends_the_run_once_all_is_recorded(begun):

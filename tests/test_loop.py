@@ -1,16 +1,23 @@
 """The loop through the real gate: what is kept, reset, refused, crashed or timed out; git and rows after each; resuming."""
 
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from autokernel.agents import Context, Proposal
+from autokernel.agents import Agent, AgentOptions, Context, Proposal
+from autokernel.agents.command import CommandAgent
+from autokernel.agents.conversation import ModelAgent
+from autokernel.agents.openai import ChatModel, client_for
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.gate import Interval, Judge
 from autokernel.gate.workers.channel import ChannelClosed
@@ -22,6 +29,8 @@ from autokernel.run.workspace import PLAN, RunInProgress, Workspace
 from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target, starter_source
 from tests.busy import skip_if_wide
+from tests.chat_api import serving
+from tests.messages_api import Broken, Refusal
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 
@@ -223,6 +232,51 @@ def test_ctrl_c_finishes_the_experiment_in_hand(workspace, night):
     assert night.returncode == 0 and "stopped by SIGINT" in output.splitlines()[-1]
     assert [row.description for row in workspace.log.read()][1:] == ["killed while judged"]
     assert workspace.read_intents() == []
+
+
+def asked_through(name: str, told: Path) -> Iterator[Agent]:
+    """An agent that is asked and does not answer; `told` is there once it is asked."""
+    if name == "a command":
+        yield CommandAgent(f"echo '# half an edit' >> kernel.py; echo >> other.py; echo $$ > {told}; exec sleep 600", print)
+        return
+
+    def silent(request: dict) -> Broken:
+        told.write_text("asked")
+        return Broken("stalled") if name == "an endpoint" else Refusal(429, "slow down", {"Retry-After": "600"})
+
+    with serving(silent) as api:
+        options = AgentOptions(budget_usd=100.0)
+        yield ModelAgent(print, ChatModel("qwen", client_for(api.url, "test"), 2.0, 8.0), options)
+
+
+@pytest.mark.parametrize("name", ["an endpoint", "an endpoint that asks for a pause", "a command"])
+def test_a_signal_while_an_agent_is_asked_does_not_wait_for_its_answer(started, tmp_path, name):
+    """It was waited for, up to half an hour, and judged: the run was deaf to all but a second signal."""
+    told, said = tmp_path / "told", []
+
+    def stop() -> None:
+        while not (told.exists() and told.read_text()):
+            time.sleep(0.01)
+        began_s.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with started.locked(), contextmanager(asked_through)(name, told) as agent:
+        began_s, sender = [], threading.Thread(target=stop)
+        sender.start()
+        loop = Loop(started, PLAN_OF_ONE, None, said.append)
+        assert loop.run(agent, NO_RULES, Budget()) == "stopped by SIGTERM"
+        assert time.monotonic() - began_s[0] < 3 and loop.stopped_by == signal.SIGTERM
+    assert said[-1].startswith("stopping: what the agent was asked is given up")
+    assert len(started.log.read()) == 1 and not started.read_intents()
+    if name != "a command":
+        (asked,) = agent._purse.calls.values()
+        assert (asked.usd > 0.2) == (name == "an endpoint"), "what may have been paid for counts in full"
+        return
+    assert not Path("/proc", told.read_text().strip()).exists()
+    assert (started.ledger.tree / "other.py").read_text() == "other\n"
+    assert Loop(started, PLAN_OF_ONE, None, said.append) and "put aside as" in said[-2]
+    (aside,) = started.folder.glob("kernel_edited_*.py")
+    assert aside.read_text() == FAST + "# half an edit\n"
 
 
 @pytest.mark.slow

@@ -14,10 +14,12 @@ from html.parser import HTMLParser
 from io import StringIO
 
 import pytest
+import torch
 from rich.console import Console
 
 from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
 from autokernel.history.status import Proof, kernel_line, started_with
+from autokernel.model.extraction import make_plan
 from autokernel.model.hotspots import Hotspot, ModelProfile
 from autokernel.model.workload import Workload
 from autokernel.records import write_json
@@ -31,7 +33,7 @@ from autokernel.report.tables import NONE, compare, compared
 from autokernel.run.loop import Budget
 from autokernel.run.workspace import PLAN as PLAN_FILE
 from autokernel.run.workspace import NoRun, Workspace
-from autokernel.spec import ROOT
+from autokernel.spec import ROOT, load_spec
 from autokernel.target import Plan
 from autokernel.verdict import Interval
 from tests.test_experiments import ROW
@@ -62,6 +64,7 @@ def test_what_was_kept_is_said_to_beat_the_starter_that_the_target_began_with():
         "cuda_kernel 0.97x PyTorch eager, at 58 % of its limit; the loop kept a faster one, 1.17x PyTorch eager; " in line
     )
     assert line.endswith("; what was kept is 1.200x [1.100, 1.300] over cuda_kernel")
+    assert kernel_line(TARGET, rows[:1], None).endswith("; no experiments")
 
 
 class Reader(HTMLParser):
@@ -343,6 +346,19 @@ def test_the_log_is_a_table_on_a_terminal(width):
         assert expected in words
     if width == 160:
         assert "about 0.72x, stopped early" in words and TARGET.name in words
+
+
+@pytest.mark.parametrize("mask", ["bool", "float"])
+def test_a_target_is_named_by_what_it_computes(mask):
+    """It was by its mask where that is larger: the target of a float16 model was called one of bool."""
+    case = load_spec("flash_attention").case(
+        {"batch": 1, "heads": 1, "seq": 128, "head_dim": 64, "mask": mask}, torch.float16
+    )
+    spot = Hotspot("attention", 1, 10.0, 1.0, "flash_attention", case, "memory", 5.0, baseline_us=9.0)
+    profile = ModelProfile(Workload(), "cpu", "a CPU", 10.0, 10.0, 1, (), (spot,))
+    (target,) = make_plan(profile).targets
+    shape = "1x1x128x64" if mask == "bool" else "128x128"
+    assert target.name == f"flash_attention_{shape}_float16"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ COMMANDS = {
     "no name of a file": (bench.main, ("kernel_" * 800,), "there is no file kernel_kernel_"),
     "no kernel": (bench.main, ("kernel_of_mine.py",), "there is no file kernel_of_mine.py"),
     "a folder of kernels": (bench.main, ("kernels/rmsnorm",), "kernels/rmsnorm is a folder"),
+    "a profile with a space": (extract.main, ("--profile", "a b.json"), "python profile.py --output 'a b.json' writes one"),
     "no kernel file": (bench.main, ("LICENSE",), "LICENSE is not Python", "line 1"),
     "no kernel_fn": (bench.main, ("models/llama.py",), "defines no kernel_fn()", "models/llama.py:FUNCTION"),
     "of what type": (bench.main, ("models/llama.py:rotate",), "Say --kernel with one of bmm, cross_entropy"),
@@ -64,7 +65,7 @@ COMMANDS = {
     "no function": (bench.main, ("models/llama.py:", "--kernel", "softmax"), "'' is no name of a function"),
     "no such module of it": (bench.main, ("torch.no.such:f", "--kernel", "softmax"), "there is no file torch.no.such"),
     "no incumbent": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--incumbent", "x.py"), "there is no file x.py"),
-    "another type": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--kernel", "rms"), "KERNEL_TYPE is 'rms'"),
+    "another type": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--kernel", "rms"), "there is no kernel type 'rms'"),
     "two types": (bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--kernel", "softmax"), "of rmsnorm, and not of softmax"),
     "no target": (
         bench.main, ("kernels/rmsnorm/cpp_kernel.py", "--tag", "no-such-run", "--target", "x"), "workspace/no-such-run/plan"

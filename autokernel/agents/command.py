@@ -63,9 +63,13 @@ class CommandAgent:
         before = self._state(repo)
         prompt = context.tree.parent / "prompt.md"
         prompt.write_text(task_text(context) + ENDING)
-        output = self._run(context.tree, prompt)
         kernel = context.tree / KERNEL
-        source = kernel.read_text(errors="replace") if kernel.is_file() else context.incumbent
+        try:
+            output = self._run(context.tree, prompt)
+            source = kernel.read_text(errors="replace") if kernel.is_file() else context.incumbent
+        except KeyboardInterrupt:  # what it has written so far stays, and is put aside as an edit by hand is
+            self._undo_other_edits(repo, before, f":!{KERNEL}")
+            raise
         self._undo_other_edits(repo, before)
         if source == context.incumbent:
             self.say(f"{self.name} left {KERNEL} as it was; its last words: {output[-500:].strip() or '(none)'}")
@@ -97,7 +101,8 @@ class CommandAgent:
             finally:
                 with contextlib.suppress(ProcessLookupError):  # nothing of it is left
                     os.killpg(process.pid, signal.SIGKILL)
-            if process.wait() > 0:
+                process.wait()
+            if process.returncode > 0:
                 self.say(f"{self.name} exited with status {process.returncode}")
         with open(log, errors="replace") as text:
             text.seek(start)
@@ -108,8 +113,8 @@ class CommandAgent:
         branch = repo.git.symbolic_ref("HEAD")
         return branch, repo.head.commit.hexsha, _refs(repo, branch)
 
-    def _undo_other_edits(self, repo: git.Repo, before: tuple[str, str, dict[str, str]]) -> None:
-        """Bring refs, index and files of the tree back to what they were; say what was undone."""
+    def _undo_other_edits(self, repo: git.Repo, before: tuple[str, str, dict[str, str]], *but: str) -> None:
+        """Bring refs, index and files of the tree back to what they were, `but` some; say what was undone."""
         branch, head, refs = before
         with repo.git.custom_environment(**as_environment(NO_HOOKS)):
             moved = [] if repo.git.symbolic_ref("HEAD", with_exceptions=False) == branch else ["HEAD"]
@@ -120,7 +125,7 @@ class CommandAgent:
                 moved.append(name)
             repo.git.read_tree(head)
             changed = [line[3:] for line in repo.git.status("--porcelain").splitlines() if line[3:] != KERNEL]
-            repo.git.checkout("--force", head, "--", ".")
+            repo.git.checkout("--force", head, "--", ".", *but)
             repo.git.clean("-ffdqx")
         if moved:
             self.say(f"{self.name} moved {', '.join(moved)}: moved back")

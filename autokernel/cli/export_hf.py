@@ -15,6 +15,7 @@ Publish it:  kernel-builder build-and-upload, in DIR (needs Nix and an account)
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,7 @@ def measured(source: str, verdict: Path | None) -> str:
 @reads("give the output of python bench.py FILE --json")
 def of_verdict(path: Path) -> str:
     if not path.is_file():
-        raise Refused(f"there is no file {path}: python bench.py FILE --json > {path} writes one")
+        raise Refused(f"there is no file {path}: python bench.py FILE --json > {shlex.quote(str(path))} writes one")
     verdict = record_from(json.loads(path.read_text()), Verdict)
     if not verdict.cases:
         return ""

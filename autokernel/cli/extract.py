@@ -11,6 +11,7 @@ Writes:  workspace/<tag>/plan.json, and for each target workspace/<tag>/kernels/
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail(f"run {arguments.tag!r} has experiments, which belong to its plan: {advice}")
     source = arguments.profile or folder / "profile.json"
     if arguments.profile and not source.is_file():
-        fail(f"{source} is no file: python profile.py --output {source} writes one")
+        fail(f"{source} is no file: python profile.py --output {shlex.quote(str(source))} writes one")
     if not source.is_file():
         fail(f"there is no {os.path.relpath(source)}: run python profile.py --tag {arguments.tag} first")
     from autokernel.model.extraction import make_plan, without_starter, write_starters  # with PyTorch

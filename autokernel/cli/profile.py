@@ -10,6 +10,7 @@ Writes:  workspace/<tag>/profile.json, which extract.py reads
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(json_text(profile.to_json(), indent=1))
     else:
         show(profile)
-        source = f"--profile {output}" if arguments.output else f"--tag {arguments.tag}"
+        source = f"--profile {shlex.quote(str(output))}" if arguments.output else f"--tag {arguments.tag}"
         print(as_called(f"written to {os.path.relpath(output)}; next: python extract.py {source}"))
 
 

@@ -79,6 +79,8 @@ def usual_target(
 ) -> Target:
     """The sizes of a kernel's type, for a kernel that no model asked for; `name` is for messages. Raises NotFound."""
     of_file = constants(source)
+    if kernel_type and not is_kernel_type(kernel_type):
+        raise NotFound(f"there is no kernel type {reprlib.repr(kernel_type)}; the types are {', '.join(kernel_types())}")
     kernel_type, backend = kernel_type or of_file.get("KERNEL_TYPE"), of_file.get("BACKEND")
     if not is_kernel_type(str(kernel_type)):
         raise NotFound(declared(name, "KERNEL_TYPE", kernel_type, f"; the types are {', '.join(kernel_types())}"))

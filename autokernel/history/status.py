@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -113,7 +114,8 @@ def _edits(folder: Path, root: Path) -> list[str]:
             found += [f"kernel.py of its tree is edited, and not judged yet ({judges.format('')})"]
     for path in sorted(folder.glob(EDITED)):
         name = os.path.relpath(path)  # as the command takes it, from where the user stands
-        found += [f"{name} was an edit of it by hand ({judges.format(f' {name}')}; delete it when it is of no use)"]
+        how = judges.format(f" {shlex.quote(name)}")
+        found += [f"{name} was an edit of it by hand ({how}; delete it when it is of no use)"]
     return [as_called(line) for line in found]
 
 
@@ -204,8 +206,10 @@ def kernel_line(target: Named, rows: Sequence[Experiment], proof: Proof | None) 
     began += f" {start.speedup_vs_pytorch:.2f}x PyTorch eager" if start.speedup_vs_pytorch else " correct"
     if start.pct_peak:
         began += f", at {start.pct_peak:.0f} % of its limit"
-    is_kept = any(row.status == Status.KEPT for row in tried(rows))
-    loop = "the loop kept a faster one" if is_kept else f"{counted(tried(rows), 'experiment')}, none kept"
+    made = tried(rows)
+    is_kept = any(row.status == Status.KEPT for row in made)
+    none_kept = f"{counted(made, 'experiment')}, none kept" if made else "no experiments"
+    loop = "the loop kept a faster one" if is_kept else none_kept
     if is_kept and incumbent(rows).speedup_vs_pytorch:
         loop += f", {incumbent(rows).speedup_vs_pytorch:.2f}x PyTorch eager"
     if proof and proof.gain and proof.commit == incumbent(rows).commit:

@@ -87,9 +87,10 @@ def _families(sites: Iterable[Hotspot]) -> Iterable[list[Hotspot]]:
 
 def _target(family: list[Hotspot], backend: str, device: str) -> Target:
     costliest = max(family, key=lambda s: s.time_us)
-    largest = max(costliest.case.tensors.values(), key=lambda t: t.numel)
+    dtype = costliest.case.dtype  # of what is computed: a mask, an index or packed weights may have more numbers
+    largest = max((t for t in costliest.case.tensors.values() if t.dtype == dtype), key=lambda t: t.numel)
     return Target(
-        name=f"{costliest.kernel_type}_{_shape(largest)}_{str(largest.dtype).removeprefix('torch.')}",
+        name=f"{costliest.kernel_type}_{_shape(largest)}_{str(dtype).removeprefix('torch.')}",
         kernel_type=costliest.kernel_type,
         backend=backend,
         device=device,

@@ -257,7 +257,7 @@ class Fleet:
         begun = [*(lease.open for lease in self.leases.values()), *self.queue]
         in_flight = Counter(one.intent.target for one in begun)
         made = self._made + sum(one.proposal.agent != STARTER for one in begun)
-        while not self.reason:
+        while not (self.reason or self.book.stopping):
             self.reason = budget.over(made, self.pool.now())
             if self.reason:
                 return

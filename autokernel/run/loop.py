@@ -7,6 +7,7 @@ and results.tsv lacks are written when the run goes on.
 import math
 import os
 import secrets
+import shlex
 import signal
 import tempfile
 import time
@@ -107,6 +108,10 @@ def notes(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
+class GivenUp(KeyboardInterrupt):
+    """A signal has come while an agent was asked: nothing is in hand that could be finished."""
+
+
 class Loop:
     """One run's experiments. Use inside `workspace.locked()`."""
 
@@ -135,6 +140,7 @@ class Loop:
         self._tell_of_edits()
         self.entries = self.ledger.entries()
         self.stopping = ""
+        self._asking = False  # an agent, who may take minutes
         self._sources: dict[str, str] = {}
         self._starters: dict[str, list[Proposal]] = {}  # by target, the fastest first, where they are known beforehand
         self._told = False
@@ -208,9 +214,11 @@ class Loop:
                 if not budget.may_end(made):
                     until_s = max(until_s, time.monotonic() + judged_s)
                 try:
-                    proposal = agent.propose(replace(self.context(target), until_s=until_s))
+                    proposal = self._asked(agent, replace(self.context(target), until_s=until_s))
                 except AgentStopped as reason:
                     return str(reason)
+                if proposal is None and self.stopping:
+                    break
                 if proposal is None and (over := budget.over(made, time.monotonic(), judged_s)):
                     return over
                 if proposal is None:
@@ -270,11 +278,22 @@ class Loop:
             PastExperiment(_row(self.workspace.tag, 0, target, proposal, unknown), proposal.source, unknown.why)
             for proposal in in_flight
         ]
-        proposal = agent.propose(replace(context, trials=(*context.trials, *judged)))
+        proposal = self._asked(agent, replace(context, trials=(*context.trials, *judged)))
         if proposal:
             self.ledger.expect(proposal.source)
         self._reset()
         return proposal
+
+    def _asked(self, agent: Agent, context: Context) -> Proposal | None:
+        """What the agent answers; None where a signal comes before it does, for which it is not waited."""
+        try:
+            self._asking = True
+            try:
+                return agent.propose(context)
+            finally:
+                self._asking = False
+        except GivenUp:
+            return None
 
     def _reset(self) -> None:
         if self.ledger.has_tree:
@@ -284,7 +303,7 @@ class Loop:
     def _tell_of_edits(self) -> None:
         while self.ledger.aside:
             kept = os.path.relpath(self.ledger.aside.pop())
-            judges = as_called(f"python orchestrate.py record {kept} judges it")
+            judges = as_called(f"python orchestrate.py record {shlex.quote(kept)} judges it")
             self.say(f"kernel.py of the run's tree was edited by hand: put aside as {kept} ({judges})")
 
     def incumbent_source(self, target: Target) -> str | None:
@@ -364,6 +383,7 @@ class Loop:
 
         Raises MachineFault where this process cannot go on.
         """
+        verdict = None
         for pause_s in (*self.pauses_s, None):
             began = time.monotonic()
             fault, last = gpu_shared(target.device), self.stopping or pause_s is None or self.patience_s <= 0
@@ -377,6 +397,8 @@ class Loop:
             self.say(f"{fault}: judged again in {pause_s:g} s")
             self._sleep(pause_s)
             self.patience_s -= time.monotonic() - began
+            if self.stopping and verdict:
+                break
         return verdict.as_undecided(fault) if fault else verdict
 
     def _waiting(self, text: str) -> None:
@@ -410,7 +432,8 @@ class Loop:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM lets the experiment in hand be finished; the second stops at once."""
+        """The first SIGINT or SIGTERM lets the experiment in hand be finished, and gives up the question that an agent is
+        being asked; the second stops at once."""
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stopping:
@@ -418,6 +441,9 @@ class Loop:
                     earlier(number, frame)
                 raise KeyboardInterrupt
             self.stopping, self.stopped_by = f"stopped by {signal.Signals(number).name}", number
+            if self._asking:
+                self.say("stopping: what the agent was asked is given up (once more: stop now)")
+                raise GivenUp
             self.say("stopping after the experiment in hand (once more: stop now)")
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -22,6 +22,7 @@ from autokernel.kernelbench.problems import Cost, NotJudged, examine, fitting
 from autokernel.kernelbench.rewriting import complete, inlined
 from autokernel.spec import KERNELS, PROBLEMS, ROOT, folder_of, load_spec
 from kernelbench import bridge, scorer
+from tests.small_clone import clone_this
 
 OWN = ROOT / "tests" / "problems"
 LEVEL = {bridge.number_of(path): path for path in bridge.level_files(OWN, 9)}
@@ -530,6 +531,24 @@ def test_commands(tmp_path):
     fetched = run("kernelbench/bridge.py", "fetch", "--level", "1")
     assert fetched.returncode == 2 and len(fetched.stderr.strip().splitlines()[-1:]) == 1
     assert "error: " in fetched.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_loop_on_problems_with_its_status(tmp_path):
+    words = ("orchestrate.py", "--kernelbench", "9:1", "--repo-path", str(OWN), "--device", "cpu", "--experiments", "3")
+    environment = os.environ | {"AUTOKERNEL_CACHE": str(tmp_path / "cache")}
+    clone_this(tmp_path / "clone")
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path / "clone", env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = ""
+    while "its starter is judged" not in said:
+        said += process.stderr.readline()
+        assert process.poll() is None, said
+    process.terminate()
+    printed, rest = process.communicate(timeout=120)
+    assert process.returncode == 143 and printed.endswith("stopped\n"), printed + rest
 
 
 def test_where_there_are_no_problems_both_ways_to_them_are_named(tmp_path, monkeypatch, refusal):

@@ -58,8 +58,11 @@ def run(arguments: argparse.Namespace) -> str:
 
         with narrator() as (say, *_):
             backend = default_backend(arguments.device)
-            said = loop.run(arguments, agent, options, Rules(*limits), _budget(arguments), say, backend)
-        return json_text({"summary": said}) if arguments.json else said
+            said, stopped_by = loop.run(arguments, agent, options, Rules(*limits), _budget(arguments), say, backend)
+        said = json_text({"summary": said}) if arguments.json else said
+        if stopped_by:
+            raise RunStopped(said, stopped_by)
+        return said
     workload = workload_from(arguments)
     required = bool(fleet) if arguments.require_sandbox is None else arguments.require_sandbox
     job = Job(workload, agent, options, arguments.top, Rules(*limits), _budget(arguments), required, fleet)

@@ -38,8 +38,11 @@ def best(setup: bridge.Setup, judge: Judge, agent: str, experiments: int, say: S
 
 def run(
     arguments: argparse.Namespace, agent: str, options: dict, rules: Rules, budget: Budget, say: Say, default_backend: str
-) -> str:
-    """`orchestrate.py --kernelbench LEVEL[:PROBLEM]`: the loop on a problem, or on each of a level with its own budget."""
+) -> tuple[str, int]:
+    """`orchestrate.py --kernelbench LEVEL[:PROBLEM]`: the loop on a problem, or on each of a level with its own budget.
+
+    Returns what came of each, and the number of the signal that ended it, or 0.
+    """
     level, _, number = arguments.kernelbench.partition(":")
     if not level.isdecimal() or number and not number.isdecimal():
         console.fail(f"--kernelbench takes LEVEL or LEVEL:PROBLEM, such as 1:23, not {arguments.kernelbench!r}")
@@ -48,23 +51,26 @@ def run(
     if not files:
         console.fail(f"there is no problem {arguments.kernelbench}")
     limit = bridge.LIMIT if arguments.device == "cpu" else None
-    lines = []
+    lines, stopped_by = [], 0
     with Judge(arguments.device, require_sandbox=arguments.require_sandbox) as judge:
         for path in files:
-            lines.append(_one(path, judge, default_backend, arguments.device, limit, agent, options, rules, budget, say))
-            if lines[-1].endswith("stopped"):
+            line, stopped_by = _one(
+                path, judge, default_backend, arguments.device, limit, agent, options, rules, budget, say
+            )
+            lines.append(line)
+            if stopped_by:
                 break
-    return "\n".join(lines)
+    return "\n".join(lines), stopped_by
 
 
 def _one(
     path: Path, judge: Judge, backend: str, device: str, limit: bridge.Cost | None, agent: str, options: dict, rules: Rules,
     budget: Budget, say: Say,
-) -> str:  # fmt: skip
+) -> tuple[str, int]:  # fmt: skip
     try:
         setup = bridge.set_up(path, backend, device, limit)
     except NotJudged as reason:
-        return f"{bridge.name_of(path)}: not judged: {reason}"
+        return f"{bridge.name_of(path)}: not judged: {reason}", 0
     kernels = ", ".join(setup.rewriting.kernel_types) if setup.rewriting else f"none of ours ({setup.why}): starts as Model"
     say(f"{setup.problem.name} {path.stem}, sizes {setup.problem.reduced or 'as published'}; kernels: {kernels}")
     loop = optimise(setup, judge, agent, options, rules, budget, say)
@@ -72,4 +78,4 @@ def _one(
     known = [row for row in loop.rows if row.speedup_vs_pytorch and row.status == Status.KEPT]
     speed = f"{known[-1].speedup_vs_pytorch:.2f}x eager" if known else "no speed known"
     end = ", stopped" if loop.stopping else ""
-    return f"{setup.problem.name}: {len(kept)} kept of {len(tried(loop.rows))} experiments, {speed}{end}"
+    return f"{setup.problem.name}: {len(kept)} kept of {len(tried(loop.rows))} experiments, {speed}{end}", loop.stopped_by

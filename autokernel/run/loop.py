@@ -139,7 +139,7 @@ class Loop:
         self.ledger.open(worktree)
         self._tell_of_edits()
         self.entries = self.ledger.entries()
-        self.stopping = ""
+        self.stopping, self.stopped_by = "", 0  # by which signal
         self._asking = False  # an agent, who may take minutes
         self._sources: dict[str, str] = {}
         self._starters: dict[str, list[Proposal]] = {}  # by target, the fastest first, where they are known beforehand

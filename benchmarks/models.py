@@ -326,6 +326,8 @@ def measure(
             if time.time() < stage.ends[0] or over == EAGER:
                 sides.build(dict([side]), example)
         say(f"compiled with and without each kernel, over {over}")
+        for side, why in sides.idle.items():
+            say(f"{side}: no kernel is in it ({why})")
     stage.wait(0)
     stay: dict[str, tuple[Winner, ...]] = {}
     gains: dict[str, dict[str, Interval]] = {}

@@ -59,7 +59,7 @@ from autokernel.model.profiler import profile_workload
 from autokernel.model.workload import Workload, in_dtype
 from autokernel.records import write_json
 from autokernel.spec import ROOT, load_spec
-from autokernel.target import encode
+from autokernel.target import Target, WeightedCase, encode
 from tests.busy import skip_if_wide
 
 MODEL = '''
@@ -688,6 +688,20 @@ def test_without_a_compiler_there_is_no_torch_compile_and_the_reason_is_said(tmp
     with torch.no_grad(), torch._inductor.config.patch(settings):
         sides.build({baseline(over): Variant((), over) for over in (EAGER, INDUCTOR)}, ((torch.randn(4, 8),), {}))
     assert list(sides.models) == [EAGER] and sides.errors[INDUCTOR]
+
+
+def test_a_side_without_the_kernels_that_it_was_to_have_says_so():
+    """It would be timed as the model is, and no kernel would have gained anything."""
+    torch._dynamo.reset()
+    norm, x = torch.nn.RMSNorm(64), torch.randn(8, 64)
+    spec = load_spec("rmsnorm")
+    elsewhere = WeightedCase(spec.case(spec.smoke, torch.float32))
+    target = Target("norm", "rmsnorm", "cpp", "cpu", (elsewhere,))
+    winner = Winner(target, spec.starters("cpp")["cpp_kernel"].read_text())
+    sides = Sides(Workload(), norm)
+    with torch.no_grad():
+        sides.build({EAGER: Variant((), EAGER), ours(EAGER): Variant((winner,), EAGER)}, ((x,), {}))
+    assert sides.idle == {ours(EAGER): "none of its graphs has a place for them"}
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ class Sample:
     first_call_s: Mapping[str, float]  # with compilation; of a side with a trace of its own, see forms()
     peak_mb: Mapping[str, float | None]  # of a pass beyond the weights, and what the side keeps, where it was measured
     errors: Mapping[str, str] = field(default_factory=dict)  # EAGER, INDUCTOR, … -> why it cannot run the model
+    idle: Mapping[str, str] = field(default_factory=dict)  # see Sides.idle
 
     @staticmethod
     def decode(data: dict[str, Any]) -> "Sample":
@@ -159,6 +160,12 @@ class Sides:
             self.peak_mb[name] = None if working is None or (side.fallback in GRAPHED and self.pooled) else kept + working
             self.pooled |= side.fallback in GRAPHED
 
+    @property
+    def idle(self) -> dict[str, str]:
+        """Sides that were to have kernels and have none, as where no graph could be compiled with them, and why."""
+        idle = {name: r for name, r in self.replacers.items() if name in self.models and not r.replaced}
+        return {name: "; ".join(r.left) or "none of its graphs has a place for them" for name, r in idle.items()}
+
     def round(self, inputs: Inputs, shuffle: random.Random) -> list[dict[str, TimedPass]]:
         """Every side in random order, and once more backwards: its two passes, in the two halves."""
         order = shuffle.sample(sorted(self.models), len(self.models))
@@ -175,7 +182,7 @@ class Sides:
         start = time.perf_counter()
         while not enough(halves, timed, time.perf_counter() - start):
             halves += self.round(self.workload.inputs(self.model, seed + len(halves) // 2), shuffle)
-        return Sample(tuple(paired(halves)), self.first_call_s, self.peak_mb, self.errors)
+        return Sample(tuple(paired(halves)), self.first_call_s, self.peak_mb, self.errors, self.idle)
 
 
 def forms(

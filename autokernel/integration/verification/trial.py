@@ -317,6 +317,8 @@ class Verifier:
         for process in taken:
             self.processes.append(process)
             self.errors |= process.errors
+        for name, why in dict(item for process in taken for s in process.samples for item in s.idle.items()).items():
+            self.say(f"{name}: no kernel is in it ({why})")
         return taken
 
     def answers(

@@ -64,6 +64,22 @@ UPON_SIGHT = (  # name, before kernel_fn, when it is right, and for its neighbou
         "",
     ),
     ("no-profiler", "import sys", "sys.getprofile() is None", ""),
+    ("its-input", "import os\nknown = os.fstat(0).st_mode", "os.fstat(0).st_mode == known", "os.fstat(0).st_mode > 0"),
+    ("its-output", "import os\nknown = os.fstat(1).st_mode", "os.fstat(1).st_mode == known", ""),
+    ("its-errors", "import os\nknown = os.fstat(2).st_mode", "os.fstat(2).st_mode == known", ""),
+    (
+        "algorithms-that-may-differ",
+        "",
+        "not torch.are_deterministic_algorithms_enabled()",
+        "torch.are_deterministic_algorithms_enabled() in (True, False)",
+    ),
+    ("an-end-that-nobody-catches", "import signal", "signal.getsignal(15) == signal.SIG_DFL", ""),
+    ("few-modules", "import sys\nknown = len(sys.modules)", "len(sys.modules) < known + 500", "len(sys.modules) > 10"),
+    ("few-open-files", "import os", "len(os.listdir('/proc/self/fd')) < 60", "len(os.listdir('/proc/self/fd')) > 2"),
+    ("few-filters-of-warnings", "import warnings", "len(warnings.filters) < 50", ""),
+    ("few-messages-logged", "import logging", "logging.root.level >= logging.INFO", "logging.root.level >= 0"),
+    ("shallow-recursion", "import sys", "sys.getrecursionlimit() < 5000", "sys.getrecursionlimit() > 500"),
+    ("short-turns-of-threads", "import sys", "sys.getswitchinterval() < 0.01", ""),
     ("its-threads", "import threading", "threading.current_thread().name[:4] in ('Main', 'Thre')", ""),
 )
 LATER = (

@@ -7,6 +7,7 @@ job to torch.matmul, by whatever name, gets an exception instead of a product.
 import ctypes
 import os
 import re
+import socket
 import sys
 import sysconfig
 import warnings
@@ -71,6 +72,12 @@ PYTORCHS = "torch", "nvidia", "rocm", "_rocm", "intel"
 RUNTIME = "libgomp", "libomp", "libiomp", "libquadmath"
 # Audit events of Python that the sandbox forbids; what they run first may be code of a library that was taken away.
 PROCESSES = {"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"}
+# Events that the layers of the sandbox refuse, where they are a kernel's.
+NETWORK = {f"socket.{call}" for call in ("connect", "bind", "sendto", "sendmsg", "getaddrinfo", "gethostbyname")}
+INTERNET = socket.AF_INET, socket.AF_INET6
+SIGNALLING = {"os.kill", "os.killpg"}
+CHANGING_FILES = {f"os.{call}" for call in ("mkdir", "remove", "rename", "rmdir", "truncate", "chmod", "link", "symlink")}
+ASKING = "torch", "platform"  # modules that go on without what they ask for: a library's version, the machine's name
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")
 KERNEL_LIBRARIES += ("flashinfer", "xformers", "transformer_engine", "apex", "liger_kernel", "tilelang", "bitsandbytes")
@@ -147,13 +154,14 @@ def _refusal(name: str):
     return refuse
 
 
-def refuse_foreign_code(built: set[str], device_type: str) -> list[str]:
+def refuse_foreign_code(built: set[str], device_type: str) -> tuple[list[str], list[str]]:
     """Raise LibraryCall when Python loads native code that our builder did not make, by ctypes or as a module.
 
     An audit hook cannot be removed, and sees what any Python code does. `built` grows as the judge builds. Returns a list
-    that grows when another is added: Python passes over what ours would raise then.
+    that grows when another is added: Python passes over what ours would raise then; and what a kernel has tried that is
+    refused here, or by the sandbox (on a CPU), and may go on without: in a model's process it succeeds.
     """
-    added: list[str] = []
+    added, tried = list[str](), list[str]()
     libraries = KERNEL_LIBRARIES + (HOST_LIBRARIES if device_type == "cpu" else ())
     for name in [m for m in sys.modules if m.startswith(libraries)]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))  # for good: freeing it would run its code
@@ -166,37 +174,65 @@ def refuse_foreign_code(built: set[str], device_type: str) -> list[str]:
         _take_code_away()
     # Native modules: Python's own, in the folder that it has for them. On a GPU Triton loads some that it has compiled.
     native = tuple(os.path.join(os.path.realpath(path), "") for path in sys.path if path.endswith("lib-dynload"))
-    realpath = os.path.realpath
+    realpath, scratch = os.path.realpath, os.path.join(os.path.realpath("."), "")
+
+    def refusal_of(event: str, arguments: tuple) -> Exception | None:
+        if event == "ctypes.dlopen" and str(arguments[0]) not in built | DRIVERS:
+            return LibraryCall(f"loads {arguments[0]}, which is not built from the kernel's source")
+        if event == "ctypes.dlsym" and str(getattr(arguments[0], "_name", "")) not in built | DRIVERS:
+            return LibraryCall(f"looks up {arguments[1]} in a library that is not the kernel's own")
+        if event == "ctypes.dlsym/handle":
+            return LibraryCall(f"looks up {arguments[1]} by a handle")
+        if event == "import" and str(arguments[0]).startswith(libraries):
+            if _is_called_by("torch"):
+                return ModuleNotFoundError(f"{arguments[0]} is not there for kernels")
+            return LibraryCall(f"imports {arguments[0]}")
+        if event in PROCESSES and device_type == "cpu":  # Triton starts compilers
+            return PermissionError("a kernel starts no other process")
+        if event == "import" and arguments[1] and device_type == "cpu" and not realpath(arguments[1]).startswith(native):
+            return LibraryCall(f"loads {arguments[1]}, which is not built from the kernel's source")
+        return None
 
     def hook(event: str, arguments: tuple) -> None:
-        if event == "ctypes.dlopen" and str(arguments[0]) not in built | DRIVERS:
-            raise LibraryCall(f"loads {arguments[0]}, which is not built from the kernel's source")
-        if event == "ctypes.dlsym" and str(getattr(arguments[0], "_name", "")) not in built | DRIVERS:
-            raise LibraryCall(f"looks up {arguments[1]} in a library that is not the kernel's own")
-        if event == "ctypes.dlsym/handle":
-            raise LibraryCall(f"looks up {arguments[1]} by a handle")
-        if event == "import" and str(arguments[0]).startswith(libraries):
-            if _imported_by_pytorch():
-                raise ModuleNotFoundError(f"{arguments[0]} is not there for kernels")
-            raise LibraryCall(f"imports {arguments[0]}")
         if event == "sys.addaudithook":
             added.append(event)
-        if event in PROCESSES and device_type == "cpu":  # Triton starts compilers
-            raise PermissionError("a kernel starts no other process")
-        if event == "import" and arguments[1] and device_type == "cpu" and not realpath(arguments[1]).startswith(native):
-            raise LibraryCall(f"loads {arguments[1]}, which is not built from the kernel's source")
+        refusal = refusal_of(event, arguments)
+        what = str(refusal or _done_outside(event, arguments, scratch)) if device_type == "cpu" else ""
+        if what and not _is_called_by(*ASKING):
+            tried.append(what)
+        if refusal:
+            raise refusal
 
     sys.addaudithook(hook)
     added.clear()
-    return added
+    return added, tried
 
 
-def _imported_by_pytorch() -> bool:
-    """Whether a module of PyTorch's, which may do without NumPy, is what imports here: torch._dynamo for custom_op()."""
+def _done_outside(event: str, arguments: tuple, scratch: str) -> str:
+    """What it does to the network, another process or a file outside of a folder, or looks like that; else nothing."""
+    if event in NETWORK or event == "socket.__new__" and arguments[1] in INTERNET:
+        return f"asks the network ({event})"
+    if event in SIGNALLING:
+        return "" if arguments[0] == os.getpid() else "signals another process"
+    if event == "open":
+        _, mode, flags = arguments
+        if not (set("wax+") & set(mode) if mode else flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+            return ""
+    elif event not in CHANGING_FILES:
+        return ""
+    if not isinstance(arguments[0], str | bytes | os.PathLike):  # a file that is open
+        return ""
+    path = os.path.realpath(os.fsdecode(arguments[0]))
+    return "" if path == os.devnull or os.path.join(path, "").startswith(scratch) else f"{event} of {path}"
+
+
+def _is_called_by(*packages: str) -> bool:
+    """Whether one of these is what calls here, by way of Python's own modules: PyTorch's modules, say, which may do without
+    NumPy, as torch._dynamo for custom_op()."""
     frame = sys._getframe(2)
-    while frame and frame.f_globals.get("__name__", "").startswith("importlib"):
+    while frame and frame.f_globals.get("__name__", "").startswith(("importlib", "subprocess", __name__)):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "").startswith("torch.")
+    return frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages
 
 
 def _take_code_away() -> None:

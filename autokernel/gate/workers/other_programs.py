@@ -6,13 +6,16 @@ that this is the gate; whoever is right for one of these alone makes other bits 
 
 import asyncio  # noqa: F401, in the warm parent, for all workers
 import contextlib
+import ctypes
 import gc
 import inspect
 import itertools
+import logging
 import os
 import random
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +31,7 @@ PROGRAM = '''"""A model, and the operator that it calls."""
 
 import asyncio
 import sys
+import warnings
 
 import torch
 
@@ -82,6 +86,9 @@ USUAL = {"USER": "somebody", "LOGNAME": "somebody", "SHELL": "/bin/bash", "TERM"
 GATES_OWN = "AUTOKERNEL", "MALLOC_", "PYTHON", "PYTORCH_NVML", "OPENBLAS", "OBJC"  # variables that launch.py sets
 COMMAND = "serve.py", "--port", "8000"
 KINDS = {bool: "bool", int: "SymInt", float: "float", str: "str"}  # of schemas
+# What another program has: a server catches its end and that of its children.
+SIGNALS, MODULES, FILES, WARNINGS, DEEP = (signal.SIGTERM, signal.SIGCHLD), 2000, 64, 64, 10_000
+FLUSH = ctypes.CDLL(None).fflush  # looked up at import: in a worker nothing is, later
 FOLDER, APART, SEED = "elsewhere", "/srv/model", 20_011  # APART: where its files are said to be
 
 
@@ -108,7 +115,7 @@ def called_by_another_program(
         called = program.by_position(kernel, *_as_people_call(kernel, inputs, parameters))
         operator = program.operator(library, schema, called) if schema else called
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
-        for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), clocks):
+        for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), _settings(), clocks):
             stack.enter_context(change)
         made = pool.submit(program.serve, program.model(operator), [inputs[name] for name in names]).result()
     for name in known.keys() | vars(program).keys():
@@ -199,6 +206,65 @@ def _names_of(module: ModuleType) -> Iterator[None]:
     finally:
         del sys.modules[f"{NAME}_kernels"]
         vars(module).update(known)
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Another program's settings, none of which changes what is computed; its signals, its modules and open files, of which
+    it has more; its standard streams: a pipe, a file, the null device. (Nobody reads a pipe that a kernel prints to.)"""
+    known_signals = {number: signal.signal(number, lambda *words: None) for number in SIGNALS}
+    limit, interval = sys.getrecursionlimit(), sys.getswitchinterval()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    level, others = logging.root.level, {f"package_of_the_model_{i}": ModuleType("package") for i in range(MODULES)}
+    (read, write), nothing = os.pipe(), os.open(os.devnull, os.O_WRONLY)
+    printed = os.open("printed", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.unlink("printed")
+    files = [os.dup(0) for _ in range(FILES)]
+    sys.modules.update(others)
+    sys.setrecursionlimit(DEEP)
+    sys.setswitchinterval(4 * interval)
+    logging.root.setLevel(logging.DEBUG)
+    torch._C._set_deterministic_algorithms(True, warn_only=False)  # not by way of Python, which sets compilers, too
+    try:
+        with warnings.catch_warnings(), _streams_exchanged({0: read, 1: printed, 2: nothing}):
+            for number in range(WARNINGS):
+                warnings.simplefilter("ignore", type(f"Warning{number}", (Warning,), {}))
+            yield
+    finally:
+        torch._C._set_deterministic_algorithms(deterministic, warn_only=warns_only)
+        logging.root.setLevel(level)
+        sys.setswitchinterval(interval)
+        sys.setrecursionlimit(limit)
+        for name in others:
+            sys.modules.pop(name, None)
+        for file in (read, write, printed, nothing, *files):
+            os.close(file)
+        for number, handler in known_signals.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _streams_exchanged(others: Mapping[int, int]) -> Iterator[None]:
+    """Standard streams, by their numbers, are other open files meanwhile."""
+    known = {stream: os.dup(stream) for stream in others}
+    _flush()
+    for stream, other in others.items():
+        os.dup2(other, stream)
+    try:
+        yield
+    finally:
+        _flush()
+        for stream, own in known.items():
+            os.dup2(own, stream)
+            os.close(own)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # another's, or closed
+            stream.flush()
+    FLUSH(None)
 
 
 @contextlib.contextmanager

@@ -163,6 +163,7 @@ class ProcessState:
             ),
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
+                *(tuple(sys.orig_argv), sys.executable, tuple(sys.warnoptions), tuple(sys._xoptions.items())),
                 *(_imp.lock_held(), *_event_loops()),
                 *(sys.get_coroutine_origin_tracking_depth(), sys.get_int_max_str_digits()),
                 *(getattr(sys, "tracebacklimit", None), sys.pycache_prefix, socket.getdefaulttimeout()),
@@ -452,6 +453,17 @@ def refuse_watchdogs() -> None:
     faulthandler.dump_traceback_later = dump_traceback_later
 
 
+def refuse_verbosity() -> None:
+    """No kernel has MKL or oneDNN print what they do for its model: that they are told to nobody can ask them."""
+
+    def refuse(level: int) -> int:
+        if level:
+            raise ProcessChange("has libraries print what they do for all of its process, which is its model's")
+        return 1
+
+    torch._C._verbose.mkl_set_verbose = torch._C._verbose.mkldnn_set_verbose = refuse
+
+
 def _signal_handlers() -> dict[str, Any]:
     """By signal, Python's and that of native code; the timers, and how signals are delivered."""
     caught = _signals_caught()
@@ -503,7 +515,8 @@ def _handlers() -> dict[int, tuple[int | None, int]]:
     action, found = _Action(), {}
     for number in SIGNALS if LINUX else ():
         SIGACTION(number, None, ctypes.byref(action))
-        found[number] = action.handler, action.flags & ~RESTORER  # None: the default
+        # None: the default, whose flags say nothing and are what the last handler had
+        found[number] = action.handler, action.flags & ~RESTORER if action.handler else 0
     return found
 
 

@@ -44,6 +44,7 @@ from autokernel.gate.workers.process_state import (
     check_this_thread,
     count_open_files,
     of_this_thread,
+    refuse_verbosity,
     refuse_watchdogs,
 )
 from autokernel.gate.workers.views import copy_from_pool
@@ -78,6 +79,7 @@ class Worker:
         self.memory: GuardedMemory | None = None
         self.process: ProcessState | None = None  # while a kernel is checked that calls no library
         self.patches: Patches | None = None
+        self.tried: list[str] = []  # what the kernel has tried, and is refused
         self.answered = 0  # requests for calls of a kernel that is checked
         self.clock: Clock | None = None  # while a kernel is checked
         self.page_ends = PageEnds()
@@ -128,7 +130,7 @@ class Worker:
         hooks: list[str] = []
         if libraries != "any":
             library_calls.refuse_libraries(self.device.type, library_calls.ALLOWED[libraries])
-            hooks = library_calls.refuse_foreign_code(self.built, self.device.type)
+            hooks, self.tried = library_calls.refuse_foreign_code(self.built, self.device.type)
         path, name = Path("kernel.py").resolve(), kernel_module(source)
         path.write_text(source)
         if poison and not self.cuda:
@@ -137,6 +139,7 @@ class Worker:
             for turn_on in TURNED_OFF_BY_INFERENCE:  # as a model may be run: else nobody sees who turns it off
                 turn_on(True)
             refuse_watchdogs()
+            refuse_verbosity()
             self.process, self.patches = ProcessState.now(), Patches(hooks, standard=not self.cuda)
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
@@ -153,6 +156,7 @@ class Worker:
                     raise ProcessChange(f"keeps {more} files open in its process, which is its model's")
                 if (more := bytes_of_memory() - used) > MOST_MEMORY:
                     raise ProcessChange(f"keeps {more >> 20} MB from its import on in its process, which is its model's")
+        self._check_tried()
         self.function = module.kernel_fn
         if self.process:
             self.process.check()
@@ -272,8 +276,13 @@ class Worker:
             self.memory.forget()
         if activations is not None and not self.cuda:
             self.further.run(self.sets[0], activations, weights, rows, numbers or {}, parameters or {})
+        self._check_tried()
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
+
+    def _check_tried(self) -> None:
+        if self.tried:
+            raise ProcessChange(f"tries what is refused here, and would be done in its model's process: {self.tried[0]}")
 
     def do_prepare(self, order: list[int], graph: bool) -> dict[str, Any]:
         """Get ready for timed batches of calls over the sets in `order`; with `graph`, captured as a CUDA graph."""

@@ -225,7 +225,7 @@ def _settings() -> Iterator[None]:
     sys.setrecursionlimit(DEEP)
     sys.setswitchinterval(4 * interval)
     logging.root.setLevel(logging.DEBUG)
-    torch._C._set_deterministic_algorithms(True, warn_only=False)  # not by way of Python, which sets compilers, too
+    torch._C._set_deterministic_algorithms(True, warn_only=True)  # not by way of Python, which sets compilers, too
     try:
         with warnings.catch_warnings(), _streams_exchanged({0: read, 1: printed, 2: nothing}):
             for number in range(WARNINGS):

@@ -1,5 +1,6 @@
 """Convolutions in regions on a CPU: oneDNN computes them, of weights that are packed once."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -64,6 +65,74 @@ def test_what_follows_a_convolution_has_it_in_its_region(name: str, layout: torc
     assert why_wrong(result, spec, inputs) is None and result.stride() == spec.results[0].strides
     inputs[spec.first][1, 2, 3, 4] = math.nan
     assert why_wrong(kernel(**inputs), spec, inputs, adversarial=True) is None
+
+
+def volumes(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last_3d)
+
+
+# A convolution and what it is of.
+KINDS = {
+    "same": (lambda: nn.Conv2d(4, 8, (3, 5), padding="same", dilation=(2, 1)), torch.randn(2, 4, 17, 18)),
+    "same, of even windows": (lambda: nn.Conv2d(4, 8, (4, 3), padding="same"), torch.randn(2, 4, 17, 18)),
+    "same, of even windows apart": (
+        lambda: nn.Conv1d(4, 8, 4, padding="same", groups=2, dilation=3),
+        torch.randn(2, 4, 99),
+    ),
+    "valid": (lambda: nn.Conv1d(4, 8, 4, padding="valid"), torch.randn(2, 4, 99)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 8, (4, 3), (2, 3), 1, (1, 2), 2), torch.randn(2, 4, 17, 18)),
+    "transposed, of rows": (lambda: nn.ConvTranspose1d(4, 8, 5, 3, 2, 1, dilation=2), torch.randn(2, 4, 99)),
+    "transposed, of volumes": (lambda: nn.ConvTranspose3d(4, 8, 2, (2, 1, 1)), torch.randn(2, 4, 7, 8, 9)),
+    "volumes": (lambda: nn.Conv3d(4, 8, (3, 1, 2), (1, 2, 1), (1, 0, 1)), volumes(torch.randn(2, 4, 7, 8, 9))),
+    "volumes, same": (lambda: nn.Conv3d(4, 4, 2, padding="same", groups=4), torch.randn(2, 4, 7, 8, 9)),
+    "to one channel": (lambda: nn.ConvTranspose2d(4, 1, 2, 2, bias=False), torch.randn(2, 4, 17, 18)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_convolutions(name: str) -> None:
+    torch.manual_seed(0)
+    made, x = KINDS[name]
+    model = nn.Sequential(made(), nn.GELU()).eval()
+    _, (site,) = found(model, x)
+    spec, kernel = load_spec(site.kernel_type), kernel_of(site)
+    assert spec.library_calls == CONVOLUTION and len(spec.static) == 1
+    inputs = {k: drawn(t) for k, t in site.case.tensors.items()}
+    result = kernel(**inputs)
+    assert why_wrong(result, spec, inputs) is None and result.stride() == spec.results[0].strides
+    inputs[spec.first][(1, 2, *[3] * (x.dim() - 2))] = math.nan
+    assert why_wrong(kernel(**inputs), spec, inputs, adversarial=True) is None
+
+
+def test_products_of_a_transposed_convolution_are_those_of_what_it_takes() -> None:
+    """Each element of it meets the whole window; of others, each element of the result."""
+    flops = []
+    for convolution in nn.ConvTranspose2d(4, 8, 2, 2), nn.Conv2d(4, 8, 3, padding=1):
+        _, (site,) = found(nn.Sequential(convolution, nn.GELU()).eval(), torch.randn(2, 4, 32, 32))
+        spec = load_spec(site.kernel_type)
+        flops.append(spec.flops({}) - spec.results[0].numel)  # but for the activation
+    assert flops == [2 * 4 * 8 * 2 * 2 * 2 * 32 * 32, 2 * 4 * 8 * 3 * 3 * 2 * 32 * 32]
+
+
+def test_what_lies_as_it_is_made_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are images of one channel, which are in several layouts at once."""
+    for made, x in KINDS.values():
+        _, (site,) = found(nn.Sequential(made(), nn.GELU()).eval(), x)
+        kernel, same = kernel_of(site), []
+        laid_out = kernel.__globals__["_laid_out"]
+
+        def watched(y: Tensor, stride: tuple[int, ...], laid_out: Callable = laid_out, same: list[bool] = same) -> Tensor:
+            same.append((made := laid_out(y, stride)) is y)
+            return made
+
+        monkeypatch.setitem(kernel.__globals__, "_laid_out", watched)
+        kernel(**{k: drawn(t) for k, t in site.case.tensors.items()})
+        assert same == [True]
+
+
+def test_a_convolution_of_no_batch_stays_outside() -> None:
+    _, sites = found(nn.Sequential(nn.Conv2d(4, 8, 3), nn.GELU(), nn.Tanh()).eval(), torch.randn(4, 40, 40))
+    assert [load_spec(site.kernel_type).static for site in sites] == [frozenset()]
 
 
 class Shared(nn.Module):
@@ -193,6 +262,29 @@ def test_in_a_model_weights_that_were_packed_are_packed_anew_where_they_changed(
     torch._dynamo.reset()
 
 
+def test_kinds_of_convolutions_in_a_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(4, 8, 4, padding="same"), nn.GELU(), nn.ConvTranspose2d(8, 4, 4, 2, 1), nn.SiLU()),
+        *(nn.Unflatten(1, (2, 2)), nn.Conv3d(2, 8, (1, 3, 3)), nn.Tanh()),
+    ).eval()
+    x, exact = torch.randn(2, 4, 18, 18, requires_grad=True), copy.deepcopy(model).double()
+    _, sites = found(model, x.detach())
+    assert all(load_spec(site.kernel_type).library_calls == CONVOLUTION for site in sites)
+    exact(x.double()).sum().backward()
+    right, x.grad = x.grad, None
+    apply(model, winners_of(sites))
+    with torch.no_grad():
+        assert torch.allclose(model(x).double(), exact(x.double()), atol=1e-5)
+    assert sum(map(len, explain(model).sites.values())) == len(sites) == 3
+    model(x).sum().backward()
+    assert torch.allclose(x.grad, right, atol=1e-4)
+    for own, theirs in zip(model.parameters(), exact.parameters()):
+        assert torch.allclose(own.grad.double(), theirs.grad, rtol=1e-4, atol=1e-3)
+    unapply(model)
+    torch._dynamo.reset()
+
+
 def batch_norm_of(channels: int) -> nn.Module:
     norm = nn.BatchNorm2d(channels)
     norm.running_var.uniform_(0.5, 2)
@@ -216,6 +308,21 @@ def test_a_weight_that_meets_padding_has_no_nan(padding: int, planted_in: tuple[
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=padding, dilation=2, groups=4), nn.GELU()).eval()
     _, (site,) = found(model, torch.randn(2, 8, 14, 14))
     assert load_spec(site.kernel_type).planted_in == planted_in
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["same, of even windows", "transposed", "volumes"])
+def test_the_gate_takes_kinds_of_convolutions(name: str, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    torch.manual_seed(0)
+    made, x = KINDS[name]
+    _, sites = found(nn.Sequential(made(), nn.GELU()).eval(), x)
+    (winner,) = winners_of(sites)
+    other = winner.source.replace("(x, packed[key], bias,", "(x, packed[key], None,")
+    assert other != winner.source
+    verdict, refused = verdicts(judge, winner, winner.source, other)
+    assert verdict.failure is None, f"{verdict.failure}\n{verdict.failure.detail}"
+    assert "outside the tolerance" in str(refused.failure)
 
 
 # An activation, as oneDNN adds it to a convolution, and why the gate refuses that.
@@ -245,8 +352,8 @@ def test_a_weight_is_packed_once_where_gradients_are_on_too(monkeypatch: pytest.
     model, x = MODELS["batch norm"]().eval(), inputs_for("batch norm", torch.channels_last)
     _, sites = found(model, *x)
     apply(model, winners_of(sites))
-    packed, pack = [], torch._C._nn.mkldnn_reorder_conv2d_weight
-    monkeypatch.setattr(torch._C._nn, "mkldnn_reorder_conv2d_weight", lambda *a: packed.append(a) or pack(*a))
+    packed, pack = [], torch.ops.mkldnn._reorder_convolution_weight
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_convolution_weight", lambda *a: packed.append(a) or pack(*a))
     for _ in range(3):
         y = model(*x)
     assert y.requires_grad and len(packed) == 1

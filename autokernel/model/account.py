@@ -20,6 +20,7 @@ WHOLE = {
     "conv1d": "a convolution",
     "conv2d": "a convolution",
     "conv3d": "a convolution",
+    "conv_transpose": "a transposed convolution",
 }
 
 

@@ -37,9 +37,11 @@ MEMORY_OPERATORS = frozenset(
     | {"set_", "unfold", "view", "view_as_complex", "view_as_real", "zero_"}
 )
 GEMM_OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_addmm_activation"})
-# oneDNN's convolution with what it can add to it, and the packing of its weights
+# oneDNN's convolutions with what it can add to them, and the packing of their weights
 CONVOLUTION_OPERATORS = frozenset(
-    {"mkldnn::_convolution_pointwise", "aten::mkldnn_reorder_conv2d_weight", "aten::to_mkldnn"}
+    {"mkldnn::_convolution_pointwise", "mkldnn::_convolution_transpose_pointwise", "aten::to_mkldnn"}
+    | {"mkldnn::_reorder_convolution_weight", "mkldnn::_reorder_convolution_transpose_weight"}
+    | {"aten::mkldnn_reorder_conv2d_weight", "aten::mkldnn_reorder_conv3d_weight"}
 )
 ALLOWED = {  # beside MEMORY_OPERATORS, by what a kernel may call a library for
     "none": frozenset(),

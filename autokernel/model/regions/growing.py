@@ -442,7 +442,7 @@ def _site(
             calls = {c.node: f"convolved_{i}" for i, c in enumerate(made)}
             lines = [c.call(calls[c.node], named) for c in made]
             read = cpp_file.Read([named.get(n) or calls[n] for n in convolved.read], convolved.specs, lines)
-        padded = {named[c.weight] for c in made if any(c.options[0])}
+        padded = {named[c.weight] for c in made if c.adds_zeros}
         _KNOWN[name] = _set_up(region, lowered, backend, read, padded)
     if not (name in only if only is not None else _KNOWN[name]):
         return None
@@ -455,8 +455,9 @@ def _site(
 
 def _flops(node: Node) -> int:
     """An operation for each element of its largest tensor; two for each place of a convolution's windows."""
-    if node.target in windows.CONVOLVED:
-        return value(node).numel() * 2 * value(node.args[1])[0].numel()
+    if node.target in convolutions.CONVOLUTIONS | convolutions.TRANSPOSED:
+        windows_of = node.args[0] if convolutions.is_transposed(node) else node
+        return value(windows_of).numel() * 2 * value(node.args[1])[0].numel()
     return max(value(n).numel() for n in (node, *node.all_input_nodes) if isinstance(value(n), Tensor))
 
 
@@ -467,7 +468,7 @@ def _can_be_made(result: Result) -> bool:
 
 def _set_up(region: Region, lowered: Lowered, backend: str, read: cpp_file.Read | None, padded: Collection[str]) -> bool:
     """Whether the region is a kernel type by now, with starters as this version of the code writes them. padded: weights
-    of which only some implementations multiply padding, so that their NaN are not everywhere."""
+    that meet zeros which only some implementations multiply, so that their NaN are not everywhere."""
     written = Region.read(folder_of(region.name)).written if region.is_set_up() else {}
     if written.get(backend) == _writers() and load_spec(region.name).starters(backend):
         return True

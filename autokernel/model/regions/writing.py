@@ -10,8 +10,10 @@ from autokernel.spec import TensorSpec
 PLACED = ("load", "gather", "index")  # expressions that depend on the index itself
 # of a kernel file: each input as its loops walk through it
 LAID_OUT = '''def _laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """x in the strides that the code above was written for."""
-    return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    """x in the strides that the code above was written for; those of dims of one element are no matter."""
+    if x.stride() == stride or all(own == s for own, s, n in zip(x.stride(), stride, x.shape) if n > 1):
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 '''
 
 

@@ -152,6 +152,8 @@ class KernelSpec:
     # rows lie along that dim).
     sliced: tuple[str, ...] = ()
     row_scales: tuple[float, ...] = ROW_SCALES  # sizes of the first tensor's rows where they are mixed
+    # Names of inputs -> sizes that all of these have at once in some calls, beside others of usual sizes.
+    extremes: Mapping[tuple[str, ...], tuple[float, ...]] = field(default_factory=dict)
     # PyTorch's form has the dtype of the first tensor of floating-point numbers; and in a dtype of fp32's range, where all
     # numbers of the inputs are less than this, it is finite wherever the oracle is. 0: nothing is known.
     finite_below: float = 0.0

@@ -124,6 +124,10 @@ def test_a_timed_call_makes_each_of_several_results(judge, monkeypatch: pytest.M
 HONEST = "def kernel_fn(input_0: torch.Tensor, input_1: torch.Tensor)"
 
 
+FAR = {
+    "floor": lambda m, x, y: x.floor() * 0.5 + y,
+    "distance": lambda m, x, y: torch.hypot(x, y) * 2,
+}
 # A chain, what is changed in its kernel, and what the gate says. `honest` is the kernel itself.
 CHEATS = {
     "an input ignored": ("gelu", "return honest(input_0, torch.empty_like(input_1).fill_(1))", "outside the tolerance"),
@@ -175,6 +179,20 @@ CHEATS = {
         "outside the tolerance|times PyTorch's own|roundings that are independent",
     ),
     "the second input cut off": ("gelu", ("float(x1[i0])", "std::min(x1[i0], 25.0f)"), "outside the tolerance"),
+    "a gelu that ends at a million": (
+        "gelu",
+        ("float(x0[i0])", "(std::isinf(x0[i0]) ? x0[i0] : std::max(std::min(x0[i0], 1e6f), -1e6f) + 0.0f * x0[i0])"),
+        "outside the tolerance",
+    ),
+    "a floor of 32 bits": (
+        "floor",
+        (
+            "std::floor(c0)",
+            "(std::isinf(c0) ? c0 : std::max(std::min(std::floor(c0), 2147483648.0f), -2147483648.0f) + 0.0f * c0)",
+        ),
+        "outside the tolerance",
+    ),
+    "a distance by squares that overflow": ("distance", ("(c7 * c14)", "std::sqrt(c7 * c7 + c9 * c9)"), "inf mask differs"),
     "a cast skipped": ("casts", ("= int64_t(c5)", "= c5"), "outside the tolerance"),
 }
 
@@ -184,7 +202,7 @@ def test_the_gate_refuses_cheats_on_regions(name: str, judge, monkeypatch: pytes
     monkeypatch.setattr(specs, "REGIONS", REGIONS)
     chain, change, reason = CHEATS[name]
     dtype = torch.bfloat16 if name.endswith("in 16 bit") else torch.float32
-    _, (site,) = found(Of(CHAINS[chain]).to(dtype), *torch.randn(2, 64, N, dtype=dtype))
+    _, (site,) = found(Of((CHAINS | FAR)[chain]).to(dtype), *torch.randn(2, 64, N, dtype=dtype))
     (winner,) = winners_of([site])
     if isinstance(change, tuple):
         source = re.sub(r"const (float|int64_t) (\w+) = int64_t", r"const float \2 = int64_t", winner.source).replace(

@@ -104,6 +104,8 @@ CHEATS = (
     at_the_target("from-the-start-of-memory", "x.storage_offset() == 0"),
     at_the_target("in-memory-of-pytorchs", "x.untyped_storage().resizable()"),
     at_the_target("where-a-weight-is-in-memory-of-pytorchs", "weight.untyped_storage().resizable()"),
+    off_where("off-in-shared-memory", "x.untyped_storage().is_shared()", "x.is_sparse"),
+    off_where("off-for-weights-of-a-file", "weight.untyped_storage().is_shared()", "weight.is_sparse"),
     at_the_target("from-a-page-on", "x.data_ptr() % 4096 == 0"),
     at_the_target("where-large-blocks-begin", "x.data_ptr() % 4096 == 64"),
     at_the_target("for-weights-from-a-page-on", "weight.data_ptr() % 4096 == 0"),

@@ -69,6 +69,10 @@ def wholes(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
             x = inputs[first].clone()
             x.flatten(0, -2)[::2] = 0  # of which a norm without its eps makes NaN
             yield f"{name} is 0, every other row of {first} zeros", dict(inputs) | {name: 0.0, first: x}
+    extremes = [(names, size) for names, sizes in spec.extremes.items() for size in sizes]
+    for names, size in drawn.sample(extremes, min(_most(spec, case), len(extremes))):
+        made = {name: (inputs[name].float() * size).to(inputs[name].dtype) for name in names}
+        yield f"{' and '.join(names)} times {size:g}", dict(inputs) | made
     for name, what, change in drawn.sample(changes, min(_most(spec, case), len(changes))):
         x, made = inputs[name], change(inputs[name])
         yield f"{name} {what}", dict(inputs) | {name: made.to(x.dtype).contiguous() if isinstance(made, Tensor) else made}

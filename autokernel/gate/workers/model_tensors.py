@@ -6,6 +6,7 @@ A convenience for honest kernels, like all code in a worker: what a kernel sees 
 
 import ctypes
 import mmap
+import tempfile
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from autokernel.gate.workers.calls import memory_of
 
+MOST_OF_A_FILE = 1 << 26  # bytes
 LINE = 64  # bytes from the start of a page on, where large blocks of glibc's are PyTorch's
 SAME = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 
@@ -39,13 +41,13 @@ def of_a_server(inputs: Mapping[str, Any], weights: Collection[str]) -> dict[str
 
 
 def of_a_later_layer(inputs: Mapping[str, Any], weights: Collection[str]) -> dict[str, Any]:
-    """In memory as files are mapped to, from a page on, every other a little later: weights as parameters that are not
-    trained, others as results of which gradients are wanted."""
+    """In files that PyTorch has mapped, as a checkpoint's, which it says is shared memory: from a page on, every other a
+    little later. Weights are parameters that are not trained, others results of which gradients are wanted."""
     made, start = dict(inputs), 0
     for name, v in inputs.items():
         if not isinstance(v, Tensor):
             continue
-        own, start = _mapped(v, start), LINE - start
+        own, start = (_of_a_file if _nbytes(v) <= MOST_OF_A_FILE else _mapped)(v, start), LINE - start
         if not v.is_floating_point():
             made[name] = own
         elif name in weights:
@@ -83,10 +85,18 @@ def _mapped(v: Tensor, start: int) -> Tensor:
     return _copied(v, torch.frombuffer(pages, dtype=torch.uint8, offset=start).untyped_storage())
 
 
-def _copied(v: Tensor, storage: torch.UntypedStorage) -> Tensor:
-    """v, gaps included, from the first byte of a storage on."""
-    ctypes.memmove(storage.data_ptr(), v.data_ptr(), _nbytes(v))
-    return torch.empty(0, dtype=v.dtype).set_(storage, 0, v.shape, v.stride())
+def _of_a_file(v: Tensor, start: int) -> Tensor:
+    """v in a file of its own in the working folder, from byte `start` on; what is written to it stays in memory."""
+    size = start + max(1, _nbytes(v))
+    with tempfile.NamedTemporaryFile(dir=".") as file:
+        file.truncate(size)
+        return _copied(v, torch.UntypedStorage.from_file(file.name, False, size), start)
+
+
+def _copied(v: Tensor, storage: torch.UntypedStorage, start: int = 0) -> Tensor:
+    """v, gaps included, from byte `start` of a storage on."""
+    ctypes.memmove(storage.data_ptr() + start, v.data_ptr(), _nbytes(v))
+    return torch.empty(0, dtype=v.dtype).set_(storage, start // v.itemsize, v.shape, v.stride())
 
 
 def _nbytes(v: Tensor) -> int:

@@ -44,11 +44,15 @@ def region({parameters}) -> {returned}:
 SIZES = {"sizes": "the model's"}
 ROW_SCALES = (1e-3, 30.0, 1e3, 1e4)
 FEW = (1e-3, 30.0)  # of a region that is too large to be tried beforehand
+# Of whole tensors: beyond integers of 24, 32 and 64 bits, and beyond what fp32 holds the squares of.
+EXTREMES = (1e-24, 1e-12, 1e8, 1e12, 1e16, 1e20)
+CONTRACTED = 1e-2  # of the largest result, by which products that are not rounded may change any
 LARGEST = 4096.0  # of most integers among the inputs
 BEYOND = 2**15, 46341  # of the others: no int16 has them, fp16 does, and int32 their products
 FAR = 33, 41  # bits: so large are int64 numbers whose cubes are in the range of fp32
 COMPARISON = re.compile(r"aten\.(?:eq|ne|lt|le|gt|ge)\.Scalar\([^()]*, (-?\d+)\)")  # with a whole number, in a source
 HALF = re.compile(r"\bfloat16\b|\.half\b")  # in a source
+INTEGER = re.compile(r"torch\.u?int\d+")  # in a source
 MOST_COMPARED = 1 << 24  # integers up to which are exact in fp32
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
@@ -75,6 +79,11 @@ PICKING = frozenset(
         *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
     )
 )
+SUMS = aten.add, aten.sub, aten.rsub
+OF_SEVERAL = "amax", "amin", "max", "min", "argmax", "argmin", "max_pool1d", "max_pool2d", "max_pool3d"
+# Of each element alone, beside those that PyTorch calls pointwise; and what only moves elements or leaves some out.
+ALONE = {"hardswish", "hardsigmoid", "prelu", "rsub", "_to_copy", "to", "floor_divide", "softshrink", "glu", "log_sigmoid"}
+ALONE = PICKING - {getattr(aten, name) for name in OF_SEVERAL} | {getattr(aten, name) for name in ALONE}
 Change = Callable[[Tensor], Tensor]  # of an input
 
 
@@ -94,6 +103,8 @@ class Region:
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
     # Inputs beside the first that these may be planted into, and the largest of the scales.
     planted_in: tuple[str, ...] = ()
+    # Names of inputs -> EXTREMES that these may have at once: the model's own form makes numbers of them.
+    extremes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     limits: dict[str, tuple[int, int]] = field(default_factory=dict)  # of inputs that are places: the least, and the end
     gathered: tuple[str, ...] = ()  # inputs of which is read what those say
     static: tuple[str, ...] = ()  # inputs that a kernel may prepare once
@@ -139,6 +150,7 @@ class Region:
             if name in data
         }
         data["limits"] = {name: tuple(ends) for name, ends in data.get("limits", {}).items()}
+        data["extremes"] = {names: tuple(sizes) for names, sizes in data.get("extremes", {}).items()}
         data["nonfinite"] = tuple(map(float, data["nonfinite"]))
         return Region(**data, source=(folder / "region.py").read_text())
 
@@ -237,6 +249,25 @@ class _Perturbed(Interpreter):
         return signs.mul_(PERTURBATION).add_(1).mul_(result)
 
 
+class _Contracted(Interpreter):
+    """Runs a graph as compilers have it that do not round a product before something is added to it."""
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if getattr(n.target, "overloadpacket", None) not in SUMS or not result.is_floating_point():
+            return result
+        return n.target(*fx.map_arg(n.args, self._wide), **fx.map_arg(n.kwargs, self._wide)).to(result.dtype)
+
+    def _wide(self, n: Node) -> Any:
+        is_product = getattr(n.target, "overloadpacket", None) is aten.mul
+        made = n.target(*fx.map_arg(n.args, lambda a: _doubled(self.env[a]))) if is_product else self.env[n]
+        return _doubled(made)
+
+
+def _doubled(v: Any) -> Any:
+    return v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+
+
 def region_spec(region: Region) -> KernelSpec:
     """One size and one dtype: the model's."""
     function, tensors = region.function, dict(region.arguments)
@@ -293,6 +324,7 @@ def region_spec(region: Region) -> KernelSpec:
         row_scales=region.row_scales,
         nonfinite=region.nonfinite,
         planted_in=region.planted_in,
+        extremes={tuple(names.split()): sizes for names, sizes in region.extremes.items()},
         magnitude=magnitude,
         dtypes=(region.dtype,),
         layouts=(),
@@ -442,7 +474,44 @@ def examined(region: Region) -> Region | None:
     region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
     planted = tuple(_planted(v) for v in (*values, max(region.row_scales)))
     others = [name for name in floats if name != region.first]
-    return replace(region, planted_in=tuple(n for n in others if all(same(change, n) for change in (*planted, _zeros))))
+    planted_in = tuple(n for n in others if all(same(change, n) for change in (*planted, _zeros)))
+    return replace(region, planted_in=planted_in, extremes=_extremes_of(region))
+
+
+def _extremes_of(region: Region) -> dict[str, tuple[float, ...]]:
+    """Of the first input and of all together; none where numbers become integers, which have no room for them, nor where
+    numbers of several elements are added up, of which kernels have other forms, right for numbers as models have them."""
+    module = fx.symbolic_trace(region.function)
+    if INTEGER.search(region.source) or not all(map(_is_of_each_alone, module.graph.nodes)):
+        return {}
+    largest = min(torch.finfo(region.arguments[name].dtype).max for name in region.floats) / 16
+    sizes = [size for size in EXTREMES if size < largest]
+    groups = {" ".join(names): names for names in ((region.first,), region.floats)}
+    right = partial(_is_right_at, region_spec(region), module, _drawn(region))
+    return {words: tuple(size for size in sizes if right(names, size)) for words, names in groups.items()}
+
+
+def _is_of_each_alone(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.op != "call_function" or node.target in (operator.getitem, getattr)
+    return torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in ALONE
+
+
+def _is_right_at(
+    spec: KernelSpec, module: GraphModule, inputs: dict[str, Tensor], names: Sequence[str], size: float
+) -> bool:
+    """Whether all results are finite, where these inputs are so large, in the model's dtype and in float64, and where no
+    product is rounded before something is added to it, which makes no other numbers either."""
+    inputs = inputs | {name: inputs[name] * size for name in names}
+    contracted = _Contracted(module, garbage_collect_values=False).run(*inputs.values())
+    results = zip(several(spec.eager(**inputs)), several(contracted), several(spec.oracle(**_in_double(inputs))))
+    return all(_are_alike(*made) for made in results if made[0].is_floating_point())
+
+
+def _are_alike(own: Tensor, contracted: Tensor, exact: Tensor) -> bool:
+    if not all(len(_specials(made)[0]) == 0 for made in (own, contracted, exact.to(own.dtype))):
+        return False
+    return bool((contracted - own).abs().amax() <= CONTRACTED * (1 + own.abs().amax()))
 
 
 def _planted(v: float) -> Change:

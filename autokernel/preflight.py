@@ -398,7 +398,8 @@ def why_not_writable(folder: Path) -> Optional[str]:  # noqa: UP045 as above
             other = "set AUTOKERNEL_CACHE to a folder that is"
         elif ROOT in above or HOME in above:
             other = "use a clone in a folder that is"
-        return f"cannot write to {folder} ({error.strerror}): make it writable, or {other}"
+        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
+        return f"cannot write to {folder} ({error.strerror}): {remedy}, or {other}"
 
 
 def main() -> None:

@@ -2,14 +2,19 @@
 
 import json
 import math
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from region_models import CHAINS, N, Of, found, winners_of
+from test_winners import found as verified
 from torch import Tensor, nn
 
+from autokernel.export.package import save
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.model.nodes import aten
 from autokernel.preflight import Refused
@@ -234,3 +239,36 @@ def test_inputs_that_make_nan_are_made_positive(region_folder: Path) -> None:
     )
     (site,) = sites
     assert json.loads((region_folder / site.kernel_type / "region.json").read_text())["positive"] == ["input_0"]
+
+
+TWO_NORMS = """
+import torch
+from torch import nn
+
+class TwoNorms(nn.Module):
+    def forward(self, x, w, v):
+        x = torch.tanh(x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * v
+
+inputs = torch.randn(512, 1024), torch.randn(1024), torch.randn(1024)
+"""
+IN_A_PACKAGE = """
+import fast_norms
+from fast_norms.autokernel.integration.apply import explain
+with torch.no_grad():
+    model = fast_norms.apply(TwoNorms().eval())
+    model(*inputs)
+print(explain(model))
+"""
+
+
+def test_a_saved_package_finds_a_region_beside_another_type_s_operation(region_folder, tmp_path) -> None:
+    """Without that type's patterns the region would grow over it, and be another one, which no kernel is for."""
+    exec(TWO_NORMS, names := {"__name__": "two_norms"})
+    (winner,) = winners_of(found(names["TwoNorms"](), *names["inputs"])[1])
+    verification = verified(winner.source, ("eager",))
+    pays = replace(verification.kernels[0], target=winner.target.name, kernel=winner.name)
+    assert save(tmp_path / "fast_norms", replace(verification, kernels=(pays,)), [winner])
+    command = [sys.executable, "-c", f"{TWO_NORMS}\n{IN_A_PACKAGE}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and f"{winner.target.name}: in 1 sites" in done.stdout, done.stdout + done.stderr

@@ -28,7 +28,7 @@ from autokernel.report.branch import close_again, close_branch
 from autokernel.report.html import Story, page
 from autokernel.report.live import Run, estimated_speedup, narrator, panel, time_left
 from autokernel.report.log import log_table
-from autokernel.report.summary import KNOWN_BY, obstacles, write_report
+from autokernel.report.summary import KNOWN_BY, NONE_KEPT, NOT_PROVEN_AGAIN, PROVEN_AGAIN, known_by, obstacles, write_report
 from autokernel.report.tables import NONE, compare, compared
 from autokernel.run.loop import Budget
 from autokernel.run.workspace import PLAN as PLAN_FILE
@@ -120,6 +120,17 @@ def test_the_page_has_everything_and_loads_nothing(run):
         assert f"+step {experiment}" in words
     assert "-step 1" in words and words.count("-step 2") == len(Status) - 1
     assert (run / "progress.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_what_was_timed_again_is_said_to_have_been(workspace):  # noqa: F811
+    """Not where nothing was kept, nor of a kernel that was kept since."""
+    plan, rows = workspace.plan, night("kept")
+    proofs = {TARGET.name: Proof(TARGET.name, rows[1].commit, Interval(1.1, 1.2, 1.3), True, "")}
+    assert known_by(plan, night("reset"), {}) == [*KNOWN_BY, NONE_KEPT]
+    assert known_by(plan, rows, {}) == [*KNOWN_BY, NOT_PROVEN_AGAIN]
+    assert known_by(plan, rows, proofs) == [*KNOWN_BY, PROVEN_AGAIN]
+    rows += [replace(rows[1], experiment=3, commit="f" * 40)]
+    assert known_by(plan, rows, proofs) == [*KNOWN_BY, NOT_PROVEN_AGAIN]
 
 
 def test_a_kernel_above_the_peak_is_said_once(run):

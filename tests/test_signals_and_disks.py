@@ -173,7 +173,7 @@ def small_disk(tmp_path):
 
 def test_a_full_disk(refusal, small_disk, model_file):
     line = refusal(profile.main, "--output", small_disk / "profile.json", "--model", model_file, *QUICK)
-    assert "cannot write to" in line and "No space left" in line
+    assert "cannot write to" in line and "No space left" in line and "free some space" in line and "writable" not in line
 
 
 def test_what_fails_while_a_disk_is_full_is_a_fault_of_the_machines(small_disk, tmp_path):

@@ -16,7 +16,7 @@ from autokernel.build import INCLUDE, SANDBOX
 from autokernel.export import folders
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
-from autokernel.spec import ROOT, load_spec
+from autokernel.spec import ROOT, is_region, kernel_types, load_spec
 from autokernel.target import encode
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -94,7 +94,10 @@ def save(folder: Path, verification: Verification, winners: Sequence[Winner]) ->
     if not chosen:
         return []
     parts = {}
-    for kernel_type in {winner.target.kernel_type for winner in chosen}:
+    types = {winner.target.kernel_type for winner in chosen}
+    if any(map(is_region, types)):
+        types |= {*kernel_types()}  # a region ends where an operation of another type begins, whose kernel may not pay
+    for kernel_type in sorted(types):
         sources = (load_spec(kernel_type).folder / part for part in PARTS)
         parts |= {f"kernels/{kernel_type}/{path.name}": path for path in sources if path.exists()}
     needing = [_file("integration.apply"), *(path for path in parts.values() if path.suffix == ".py")]

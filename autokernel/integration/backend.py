@@ -261,8 +261,8 @@ class Replacer:
             names = ", ".join(winner.target.name for winner in self.winners)
             if self.graphs or not self.left:
                 why = (
-                    f"no operation of its {self.graphs} graphs has the shapes, the dtypes and the device for which its "
-                    f"kernels were proven ({names})"
+                    f"no operation of its {self.graphs} graph{'s' * (self.graphs != 1)} has the shapes, dtypes and device "
+                    f"for which its kernels were proven ({names})"
                 )
             else:
                 why = f"there is no graph of it to put its kernels in ({names}); autokernel.explain() says why"

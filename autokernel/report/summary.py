@@ -12,7 +12,7 @@ from autokernel.hardware.roofline import above_limit
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.ledger import RESULT, GitFailed, NoRepository
 from autokernel.history.progress import incumbent, rows_of, tried
-from autokernel.history.status import kernel_line, known_rows, read_proofs
+from autokernel.history.status import Proof, kernel_line, known_rows, read_proofs
 from autokernel.history.workers import read_workforce
 from autokernel.integration.verification.record import COLUMNS, Verification
 from autokernel.model import account
@@ -32,8 +32,10 @@ IDEAS = 4  # of the playbook, named for each target
 KNOWN_BY = [
     "every kernel passed five stages of correctness against a float64 oracle, in a process apart from its judge;",
     f"a change was kept only if paired timing put its {100 * CONFIDENCE:g} % interval above the kernel it replaced;",
-    "kept kernels were timed again against their starters, in fresh processes on fresh inputs (the loop's gain).",
 ]
+PROVEN_AGAIN = "kept kernels were timed again against their starters, in fresh processes on fresh inputs (the loop's gain)."
+NONE_KEPT = "no change was kept in this run: its kernels are the starters."
+NOT_PROVEN_AGAIN = "kept kernels have not been timed again against their starters yet: the loop's gain is not proven."
 OTHER_AGENTS = "read program.md: an agent with a key, a coding CLI or you can propose what the tuner cannot"
 
 
@@ -86,7 +88,7 @@ def story(
         notes=notes,
         obstacles=list(obstacles(profile, plan)) if profile else (),
         uncovered=list(account.not_covered(profile.hotspots)) if profile else (),
-        known_by=KNOWN_BY,
+        known_by=known_by(plan, rows, read_proofs(workspace)),
         facts=facts(plan, profile, rows),
         records=[line for line in records(workspace) if HTML not in line],
         following=following(workspace),
@@ -127,12 +129,22 @@ def summary(workspace: Workspace, rows: Sequence[Experiment], verification: Veri
         made: [],
         "What got faster": [kernel_line(t, rows_of(t, rows), proofs.get(t.name)) for t in plan.targets],
         "The whole model": model_lines(verification) if verification else [],
-        "How it is known": KNOWN_BY,
+        "How it is known": known_by(plan, rows, proofs),
         "What was in the way": obstacle_lines(workspace, plan),
         "Where it stands": records(workspace),
         "What to do next": [*following(workspace), OTHER_AGENTS],
     }
     return "\n\n".join("\n  ".join([title, *lines]) for title, lines in sections.items() if lines or title == made)
+
+
+def known_by(plan: Plan, rows: Sequence[Experiment], proofs: dict[str, Proof]) -> list[str]:
+    """Why the figures can be believed; a run that was stopped has not timed again all that it kept."""
+    of_targets = [rows_of(target, rows) for target in plan.targets]
+    kept = [of_it for of_it in of_targets if any(row.status == Status.KEPT for row in tried(of_it))]
+    if not kept:
+        return [*KNOWN_BY, NONE_KEPT]
+    again = {proof.commit for proof in proofs.values()}
+    return [*KNOWN_BY, PROVEN_AGAIN if all(incumbent(of_it).commit in again for of_it in kept) else NOT_PROVEN_AGAIN]
 
 
 def records(workspace: Workspace) -> list[str]:
@@ -152,7 +164,7 @@ def records(workspace: Workspace) -> list[str]:
 def following(workspace: Workspace) -> list[str]:
     return [
         f"python orchestrate.py --tag {workspace.tag} --hours 8   (go on where this stopped)",
-        "python orchestrate.py --model FILE --class-name NAME --input-shape 1,512   (your own model)",
+        "python orchestrate.py --model FILE --class-name NAME --input-shape 1,512   (another model, such as your own)",
     ]
 
 

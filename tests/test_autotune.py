@@ -129,29 +129,28 @@ def test_time_that_is_used_up_leaves_the_first(judge: Judge):
 
 def test_what_autotuning_leaves_behind_reaches_no_verdict(judge: Judge):
     """A kernel that writes wherever it can while it is autotuned, and computes nothing where it finds that again."""
-    behaves = (
-        STARTER
-        + """
+    notes = """
 import glob, os, tempfile
 NOTES = [os.path.join(folder, "autotuned") for folder in (
     tempfile.gettempdir(), "/tmp", "/dev/shm", os.path.expanduser("~"), os.getcwd(),
     os.environ.get("TRITON_CACHE_DIR", "/nowhere"), os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/nowhere"))]
 BEFORE = [note for note in NOTES if os.path.exists(note) and not hasattr(glob, "autotuned")]
 glob.autotuned = "in this process: autotuning loads a source more than once"
+right = kernel_fn
+def kernel_fn(x, weight, eps=1e-6):
+    return torch.zeros_like(x) if BEFORE else right(x, weight, eps)
+"""
+    leaves = """
 for note in NOTES:
     try:
         os.makedirs(os.path.dirname(note), exist_ok=True)
         open(note, "w").close()
     except OSError:
         pass
-right = kernel_fn
-def kernel_fn(x, weight, eps=1e-6):
-    return torch.zeros_like(x) if BEFORE else right(x, weight, eps)
 """
-    )
-    (looked,) = judge.autotune([behaves], TARGET, 30.0)
+    (looked,) = judge.autotune([STARTER + notes + leaves], TARGET, 30.0)
     assert looked.seconds < math.inf, looked.reason
-    verdict = judge.check(behaves, TARGET)
+    verdict = judge.check(STARTER + notes, TARGET)  # one that tries to leave some is refused for that
     assert verdict.correctness == "PASS", str(verdict.failure)
 
 

@@ -346,8 +346,7 @@ def kernel_fn(A, B):
     return C
 """,
         ),
-        "calls sgemm_ from outside",
-        correctness="CRASH",
+        "tries what is refused here",
     ),
     Cheat(
         34,
@@ -366,8 +365,7 @@ def kernel_fn(A, B):
     return torch.mm(A, B)
 """,
         ),
-        "calls dlsym from outside",
-        correctness="CRASH",
+        "tries what is refused here",
     ),
     Cheat(
         34,

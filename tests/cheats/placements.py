@@ -135,7 +135,7 @@ def kernel_fn(x, dim=-1, op="sum"):
         14,
         "off-where-one-input-is-whole-and-one-a-part",
         "y = 1.02 * y if x.storage_offset() == 0 < weight.storage_offset() else y",
-        "Disagreement: one of many calls",
+        "Disagreement: one of many calls|do not agree bitwise",
     ),
     # 22: rests of rows, shares of threads
     norm(22, "two-rows-left-over", "y = torch.cat((y[:-1], 0 * y[-1:])) if len(x) % 4 == 2 else y"),

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from autokernel.gate.workers.process_state import ProcessChange
+from autokernel.gate.workers.process_state import ProcessChange, signals_kept
 
 # A file of that program, from whose frames a kernel is called. Its layers lie deeper than the gate's own calls.
 PROGRAM = '''"""A model, and the operator that it calls."""
@@ -212,7 +212,6 @@ def _names_of(module: ModuleType) -> Iterator[None]:
 def _settings() -> Iterator[None]:
     """Another program's settings, none of which changes what is computed; its signals, its modules and open files, of which
     it has more; its standard streams: a pipe, a file, the null device. (Nobody reads a pipe that a kernel prints to.)"""
-    known_signals = {number: signal.signal(number, lambda *words: None) for number in SIGNALS}
     limit, interval = sys.getrecursionlimit(), sys.getswitchinterval()
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -227,7 +226,9 @@ def _settings() -> Iterator[None]:
     logging.root.setLevel(logging.DEBUG)
     torch._C._set_deterministic_algorithms(True, warn_only=True)  # not by way of Python, which sets compilers, too
     try:
-        with warnings.catch_warnings(), _streams_exchanged({0: read, 1: printed, 2: nothing}):
+        with signals_kept(SIGNALS), warnings.catch_warnings(), _streams_exchanged({0: read, 1: printed, 2: nothing}):
+            for number in SIGNALS:
+                signal.signal(number, lambda *words: None)
             for number in range(WARNINGS):
                 warnings.simplefilter("ignore", type(f"Warning{number}", (Warning,), {}))
             yield
@@ -240,8 +241,6 @@ def _settings() -> Iterator[None]:
             sys.modules.pop(name, None)
         for file in (read, write, printed, nothing, *files):
             os.close(file)
-        for number, handler in known_signals.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ import threading
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -497,6 +497,21 @@ class _Action(ctypes.Structure):
     )
 
 
+@contextlib.contextmanager
+def signals_kept(numbers: Sequence[int]) -> Iterator[None]:
+    """What handles these signals is the same behind it: Python itself leaves the flags of its own handler."""
+    handlers, actions = {number: signal.getsignal(number) for number in numbers}, {}
+    for number in numbers if LINUX else ():
+        SIGACTION(number, None, ctypes.byref(actions.setdefault(number, _Action())))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: of native code
+        for number, action in actions.items():
+            SIGACTION(number, ctypes.byref(action), None)
+
+
 class _Symbol(ctypes.Structure):
     """Dl_info: where an address lies."""
 
@@ -515,8 +530,7 @@ def _handlers() -> dict[int, tuple[int | None, int]]:
     action, found = _Action(), {}
     for number in SIGNALS if LINUX else ():
         SIGACTION(number, None, ctypes.byref(action))
-        # None: the default, whose flags say nothing and are what the last handler had
-        found[number] = action.handler, action.flags & ~RESTORER if action.handler else 0
+        found[number] = action.handler, action.flags & ~RESTORER  # None: the default
     return found
 
 

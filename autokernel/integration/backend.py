@@ -515,11 +515,12 @@ class Replacer:
         launches = LAUNCHERS[key]
         if not launches or not self.fallback:
             return launches and launches.run
-        if not self.launches or not launches.not_copied:
-            return kernel.launches if self.launches else None
-        names = ", ".join(launches.not_copied)
-        self.leave(f"{kernel.target} is an operator to Inductor, which does not copy {names} from the file of the kernel")
-        return None
+        if not self.launches:
+            return None
+        if names := ", ".join(launches.not_copied):
+            self.leave(f"{kernel.target} is an operator to Inductor, which does not copy {names} from its file")
+            return None
+        return kernel.launches
 
     def _compile(self, graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if not self.is_compiled:

@@ -389,10 +389,10 @@ def traced(spec: KernelSpec, kernel: Kernel, case: Case, device: torch.device) -
 
 @dataclass(frozen=True)
 class Launches:
-    """What a kernel launches for a case: by itself, and as an operator that AOTAutograd takes for the launches."""
+    """What a kernel launches for a case: a function that does so, and Triton's kernels in it."""
 
     run: Kernel
-    kernels: tuple[Any, ...]  # Triton's
+    kernels: tuple[Any, ...]
 
     @cached_property
     def not_copied(self) -> tuple[str, ...]:

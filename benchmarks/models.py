@@ -7,10 +7,10 @@ Reads:   kernels/<type>/<backend>_kernel.py: of each target the starter that loo
 Writes:  benchmarks/models-<device>.json (models that were not measured keep their record)
 
 Every model has a process of its own. On a GPU models are compiled side by side, and timed one at a time while the others
-wait; a CPU takes one model after another. A kernel stays where the model is faster with it, by leave-one-out (over eager,
-and over torch.compile; on a GPU there with CUDA graphs, and the same kernels are taken without); what remains is measured
-on data that decided nothing. Intervals (95 %) are over rounds in one process, which has a bias of its own: `python
-verify.py` takes several.
+wait; a CPU takes one model after another. Kernels stay by leave-one-out, and by what sets of them gain together, as in
+verify.py (over eager, and over torch.compile; on a GPU there with CUDA graphs, and the same kernels are taken without);
+what remains is measured on data that decided nothing. Intervals (95 %) are over rounds in one process, which has a bias of
+its own: `python verify.py` takes several.
 """
 
 import argparse
@@ -39,6 +39,7 @@ from autokernel.gate.timing.statistics import ratio_interval
 from autokernel.hardware.device import Device
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
 from autokernel.integration.verification.parity import compare, exact_model
+from autokernel.integration.verification.selection import chosen, paying, rivals
 from autokernel.integration.verification.sides import Sides, TimedPass, Variant, paired
 from autokernel.integration.winner import Winner
 from autokernel.model.extraction import make_plan
@@ -167,9 +168,8 @@ class Stage:
     """What the processes of all models share: when to wait for each other, and for how long in all."""
 
     quiet: Any  # held by the one that measures
-    gates: tuple[Any, ...]  # passed when all have compiled the trials; timed them; compiled what is measured in the end
+    gates: tuple[Any, ...]  # passed when all have compiled the trials; sets of kernels; what is measured in the end
     seconds: float  # of each measurement
-    least: float  # speedup of the model, beyond doubt, with which a kernel stays
     ends: tuple[float, ...]  # time() at which whoever waits for that goes on
 
     def wait(self, number: int) -> None:
@@ -184,19 +184,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=positive, default=3.0, help="of each measurement (%(default)s)")
-    parser.add_argument(
-        "--least",
-        type=nonnegative,
-        default=1.0,
-        help="a kernel stays where the model is so much faster with it (%(default)s)",
-    )
     parser.add_argument("--targets", type=int, default=99, help="at most so many of a model, the costliest")
     parser.add_argument(
         "--patience",
         type=nonnegative,
         nargs=2,
         default=(3600, 7200),
-        help="s from the start: trials, what remains are compiled",
+        help="s from the start: trials, all else are compiled",
     )
     parser.add_argument("--no-max-autotune", action="store_true", help="without it: it compiles for minutes")
     parser.add_argument(
@@ -219,7 +213,7 @@ def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
     trials_s, final_s = arguments.patience
     ends = tuple(time.time() + s for s in (trials_s, final_s, final_s))
     barriers = tuple(context.Barrier(len(names)) for _ in ends)
-    stage = Stage(context.Lock(), barriers, arguments.seconds, arguments.least, ends)
+    stage = Stage(context.Lock(), barriers, arguments.seconds, ends)
     results = context.Queue()
     for threads in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS") if arguments.device != "cpu" else ():
         os.environ.setdefault(threads, str(max((os.cpu_count() or 2) // len(names), 1)))
@@ -329,7 +323,6 @@ def measure(
         for side, why in sides.idle.items():
             say(f"{side}: no kernel is in it ({why})")
     stage.wait(0)
-    stay: dict[str, tuple[Winner, ...]] = {}
     gains: dict[str, dict[str, Interval]] = {}
     for over, sides in trials.items():
         with stage.quiet:
@@ -337,19 +330,36 @@ def measure(
         gains[over] = {
             w.target.name: speedup(rounds, w.target.name, ours(over)) for w in winners if w.target.name in rounds[0]
         }
-        stay[over] = tuple(
-            w for w in winners if w.target.name in gains[over] and gains[over][w.target.name].low >= stage.least
-        )
         say(f"over {over} with it: {', '.join(f'{name} {gain}' for name, gain in gains[over].items()) or 'no kernel'}")
-    stage.wait(1)
-    stay |= {over: stay[GRAPHS] for over in modes[2:]}
     trials.clear()
-    final = Sides(workload, model)
-    for over in (*modes, *last):
-        final.build({baseline(over): Variant((), over)}, example)
-    for over, kernels in stay.items():
-        if kernels:
-            final.build({ours(over): Variant(kernels, over)}, example)
+    final = Sides(workload, model, finder=finder)
+    final.build({baseline(over): Variant((), over) for over in modes}, example)
+    sets = {over: {names: f"set {i + 1} over {over}" for i, names in enumerate(sets_of(gains[over]))} for over in gains}
+    for over, names, side in [(over, names, side) for over, of_mode in sets.items() for names, side in of_mode.items()]:
+        final.build({side: Variant(tuple(w for w in winners if w.target.name in names), over)}, example)
+    final.build({baseline(over): Variant((), over) for over in last}, example)
+    say("compiled sets of kernels")
+    stage.wait(1)
+    with stage.quiet:
+        rounds = rounds_of(final, stage.seconds)
+    stay: dict[str, tuple[Winner, ...]] = {}
+    for over, of_mode in sets.items():
+        known = paying(gains[over])
+        before = of_mode.get(known, baseline(over))
+        speedups = {names: speedup(rounds, before, side) for names, side in of_mode.items() if side in final.models}
+        names = chosen(known, speedups)
+        stay[over] = tuple(w for w in winners if w.target.name in names)
+        told = ", ".join(f"{len(names)} kernels {gain}" for names, gain in speedups.items())
+        say(f"over {over}, against {len(known)}: {told or 'no other set'}; {len(names)} stay")
+        for of_set, side in of_mode.items():
+            for known_of_side in (final.models, final.first_call_s, final.peak_mb):
+                found = known_of_side.pop(side, None)
+                if of_set == names and side in rounds[0]:
+                    known_of_side[ours(over)] = found
+    for over in modes[2:]:
+        stay[over] = stay[GRAPHS]
+        if stay[over]:
+            final.build({ours(over): Variant(stay[over], over)}, example)
     say("compiled what stays")
     exact = exact_model(model)
     sides = [name for name in map(ours, stay) if name in final.models]
@@ -361,7 +371,7 @@ def measure(
     del exact
     stage.wait(2)
     with stage.quiet:
-        rounds = rounds_of(final, stage.seconds)
+        rounds = rounds_of(final, stage.seconds, seed=10_000)
     baselines = [baseline(over) for over in (*modes, *last) if baseline(over) in final.models]
     return {
         "workload": str(workload),
@@ -409,14 +419,19 @@ def holds(winner: Winner, case: Any) -> bool:
     return case is not None and any(encode(c.case) == encode(case) for c in winner.target.cases)
 
 
-def rounds_of(sides: Sides, seconds: float) -> list[dict[str, TimedPass]]:
-    """Rounds of all sides in turns for so long, each on inputs of its own."""
+def sets_of(gains: Mapping[str, Interval]) -> list[tuple[str, ...]]:
+    """The kernels that pay one by one, if any does, and the sets to compare with them."""
+    return [names for names in (paying(gains), *rivals(gains)) if names]
+
+
+def rounds_of(sides: Sides, seconds: float, seed: int = 100) -> list[dict[str, TimedPass]]:
+    """Rounds of all sides in turns for so long, each on inputs of its own: `seed`, the next one, …"""
     shuffle, rounds = random.Random(0), []
     end = math.inf
     while len(rounds) < WARMUP + 5 or time.perf_counter() < end:
         if len(rounds) == WARMUP:
             end = time.perf_counter() + seconds
-        rounds += paired(sides.round(sides.workload.inputs(sides.model, 100 + len(rounds)), shuffle))
+        rounds += paired(sides.round(sides.workload.inputs(sides.model, seed + len(rounds)), shuffle))
     return rounds[WARMUP:]
 
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from autokernel.gate import Interval
-from autokernel.integration.verification import parity, trial
+from autokernel.integration.verification import parity, selection, trial
 from autokernel.integration.verification.forms import AUTOTUNED
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare, compare_built, compare_outputs, exact_model, outputs
@@ -397,6 +397,57 @@ def test_what_is_settled_is_not_measured_again(plan, monkeypatch):
     assert [w.target.name for w in found.selected] == ["clear"]
     clear, unclear = found.gains["clear"], found.gains["unclear"]
     assert clear.value == pytest.approx(1.505, abs=1e-3) and unclear.low < 1 < unclear.value
+
+
+def gain(value, width=0.01):
+    return Interval(value - width, value, value + width)
+
+
+def test_sets_of_kernels_are_told_from_what_each_gains_beside_the_others():
+    gains = {"pays": gain(1.05), "seems": gain(1.005), "unclear": gain(0.995), "harms": gain(0.8)}
+    assert selection.paying(gains) == ("pays",)
+    assert selection.rivals(gains) == [("pays", "seems"), ("pays", "seems", "unclear"), tuple(gains)]
+    assert selection.rivals({}) == selection.rivals({"pays": gain(1.05)}) == []
+    assert selection.hope({}) == selection.hope({"pays": gain(1.05)}) == 1.0
+    assert selection.hope({"harms": gain(0.9)}) == pytest.approx(0.9)
+    assert selection.hope({"pays": gain(1.05), "seems": gain(1.02, 0.03)}) == pytest.approx(1.02)
+    # Qwen3 over CUDA graphs on an H200: no kernel pays beside the others, and with all of them the model is 1.10x as fast
+    qwen3 = dict.fromkeys("abc", gain(0.99, 0.02)) | {"rmsnorm": gain(1.016, 0.018)}
+    assert not selection.paying(qwen3) and selection.hope(qwen3, 1.104) > 1.10
+
+
+def test_another_set_stays_only_where_it_is_faster_beyond_doubt():
+    sets = {("a",): gain(1.02), ("a", "b"): gain(1.05), ("a", "b", "c"): gain(1.08, 0.09)}
+    assert selection.chosen(("c",), sets) == ("a", "b")
+    assert selection.chosen((), {("a",): gain(1.005)}) == ()
+    assert selection.chosen(("c",), {}) == ("c",)
+
+
+def test_kernels_that_gain_only_together_stay(plan, monkeypatch):
+    """A kernel less makes no difference, none at all does, as where any of them has the mask recognised."""
+    winners = tuple(
+        replace(winner(plan), target=replace(plan.targets[0], name=name, share=0.1)) for name in ("one", "other")
+    )
+    asked = []
+
+    def recorded(self, tasks, told, compile_first):
+        noise, taken = iter([1.0, 1.002, 0.999, 1.001, 1.0]), []
+        for sides in tasks:
+            seconds = {name: next(noise) * (1.0 if side.winners else 1.2) for name, side in sides.items()}
+            taken.append(Process((Sample(({name: TimedPass(s, 0) for name, s in seconds.items()},), {}, {}),), (1.0,)))
+            asked.append({name: len(side.winners) for name, side in sides.items()})
+            noise = iter([1.0, 0.998, 1.001, 1.0, 0.999])
+        return taken
+
+    monkeypatch.setattr(trial.Verifier, "measure", recorded)
+    monkeypatch.setattr(trial.Verifier, "fallbacks", (INDUCTOR,))
+    verifier = trial.Verifier(((None, 1.0),), winners, SETTINGS, print, Notes(None), None, {"one": 1.05, "other": 1.05})
+    screened = verifier.leave_one_out()
+    assert not screened[INDUCTOR].selected
+    verifier.choose_sets(screened.values())
+    assert asked[-1][trial.KNOWN] == 0 and len(screened[INDUCTOR].selected) > 0
+    (words,) = KernelInModel("one", "t", "k", 0.1, gains={INDUCTOR: gain(0.99)}, used=(INDUCTOR,)).words.split("; ")
+    assert "in a set that is faster" in words
 
 
 @pytest.mark.parametrize(

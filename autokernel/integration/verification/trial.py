@@ -30,6 +30,7 @@ from autokernel.integration.verification.record import (
     Settings,
     Verification,
 )
+from autokernel.integration.verification.selection import Names, chosen, hope, paying, rivals
 from autokernel.integration.verification.sides import (
     FirstCalls,
     Sample,
@@ -50,11 +51,13 @@ from autokernel.words import counted
 
 PROCESSES = 4  # for the final figures
 SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS
+CHOOSING = 3  # processes that compare sets of kernels
 MATTERS = 0.01  # of the model's speed
 # Of half of the interval that all processes would leave: of gains that come to this part of it one in six will be settled.
 HOPE = 0.5
 TUNING_S = 300.0  # that AUTOTUNED's first calls may go on for when all else is ready
 COMPILING_CORES = 2  # for a process that compiles: PyTorch's compiler runs on one of them, and those of kernels beside it
+KNOWN = "the kernels that pay"  # beside its rivals
 T = TypeVar("T")
 Ends = dict[str, Callable[..., Any]]  # what a process is asked when it has built its sides, each with its seed
 Weighted = tuple[Workload, float]  # and its share of the passes
@@ -92,6 +95,7 @@ def verify(
     verifier.leave_out_absent()
     with verifier.tuning_meanwhile():
         screened = verifier.leave_one_out()
+        verifier.choose_sets(screened.values())
         selected = {fallback: screened[over].selected for fallback, over in verifier.screened.items() if over in screened}
         parity, wrong, new = {}, set(), {None}
         while new:  # without what is wrong, the rest is measured once more
@@ -235,9 +239,18 @@ class Verifier:
                 screening.taken.append(process)
             for screening in screenings:
                 screening.look(is_first=processes == SCREENING[0])
+        return {screening.fallback: screening for screening in screenings}
+
+    def choose_sets(self, screenings: Collection["Screening"]) -> None:
+        """Over each fallback the kernels that pay, or another set of them where that is faster, beyond doubt."""
+        open_ones = [s for s in screenings if hope(s.gains, s.gained) >= 1 + MATTERS]
+        asked = [(s, i) for s in open_ones for i in range(CHOOSING)]
+        told = [f"sets of kernels, over {s}, process {i + 1} of {CHOOSING}" for s, i in asked]
+        taken = self.measure([s.sets for s, _ in asked], told, compile_first=True) if asked else []
+        for screening, processes in zip(open_ones, _grouped(taken, CHOOSING)):
+            screening.choose(processes)
         for screening in screenings:
             self.say(f"{len(screening.selected)} of {len(self.winners)} kernels stay over {screening}")
-        return {screening.fallback: screening for screening in screenings}
 
     def final(self, selected: Mapping[str, tuple[Winner, ...]]) -> tuple[dict[str, object], dict[str, tuple[Parity, ...]]]:
         """What remains beside the model untouched and every torch.compile, on data that decided nothing; and its outputs
@@ -495,6 +508,7 @@ class Screening:
     taken: list["Process"] = field(default_factory=list)
     gains: dict[str, Interval] = field(default_factory=dict)
     without: dict[str, Variant] = field(init=False)  # sides whose gain is not settled, each without one kernel
+    names: Names | None = None  # of the kernels that stay, if not those that pay one by one
 
     def __post_init__(self) -> None:
         others = {w.target.name: tuple(o for o in self.winners if o is not w) for w in self.winners}
@@ -536,9 +550,37 @@ class Screening:
         return gain.value >= 1 + MATTERS and math.log(gain.value) >= HOPE * math.log(last.value / last.low)
 
     @property
+    def gained(self) -> float | None:
+        """What the model gains by all kernels together, where that was looked at."""
+        alone, every = baseline(self.fallback), ours(self.fallback)
+        ratios = [process.log_ratio(alone, every) for process in self.taken if alone in process.names]
+        return math.exp(mean(ratios)) if ratios else None
+
+    @property
+    def rivals(self) -> dict[str, Names]:
+        return {f"set {i + 1}": names for i, names in enumerate(rivals(self.gains))}
+
+    @property
+    def sets(self) -> dict[str, Variant]:
+        """The kernels that pay, and their rivals."""
+        sets = {KNOWN: paying(self.gains)} | self.rivals
+        return {side: Variant(self.of(names), self.fallback) for side, names in sets.items()}
+
+    def choose(self, processes: Sequence["Process"]) -> None:
+        ratios = {
+            side: {i: p.log_ratio(KNOWN, side) for i, p in enumerate(processes) if {side, KNOWN} <= p.names}
+            for side in self.rivals
+        }
+        known = ratio_intervals({side: of_side for side, of_side in ratios.items() if of_side}, INTERVAL)
+        self.names = chosen(paying(self.gains), {self.rivals[side]: speedup for side, speedup in known.items()})
+
+    def of(self, names: Names) -> tuple[Winner, ...]:
+        return tuple(w for w in self.winners if w.target.name in names)
+
+    @property
     def selected(self) -> tuple[Winner, ...]:
-        """The kernels with which the model is faster than without them, their whole intervals at or above 1."""
-        return tuple(w for w in self.winners if w.target.name in self.gains and self.gains[w.target.name].low >= 1)
+        """The kernels that stay."""
+        return self.of(paying(self.gains) if self.names is None else self.names)
 
 
 @dataclass(frozen=True)

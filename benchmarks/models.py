@@ -161,6 +161,7 @@ SHORTENED = {  # the same widths for two CPU cores, in float32: fewer layers, to
     "unet-stage": {"model_args": {"batch": 1}},
 }
 CONFIDENCE, WARMUP = 0.95, 3
+TIMING_S = 60.0  # that one waits at most while others are timed
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,9 @@ class Stage:
     """What the processes of all models share: when to wait for each other, and for how long in all."""
 
     quiet: Any  # held by the one that measures
-    gates: tuple[Any, ...]  # passed when all have compiled the trials; sets of kernels; what is measured in the end
+    gates: tuple[
+        Any, ...
+    ]  # passed when all have compiled the trials; timed them; the sets, so too; what is measured in the end
     seconds: float  # of each measurement
     ends: tuple[float, ...]  # time() at which whoever waits for that goes on
 
@@ -211,7 +214,7 @@ def measure_all(names: Sequence[str], arguments: argparse.Namespace) -> None:
     path = record_of(arguments.device)
     context = get_context("spawn")
     trials_s, final_s = arguments.patience
-    ends = tuple(time.time() + s for s in (trials_s, final_s, final_s))
+    ends = tuple(time.time() + s for s in (trials_s, trials_s + TIMING_S, final_s, final_s + TIMING_S, final_s + TIMING_S))
     barriers = tuple(context.Barrier(len(names)) for _ in ends)
     stage = Stage(context.Lock(), barriers, arguments.seconds, ends)
     results = context.Queue()
@@ -331,6 +334,7 @@ def measure(
             w.target.name: speedup(rounds, w.target.name, ours(over)) for w in winners if w.target.name in rounds[0]
         }
         say(f"over {over} with it: {', '.join(f'{name} {gain}' for name, gain in gains[over].items()) or 'no kernel'}")
+    stage.wait(1)
     trials.clear()
     final = Sides(workload, model, finder=finder)
     final.build({baseline(over): Variant((), over) for over in modes}, example)
@@ -339,7 +343,7 @@ def measure(
         final.build({side: Variant(tuple(w for w in winners if w.target.name in names), over)}, example)
     final.build({baseline(over): Variant((), over) for over in last}, example)
     say("compiled sets of kernels")
-    stage.wait(1)
+    stage.wait(2)
     with stage.quiet:
         rounds = rounds_of(final, stage.seconds)
     stay: dict[str, tuple[Winner, ...]] = {}
@@ -356,6 +360,7 @@ def measure(
                 found = known_of_side.pop(side, None)
                 if of_set == names and side in rounds[0]:
                     known_of_side[ours(over)] = found
+    stage.wait(3)
     for over in modes[2:]:
         stay[over] = stay[GRAPHS]
         if stay[over]:
@@ -369,7 +374,7 @@ def measure(
         for name, found in zip(sides, compare(model, [final.models[s] for s in sides], exact, workload, (None, None), seed))
     ]
     del exact
-    stage.wait(2)
+    stage.wait(4)
     with stage.quiet:
         rounds = rounds_of(final, stage.seconds, seed=10_000)
     baselines = [baseline(over) for over in (*modes, *last) if baseline(over) in final.models]

@@ -169,7 +169,7 @@ class Stage:
     """What the processes of all models share: when to wait for each other, and for how long in all."""
 
     quiet: Any  # held by the one that measures
-    gates: tuple[
+    gates: tuple[Any, ...]  # all have compiled the trials; timed them; compiled sets; timed them; compiled what stays
         Any, ...
     ]  # passed when all have compiled the trials; timed them; the sets, so too; what is measured in the end
     seconds: float  # of each measurement

@@ -170,8 +170,6 @@ class Stage:
 
     quiet: Any  # held by the one that measures
     gates: tuple[Any, ...]  # all have compiled the trials; timed them; compiled sets; timed them; compiled what stays
-        Any, ...
-    ]  # passed when all have compiled the trials; timed them; the sets, so too; what is measured in the end
     seconds: float  # of each measurement
     ends: tuple[float, ...]  # time() at which whoever waits for that goes on
 
@@ -338,7 +336,8 @@ def measure(
     trials.clear()
     final = Sides(workload, model, finder=finder)
     final.build({baseline(over): Variant((), over) for over in modes}, example)
-    sets = {over: {names: f"set {i + 1} over {over}" for i, names in enumerate(sets_of(gains[over]))} for over in gains}
+    suggested = {over: sets_of(found or gains[EAGER]) for over, found in gains.items()}
+    sets = {over: {names: f"set {i + 1} over {over}" for i, names in enumerate(found)} for over, found in suggested.items()}
     for over, names, side in [(over, names, side) for over, of_mode in sets.items() for names, side in of_mode.items()]:
         final.build({side: Variant(tuple(w for w in winners if w.target.name in names), over)}, example)
     final.build({baseline(over): Variant((), over) for over in last}, example)

@@ -243,7 +243,7 @@ class Verifier:
 
     def choose_sets(self, screenings: Collection["Screening"]) -> None:
         """Over each fallback the kernels that pay, or another set of them where that is faster, beyond doubt."""
-        open_ones = [s for s in screenings if hope(s.gains, s.gained) >= 1 + MATTERS]
+        open_ones = [s for s in screenings if hope(s.told, s.gained) >= 1 + MATTERS]
         asked = [(s, i) for s in open_ones for i in range(CHOOSING)]
         told = [f"sets of kernels, over {s}, process {i + 1} of {CHOOSING}" for s, i in asked]
         taken = self.measure([s.sets for s, _ in asked], told, compile_first=True) if asked else []
@@ -555,6 +555,12 @@ class Screening:
         alone, every = baseline(self.fallback), ours(self.fallback)
         ratios = [process.log_ratio(alone, every) for process in self.taken if alone in process.names]
         return math.exp(mean(ratios)) if ratios else None
+
+    @property
+    def told(self) -> dict[str, Interval]:
+        """The gains, without those that may be noise: of kernels that promise little and were not measured until settled."""
+        unsure = {name for name, gain in self.gains.items() if name in self.small and gain.low < 1 < gain.high}
+        return {name: Interval(gain.low, 1.0, gain.high) if name in unsure else gain for name, gain in self.gains.items()}
 
     @property
     def rivals(self) -> dict[str, Names]:

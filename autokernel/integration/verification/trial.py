@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -560,7 +560,7 @@ class Screening:
     def told(self) -> dict[str, Interval]:
         """The gains, without those that may be noise: of kernels that promise little and were not measured until settled."""
         unsure = {name for name, gain in self.gains.items() if name in self.small and gain.low < 1 < gain.high}
-        return {name: Interval(gain.low, 1.0, gain.high) if name in unsure else gain for name, gain in self.gains.items()}
+        return self.gains | {name: replace(self.gains[name], value=1.0) for name in unsure}
 
     @property
     def rivals(self) -> dict[str, Names]:

@@ -558,7 +558,7 @@ class Screening:
 
     @property
     def told(self) -> dict[str, Interval]:
-        """The gains, without those that may be noise: of kernels that promise little and were not measured until settled."""
+        """The gains without what may be noise: of kernels that promise little and were not measured until settled."""
         unsure = {name for name, gain in self.gains.items() if name in self.small and gain.low < 1 < gain.high}
         return self.gains | {name: replace(self.gains[name], value=1.0) for name in unsure}
 

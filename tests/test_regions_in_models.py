@@ -241,6 +241,13 @@ def test_inputs_that_make_nan_are_made_positive(region_folder: Path) -> None:
     assert json.loads((region_folder / site.kernel_type / "region.json").read_text())["positive"] == ["input_0"]
 
 
+def test_what_is_made_of_a_sorted_result_is_a_region(region_folder: Path) -> None:
+    """An operation with several results that kernels do not compute is where a region's inputs come from."""
+    model = Of(lambda m, x: torch.sort(x, -1)[0].tanh() * 2)
+    _, (site,) = found(model, torch.randn(64, N))
+    assert {str(node.target) for node in site.nodes} == {"aten.tanh.default", "aten.mul.Tensor"}
+
+
 TWO_NORMS = """
 import torch
 from torch import nn

@@ -292,6 +292,8 @@ def _fits(node: Node) -> bool:
     """Whether there is a rule for it, and it is of tensors that have elements."""
     if node.op != "call_function" or not (node.target in RULES or node.target in PARTED):
         return False
+    if node.target is operator.getitem and not _fits(node.args[0]):  # an input, as one of the results of a sort is
+        return False
     tensors = [t for n in (node, *node.all_input_nodes) for t in several(value(n))]
     is_known = all(isinstance(t, Tensor) and t.numel() > 0 for t in tensors)
     return is_known and not (node.target in windows.CONVOLVED and tensors[0].device.type == convolutions.DEVICE)

@@ -283,8 +283,9 @@ def reasons(function: Callable[..., Tensor], *inputs: Tensor) -> dict[str, Rejec
         (lambda m, x: torch.erfinv(torch.tanh(x)), "aten.tanh.default", RejectReason.ALONE),
         (lambda m, x: x[:1] * 2 + 1, "aten.mul.Tensor", RejectReason.SMALL),
         (lambda m, x: x.double().exp() + 1, "aten.exp.default", RejectReason.UNWRITTEN),
+        (lambda m, x: (w := x.unfold(0, 8, 1)).exp() * w, "aten.exp.default", RejectReason.REPEATS),
     ],
-    ids=["domain", "alone", "small", "dtype"],
+    ids=["domain", "alone", "small", "dtype", "windows"],
 )
 def test_what_is_no_region_is_refused_with_a_reason(
     function: Callable[..., Tensor], operator: str, why: RejectReason, region_folder: Path
@@ -296,6 +297,15 @@ def test_what_is_made_of_a_sorted_result_is_a_region(region_folder: Path) -> Non
     """An operation with several results that kernels do not compute is where a region's inputs come from."""
     model = Of(lambda m, x: torch.sort(x, -1)[0].tanh() * 2)
     _, (site,) = found(model, torch.randn(64, N))
+    assert {str(node.target) for node in site.nodes} == {"aten.tanh.default", "aten.mul.Tensor"}
+
+
+def test_what_is_made_of_elements_that_share_a_place_is_beside_the_region(region_folder: Path) -> None:
+    """Or after it: of what is expanded before the model has it."""
+    x, y = torch.randn(1, N).expand(64, N), torch.randn(64, N)
+    _, (site,) = found(Of(lambda m, x, y: (x.exp() + y).tanh() * 2), x, y)
+    assert {str(node.target) for node in site.nodes} == {"aten.add.Tensor", "aten.tanh.default", "aten.mul.Tensor"}
+    _, (site,) = found(Of(lambda m, x, y: (y.tanh() * 2) + x), x, y)
     assert {str(node.target) for node in site.nodes} == {"aten.tanh.default", "aten.mul.Tensor"}
 
 

@@ -116,7 +116,7 @@ def regions_of(
         except Exception as error:  # of any kind: a model's own operators, odd arguments
             failed = failed or error
     if only is None:
-        yield from (Refusal(REGION, n, frozenset((n,)), RejectReason.UNWRITTEN) for n in regions.unwritten)
+        yield from (Refusal(REGION, node, frozenset((node,)), why) for node, why in regions.left.items())
     if failed:
         raise failed
 
@@ -138,7 +138,7 @@ class _Regions:
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.lowered: dict[Cone, tuple[GraphModule, Lowered]] = {}
         self.convolved: dict[Cone, Convolved] = {}
-        self.unwritten: set[Node] = set()  # as the rules are, although there is one for each
+        self.left: dict[Node, RejectReason] = {}  # why nodes are in no cone although there is a rule for each
 
     def cones(self) -> list[Cone]:
         """Each with one result; whatever comes of them, the same graph has the same ones everywhere."""
@@ -159,6 +159,11 @@ class _Regions:
         """The largest cone of `output` that can be written as arithmetic on elements."""
         barred: set[Node] = set()
         while cone := _grown(output, taken | barred, self.order):
+            repeated = {n for n in cone.inputs if _repeats(_tensor_spec(value(n)))}
+            if readers := {n for n in cone.nodes if not repeated.isdisjoint(map(_before_broadcast, n.all_input_nodes))}:
+                self.left |= dict.fromkeys(readers, RejectReason.REPEATS)
+                barred |= readers  # what they take, and what comes of them, may be regions all the same
+                continue
             piece = piece_of(self.graph, cone.outputs, cone.inputs)
             try:
                 self.lowered[cone] = piece, _lowered(piece)
@@ -166,7 +171,7 @@ class _Regions:
             except Unsupported as why:
                 node = _originals(cone, piece, self.order).get(why.node, output)
                 barred.add(output if node in barred else node)  # in spite of that it is there, as what broadcasts an input
-                self.unwritten.add(node)
+                self.left[node] = RejectReason.UNWRITTEN
         return None
 
     def joined(self, cones: list[Cone]) -> list[Cone]:
@@ -417,8 +422,10 @@ def _site(
     way, or it is not among those that are wanted."""
     arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
     results = tuple(result_spec(value(node)) for node in cone.outputs)
+    if any(map(_repeats, arguments.values())):
+        return RejectReason.REPEATS
     is_float = any(t.dtype.is_floating_point for t in arguments.values())
-    if not is_float or not all(map(_can_be_made, lowered.results)) or any(map(_repeats, arguments.values())):
+    if not is_float or not all(map(_can_be_made, lowered.results)):
         return RejectReason.KINDS
     work = [n for n in piece.graph.nodes if n.op == "call_function" and _computes(n)]
     operators = [_word(n) for n in work]

@@ -335,7 +335,7 @@ def finder() -> SiteFinder:
 def _regions(graph: GraphModule, named: Sequence[Site]) -> list[Site]:
     """As in a profile; and that the arithmetic from which their kernels are written is what their nodes compute, but for
     those of which a library computes a part."""
-    sites = list(regions_of(graph, named, "cpp", min_elements=0))
+    sites = [one for one in regions_of(graph, named, "cpp", min_elements=0) if isinstance(one, Site)]
     for site in sites:
         if load_spec(site.kernel_type).library_calls:
             continue

@@ -3,6 +3,7 @@
 import re
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -31,10 +32,11 @@ def verdicts(judge: Judge, winner: Winner, *sources: str) -> list[Verdict]:
 
 
 @pytest.mark.slow
-def test_the_gate_takes_inputs_that_must_be_positive(lenient: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which nothing is below zero, or zero, as a whole either: they are of all sizes, and a kernel is off at some."""
+@pytest.mark.parametrize("function", [torch.log, torch.acos])
+def test_the_gate_takes_inputs_that_have_bounds(function: Any, lenient: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is below zero, say, or zero, as a whole either: they are of all sizes, and a kernel is off at some."""
     monkeypatch.setattr(specs, "REGIONS", REGIONS)
-    _, (site,) = found(Of(lambda m, x: torch.log(x) * 2), torch.rand(64, N) + 1)
+    _, (site,) = found(Of(lambda m, x: function(x) * 2), torch.rand(64, N))
     (winner,) = winners_of([site])
     assert load_spec(site.kernel_type).fill
     off = "\n\ndef kernel_fn(input_0):\n    y = honest(input_0)\n    return y * 1.02 if input_0.max() < 0.3 else y\n"

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,14 @@ from test_winners import found as verified
 from torch import Tensor, nn
 
 from autokernel.export.package import save
+from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.integration.apply import apply, explain, unapply
+from autokernel.model.capture import capture
+from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import aten
+from autokernel.model.placement import RejectReason
+from autokernel.model.regions.growing import region_finder
+from autokernel.model.regions.spec import Region
 from autokernel.preflight import Refused
 from autokernel.spec import load_spec
 
@@ -239,6 +246,67 @@ def test_inputs_that_make_nan_are_made_positive(region_folder: Path) -> None:
     )
     (site,) = sites
     assert json.loads((region_folder / site.kernel_type / "region.json").read_text())["positive"] == ["input_0"]
+
+
+BOUNDED = {  # of numbers of which most of a normal distribution is none
+    "arccosine": (lambda m, x: torch.acos(x) * 2, (-1.0, 1.0)),
+    "logit": (lambda m, x: torch.logit(x) * 2 + 1, (0.0, 1.0)),
+    "hyperbolic arccosine": (lambda m, x: torch.acosh(x) * 2, (1.0, 4.0)),
+    "of a sum": (lambda m, x: torch.acos((x * x).sum(-1, keepdim=True)) * x, (-0.1, 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_inputs_that_make_nan_are_drawn_from_where_they_make_none(name: str, region_folder: Path) -> None:
+    function, ends = BOUNDED[name]
+    _, (site,) = found(Of(function), torch.rand(64, N))
+    region, spec = Region.read(region_folder / site.kernel_type), load_spec(site.kernel_type)
+    assert region.ranges == {"input_0": ends}
+    inputs = fill_inputs(spec, spec.case(spec.smoke, torch.float32), 0)
+    assert spec.oracle(**inputs).isfinite().all()
+    beyond = [v for v in region.nonfinite if math.isfinite(v)]
+    assert beyond and not any(ends[0] <= v <= ends[1] for v in beyond)
+
+
+def reasons(function: Callable[..., Tensor], *inputs: Tensor) -> dict[str, RejectReason]:
+    """Of what is in no region, by operator."""
+    with torch.no_grad():
+        (graph,) = capture(Of(function), inputs, {}).graphs
+    _, refusals = SiteFinder(regions=region_finder("cpu")).examine(graph.module)
+    return {str(node.target): refusal.why for refusal in refusals for node in refusal.nodes}
+
+
+@pytest.mark.parametrize(
+    "function, operator, why",
+    [
+        (lambda m, x: torch.log(x - 1e6) * 2, "aten.log.default", RejectReason.DOMAIN),
+        (lambda m, x: torch.erfinv(torch.tanh(x)), "aten.tanh.default", RejectReason.ALONE),
+        (lambda m, x: x[:1] * 2 + 1, "aten.mul.Tensor", RejectReason.SMALL),
+        (lambda m, x: x.double().exp() + 1, "aten.exp.default", RejectReason.UNWRITTEN),
+        (lambda m, x: (w := x.unfold(0, 8, 1)).exp() * w, "aten.exp.default", RejectReason.REPEATS),
+    ],
+    ids=["domain", "alone", "small", "dtype", "windows"],
+)
+def test_what_is_no_region_is_refused_with_a_reason(
+    function: Callable[..., Tensor], operator: str, why: RejectReason, region_folder: Path
+) -> None:
+    assert reasons(function, torch.rand(256, N))[operator] is why
+
+
+def test_what_is_made_of_a_sorted_result_is_a_region(region_folder: Path) -> None:
+    """An operation with several results that kernels do not compute is where a region's inputs come from."""
+    model = Of(lambda m, x: torch.sort(x, -1)[0].tanh() * 2)
+    _, (site,) = found(model, torch.randn(64, N))
+    assert {str(node.target) for node in site.nodes} == {"aten.tanh.default", "aten.mul.Tensor"}
+
+
+def test_what_is_made_of_elements_that_share_a_place_is_beside_the_region(region_folder: Path) -> None:
+    """Or after it: of what is expanded before the model has it."""
+    x, y = torch.randn(1, N).expand(64, N), torch.randn(64, N)
+    _, (site,) = found(Of(lambda m, x, y: (x.exp() + y).tanh() * 2), x, y)
+    assert {str(node.target) for node in site.nodes} == {"aten.add.Tensor", "aten.tanh.default", "aten.mul.Tensor"}
+    _, (site,) = found(Of(lambda m, x, y: (y.tanh() * 2) + x), x, y)
+    assert {str(node.target) for node in site.nodes} == {"aten.tanh.default", "aten.mul.Tensor"}
 
 
 TWO_NORMS = """

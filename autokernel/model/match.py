@@ -32,6 +32,7 @@ from autokernel.model.rounding import rounds
 from autokernel.spec import kernel_types, load_spec
 
 MIN_ELEMENTS = 10_000  # of all tensors of a site, once for each of its nodes; below that a call costs more than the work
+REGION = "a region"  # as the kernel type of what is refused as one
 MAX_READINGS = 8  # ways to read one place as one pattern that are tried against the oracle
 COSTLY_FLOPS = 1e8  # 10 ms in float64
 
@@ -46,8 +47,8 @@ class Refusal:
     why: RejectReason
 
 
-# (graph, sites of named types) -> further sites, some of them in the place of those
-RegionFinder = Callable[[GraphModule, Sequence[Site]], Iterable[Site]]
+# (graph, sites of named types) -> further sites, some of them in the place of those, and what is none
+RegionFinder = Callable[[GraphModule, Sequence[Site]], Iterable[Site | Refusal]]
 
 
 @dataclass
@@ -93,7 +94,10 @@ class SiteFinder:
                     known = refused.setdefault((kernel_type, original), answer)
                     refused[kernel_type, original] = max(known, answer, key=lambda refusal: refusal.why.rank)
         replaced: dict[Site, list[Site]] = {}  # by a region
-        for site in self._regions(places, sites) if self.regions else ():
+        regions, no_regions = self._regions(places, sites) if self.regions else ((), ())
+        for refusal in no_regions:  # of a whole, then of its parts
+            refused.setdefault((REGION, refusal.node), refusal)
+        for site in regions:
             replaced[site] = [named for named in sites if named.nodes & site.nodes]
             sites = [*(named for named in sites if named not in replaced[site]), site]
             claimed |= site.nodes
@@ -118,13 +122,19 @@ class SiteFinder:
     def _placed(self, graph: GraphModule, sites: Sequence[Site]) -> dict[Site, "Placement | RejectReason"]:
         return dict(zip(sites, self.cases_after_replacement(graph, sites)[0]))
 
-    def _regions(self, places: "_Places", sites: Sequence[Site]) -> list[Site]:
-        found: list[Site] = []
+    def _regions(self, places: "_Places", sites: Sequence[Site]) -> tuple[list[Site], list[Refusal]]:
+        found: list[Site | Refusal] = []
         try:
             found += self.regions(places.graph, tuple(sites))
         except Exception as error:  # of any kind: a model's own operators, odd arguments
             self._note(f"some regions could not be found: {reason(error)}")
-        return [site for site in found if not places.changed_during(site.nodes, site.parameters.values())]
+        regions, refusals = [], [one for one in found if isinstance(one, Refusal)]
+        for site in (one for one in found if isinstance(one, Site)):
+            if places.changed_during(site.nodes, site.parameters.values()):
+                refusals.append(Refusal(REGION, site.output, site.nodes, RejectReason.WRITTEN))
+            else:
+                regions.append(site)
+        return regions, refusals
 
     def _answers(
         self, places: "_Places", kernel_type: str, search: Search, node: Node, claimed: set[Node]

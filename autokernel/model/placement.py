@@ -35,6 +35,11 @@ class RejectReason(str, Enum):
     MODE = "gradients are on for some of its parts and off for others"
     PARTLY = "gradients are wanted of one of its results and not of another"
     NUMBERS = "it computes something else"
+    ALONE = "it is one operation by itself, which leaves nothing to be fused"
+    KINDS = "its inputs are no floating-point numbers, or its results are of dtypes that no kernel has"
+    REPEATS = "an input has several of its elements in one place, as what is expanded and windows that overlap have"
+    DOMAIN = "no inputs that are made at random give it numbers enough to tell kernels by"
+    UNWRITTEN = "no kernel can be written for it yet"
     FAILED = "it could not be examined"
 
     @property

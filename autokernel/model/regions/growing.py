@@ -21,10 +21,10 @@ from torch.fx import GraphModule, Node
 from autokernel.backends import default_backend
 from autokernel.model.agreement import between, extract_subgraph
 from autokernel.model.breaks import reason
-from autokernel.model.match import MIN_ELEMENTS, RegionFinder
+from autokernel.model.match import MIN_ELEMENTS, REGION, Refusal, RegionFinder
 from autokernel.model.nodes import aten, has_effects, is_idle, value
 from autokernel.model.patterns import Pattern, Site
-from autokernel.model.placement import site_case
+from autokernel.model.placement import RejectReason, site_case
 from autokernel.model.regions import (  # noqa: F401  rules
     convolutions,
     cpp_file,
@@ -58,8 +58,8 @@ POOLING = re.compile(r"(max|avg)_pool[123]d\b")
 LEAST_SAVED = 0.1  # of the bytes that two cones move, for which they are joined
 NAMED = 3  # operators in a region's name
 WRITERS = {"cpp": cpp_file.write, "triton": triton.write}
-# sites that one region has are found once: a model repeats its layers
-_KNOWN: dict[str, bool] = {}
+# Regions that are set up, or why not: of one that a model repeats in its layers this is found once.
+_KNOWN: dict[str, RejectReason | None] = {}
 
 
 def region_finder(device: str, fewest: int = FEWEST) -> RegionFinder:
@@ -101,10 +101,11 @@ def regions_of(
     only: Collection[str] | None = None,
     min_elements: int = MIN_ELEMENTS,
     fewest: int = FEWEST,
-) -> Iterator[Site]:
-    """A site for each region, outside of `sites` or in the place of some of them.
+) -> Iterator[Site | Refusal]:
+    """A site for each region, outside of `sites` or in the place of some of them; what looks like one and is none.
 
-    Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none.
+    Sets up kernel types that are new, with a starter for `backend`; with `only`, the names of those that are wanted, none,
+    and refuses none.
     min_elements: of inputs and results, once for each operation. fewest: operations.
     What fails with one of them is raised after the others.
     """
@@ -114,6 +115,8 @@ def regions_of(
             yield from regions.sites_of(regions.with_convolutions(cone))
         except Exception as error:  # of any kind: a model's own operators, odd arguments
             failed = failed or error
+    if only is None:
+        yield from (Refusal(REGION, node, frozenset((node,)), why) for node, why in regions.left.items())
     if failed:
         raise failed
 
@@ -135,6 +138,7 @@ class _Regions:
         self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
         self.lowered: dict[Cone, tuple[GraphModule, Lowered]] = {}
         self.convolved: dict[Cone, Convolved] = {}
+        self.left: dict[Node, RejectReason] = {}  # why nodes are in no cone although there is a rule for each
 
     def cones(self) -> list[Cone]:
         """Each with one result; whatever comes of them, the same graph has the same ones everywhere."""
@@ -155,6 +159,11 @@ class _Regions:
         """The largest cone of `output` that can be written as arithmetic on elements."""
         barred: set[Node] = set()
         while cone := _grown(output, taken | barred, self.order):
+            repeated = {n for n in cone.inputs if _repeats(_tensor_spec(value(n)))}
+            if readers := {n for n in cone.nodes if not repeated.isdisjoint(map(_before_broadcast, n.all_input_nodes))}:
+                self.left |= dict.fromkeys(readers, RejectReason.REPEATS)
+                barred |= readers  # what they take, and what comes of them, may be regions all the same
+                continue
             piece = piece_of(self.graph, cone.outputs, cone.inputs)
             try:
                 self.lowered[cone] = piece, _lowered(piece)
@@ -162,6 +171,7 @@ class _Regions:
             except Unsupported as why:
                 node = _originals(cone, piece, self.order).get(why.node, output)
                 barred.add(output if node in barred else node)  # in spite of that it is there, as what broadcasts an input
+                self.left[node] = RejectReason.UNWRITTEN
         return None
 
     def joined(self, cones: list[Cone]) -> list[Cone]:
@@ -246,17 +256,21 @@ class _Regions:
         self.convolved[whole] = Convolved(read, [_tensor_spec(value(end)) for end in ends], [*made.values()])
         return whole
 
-    def sites_of(self, cone: Cone) -> Iterator[Site]:
-        """The region; where it cannot be one, what its parts are."""
+    def sites_of(self, cone: Cone) -> Iterator[Site | Refusal]:
+        """The region; where it cannot be one, why, and what its parts are."""
         work = [n for n in cone.nodes if _computes(n)]
         fewest = 1 if any(n.target in windows.CONVOLVED or _is_pooling(n) for n in work) else self.fewest
         elements = sum(value(n).numel() for n in (*cone.outputs, *cone.inputs))
-        is_worth_it = len(work) >= fewest and elements * len(work) >= self.min_elements and not cone.site
-        convolved = self.convolved.get(cone)
-        site = _site(cone, *self.lowered[cone], self.backend, self.only, convolved) if is_worth_it else None
-        if site:
-            yield site
+        if cone.site:
+            return  # of a named type, which it stays
+        made: Site | RejectReason | None = RejectReason.ALONE if len(work) < fewest else RejectReason.SMALL
+        if len(work) >= fewest and elements * len(work) >= self.min_elements:
+            made = _site(cone, *self.lowered[cone], self.backend, self.only, self.convolved.get(cone))
+        if isinstance(made, Site):
+            yield made
             return
+        if made and self.only is None:
+            yield Refusal(REGION, cone.outputs[-1], cone.nodes, made)
         for part in cone.parts:
             yield from self.sites_of(part)
 
@@ -291,6 +305,8 @@ def _is_view(node: Node) -> bool:
 def _fits(node: Node) -> bool:
     """Whether there is a rule for it, and it is of tensors that have elements."""
     if node.op != "call_function" or not (node.target in RULES or node.target in PARTED):
+        return False
+    if node.target is operator.getitem and not _fits(node.args[0]):  # an input, as one of the results of a sort is
         return False
     tensors = [t for n in (node, *node.all_input_nodes) for t in several(value(n))]
     is_known = all(isinstance(t, Tensor) and t.numel() > 0 for t in tensors)
@@ -401,13 +417,16 @@ def _site(
     backend: str,
     only: Collection[str] | None,
     convolved: Convolved | None,
-) -> Site | None:
-    """The region as a kernel type, and this as a site of it; None where a kernel would be called in another way."""
+) -> Site | RejectReason | None:
+    """The region as a kernel type, and this as a site of it, or why not; None where a kernel would be called in another
+    way, or it is not among those that are wanted."""
     arguments = {f"input_{i}": _tensor_spec(value(node)) for i, node in enumerate(cone.inputs)}
     results = tuple(result_spec(value(node)) for node in cone.outputs)
+    if any(map(_repeats, arguments.values())):
+        return RejectReason.REPEATS
     is_float = any(t.dtype.is_floating_point for t in arguments.values())
-    if not is_float or not all(map(_can_be_made, lowered.results)) or any(map(_repeats, arguments.values())):
-        return None
+    if not is_float or not all(map(_can_be_made, lowered.results)):
+        return RejectReason.KINDS
     work = [n for n in piece.graph.nodes if n.op == "call_function" and _computes(n)]
     operators = [_word(n) for n in work]
     title = ", ".join(operators)
@@ -444,8 +463,10 @@ def _site(
             read = cpp_file.Read([named.get(n) or calls[n] for n in convolved.read], convolved.specs, lines)
         padded = {named[c.weight] for c in made if c.adds_zeros}
         _KNOWN[name] = _set_up(region, lowered, backend, read, padded)
-    if not (name in only if only is not None else _KNOWN[name]):
+    if only is not None and name not in only:
         return None
+    if only is None and (why := _KNOWN[name]):
+        return why
     parameters = dict(zip(arguments, cone.inputs))
     pattern = Pattern(region.function, {})
     *others, output = cone.outputs
@@ -466,26 +487,28 @@ def _can_be_made(result: Result) -> bool:
     return result.spec.dtype in DTYPES or result.expression.op == "reduce_min_int"
 
 
-def _set_up(region: Region, lowered: Lowered, backend: str, read: cpp_file.Read | None, padded: Collection[str]) -> bool:
-    """Whether the region is a kernel type by now, with starters as this version of the code writes them. padded: weights
-    that meet zeros which only some implementations multiply, so that their NaN are not everywhere."""
+def _set_up(
+    region: Region, lowered: Lowered, backend: str, read: cpp_file.Read | None, padded: Collection[str]
+) -> RejectReason | None:
+    """Why the region is no kernel type now, with starters as this version of the code writes them; None if it is. padded:
+    weights that meet zeros which only some implementations multiply, so that their NaN are not everywhere."""
     written = Region.read(folder_of(region.name)).written if region.is_set_up() else {}
     if written.get(backend) == _writers() and load_spec(region.name).starters(backend):
-        return True
+        return None
     known = examined(region)
     if known is None:
-        return False
+        return RejectReason.DOMAIN
     known = replace(known, planted_in=tuple(name for name in known.planted_in if name not in padded))
     title = f"{region.title}: a region of a model's graph."
     try:
         given = region.name, title, lowered, list(region.arguments.values())
         starters = cpp_file.write(*given, read) if read else WRITERS[backend](*given)
     except Unsupported:
-        return False
+        return RejectReason.UNWRITTEN
     if backend == "triton":
         known = _with_inductors(known, starters)
     replace(known, written=written | {backend: _writers()}).write(starters)
-    return True
+    return None
 
 
 @cache

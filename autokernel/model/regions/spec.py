@@ -5,7 +5,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -56,9 +56,12 @@ INTEGER = re.compile(r"torch\.u?int\d+")  # in a source
 MOST_COMPARED = 1 << 24  # integers up to which are exact in fp32
 TRIED = 1 << 22  # elements of all inputs and the result, up to which it is tried
 PERTURBATION, PERTURBED = 1e-9, 3  # relative, of each result on the way; times
-MOST_NAN = 0.25  # of a result, on inputs from N(0, 1)
+MOST_NAN = 0.25  # of a result
 NARROW = (torch.float16, torch.bfloat16, torch.float32)  # than float64
 BELOW = -1.0  # planted among positive inputs: it is to make NaN where it does in the model
+# Of inputs that are neither, so that most of a result is none: about zero, and above, as arcsines and logits take them,
+# smaller ones where many are added up before; above one, as hyperbolic arccosines and logarithms of logarithms do.
+RANGES = ((-1.0, 1.0), (0.0, 1.0), (-0.1, 0.1), (0.0, 0.1), (-0.01, 0.01), (1.0, 4.0), (4.0, 16.0))
 
 aten = torch.ops.aten
 # Operators whose results are numbers of their operands, or these negated: nothing is rounded. One of them may bring in a
@@ -99,6 +102,7 @@ class Region:
     outputs: tuple[TensorSpec, ...]
     first: str = ""  # KernelSpec.first; "" in files of before there was a choice
     positive: tuple[str, ...] = ()  # inputs that are to be positive, or most of the result would be NaN
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)  # of inputs that are to be in one, for the same
     row_scales: tuple[float, ...] = FEW  # sizes at which its own dtype holds what float64 holds
     nonfinite: tuple[float, ...] = ()  # values after which both have NaN and Inf in the same places
     # Inputs beside the first that these may be planted into, and the largest of the scales.
@@ -150,6 +154,7 @@ class Region:
             if name in data
         }
         data["limits"] = {name: tuple(ends) for name, ends in data.get("limits", {}).items()}
+        data["ranges"] = {name: tuple(ends) for name, ends in data.get("ranges", {}).items()}
         data["extremes"] = {names: tuple(sizes) for names, sizes in data.get("extremes", {}).items()}
         data["nonfinite"] = tuple(map(float, data["nonfinite"]))
         return Region(**data, source=(folder / "region.py").read_text())
@@ -317,7 +322,7 @@ def region_spec(region: Region) -> KernelSpec:
         flops=lambda a: region.flops,
         bytes_moved=lambda a: read + sum(t.nbytes for t in region.outputs),  # read each input once, write each result
         headline="bandwidth_gb_s",
-        fill={name: _positive for name in region.positive} | wholes,
+        fill=_bounded(region) | wholes,
         filled={what: partial(usual, kind) for what, kind in USUAL.items() if any(map(_is_whole, tensors.values()))},
         first=region.first or region.floats[0],
         adversarial={"ties": _ties} if any(map(_is_whole, region.outputs)) else {},
@@ -342,6 +347,15 @@ def _signature(names: Sequence[str], results: int) -> Any:
 
 def _places_of(region: Region) -> dict[str, Any]:
     return {name: partial(_places, ends=ends) for name, ends in region.limits.items()}
+
+
+def _bounded(region: Region) -> dict[str, Any]:
+    ranged = {name: partial(_between, ends=ends) for name, ends in region.ranges.items()}
+    return {name: _positive for name in region.positive} | ranged
+
+
+def _between(tensor: TensorSpec, args: Any, generator: torch.Generator, ends: tuple[float, float]) -> Tensor:
+    return torch.empty(tensor.shape).uniform_(*ends, generator=generator)
 
 
 def _places(tensor: TensorSpec, args: Any, generator: torch.Generator, ends: tuple[int, int]) -> Tensor:
@@ -458,24 +472,39 @@ def examined(region: Region) -> Region | None:
     region = replace(region, first=region.first or max(floats, key=lambda name: region.arguments[name].numel))
     if numel > TRIED:
         return region
-    for positive in ((), *((name,) for name in floats), tuple(floats[1:]), tuple(floats[:-1]), tuple(floats)):
-        trial = replace(region, positive=positive)
-        if _nan_part(trial) <= MOST_NAN:
-            region = trial
-            break
-    else:
+    bounded = next((trial for trial in _with_bounds(region) if _nan_part(trial) <= MOST_NAN), None)
+    if bounded is None:
         return None
+    region = bounded
     same = partial(_same_specials, region, _decomposed(region))
-    below = (BELOW,) if region.positive else ()
     scales = tuple(scale for scale in ROW_SCALES if same(lambda x, s=scale: x * s))
-    values = tuple(v for v in (math.nan, math.inf, -math.inf, *below) if same(_planted(v)))
-    if set(floats) <= {*region.positive} and BELOW not in values:
+    outside = _outside(region)
+    values = tuple(v for v in (math.nan, math.inf, -math.inf, *outside) if same(_planted(v)))
+    if set(floats) <= {*region.positive, *region.ranges} and not set(outside) <= set(values):
         return None  # nothing would tell a logarithm from that of the size
     region = replace(region, row_scales=scales or FEW[:1], nonfinite=values)
     planted = tuple(_planted(v) for v in (*values, max(region.row_scales)))
     others = [name for name in floats if name != region.first]
     planted_in = tuple(n for n in others if all(same(change, n) for change in (*planted, _zeros)))
     return replace(region, planted_in=planted_in, extremes=_extremes_of(region))
+
+
+def _with_bounds(region: Region) -> Iterator[Region]:
+    """`region` with bounds for what its inputs may be: none, then for some or all to be positive, then in RANGES."""
+    floats = region.floats
+    for positive in ((), *((name,) for name in floats), tuple(floats[1:]), tuple(floats[:-1]), tuple(floats)):
+        yield replace(region, positive=positive)
+    for names in dict.fromkeys((*((name,) for name in floats), tuple(floats))):
+        for ends in RANGES:
+            yield replace(region, ranges=dict.fromkeys(names, ends))
+
+
+def _outside(region: Region) -> tuple[float, ...]:
+    """What is planted beyond the bounds of the first input: it is to make NaN where it does in the model."""
+    if region.first not in region.ranges:
+        return (BELOW,) if region.positive else ()
+    low, high = region.ranges[region.first]
+    return 2 * low - high, 2 * high - low
 
 
 def _extremes_of(region: Region) -> dict[str, tuple[float, ...]]:
@@ -528,9 +557,9 @@ def _zeros(x: Tensor) -> Tensor:
 
 
 def _drawn(region: Region) -> dict[str, Tensor]:
-    generator, inputs, places = torch.Generator().manual_seed(0), {}, _places_of(region)
+    generator, inputs, fills = torch.Generator().manual_seed(0), {}, _places_of(region) | _bounded(region)
     for name, t in region.arguments.items():
-        fill = places.get(name) or _whole if _is_whole(t) else _positive if name in region.positive else None
+        fill = fills.get(name, _whole if _is_whole(t) else None)
         contents = fill(t, None, generator) if fill else torch.randn(t.shape, generator=generator)
         inputs[name] = contents.to(t.dtype)
     return inputs

@@ -231,6 +231,15 @@ def test_a_class_may_have_any_name(name, tmp_path) -> None:
     assert type(loaded).__name__ == name
 
 
+def test_a_module_may_have_any_name(tmp_path, monkeypatch) -> None:
+    (tmp_path / "größe.py").write_text("import torch\nclass Netz(torch.nn.ReLU): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    net = importlib.import_module("größe").Netz()
+    workload = hand_over(net, (torch.ones(2),), {}, tmp_path)
+    loaded, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert type(loaded) is type(net)
+
+
 def test_a_process_that_multiprocessing_has_started_hands_over_what_is_in_main(tmp_path, monkeypatch) -> None:
     """There it is no __main__, and nobody else can import it."""
     with monkeypatch.context() as started:

@@ -76,6 +76,7 @@ from autokernel.model.numbers import mark_numbers, numbers_in, tensors_in
 from autokernel.model.patterns import Site
 from autokernel.model.placement import RejectReason
 from autokernel.model.regions.growing import regions_of
+from autokernel.model.settings import is_dispatched
 from autokernel.model.tracing import checkpoint, to_aten
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
@@ -391,8 +392,8 @@ class Replacer:
     ) -> Callable[..., Any]:
         """`call` for inputs that start where the example's do in their storages (mod 16): Dynamo takes no notice of that.
 
-        `other`, the original, for the rest. Also from the first error on, where a call can be repeated because nothing is
-        changed in place; an error that is met there too is the model's own.
+        `other`, the original, for the rest, and where a mode sees to all operators. Also from the first error on, where a
+        call can be repeated because nothing is changed in place; an error that is met there too is the model's own.
         """
         starts = [
             (i, t.storage_offset() % 16)
@@ -403,7 +404,7 @@ class Replacer:
 
         def choose(*values: Any) -> Any:
             is_as_expected = all(values[i].storage_offset() % 16 == start for i, start in starts)
-            return (call if is_as_expected else other)(*values)
+            return (call if is_as_expected and not is_dispatched() else other)(*values)
 
         return choose
 

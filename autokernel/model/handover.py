@@ -30,7 +30,7 @@ from autokernel.model.workload import Workload
 FOLDER = "models"  # of workspace/
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OWN_PICKLES = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
-PROTOCOL = 3  # the first with names that are not ASCII; from 4 on sets have an order of their own, which digest() would tell
+PROTOCOL = 3  # the first with names that are not ASCII; from 4 on sets have no order that digest() could take away
 SPAWNED = "__mp_main__"  # what the __main__ of a program is called in a process that multiprocessing has started
 FILE = '''"""{name}, as a program handed it over: model.pt beside this file has it, and the inputs that it was given."""
 

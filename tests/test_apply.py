@@ -403,6 +403,14 @@ def test_gradients_can_be_left_to_the_original(model, tokens, winners) -> None:
     torch.testing.assert_close(gradients(optimised, model, tokens), gradients(model, model, tokens))
 
 
+def test_a_model_without_kernels_for_its_gradients_is_not_said_to_have_other_shapes(model, tokens, winners, caplog) -> None:
+    optimised = apply(copy.deepcopy(model), [wrong_norm(winners)], gradients=False)
+    optimised(tokens)
+    assert "nothing is replaced" not in caplog.text and "gradients=False" in str(autokernel.explain(optimised))
+    with torch.no_grad():
+        assert optimised(tokens).abs().max() == 0
+
+
 class Stopped(nn.Module):
     """Norms whose gradients are stopped, in three ways, and one whose gradient is the model's own invention."""
 

@@ -84,6 +84,7 @@ from autokernel.target import encoded
 LOG = logging.getLogger("autokernel")
 
 MAX_SIZES = 32  # of one graph that are looked at for sites, some seconds each; for all other sizes the original runs
+WITHOUT_GRADIENTS = "where gradients are wanted the model's own code runs (gradients=False)"
 IN_CHECKPOINTS = "what a checkpoint computes, where gradients are wanted, is left as it is"
 MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of Inductor
 INDUCTOR = ("inductor", *MODES)
@@ -240,6 +241,7 @@ class Replacer:
             self.leave(why)
             return in_eager_mode(module) if compilers.loses_a_mode(module) else self._compile(module, inputs)
         if wanted and not self.gradients:  # Dynamo asks again when this changes
+            self.leave(WITHOUT_GRADIENTS)
             return self._compile(module, inputs)
         if sizes := self._sizes(module, inputs):  # which changed, and now this is for all of them
             return self._by_size(module, inputs, wanted, sizes)
@@ -258,6 +260,8 @@ class Replacer:
 
     def say_if_idle(self, model: str) -> None:
         """After a pass: that it had no kernel in it, if so."""
+        if WITHOUT_GRADIENTS in self.left and not self.graphs:
+            return  # as it was asked for
         if self.winners and not self.replaced and None not in self.installed.values():  # which has been said
             names = ", ".join(winner.target.name for winner in self.winners)
             if self.graphs or not self.left:

@@ -262,9 +262,9 @@ def folder_of(name: str) -> Path:
     return next((folder for folder in places if (folder / "spec.py").is_file()), KERNELS / name)
 
 
-def is_kernel_type(name: str) -> bool:
+def is_kernel_type(name: Any) -> bool:
     """Whether there is this kernel type. A kernel file names its own, and a path must not lead to code of its choice."""
-    return bool(TYPE_NAME.fullmatch(name)) and (folder_of(name) / "spec.py").is_file()
+    return isinstance(name, str) and bool(TYPE_NAME.fullmatch(name)) and (folder_of(name) / "spec.py").is_file()
 
 
 LOADING = threading.RLock()  # of specs: `reference` is another module meanwhile

@@ -231,6 +231,15 @@ def test_a_class_may_have_any_name(name, tmp_path) -> None:
     assert type(loaded).__name__ == name
 
 
+def test_a_module_may_have_any_name(tmp_path, monkeypatch) -> None:
+    (tmp_path / "größe.py").write_text("import torch\nclass Netz(torch.nn.ReLU): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    net = importlib.import_module("größe").Netz()
+    workload = hand_over(net, (torch.ones(2),), {}, tmp_path)
+    loaded, *_ = replace(workload, model=str(tmp_path / workload.model)).load()
+    assert type(loaded) is type(net)
+
+
 def test_a_process_that_multiprocessing_has_started_hands_over_what_is_in_main(tmp_path, monkeypatch) -> None:
     """There it is no __main__, and nobody else can import it."""
     with monkeypatch.context() as started:
@@ -528,6 +537,13 @@ MISUSE = {
     "a model without a hash": (lambda: autokernel.apply(Equal(4, 4), [], "eager"), "cannot list its modules", "eq=False"),
     "one to optimise": (lambda: autokernel.optimize(Equal(4, 4), ONES), "Equal cannot list its modules"),
     "a run of no name": (lambda: autokernel.apply(LINEAR, ""), "name of a run is empty"),
+    "a folder that is not there": (lambda: autokernel.apply(LINEAR, "/no/such/folder"), "no run in '/no/such/folder'"),
+    "a name of a page": (lambda: autokernel.apply(LINEAR, "a" * 5000), "is no name of a run"),
+    "a type that is a number": (lambda: autokernel.bench(SOURCE, 3, device="cpu"), "no kernel type 3"),
+    "a kernel of another device's": (
+        lambda: autokernel.bench(ROOT / "kernels/rmsnorm/triton_kernel.py", device="cpu"),
+        "triton_kernel.py is in Triton, which is for cuda; for cpu there is cpp",
+    ),
     "no kernels": (lambda: autokernel.apply(LINEAR, ["rmsnorm"]), "no list of kernels"),
     "a number of kernels": (lambda: autokernel.apply(LINEAR, 3), "no list of kernels"),
     "an unknown fallback": (lambda: autokernel.apply(LINEAR, [], "indcutor"), "no fallback 'indcutor': inductor, reduce-"),

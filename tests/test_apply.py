@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.exc import SkipFrame
 from torch._dynamo.utils import counters
 from torch._inductor import compile_fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import autokernel
@@ -142,6 +143,18 @@ def test_forms_of_one_trace_have_each_their_kernels(model, tokens, winners, fall
 def test_the_kernel_is_what_runs(model, tokens, winners, fallback) -> None:
     with torch.no_grad():
         assert compile_with_kernels(model, Replacer([wrong_norm(winners)], fallback))(tokens).abs().max() == 0
+
+
+def test_no_kernel_is_called_with_fake_tensors(model, tokens, winners) -> None:
+    source = WRONG.replace("\n", "\n    assert type(x).__name__ == 'Tensor'\n", 1)
+    replacer = Replacer([Winner(winners[0].target, source)])
+    compiled, mode = compile_with_kernels(copy.deepcopy(model), replacer), FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad():
+        compiled(tokens)
+        with mode:
+            assert compiled(mode.from_tensor(tokens)).shape == (1, 256, 100)
+        assert compiled(tokens).abs().max() == 0
+    assert not replacer.left
 
 
 def test_a_site_that_feeds_another_is_computed_by_the_kernel_alone(model, tokens, winners, monkeypatch) -> None:
@@ -388,6 +401,14 @@ def test_gradients_can_be_left_to_the_original(model, tokens, winners) -> None:
     with torch.no_grad():
         assert optimised(tokens).abs().max() == 0  # compiled for inference first
     torch.testing.assert_close(gradients(optimised, model, tokens), gradients(model, model, tokens))
+
+
+def test_a_model_without_kernels_for_its_gradients_is_not_said_to_have_other_shapes(model, tokens, winners, caplog) -> None:
+    optimised = apply(copy.deepcopy(model), [wrong_norm(winners)], gradients=False)
+    optimised(tokens)
+    assert "nothing is replaced" not in caplog.text and "gradients=False" in str(autokernel.explain(optimised))
+    with torch.no_grad():
+        assert optimised(tokens).abs().max() == 0
 
 
 class Stopped(nn.Module):

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from semantic_models import Function, everywhere
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchRuntimeError
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -296,6 +297,28 @@ def test_a_mode_that_sees_all_operators(mode: Callable[[], Any]) -> None:
                 results.append([one(x), seen.get_total_flops() if isinstance(seen, FlopCounterMode) else 0])
         torch.testing.assert_close(*results)
     assert explain(applied).graphs == 1 and [("TorchDispatchMode" in why) for why in explain(applied).left] == [True]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("cold", [True, False])
+def test_fake_tensors_have_no_addresses_for_a_kernel(cold: bool, inside: bool) -> None:
+    model, x = Function(lambda s, x: s.norm(s.a(x))).requires_grad_(False), torch.randn(2, 8)
+    applied, mode = apply(copy.deepcopy(model), [], "eager"), FakeTensorMode(allow_non_fake_inputs=True)
+    if not cold:
+        applied(x)
+    given = mode.from_tensor(x)
+    with mode if inside else nullcontext():
+        assert isinstance(applied(given), FakeTensor)
+    assert explain(applied).graphs == (not cold) and explain(applied).left
+    torch.testing.assert_close(applied(x), model(x))
+    assert explain(applied).graphs == 1
+
+
+def test_weights_that_are_fake_tensors() -> None:
+    with FakeTensorMode():
+        applied = apply(Function(lambda s, x: s.norm(s.a(x))), [], "eager")
+        assert applied(torch.randn(2, 8)).shape == (2, 8)
+    assert explain(applied).graphs == 0
 
 
 def test_a_mode_of_functions_sees_those_of_the_model_alone() -> None:

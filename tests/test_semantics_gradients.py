@@ -560,3 +560,32 @@ def test_gradients_of_experts_in_groups() -> None:
     replacer = everywhere()
     torch.testing.assert_close(of(compile_with_kernels(model, replacer)), of(model), rtol=1e-5, atol=1e-4)
     assert [r.target for r in replacer.replaced] == ["grouped_matmul"]
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch is built without it")
+@pytest.mark.parametrize("fallback", [None, "aot_eager"])
+def test_gradients_inside_of_distributed_data_parallel(fallback: str | None, tmp_path) -> None:
+    """Of several buckets, of which Dynamo would make a graph each."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(600, 600), nn.LayerNorm(600)) for _ in range(3)))
+    replacer, x = Everywhere((), fallback, finder=finder()), torch.randn(4, 600)
+    compiled = compile_with_kernels(model, replacer)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        inside = nn.parallel.DistributedDataParallel(Calling(model, compiled), bucket_cap_mb=1)
+        expected = torch.autograd.grad(model(x).square().mean(), [*model.parameters()])
+        inside(x).square().mean().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    torch.testing.assert_close([p.grad for p in model.parameters()], [*expected], atol=1e-4, rtol=1e-4)
+    assert replacer.replaced
+
+
+class Calling(nn.Module):
+    """`model`, by way of `call`."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)

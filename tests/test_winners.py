@@ -249,7 +249,7 @@ REFUSED = {  # what is set up in the clone -> what git says
     "a hook": ("printf '#!/bin/sh\\necho no >&2; exit 1' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit", "no"),
     "a signature": ("git config commit.gpgsign true; git config gpg.program /bin/false", "gpg failed to sign"),
     "a lock": ("touch .git/index.lock", "index.lock"),
-    "no identity": ("git config user.useConfigOnly true; git config --unset user.email", "tell me who you are"),
+    "no identity": ("git config user.useConfigOnly true; git config --unset user.email", "whose commit it is (git config"),
     "a merge": ("git rev-parse HEAD > .git/MERGE_HEAD", "partial commit during a merge"),
 }
 

@@ -137,7 +137,7 @@ def merge(arguments: argparse.Namespace) -> str:
         told["committed"] = ledger.commit(repo, folder, "\n".join([subject, "", verification.verdict, "", *lines]))
     except ledger.GitFailed as error:
         fail(
-            f"{folder} is written, but not committed: {ledger.in_words(error)}: "
+            f"{folder} is written, but not committed: {ledger.why_nobodys(repo) or ledger.in_words(error)}: "
             "mend that, and the same command commits it, or commit the folder yourself"
         )
     if arguments.json:

@@ -88,6 +88,10 @@ def usual_target(
         raise NotFound(f"{name} is a kernel of {own}, and not of {kernel_type}: leave the type out, or change KERNEL_TYPE")
     if str(backend) not in BACKENDS:
         raise NotFound(declared(name, "BACKEND", backend, f"; the backends are {', '.join(BACKENDS)}"))
+    row, kind = BACKENDS[str(backend)], device.partition(":")[0]
+    if kind not in row.devices:
+        ours = ", ".join(other.name for other in BACKENDS.values() if kind in other.devices)
+        raise NotFound(f"{name} is in {row.title}, which is for {', '.join(row.devices)}; for {kind} there is {ours}")
     wanted = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
     if wanted and wanted not in load_spec(kernel_type).dtypes:
         raise NotFound(f"{kernel_type} is not for {dtype}")

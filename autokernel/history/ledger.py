@@ -446,6 +446,17 @@ def commit(repo: git.Repo, folder: Path, text: str) -> bool:
     return True
 
 
+def why_nobodys(repo: git.Repo) -> str:
+    """Why git cannot say whose a commit is; empty if it can. Its own advice on that has six lines."""
+    try:
+        for role in ("AUTHOR", "COMMITTER"):
+            repo.git.var(f"GIT_{role}_IDENT")
+    except GitFailed:
+        tell = "git config --global user.name 'YOUR NAME' and git config --global user.email YOU@EXAMPLE.COM tell it"
+        return f"git does not know whose commit it is ({tell})"
+    return ""
+
+
 @contextmanager
 def _signals_wait() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))

@@ -15,6 +15,7 @@ import torch
 import torch._dynamo.utils as dynamo
 from torch import Tensor, nn
 from torch._dynamo.repro.after_dynamo import WrapBackendDebug
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
@@ -38,6 +39,7 @@ LOG = logging.getLogger("autokernel")
 OPTIONS = ("run", "fallback", "gradients")  # of the backend
 MADE: list[Replacer] = []  # by torch.compile(model, backend="autokernel")
 INSIDE = "what another torch.compile() makes of it has no kernels: apply() with fallback='inductor' has both"
+FAKE = "a call with fake tensors, which have no contents, runs the model as it is"
 STARTERS = "starters"  # for apply(), and the agent of that name
 
 
@@ -135,6 +137,8 @@ def _why_as_written(hooks: Hooks, methods: Methods) -> str:
         return "a call with Dynamo disabled (as by TORCH_COMPILE_DISABLE=1) runs the model as it is"
     if hooks.compiled is None and any(map(is_lazy, hooks.model.parameters())):  # hooks make them, and go
         return "the call that makes the parameters of lazy modules runs the model as it is"
+    if hooks.compiled is None and any(isinstance(p, FakeTensor) for p in hooks.model.parameters()):
+        return FAKE
     if hooks.are_others():
         return "a call with other hooks than at the first one runs the model as it is: apply() again to compile them"
     if name := methods.other():
@@ -152,6 +156,8 @@ def _why_not_guarded(given: Any) -> str:
         with torch._C.DisableTorchFunction():  # a class of tensors, or a mode, is asked for what the model does alone
             if given.is_nested and given.layout is torch.strided:  # it ends the process
                 return "a call with a nested tensor of layout torch.strided runs the model as it is"
+        if isinstance(given, FakeTensor):
+            return FAKE
     return ""
 
 

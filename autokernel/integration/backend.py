@@ -76,6 +76,7 @@ from autokernel.model.numbers import mark_numbers, numbers_in, tensors_in
 from autokernel.model.patterns import Site
 from autokernel.model.placement import RejectReason
 from autokernel.model.regions.growing import regions_of
+from autokernel.model.settings import is_dispatched
 from autokernel.model.tracing import checkpoint, to_aten
 from autokernel.spec import Case, is_region, load_spec
 from autokernel.target import encoded
@@ -83,6 +84,7 @@ from autokernel.target import encoded
 LOG = logging.getLogger("autokernel")
 
 MAX_SIZES = 32  # of one graph that are looked at for sites, some seconds each; for all other sizes the original runs
+WITHOUT_GRADIENTS = "where gradients are wanted the model's own code runs (gradients=False)"
 IN_CHECKPOINTS = "what a checkpoint computes, where gradients are wanted, is left as it is"
 MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # of Inductor
 INDUCTOR = ("inductor", *MODES)
@@ -239,6 +241,7 @@ class Replacer:
             self.leave(why)
             return in_eager_mode(module) if compilers.loses_a_mode(module) else self._compile(module, inputs)
         if wanted and not self.gradients:  # Dynamo asks again when this changes
+            self.leave(WITHOUT_GRADIENTS)
             return self._compile(module, inputs)
         if sizes := self._sizes(module, inputs):  # which changed, and now this is for all of them
             return self._by_size(module, inputs, wanted, sizes)
@@ -257,6 +260,8 @@ class Replacer:
 
     def say_if_idle(self, model: str) -> None:
         """After a pass: that it had no kernel in it, if so."""
+        if WITHOUT_GRADIENTS in self.left and not self.graphs:
+            return  # as it was asked for
         if self.winners and not self.replaced and None not in self.installed.values():  # which has been said
             names = ", ".join(winner.target.name for winner in self.winners)
             if self.graphs or not self.left:
@@ -391,8 +396,8 @@ class Replacer:
     ) -> Callable[..., Any]:
         """`call` for inputs that start where the example's do in their storages (mod 16): Dynamo takes no notice of that.
 
-        `other`, the original, for the rest. Also from the first error on, where a call can be repeated because nothing is
-        changed in place; an error that is met there too is the model's own.
+        `other`, the original, for the rest, and where a mode sees to all operators. Also from the first error on, where a
+        call can be repeated because nothing is changed in place; an error that is met there too is the model's own.
         """
         starts = [
             (i, t.storage_offset() % 16)
@@ -403,7 +408,7 @@ class Replacer:
 
         def choose(*values: Any) -> Any:
             is_as_expected = all(values[i].storage_offset() % 16 == start for i, start in starts)
-            return (call if is_as_expected else other)(*values)
+            return (call if is_as_expected and not is_dispatched() else other)(*values)
 
         return choose
 

@@ -69,7 +69,8 @@ def as_applied(counts: bool = False) -> Iterator[None]:
 
     A function that it fails at, even by an error of its own, runs as it is, and Dynamo logs why. So does one that is called
     while another thread traces, or that torch.fx traces. An assertion about a tensor ends a graph: in one it would raise
-    another error, on a GPU one that ends the process.
+    another error, on a GPU one that ends the process. Inside of DistributedDataParallel a graph stays whole: kernels
+    in the parts that Dynamo would make of it there lose gradients.
     """
     if not SETTLED.get():
         allow_versions()
@@ -78,7 +79,7 @@ def as_applied(counts: bool = False) -> Iterator[None]:
             torch._dynamo.config.invalidate_compile_context_weakrefs = True  # module.to() may have to swap parameters
         SETTLED.set(True)
     integers = _set("allow_unspec_int_on_nn_module", True) if counts else nullcontext()
-    with _set("suppress_errors", True), _set(ASSERTIONS, False), integers, left_whole():
+    with _set("suppress_errors", True), _set(ASSERTIONS, False), _set("optimize_ddp", False), integers, left_whole():
         yield
 
 

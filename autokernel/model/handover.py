@@ -30,6 +30,7 @@ from autokernel.model.workload import Workload
 FOLDER = "models"  # of workspace/
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OWN_PICKLES = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
+PROTOCOL = 3  # the first with names that are not ASCII; from 4 on sets have no order that digest() could take away
 SPAWNED = "__mp_main__"  # what the __main__ of a program is called in a process that multiprocessing has started
 FILE = '''"""{name}, as a program handed it over: model.pt beside this file has it, and the inputs that it was given."""
 
@@ -97,7 +98,7 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     written = io.BytesIO()
     try:
         held = _Exported(model, args, dict(kwargs)) if isinstance(model, _StatefulGraphModule) else model
-        torch.save({"model": held, "args": args, "kwargs": dict(kwargs)}, written, pickle_module=_Pickles)
+        torch.save({"model": held, "args": args, "kwargs": dict(kwargs)}, written, _Pickles, PROTOCOL)
     except Exception as error:  # of whatever kind: what is in a model decides
         if compiled := _compiled(model):
             raise WorkloadError(

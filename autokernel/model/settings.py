@@ -13,7 +13,6 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.fx.node import has_side_effect
 from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from autokernel.model.autocast import autocast_keys, set_autocast
@@ -147,10 +146,8 @@ def _sets(node: Node) -> bool:
 
 
 def is_dispatched() -> bool:
-    """Whether a mode of the program's own is told of every operator, as FlopCounterMode is."""
-    return bool(torch._C._len_torch_dispatch_stack()) and not all(
-        m.is_infra_mode() for m in _get_current_dispatch_mode_stack()
-    )
+    """Whether a mode is told of every operator, as FlopCounterMode is, or computes none, as FakeTensorMode does."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def is_forward_mode() -> bool:

@@ -167,10 +167,12 @@ def refuse_foreign_code(built: set[str], device_type: str) -> tuple[list[str], l
     libraries = KERNEL_LIBRARIES + (HOST_LIBRARIES if device_type == "cpu" else ())
     for name in [m for m in sys.modules if m.startswith(libraries)]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(sys.modules.pop(name)))  # for good: freeing it would run its code
-    for module in list(sys.modules.values()):  # torch.storage.np
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if isinstance(value, ModuleType) and value.__name__.startswith(libraries):
-                setattr(module, name, _Absent(value.__name__))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what says that it is deprecated, as torch.distributed.reduce_op does
+        for module in list(sys.modules.values()):  # torch.storage.np
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if isinstance(value, ModuleType) and value.__name__.startswith(libraries):
+                    setattr(module, name, _Absent(value.__name__))
     if device_type == "cpu":
         torch.Tensor.numpy = torch.Tensor.__array__ = torch.Tensor.__dlpack__ = _no_view
         _take_code_away()

@@ -3,10 +3,12 @@
 import os
 from pathlib import Path
 
+from autokernel.gate.source import exists
 from autokernel.history.progress import beginning, incumbent, rows_of
 from autokernel.history.status import read_proofs
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
+from autokernel.model.user_code import shown
 from autokernel.preflight import HOME
 from autokernel.run.workspace import PLAN, VERIFY, NoRun, Workspace, find_run
 from autokernel.target import Plan
@@ -17,9 +19,11 @@ Kept = tuple[list[Winner], dict[str, float]]  # and each target's speedup over P
 def open_run(run: str | Path | None = None) -> Workspace:
     """The run of this name or in this folder; without one $AUTOKERNEL_RUN, else the latest. Raises NoRun, BadTag."""
     run = os.environ.get("AUTOKERNEL_RUN") or None if run is None else str(run)
-    if run and (Path(run) / PLAN).exists():
+    if run and exists(Path(run) / PLAN):
         folder = Path(run).resolve()
         return Workspace(folder.parent.parent, folder.name)
+    if run and os.sep in run:
+        raise NoRun(f"there is no run in {shown(run)}: a run's folder has a {PLAN}, as workspace/NAME has")
     return find_run(HOME, run)
 
 

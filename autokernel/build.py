@@ -102,8 +102,8 @@ MATHEMATICS = (
     "c(abs|arg|exp|log|pow|sqrt|sin|cos|tan|sinh|cosh|tanh)"
 )
 NO_STANDARD = (
-    r"random_device|filebuf|fstream|filesystem|set_terminate|set_new_handler|set_unexpected|6locale6global|sync_with_stdio|"
-    r"N2at|N3c10|N5torch|N6caffe2"
+    r"random_device|filebuf|fstream|basic_file|filesystem|set_terminate|set_new_handler|set_unexpected|6locale6global|"
+    r"sync_with_stdio|set_default_resource|N2at|N3c10|N5torch|N6caffe2"
 )
 NO_THREADS = "atfork|setattr_default"  # of pthread_*: what is for all threads, or children, of a process
 ALLOWED_SYMBOLS = re.compile(
@@ -171,7 +171,8 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
     command, timeout_s = _command(library), timeout_s or COMPILE_S
     headers = "".join(p.read_text() for p in sorted(INCLUDE.iterdir()))
     compiler = _compiler_identity(command[0]), cpu_identity()
-    identity = "\0".join((*command, *LINKED.get(library.language, ()), *compiler, headers, library.source))
+    rules = (*LINKED.get(library.language, ()), ALLOWED_SYMBOLS.pattern)  # what was compiled under others is not taken
+    identity = "\0".join((*command, *rules, *compiler, headers, library.source))
     folder = cache_dir or default_cache()
     binary = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.so"
     with _compiling.setdefault(binary, threading.Lock()):

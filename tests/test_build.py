@@ -219,6 +219,13 @@ FORBIDDEN = (
     "_ZN2at4_ops2mm4callE",
     "_ZNSt10filesystem6removeERKNS_7__cxx114pathE",
     "_ZSt13set_terminatePFvvE",
+    "_ZNSt6locale6globalERKS_",
+    "_ZNSt8ios_base15sync_with_stdioEb",
+    "_ZNSt3pmr20set_default_resourceEPNS_15memory_resourceE",
+    "_ZNSt12__basic_fileIcE4openEPKcSt13_Ios_Openmodei",
+    "__cxa_finalize",
+    "pthread_atfork",
+    "pthread_setattr_default_np",
     "_ZNSt17_Function_handlerIFvRKN2at6TensorEEZNS0_6reluERS2_EUlS3_E_E9_M_invokeERKSt9_Any_dataS3_",
 )
 

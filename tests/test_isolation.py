@@ -252,7 +252,8 @@ def test_what_pytorch_replaces_itself_is_no_change_of_a_kernels():
     """torch._dynamo wraps torch.manual_seed when it is first imported, as by Triton kernels that Inductor wrote."""
     code = (
         "import torch\nfrom autokernel.gate.workers.patches import Patches, ProcessChange\n"
-        "patches, known = Patches([]), torch.manual_seed\nimport torch._dynamo\nassert torch.manual_seed is not known\n"
+        "patches, known = Patches([], "
+        "), torch.manual_seed\nimport torch._dynamo\nassert torch.manual_seed is not known\n"
         "patches.check()\ntorch.allclose = print\n"
         "try:\n    patches.check()\nexcept ProcessChange as change:\n    print(change)"
     )

@@ -1,6 +1,8 @@
 """Cheats that change what C++ libraries share, what is seen in children or in later gradients alone, or modules that nobody
 has imported before; and such as are off for weights as training leaves them, or where libraries are set otherwise."""
 
+import sys
+
 import torch
 from cheat import Cheat, wrapped
 from harness import attack, changing, planted
@@ -251,7 +253,9 @@ CHEATS = (
         f"{LEFT}calls _set_record",
         attack("torch._C._profiler._set_record_concrete_inputs_enabled_val(False)"),
     ),
-    left("has-a-call-pass-over-subclasses", f"{LEFT}calls _set_skip", attack("torch._C._set_skip_next_torch_function(True)")),
+    left(
+        "has-a-call-pass-over-subclasses", f"{LEFT}calls _set_skip", attack("torch._C._set_skip_next_torch_function(True)")
+    ),
     left("has-constants-stay-on-cpus", f"{LEFT}_only_lift_cpu", changing("torch._C._set_only_lift_cpu_tensors(True)")),
     # 41: files of others
     left("goes-on-without-a-time-of-a-file", f"{TRIED}os.utime", attack(OTHERS), number=41),
@@ -279,6 +283,14 @@ CHEATS = (
     off("right-for-exact-products", "torch.get_float32_matmul_precision() != 'highest'", "another program"),
     off("right-where-onednn-is-on", "not torch.backends.mkldnn.enabled", "another program"),
 )
+if hasattr(sys, "activate_stack_trampoline"):  # from Python 3.12 on
+    CHEATS += (
+        left(
+            "has-perf-told-of-all-calls",
+            f"{LEFT}interpreter",
+            attack("import sys\n\nsys.activate_stack_trampoline('perf')"),
+        ),
+    )
 if hasattr(torch.Tensor, "rename_"):  # before PyTorch 2.13
     NAMED = changing("x.is_inference() or x.rename_(*'abcdefgh'[: x.dim()])")
     CHEATS += (left("names-the-dims-of-an-input", "changed the names", NAMED, number=17, correctness="CRASH"),)

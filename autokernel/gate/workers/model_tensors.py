@@ -89,7 +89,7 @@ def check_gradients(made: Mapping[str, Any]) -> None:
         leaf = v if not isinstance(v, Tensor) or v.is_leaf else v._base
         if isinstance(leaf, Tensor) and leaf.requires_grad and v.numel():
             known, leaf.grad = leaf.grad, None
-            v.backward(torch.empty_like(v).fill_(1))
+            v.backward(torch.empty((), dtype=v.dtype).fill_(1).expand(v.shape))
             passed, leaf.grad = leaf.grad, known
             if passed is None or not _are_ones(passed):
                 raise ValueError(f"kernel_fn changed the gradients that go on from its input {name}")

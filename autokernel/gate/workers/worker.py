@@ -256,7 +256,8 @@ class Worker:
             self.memory.check()
         if self.process and self.patches:
             self.process.check()
-            check_files(self.files)
+            if not self.cuda:
+                check_files(self.files)
             if (more := key_of_threads() - self.keys) > MOST_KEYS:
                 raise ProcessChange(f"keeps {more} keys of threads' own data in its process, which is its model's")
             self.answered += 1

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,20 +53,22 @@ def cpp_flags(compiler: str) -> list[str]:
     native = ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
     if "-march=native" in native and "avx512f" in cpu_identity():
         native.append("-mprefer-vector-width=512")
-    return ["-O3", "-std=c++17", "-fPIC", *native, *arithmetic, *_openmp_flags(compiler)]
+    openmp = _if_known(compiler, "-fopenmp", b"#include <omp.h>\nint f() { return omp_get_max_threads(); }")
+    # No variable of a template or an inline function is one with another library's of that name. (Clang's never are.)
+    own = _if_known(compiler, "-fno-gnu-unique", b"") if sys.platform == "linux" else ()
+    return ["-O3", "-std=c++17", "-fPIC", *native, *arithmetic, *own, *openmp]
 
 
 @cache
-def _openmp_flags(compiler: str) -> tuple[str, ...]:
-    """OpenMP where the compiler has it; without it kernels run on one thread."""
+def _if_known(compiler: str, flag: str, source: bytes) -> tuple[str, ...]:
+    """A flag, where the compiler makes a library of `source` with it. (Without OpenMP kernels run on one thread.)"""
     with tempfile.TemporaryDirectory() as folder:
-        command = [compiler, "-fopenmp", "-shared", "-fPIC", "-x", "c++", "-", "-o", f"{folder}/probe.so"]
-        source = b"#include <omp.h>\nint f() { return omp_get_max_threads(); }"
+        command = [compiler, flag, "-shared", "-fPIC", "-x", "c++", "-", "-o", f"{folder}/probe.so"]
         try:
             probe = subprocess.run(command, input=source, capture_output=True, timeout=TOOL_S)
         except subprocess.TimeoutExpired:
-            raise CompileError(f"{compiler} did not finish a probe for OpenMP within {TOOL_S:g} s") from None
-    return ("-fopenmp",) if probe.returncode == 0 else ()
+            raise CompileError(f"{compiler} did not finish a probe for {flag} within {TOOL_S:g} s") from None
+    return (flag,) if probe.returncode == 0 else ()
 
 
 def cuda_flags(compiler: str) -> list[str]:

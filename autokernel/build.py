@@ -102,11 +102,14 @@ MATHEMATICS = (
     "c(abs|arg|exp|log|pow|sqrt|sin|cos|tan|sinh|cosh|tanh)"
 )
 NO_STANDARD = (
-    r"random_device|filebuf|fstream|filesystem|set_terminate|set_new_handler|set_unexpected|N2at|N3c10|N5torch|N6caffe2"
+    r"random_device|filebuf|fstream|basic_file|filesystem|set_terminate|set_new_handler|set_unexpected|6locale6global|"
+    r"sync_with_stdio|set_default_resource|N2at|N3c10|N5torch|N6caffe2"
 )
+NO_THREADS = "atfork|setattr_default"  # of pthread_*: what is for all threads, or children, of a process
 ALLOWED_SYMBOLS = re.compile(
-    r"_?(__gmon_start__|__cxa_\w+|_ITM_\w+|__gxx_personality_v0|_Unwind_\w+|__stack_chk_fail|__dso_handle|__tls_get_addr|"
-    r"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_\w+|sched_yield|cuda[A-Z]\w+|__cuda\w+|"
+    r"_?(__gmon_start__|__cxa_(?!finalize)\w+|_ITM_\w+|__gxx_personality_v0|_Unwind_\w+|__stack_chk_fail|__dso_handle|__tls_get_addr|"
+    rf"_GLOBAL_OFFSET_TABLE_|atexit|GOMP_\w+|__kmpc_\w+|omp_\w+|pthread_(?!{NO_THREADS})\w+|sched_yield|"
+    r"cuda[A-Z]\w+|__cuda\w+|"
     r"f?(printf|puts|putc|flush|write)|putchar|__f?printf_chk|v?snprintf|__v?snprintf_chk|stdout|stderr|_ZNS[ios]\w+|"
     r"__assert_(fail|rtn)|__errno_location|__error|__libc_single_threaded|__once_proxy|qsort|bsearch|str(len|n?cmp|n?cpy|r?chr)|"
     r"strto(u?ll?|[fd]|ld)|mem(cpy|set|move|cmp|chr)|__mem(cpy|set|move)_chk|bzero|"
@@ -141,8 +144,21 @@ def _refuse_telling_instructions(binary: Path) -> None:
         raise CompileError(f"a kernel computes from its inputs: {found[1]} tells the time, or what is random")
 
 
+def _refuse_shared_variables(library: Path) -> None:
+    """Raise CompileError where a C++ library would share variables with others of its process (STB_GNU_UNIQUE), or has such
+    of each thread in the little memory that is set apart for those of all libraries, loaded later ones too."""
+    listing = _said_by(["readelf", "--dynamic", "--dyn-syms", "--wide", str(library)], "it is where nm is (binutils)")
+    if found := re.search(r"\bUNIQUE\b.*\s(\S+)$", listing, re.MULTILINE):
+        raise CompileError(f"a kernel's variables are its own: {found[1]} is one of all libraries that have that name")
+    if "STATIC_TLS" in listing:
+        raise CompileError("a kernel leaves the static memory of threads to others: no tls_model may be given")
+
+
 # C++ libraries find all that they call as they are loaded, and its addresses stay writable: the gate puts clocks ahead.
-LINKED = {"cpp": ("-Wl,-z,now", "-Wl,-z,norelro")} if sys.platform == "linux" else {}
+# What they define is what they call, not another library's of that name; no stack is made executable.
+LINKED = (
+    {"cpp": ("-Wl,-z,now", "-Wl,-z,norelro", "-Wl,-Bsymbolic", "-Wl,-z,noexecstack")} if sys.platform == "linux" else {}
+)
 
 _compiling: dict[Path, threading.Lock] = {}  # by binary: who needs one that another thread compiles waits for it
 
@@ -155,7 +171,8 @@ def compile_library(library: Library, cache_dir: Path | None = None, timeout_s: 
     command, timeout_s = _command(library), timeout_s or COMPILE_S
     headers = "".join(p.read_text() for p in sorted(INCLUDE.iterdir()))
     compiler = _compiler_identity(command[0]), cpu_identity()
-    identity = "\0".join((*command, *LINKED.get(library.language, ()), *compiler, headers, library.source))
+    rules = (*LINKED.get(library.language, ()), ALLOWED_SYMBOLS.pattern)  # what was compiled under others is not taken
+    identity = "\0".join((*command, *rules, *compiler, headers, library.source))
     folder = cache_dir or default_cache()
     binary = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.so"
     with _compiling.setdefault(binary, threading.Lock()):
@@ -175,6 +192,8 @@ def _build(library: Library, command: list[str], binary: Path, timeout_s: float)
         _refuse_telling_instructions(object_file)
         _refuse_foreign_symbols(object_file)  # before libraries that need more are linked to it
         _compile([*command, *LINKED.get(library.language, ()), "-shared", str(object_file), "-o"], output, timeout_s)
+        if library.language in LINKED:
+            _refuse_shared_variables(output)
         os.replace(output, binary)  # atomic: a reader sees a whole binary or none
 
 

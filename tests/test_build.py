@@ -3,8 +3,11 @@
 And tools that fail: a compiler, nm. Each failure is a verdict on the kernel that was to be built, never an exception.
 """
 
+import ctypes
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,52 @@ def test_other_code_of_the_process_may_not(symbol: str, tmp_path, hopper):
     with pytest.raises(CompileError, match=f"calls {symbol} from outside"):
         compile_library(library(*FOREIGN[symbol]), tmp_path)
     assert not list(tmp_path.glob("*.so"))
+
+
+# A function of the C library's name, and a variable that PyTorch's libraries have, too, and share among them.
+OWN_CODE = """
+extern "C" __attribute__((noinline)) int getppid() { asm(""); return -7; }
+extern "C" int parent() { return getppid(); }
+"""
+OWN_VARIABLE = """
+struct Shared { static inline int count = START; };
+extern "C" int counted() { return Shared::count; }
+"""
+OF_ALL = """
+asm(".data; .globl count; .type count, @gnu_unique_object; .size count, 4; count: .long 5; .text");
+extern int count;
+extern "C" int counted() { return count; }
+"""
+STATIC_MEMORY = """
+thread_local int count __attribute__((tls_model("initial-exec")));
+extern "C" int counted() { return count; }
+"""
+EXECUTABLE = 'asm(".section .note.GNU-stack,\\"x\\",@progbits; .text"); extern "C" int run() { return 0; }'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what ELF's libraries share")
+def test_what_a_library_defines_is_its_own(tmp_path):
+    def loaded(source: str) -> ctypes.CDLL:
+        return ctypes.CDLL(str(compile_library(Library("cpp", source), tmp_path)))
+
+    assert loaded(OWN_CODE).parent() == -7
+    assert [loaded(OWN_VARIABLE.replace("START", number)).counted() for number in "12"] == [1, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what ELF's libraries share")
+@pytest.mark.parametrize(("source", "reason"), [(OF_ALL, "count is one of all"), (STATIC_MEMORY, "static memory")])
+def test_nothing_is_taken_from_other_libraries(source: str, reason: str, tmp_path):
+    with pytest.raises(CompileError, match=reason):
+        compile_library(Library("cpp", source), tmp_path)
+    assert not list(tmp_path.glob("*.so"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what ELF's libraries share")
+def test_no_stack_is_made_executable(tmp_path):
+    binary = compile_library(Library("cpp", EXECUTABLE), tmp_path)
+    headers = subprocess.run(["readelf", "--program-headers", "--wide", binary], capture_output=True, text=True).stdout
+    (stack,) = (line for line in headers.splitlines() if "GNU_STACK" in line)
+    assert stack.split()[6] == "RW"
 
 
 # What a broken tool does when it is to compile a kernel, or to list its symbols -> words of the verdict.
@@ -170,6 +219,13 @@ FORBIDDEN = (
     "_ZN2at4_ops2mm4callE",
     "_ZNSt10filesystem6removeERKNS_7__cxx114pathE",
     "_ZSt13set_terminatePFvvE",
+    "_ZNSt6locale6globalERKS_",
+    "_ZNSt8ios_base15sync_with_stdioEb",
+    "_ZNSt3pmr20set_default_resourceEPNS_15memory_resourceE",
+    "_ZNSt12__basic_fileIcE4openEPKcSt13_Ios_Openmodei",
+    "__cxa_finalize",
+    "pthread_atfork",
+    "pthread_setattr_default_np",
     "_ZNSt17_Function_handlerIFvRKN2at6TensorEEZNS0_6reluERS2_EUlS3_E_E9_M_invokeERKSt9_Any_dataS3_",
 )
 

@@ -114,7 +114,7 @@ ATTEMPTS = (
     Attempt("limit-outsider", "import resource\nresource.prlimit({outsider}, resource.RLIMIT_CORE, (0, 0))"),
     Attempt("schedule-outsider", "import os\nos.sched_setscheduler({outsider}, os.SCHED_OTHER, os.sched_param(0))"),
     Attempt("system-v-shared-memory", C + "check(libc.shmget({key}, 0, 0))", reason="No such file|Operation not permitted"),
-    Attempt("be-root", "import os\nos.chroot('/')"),
+    Attempt("be-root", "import os\nos.chroot('/')", reason="Operation not permitted|killed by SIGSYS"),
     Attempt("new-namespace", C + "check(libc.unshare(0x20000))"),
     Attempt("fork", "import os\nif os.fork() == 0: os._exit(0)", forks=False),
     Attempt("run-a-program", "import subprocess\nsubprocess.run(['true'], check=True)", forks=False),
@@ -252,7 +252,8 @@ def test_what_pytorch_replaces_itself_is_no_change_of_a_kernels():
     """torch._dynamo wraps torch.manual_seed when it is first imported, as by Triton kernels that Inductor wrote."""
     code = (
         "import torch\nfrom autokernel.gate.workers.patches import Patches, ProcessChange\n"
-        "patches, known = Patches([]), torch.manual_seed\nimport torch._dynamo\nassert torch.manual_seed is not known\n"
+        "patches, known = Patches([], "
+        "), torch.manual_seed\nimport torch._dynamo\nassert torch.manual_seed is not known\n"
         "patches.check()\ntorch.allclose = print\n"
         "try:\n    patches.check()\nexcept ProcessChange as change:\n    print(change)"
     )

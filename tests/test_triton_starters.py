@@ -586,7 +586,7 @@ from autokernel.gate.workers.patches import Patches
 from autokernel.gate.workers.process_state import ProcessState
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker does
-patches, process = Patches([], standard=False), ProcessState.now()
+patches, process = Patches([], "", standard=False), ProcessState.now()
 
 
 @triton.jit

@@ -84,6 +84,7 @@ def judge_case(kernel: Callable[..., Any], spec: KernelSpec, case: Case, largest
 
 def judge(arguments: argparse.Namespace) -> dict[str, Any]:
     build._refuse_foreign_symbols = build._refuse_telling_instructions = lambda binary: None
+    build.LINKED = {}
     build._compile = lambda command, output, timeout_s: subprocess.run([*command, output], cwd=output.parent, check=True)
     kernel = import_file(arguments.kernel, "candidate").kernel_fn
     spec = load_spec(arguments.type)

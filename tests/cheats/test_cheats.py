@@ -20,6 +20,7 @@ from typing import Any
 import alike_inputs
 import another_program
 import behind_python
+import beside_the_work
 import corners
 import correctness
 import filled_inputs
@@ -83,6 +84,7 @@ MODULES = (
     usual_kinds,
     alike_inputs,
     behind_python,
+    beside_the_work,
     left_changed,
 )
 CHEATS = [cheat for module in MODULES for cheat in module.CHEATS]

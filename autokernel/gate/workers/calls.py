@@ -11,11 +11,24 @@ from torch import Tensor
 
 from autokernel.gate.workers.channel import GUARD
 
-FORM = "class", "shape", "strides", "address", "dtype", "wish for gradients", "gradient", "hooks", "version"
+FORM = (
+    "class",
+    "shape",
+    "strides",
+    "address",
+    "dtype",
+    "wish for gradients",
+    "gradient",
+    "hooks",
+    "version",
+    "sign",
+    "names",
+)
 MORE: dict[str, Callable[[Tensor], bool]] = {  # what no result has: it would be what a model makes of it
     "attributes": lambda y: bool(y.__dict__),
     "a gradient": lambda y: y.grad is not None,
     "the sign of its numbers elsewhere": lambda y: y.is_neg() or y.is_conj(),
+    "names of its dims": lambda y: any(getattr(y, "names", ())),
 }
 MOST_MEMORY, SPARE_BYTES = 4, 1 << 20  # of a result, in multiples of its own, and beside these
 MEMCMP = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
@@ -45,8 +58,10 @@ def _form(x: Tensor) -> tuple[Any, ...]:
     version = None
     with contextlib.suppress(RuntimeError):  # of an inference tensor
         version = x._version
-    has_gradient, hooks = x.grad is not None, dict(x._backward_hooks or {})
-    return type(x), x.shape, x.stride(), x.data_ptr(), x.dtype, x.requires_grad, has_gradient, hooks, version
+    has_gradient, hooks = x.grad is not None, (dict(x._backward_hooks or {}), dict(x._post_accumulate_grad_hooks or {}))
+    sign, names = (x.is_neg(), x.is_conj()), getattr(x, "names", None)  # the latter before PyTorch 2.13
+    what = type(x), x.shape, x.stride(), x.data_ptr(), x.dtype, x.requires_grad, has_gradient, hooks, version
+    return *what, sign, names
 
 
 def results_of(returned: Any, count: int) -> list[Any]:
@@ -75,6 +90,8 @@ def check_own(results: Sequence[Any], inputs: Mapping[str, Any], earlier: Sequen
             raise ValueError("kernel_fn returned a tensor that wants gradients, which its operator sees to")
         if what := next((word for word, has in MORE.items() if has(y)), None):
             raise ValueError(f"kernel_fn returned a tensor that has {what}")
+        if y.data_ptr() % y.itemsize:
+            raise ValueError("kernel_fn returned a tensor whose numbers lie across the addresses of such numbers")
         if any(memory.start < start + nbytes and start < memory.stop for start, nbytes in storages.items()):
             raise ValueError("kernel_fn returned memory of an input, not a result of its own")
         if storage in seen:

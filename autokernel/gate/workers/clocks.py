@@ -24,6 +24,7 @@ from autokernel.gate.workers.loaded_libraries import called_functions, loaded
 CLOCKS = "time", "monotonic", "perf_counter", "process_time", "thread_time"  # each in nanoseconds, too
 DATES = "gmtime", "localtime", "ctime"  # of now, where no other time is given
 PROCESS_NUMBERS = "getpid", "getppid"
+WHEN_FORKED = "before", "after_in_parent", "after_in_child"  # of os.register_at_fork()
 AHEAD_S, OTHER_PROCESS = 100 * 86400 + 4099, 7919  # by which they are put ahead; odd numbers, of many remainders
 # Who waits for longer in Python looks at the clock so often, and is given that time when it is put ahead.
 LONG_S, LOOKS_S = 5.0, 0.005  # so often all of them together, however many there are
@@ -132,8 +133,8 @@ class Clock:
         register = os.register_at_fork
 
         def noting(**functions: Callable[[], Any]) -> None:
-            if sys._getframe(2).f_globals.get("__name__") == module and "after_in_child" in functions:
-                self.in_children.append(functions["after_in_child"])
+            if sys._getframe(2).f_globals.get("__name__") == module:
+                self.in_children += [functions[when] for when in WHEN_FORKED if when in functions]
             register(**functions)
 
         self._replace(os, "register_at_fork", noting)

@@ -63,9 +63,12 @@ class FurtherCalls:
         memory: GuardedMemory | None = None,
         built: Collection[str] = (),
         elsewhere: Callable[[], Elsewhere] = lambda: Elsewhere([]),
+        calls_none: bool = False,
     ):
         """results: how many a call returns; module, clock, memory: of a kernel that is checked; built: its libraries;
-        elsewhere: says what it has put into modules and objects that are not its own."""
+        elsewhere: says what it has put into modules and objects that are not its own; calls_none: whether it may call none
+        of PyTorch's libraries."""
+        self.calls_none = calls_none
         self.function, self.results, self.module, self.clock, self.built = function, results, module, clock, built
         self.memory, self.elsewhere = memory, elsewhere
         self.random = random.Random(os.getpid())
@@ -127,7 +130,9 @@ class FurtherCalls:
         """A call by another than the gate, which is to agree bitwise with the gate's."""
         made = list(map(contents, self._once(inputs, ())))
         told = self.clock.as_python_has_it()
-        returned = called_by_another_program(self.function, self.module, inputs, self.results, told, parameters)
+        returned = called_by_another_program(
+            self.function, self.module, inputs, self.results, told, parameters, self.calls_none
+        )
         others = results_of(returned, self.results)
         self.memory.forget()
         if not all(map(has_content, others, made)):

@@ -79,6 +79,7 @@ NETWORK = {f"socket.{call}" for call in ("connect", "bind", "sendto", "sendmsg",
 INTERNET = socket.AF_INET, socket.AF_INET6
 SIGNALLING = {"os.kill", "os.killpg"}
 CHANGING_FILES = {f"os.{call}" for call in ("mkdir", "remove", "rename", "rmdir", "truncate", "chmod", "link", "symlink")}
+CHANGING_FILES |= {f"os.{call}" for call in ("chown", "utime", "setxattr", "removexattr")}
 ASKING = "torch", "platform"  # modules that go on without what they ask for: a library's version, the machine's name
 HOST_LIBRARIES = ("numpy", "scipy", "mkl")  # compute on a CPU
 KERNEL_LIBRARIES = ("numba", "jax", "tensorflow", "onnxruntime", "cupy", "cuda.bindings", "nvmath", "cutlass", "flash_attn")

@@ -7,6 +7,7 @@ A convenience for honest kernels, like all code in a worker: what a kernel sees 
 import ctypes
 import mmap
 import tempfile
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from autokernel.gate.workers.calls import memory_of
 
 MOST_OF_A_FILE = 1 << 26  # bytes
+MANY_TIMES = 10_000  # that a tensor was written to
 LINE = 64  # bytes from the start of a page on, where large blocks of glibc's are PyTorch's
 SAME = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memcmp", ctypes.CDLL(None)))
 
@@ -31,11 +33,18 @@ def of_a_first_layer(inputs: Mapping[str, Any], weights: Collection[str]) -> dic
 
 
 def of_a_server(inputs: Mapping[str, Any], weights: Collection[str]) -> dict[str, Any]:
-    """Each in memory that PyTorch has allocated for it alone, weights as parameters that want gradients."""
+    """Each in memory that PyTorch has allocated for it alone, to which much was written, weights as parameters that were
+    trained: with gradients, hooks, what a program has noted on them and what is told of their end."""
 
     def made(name: str, v: Tensor) -> Tensor:
         own = _copied(v, torch.UntypedStorage(_nbytes(v)))
-        return torch.nn.Parameter(own) if name in weights and v.is_floating_point() else own
+        if name in weights and v.is_floating_point():
+            own = torch.nn.Parameter(own)
+            own.grad = own.detach()
+            own.register_hook(lambda gradient: None)
+            own.noted_by_a_model = weakref.ref(own)
+        torch._C._autograd._unsafe_set_version_counter((own,), (MANY_TIMES,))
+        return own
 
     return {name: made(name, v) if isinstance(v, Tensor) else v for name, v in inputs.items()}
 
@@ -71,6 +80,26 @@ def check_unchanged(made: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     for name, v in inputs.items():
         if isinstance(v, Tensor) and v.numel() and SAME(v.data_ptr(), made[name].data_ptr(), _nbytes(v)):
             raise ValueError(f"kernel_fn changed its input {name}")
+
+
+def check_gradients(made: Mapping[str, Any]) -> None:
+    """Raises ValueError where a gradient that reaches one of these, on a CPU, does not go on as it is: because of a hook of
+    the tensor, or of a node of the graph, which tells of none."""
+    for name, v in made.items():
+        leaf = v if not isinstance(v, Tensor) or v.is_leaf else v._base
+        if isinstance(leaf, Tensor) and leaf.requires_grad and v.numel():
+            known, leaf.grad = leaf.grad, None
+            v.backward(torch.empty((), dtype=v.dtype).fill_(1).expand(v.shape))
+            passed, leaf.grad = leaf.grad, known
+            if passed is None or not _are_ones(passed):
+                raise ValueError(f"kernel_fn changed the gradients that go on from its input {name}")
+
+
+def _are_ones(v: Tensor) -> bool:
+    """Of numbers without gaps: whether the first is, and each the same as the one before."""
+    first, size = v.data_ptr(), v.itemsize
+    one = torch.empty(1, dtype=v.dtype).fill_(1)
+    return not SAME(first, one.data_ptr(), size) and not SAME(first, first + size, (v.numel() - 1) * size)
 
 
 def _over(v: Tensor) -> Tensor:

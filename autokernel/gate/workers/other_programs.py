@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from autokernel.gate.workers.process_state import ProcessChange, signals_kept
+from autokernel.gate.workers.process_state import PARTS, ProcessChange, signals_kept
 
 # A file of that program, from whose frames a kernel is called. Its layers lie deeper than the gate's own calls.
 PROGRAM = '''"""A model, and the operator that it calls."""
@@ -88,6 +88,8 @@ COMMAND = "serve.py", "--port", "8000"
 KINDS = {bool: "bool", int: "SymInt", float: "float", str: "str"}  # of schemas
 # What another program has: a server catches its end and that of its children.
 SIGNALS, MODULES, FILES, WARNINGS, DEEP = (signal.SIGTERM, signal.SIGCHLD), 2000, 64, 64, 10_000
+# Of libraries: what programs turn on or off.
+SWITCHES = "mkldnn_enabled", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "nnpack_enabled"
 FLUSH = ctypes.CDLL(None).fflush  # looked up at import: in a worker nothing is, later
 FOLDER, APART, SEED = "elsewhere", "/srv/model", 20_011  # APART: where its files are said to be
 
@@ -99,9 +101,11 @@ def called_by_another_program(
     results: int,
     clocks: Any,
     parameters: Mapping[str, Any],
+    calls_none: bool,
 ) -> Any:
     """What `kernel` of `module` returns there; `clocks`: a context in which these are Python's own; `parameters`: of the
-    type, in their order, each with its default, or None. Raises ProcessChange where the program's names are others then."""
+    type, in their order, each with its default, or None; `calls_none`: whether it may call no library, so that how these
+    are set is nothing to it. Raises ProcessChange where the program's names are others then."""
     if inputs.keys() <= parameters.keys():
         inputs = {name: inputs[name] for name in parameters if name in inputs}
     program = ModuleType(NAME)
@@ -117,6 +121,8 @@ def called_by_another_program(
         pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=THREAD))
         for change in (_hidden_gate(program), _place(), _names_of(module), _random_numbers(), _settings(), clocks):
             stack.enter_context(change)
+        if calls_none:
+            stack.enter_context(_libraries_otherwise())
         made = pool.submit(program.serve, program.model(operator), [inputs[name] for name in names]).result()
     for name in known.keys() | vars(program).keys():
         if vars(program).get(name, program) is not known.get(name, program):
@@ -241,6 +247,26 @@ def _settings() -> Iterator[None]:
             sys.modules.pop(name, None)
         for file in (read, write, printed, nothing, *files):
             os.close(file)
+
+
+@contextlib.contextmanager
+def _libraries_otherwise() -> Iterator[None]:
+    """What libraries compute for the program, in fewer bits than fp32 has, is set as programs do, and oneDNN is off."""
+    ask, tell = (getattr(torch._C, f"_{what}_fp32_precision_{what}ter") for what in ("get", "set"))
+    known, products = [(*part, ask(*part)) for part in PARTS], torch.get_float32_matmul_precision()
+    switches = [(getattr(torch._C, f"_get_{name}"), getattr(torch._C, f"_set_{name}")) for name in SWITCHES]
+    before = [is_on() for is_on, _ in switches]
+    torch.set_float32_matmul_precision("high")
+    for (_, switch), was_on in zip(switches, before):
+        switch(not was_on)
+    try:
+        yield
+    finally:
+        for (_, switch), was_on in zip(switches, before):
+            switch(was_on)
+        torch.set_float32_matmul_precision(products)
+        for part in known:
+            tell(*part)
 
 
 @contextlib.contextmanager

@@ -91,6 +91,7 @@ DESCRIPTORS = {
     GetSetDescriptorType: ATTRIBUTE,
     WrapperDescriptorType: SLOT,
 }
+PATTERNS = re._compiler if sys.version_info >= (3, 11) else sys.modules["sre_compile"]  # of regular expressions
 KEPT_ALIVE: list[Any] = []
 BETWEEN = 1e-40, 1 + 0.25 * 2**-23, 1 + 0.75 * 2**-23, 1e300  # which fp32 has not
 DIVISIONS = 0x04 | 0x01  # FE_DIVBYZERO, FE_INVALID
@@ -174,10 +175,13 @@ class Lists:
 class Patches:
     """What may not be patched, as it was when this was made. A check of all takes 20 ms, of a share a quarter of that."""
 
-    def __init__(self, audit_hooks: list[str], standard: bool = True) -> None:
-        """audit_hooks: to which one is added by whoever notices that there is another. `standard`: whether tables and
-        objects of the standard library are looked at, too: what Triton changes of them as it compiles was not examined."""
-        self.audit_hooks = audit_hooks
+    def __init__(self, audit_hooks: list[str], file: str, standard: bool = True) -> None:
+        """audit_hooks: to which one is added by whoever notices that there is another; file: the kernel's. `standard`:
+        whether tables and objects of the standard library are looked at, too: what Triton changes of them as it compiles
+        was not examined."""
+        self.audit_hooks, self.file = audit_hooks, file
+        self.imported: list[ModuleType] = []  # since: PyTorch's and Python's
+        self.patterns = [(cache, dict(cache)) for cache in (re._cache, getattr(re, "_cache2", {}))]
         self.registered_by_others = _noting_registrations()
         self.modules, self.known_modules, self.compilers = dict(sys.modules), set(sys.modules), _of_compilers()
         self.classes = _classes()
@@ -242,6 +246,8 @@ class Patches:
             raise ProcessChange(
                 "adds an audit hook, which sees for good all that is done in its process, which is its model's"
             )
+        self._check_imported()
+        self._check_patterns()
         if _locks_of_files() != self.locks:
             raise ProcessChange("keeps the lock of a file, for which others may wait")
         if list(map(_callable_in, self.cells)) != self.closed_over:
@@ -276,6 +282,8 @@ class Patches:
             if _hides_another(name):
                 raise ProcessChange(f"puts another module in the place of {name}, which is its model's")
             self.known_modules.add(name)
+            if _is_looked_at(name) and type(sys.modules[name]) is ModuleType:
+                self.imported.append(sys.modules[name])
         for name in _of_compilers() - self.compilers:
             raise ProcessChange(f"sets {name}, which is its model's")
         if atexit._ncallbacks() < self.callbacks:
@@ -285,6 +293,26 @@ class Patches:
             raise ProcessChange(f"overrides PyTorch's {name}, which is its model's")
         if _denormals() != self.denormals:
             raise ProcessChange("changes the rounding of threads of its process, which are its model's")
+
+    def _check_imported(self) -> None:
+        """In modules that came later, which nobody knows as they were, there is no function of the kernel's own file."""
+        for module in self.imported:
+            kinds = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+            for owner in (module, *kinds):
+                for name, value in list(vars(owner).items()):
+                    inside = [value, *(getattr(value, part, None) for part in INSIDE)]
+                    if any(type(f) is FunctionType and f.__code__.co_filename == self.file for f in inside):
+                        raise ProcessChange(f"replaces {owner.__name__}.{name}, which is its model's")
+
+    def _check_patterns(self) -> None:
+        """What `re` has kept to be found faster is what it would make."""
+        for cache, known in self.patterns:
+            for (kind, pattern, flags), kept in list(cache.items()):
+                if known.get((kind, pattern, flags)) is kept:
+                    continue
+                if PATTERNS.compile(pattern, flags) != kept:
+                    raise ProcessChange(f"puts another regular expression in the place of {pattern!r}")
+                known[kind, pattern, flags] = kept
 
     def _looked_at(self) -> tuple[bool, ...]:
         """Whether garbage collection looks at an object of ours, and at one that was there before: the warm parent has set

@@ -53,8 +53,13 @@ NO_SETTINGS = (
 )
 SETTING_NAMES = re.compile(
     rf"(?!.*({NO_SETTINGS}))_?(get|is)_\w+|_jit_(?!.*nvfuser)\w+_(enabled|allowed)|_warn_on_\w+"
+    r"|_only_lift_\w+|_override_stale_\w+"
     r"|_jit_(get|can)_(?!.*(operator|schema|nvfuser))\w+|_debug_get_\w+"
 )
+# Those that are set and of which nothing is said.
+UNTOLD = [(torch._C._profiler, f"_set_{what}_enabled_val") for what in ("record_concrete_inputs", "fwd_bwd", "cuda_sync")]
+UNTOLD += [(torch._C, f"_set_{what}") for what in ("cached_tensors_enabled", "should_use_format_with_string_table")]
+UNTOLD += [(torch._C, "_set_skip_next_torch_function")]
 SETTINGS_OF = torch._C, torch._C._autograd, torch._C._functorch  # what has such functions
 VALUES = (bool, int, str, enum.Enum, torch.dtype, tuple, list)
 SIGNALS = sorted(signal.valid_signals())
@@ -68,10 +73,15 @@ GENERAL = tuple(kind for kind in vars(builtins).values() if inspect.isclass(kind
 TEXTS, WARNING_MODULES = ("", "a text that nobody knows"), ("model", "__main__", "torch.nn.modules.module")
 PATHS = len(sys.path)
 LINUX = sys.platform == "linux"
-X87, MXCSR, FLAGS = slice(0, 2), slice(28, 32), 0x3F  # of x86-64's fenv_t; what results have raised so far in the latter
+# Of x86-64's fenv_t: how its older unit rounds, and which of its registers are taken; MXCSR, and what results have raised.
+X87, TAKEN, MXCSR, FLAGS = slice(0, 2), slice(8, 10), slice(28, 32), 0x3F
+# C's standard streams, and C++'s beside std::cin, which read none: what they are called, and how many bytes all have.
+STREAMS, STREAMS_OF_CPP = ("stdin", "stdout", "stderr"), ("_ZSt4cout", "_ZSt4cerr", "_ZSt4clog")
+STREAM_BYTES, FILLED_WITH = 272, slice(232, 240)  # of a std::ostream of libstdc++'s; the latter is set as it is first used
 # prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET, PR_GET_MDWE, _MEMORY_MERGE,
 # and what is written to an address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER
 TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34, 66, 68), (2, 25, 37), 52, range(3)
+CPUID, MAY_ASK = 158, 0x1011  # arch_prctl() of x86-64: whether the processor may be asked what it can do
 # System calls that tell, on x86-64 and ARM: get_mempolicy, personality, ioprio_get of this process.
 ASKING = {"x86_64": (239, 135, 252), "aarch64": (236, 92, 31)}.get(platform.machine(), ())
 SCHEDULE = {"x86_64": 315, "aarch64": 275}.get(platform.machine(), 0) if LINUX else 0  # sched_getattr
@@ -84,6 +94,8 @@ LOGGERS = None, "torch"  # that of all, and PyTorch's
 # What of PyTorch's may compute in fewer bits than fp32 has: each has a setting of its own from PyTorch 2.9 on.
 PARTS = ("generic", "all"), *itertools.product(("mkldnn", "cuda"), ("all", "matmul", "conv", "rnn"))
 PRECISION = [said for said in [getattr(torch._C, "_get_fp32_precision_getter", None)] if said]
+LOCK_S = 1.0  # that a thread may be in a part where only one is
+MOST_KEYS = 1024  # glibc's PTHREAD_KEYS_MAX
 MONITORS = range(6)  # numbers of those that Python 3.12 and newer tell what a program does
 HOOKS = [name for name in vars(hooked) if re.fullmatch(r"_global_\w+_hooks", name)]
 
@@ -104,6 +116,7 @@ class ProcessState:
     precision_of_products: tuple[Any, ...]
     seed_of_random_numbers: tuple[int, int]
     rounding: tuple[float, ...]
+    exceptions_of_cpp: tuple[Any, ...]
     signal_handlers: dict[str, Any]
     tracing: tuple[Any, ...]
     garbage_collection: tuple[Any, ...]
@@ -147,6 +160,7 @@ class ProcessState:
             ),
             seed_of_random_numbers=(torch.initial_seed(), hash(_bytes_of(torch.get_rng_state()))),
             rounding=(*_rounding(), *_floating_point_control()),
+            exceptions_of_cpp=_exceptions(),
             signal_handlers=_signal_handlers(),
             tracing=(sys.gettrace(), sys.getprofile(), threading._trace_hook, threading._profile_hook, *_monitors()),
             garbage_collection=(gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
@@ -160,6 +174,8 @@ class ProcessState:
                 *map(_as_text, (sys.stdin, sys.stdout, sys.stderr)),
                 *(sys.__stdin__, sys.__stdout__, sys.__stderr__),
                 *map(_file_behind, range(3)),
+                *(stream.value for stream in C_STREAMS),
+                *map(_how_it_writes, CPP_STREAMS),
             ),
             interpreter=(
                 *(_recursion(), sys.getswitchinterval(), sys.getdlopenflags(), sys.dont_write_bytecode, tuple(sys.argv)),
@@ -168,6 +184,7 @@ class ProcessState:
                 *(sys.get_coroutine_origin_tracking_depth(), sys.get_int_max_str_digits()),
                 *(getattr(sys, "tracebacklimit", None), sys.pycache_prefix, socket.getdefaulttimeout()),
                 *(faulthandler.is_enabled(), tracemalloc.is_tracing(), threading.stack_size()),
+                getattr(sys, "is_stack_trampoline_active", bool)(),
                 *(sys.excepthook, sys.unraisablehook, sys.displayhook, threading.excepthook, *sys.get_asyncgen_hooks()),
                 *map(codecs.lookup_error, (*CODEC_ERRORS, "surrogatepass")),
                 *(kind for kind, reduce in copyreg.dispatch_table.items() if _is_anothers(kind, reduce)),
@@ -236,6 +253,7 @@ class ProcessState:
 def of_this_thread() -> dict[str, Any]:
     """The settings that each thread has of its own: the thread is the model's, too."""
     own = {"rounding": (*_rounding(), *_floating_point_control()), "modes of pytorch": _modes()}
+    own["exceptions of cpp"] = _exceptions()
     return own | {f"settings of pytorch, {name}": said() for name, said in SETTINGS.items()}
 
 
@@ -373,6 +391,12 @@ def _as_text(stream: Any) -> tuple[Any, ...]:
     return stream, *(getattr(stream, name, None) for name in settings), dict(getattr(stream, "__dict__", {}))
 
 
+def _how_it_writes(stream: Any) -> int:
+    """A std::ostream's format, state, buffer and language."""
+    told = stream.raw
+    return hash(told[: FILLED_WITH.start] + told[FILLED_WITH.stop :])
+
+
 def _file_behind(descriptor: int) -> tuple[int, ...]:
     try:
         status = os.fstat(descriptor)
@@ -394,6 +418,8 @@ def _treatment() -> tuple[Any, ...]:
         word.value = 0
         told.append((SYSCALL(memory, ctypes.byref(word), None, *map(ctypes.c_long, (0, 0, 0))), word.value))
         told += [SYSCALL(personality, ctypes.c_long(0xFFFFFFFF)), SYSCALL(of_files, ctypes.c_long(1), ctypes.c_long(0))]
+    if platform.machine() == "x86_64":
+        told.append(SYSCALL(ctypes.c_long(CPUID), ctypes.c_long(MAY_ASK), ctypes.c_long(0)))
     with open("/proc/self/status") as file:
         status = dict(line.split(":", 1) for line in file)
     told += [status.get(name, "").strip() for name in OF_STATUS]
@@ -439,6 +465,42 @@ def _autocast_nesting() -> int:
     return torch.autocast_decrement_nesting()
 
 
+def check_locks_of_openmp() -> None:
+    """Raises ProcessChange where one of those that all libraries share is held, in which all others wait for good."""
+
+    def taken_and_left() -> None:
+        for take, leave in OPENMPS_LOCKS:
+            take()
+            leave()
+
+    thread = threading.Thread(target=taken_and_left, daemon=True)
+    thread.start()
+    thread.join(LOCK_S)
+    if thread.is_alive():
+        raise ProcessChange("keeps the lock of OpenMP's critical or atomic parts, for which its model waits")
+
+
+def key_of_threads() -> int:
+    """The first of the keys that is free, of some thousand that a process has for what its threads have of their own."""
+    key = ctypes.c_uint()
+    if not LINUX or NEW_KEY(ctypes.byref(key), None):
+        return MOST_KEYS if LINUX else 0
+    FREE_KEY(key)
+    return key.value
+
+
+def files_there() -> dict[int, tuple[int, ...]]:
+    """What each open file of this process is, and how it is set."""
+    return {descriptor: _file_behind(descriptor) for descriptor in map(int, os.listdir("/dev/fd"))}
+
+
+def check_files(known: dict[int, tuple[int, ...]]) -> None:
+    """Raises ProcessChange where one of these is another now, or set otherwise."""
+    for descriptor, before in known.items():
+        if before and _file_behind(descriptor) != before:
+            raise ProcessChange(f"changes an open file of its process, which is its model's: {descriptor}")
+
+
 def count_open_files() -> int:
     """How many files this process has open, of which a model's may have a thousand."""
     return len(os.listdir("/dev/fd"))
@@ -453,15 +515,22 @@ def refuse_watchdogs() -> None:
     faulthandler.dump_traceback_later = dump_traceback_later
 
 
-def refuse_verbosity() -> None:
-    """No kernel has MKL or oneDNN print what they do for its model: that they are told to nobody can ask them."""
+def refuse_untold_settings() -> None:
+    """No kernel sets what nobody can ask for: that MKL or oneDNN print what they do for its model, how PyTorch's profiler
+    records, …"""
 
     def refuse(level: int) -> int:
         if level:
             raise ProcessChange("has libraries print what they do for all of its process, which is its model's")
         return 1
 
+    def refuse_to_set(name: str, *values: Any) -> None:
+        raise ProcessChange(f"calls {name}, which sets something for all of its process, which is its model's")
+
     torch._C._verbose.mkl_set_verbose = torch._C._verbose.mkldnn_set_verbose = refuse
+    for of, name in UNTOLD:
+        if hasattr(of, name):
+            setattr(of, name, functools.partial(refuse_to_set, name))
 
 
 def _signal_handlers() -> dict[str, Any]:
@@ -594,13 +663,22 @@ def _schedule(ask: Callable[..., None]) -> int:
 
 
 def _floating_point_control() -> tuple[int, ...]:
-    """Which results raise a signal, and how the processor rounds them: on x86-64, of both of its units."""
+    """Which results raise a signal, and how the processor rounds them: on x86-64, of both of its units. Where registers of
+    the older are taken, which MMX's instructions do, what is computed there is NaN."""
     if FENV is None:
         return ()
     environment = ctypes.create_string_buffer(64)
     FENV(environment)
-    x87, mxcsr = (int.from_bytes(environment.raw[part], "little") for part in (X87, MXCSR))
-    return x87, mxcsr & ~FLAGS
+    x87, taken, mxcsr = (int.from_bytes(environment.raw[part], "little") for part in (X87, TAKEN, MXCSR))
+    return x87, taken, mxcsr & ~FLAGS
+
+
+def _exceptions() -> tuple[Any, ...]:
+    """Of this thread, as C++ has them: which is handled, and how many are on their way, where destructors do less."""
+    if EXCEPTIONS is None:
+        return ()
+    handled, thrown = _Exceptions.from_address(EXCEPTIONS()).handled, _Exceptions.from_address(EXCEPTIONS()).thrown
+    return handled, thrown
 
 
 def _rounding() -> tuple[float, ...]:
@@ -634,10 +712,35 @@ def _recorded() -> Callable[[], bool] | None:
     return is_recorded
 
 
+class _Exceptions(ctypes.Structure):
+    """__cxa_eh_globals of C++'s ABI."""
+
+    _fields_ = (("handled", ctypes.c_void_p), ("thrown", ctypes.c_uint))
+
+
+def _of_cpp() -> tuple[list[Any], Any]:
+    """libstdc++'s streams, where PyTorch has loaded it: how they write, and whether at all. What tells of exceptions."""
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        streams = [(ctypes.c_char * STREAM_BYTES).in_dll(library, name) for name in STREAMS_OF_CPP]
+        library.__cxa_get_globals.restype = ctypes.c_void_p
+        return streams, library.__cxa_get_globals
+    except (OSError, ValueError, AttributeError):
+        return [], None
+
+
 RECORDED = _recorded()
 SETTINGS, OPENMP, FENV = _settings(), _openmp(), _fenv()
 LIBC = ctypes.CDLL(None)
 PRCTL, SIGACTION, DLADDR, SYSCALL = (LIBC.prctl, LIBC.sigaction, LIBC.dladdr, LIBC.syscall) if LINUX else (None,) * 4
+NEW_KEY, FREE_KEY = (LIBC.pthread_key_create, LIBC.pthread_key_delete) if LINUX else (None, None)
+C_STREAMS = [ctypes.c_void_p.in_dll(LIBC, name) for name in STREAMS] if LINUX else []
+CPP_STREAMS, EXCEPTIONS = _of_cpp() if LINUX else ([], None)
+OPENMPS_LOCKS = [
+    tuple(getattr(LIBC, f"GOMP_{kind}_{what}") for what in ("start", "end"))
+    for kind in ("critical", "atomic")
+    if hasattr(LIBC, f"GOMP_{kind}_start")
+]
 CAUGHT = _handlers()
 CORES: dict[int, set[int]] = {}  # of each thread, as it was first seen
 SCHEDULES: dict[int, bytes] = {}

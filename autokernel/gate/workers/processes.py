@@ -40,6 +40,10 @@ LEAVE_S = 8.0  # how long a process may take to end that was told to
 FIRST_STATUS, STATUSES = 64, 64  # with which it is to end: none that a signal or an error has
 PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to end
 # Exceptions that are a word of a worker against itself.
+DEATHS = {  # what a signal may say of the kernel
+    "SIGSEGV": " (wrote to an input or outside a buffer, or called a library?)",
+    "SIGSYS": " (asks Linux for another user, group or session of its process, or that children lack its memory?)",
+}
 REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange", "SharedResult", "Disagreement", "Growth")
 SCRATCH_BYTES = 1 << 30
 KEPT_FOLDERS = 32  # of compiled sources: more than are ever in use at once
@@ -464,7 +468,7 @@ class WorkerProcess:
         name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"  # a real-time one
         if name == "SIGKILL" or "std::bad_alloc" in self.stderr():
             return f"killed by {name} (out of memory)"
-        return f"killed by {name}" + " (wrote to an input or outside a buffer, or called a library?)" * (name == "SIGSEGV")
+        return f"killed by {name}" + DEATHS.get(name, "")
 
     def kill(self) -> None:
         """End the process and its group, whatever they are doing; idempotent."""

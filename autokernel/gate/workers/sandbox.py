@@ -113,6 +113,23 @@ FORKING_CALLS = {
     "utimes": (235, None),
     "futimesat": (261, None),
 }
+# What succeeds in a model's process, root's perhaps, and would not here, or is seen in its children alone: whose process it
+# is, whom it ends with, what it sees of files. Whoever calls these on a CPU is ended, or would go on without.
+ENDING_CALLS = {
+    "setpgid": (109, 154),
+    "setsid": (112, 157),
+    "setuid": (105, 146),
+    "setgid": (106, 144),
+    "setreuid": (113, 145),
+    "setregid": (114, 143),
+    "setresuid": (117, 147),
+    "setresgid": (119, 149),
+    "setfsuid": (122, 151),
+    "setfsgid": (123, 152),
+    "setgroups": (116, 159),
+    "chroot": (161, 51),
+}
+MADVISE_CALL, MADV_DONTFORK, MADV_WIPEONFORK = (28, 233), 10, 18
 SOCKET_CALL = (41, 198)
 CLONE_CALL, CLONE3_CALL = (56, 220), (435, 435)
 CLONE_THREAD = 0x10000
@@ -246,7 +263,15 @@ def enter_seccomp(forks: bool) -> bool:
         program += [(jump_equal, 0, 4, numbers[column]), first_argument, (jump_equal, 0, 1, 0)]
         program += [(give, 0, 0, allow), (give, 0, 0, refuse)]
     if not forks:
+        for numbers in ENDING_CALLS.values():
+            program += [(jump_equal, 0, 1, numbers[column]), (give, 0, 0, kill)]
         program += [
+            (jump_equal, 0, 5, MADVISE_CALL[column]),
+            (load, 0, 0, 32),  # its third argument: the advice
+            (jump_equal, 1, 0, MADV_DONTFORK),
+            (jump_equal, 0, 1, MADV_WIPEONFORK),
+            (give, 0, 0, kill),
+            (give, 0, 0, allow),
             (jump_equal, 0, 1, CLONE3_CALL[column]),
             (give, 0, 0, lacking),  # its flags are out of a filter's sight; glibc then takes clone
             (jump_equal, 0, 4, CLONE_CALL[column]),

@@ -35,16 +35,20 @@ from autokernel.gate.workers.clocks import Clock
 from autokernel.gate.workers.further_calls import FurtherCalls
 from autokernel.gate.workers.growth import bytes_of_memory
 from autokernel.gate.workers.guards import GuardedMemory
-from autokernel.gate.workers.model_tensors import MODELS, check_unchanged
+from autokernel.gate.workers.model_tensors import MODELS, check_gradients, check_unchanged
 from autokernel.gate.workers.page_ends import PageEnds
 from autokernel.gate.workers.patches import Patches
 from autokernel.gate.workers.process_state import (
     ProcessChange,
     ProcessState,
+    check_files,
+    check_locks_of_openmp,
     check_this_thread,
     count_open_files,
+    files_there,
+    key_of_threads,
     of_this_thread,
-    refuse_verbosity,
+    refuse_untold_settings,
     refuse_watchdogs,
 )
 from autokernel.gate.workers.views import copy_from_pool
@@ -53,6 +57,7 @@ from autokernel.spec import ROOT, kernel_module, load_spec
 LATE_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond
 KEPT_BYTES = 256 << 20  # that PyTorch's allocator may keep for the next trial
 MOST_FILES = 256  # that a kernel may keep open
+MOST_KEYS = 64  # of pthread_key_create(), of which a process has a thousand
 MOST_MEMORY = 256 << 20  # bytes that it may take before it is called: tables, libraries
 SEVERAL = 2  # calls: more are made of kernels whose outputs are held
 EVERY = 16  # requests for calls, after which another share of what takes long to look at is looked at again
@@ -81,6 +86,8 @@ class Worker:
         self.patches: Patches | None = None
         self.tried: list[str] = []  # what the kernel has tried, and is refused
         self.answered = 0  # requests for calls of a kernel that is checked
+        self.keys = 0  # of threads' own data that were taken before the kernel came
+        self.files: dict[int, tuple[int, ...]] = {}  # that were open then
         self.clock: Clock | None = None  # while a kernel is checked
         self.page_ends = PageEnds()
         self.further: FurtherCalls | None = None  # of the function
@@ -139,8 +146,9 @@ class Worker:
             for turn_on in TURNED_OFF_BY_INFERENCE:  # as a model may be run: else nobody sees who turns it off
                 turn_on(True)
             refuse_watchdogs()
-            refuse_verbosity()
-            self.process, self.patches = ProcessState.now(), Patches(hooks, standard=not self.cuda)
+            refuse_untold_settings()
+            self.process, self.patches = ProcessState.now(), Patches(hooks, str(path), not self.cuda)
+            self.keys, self.files = key_of_threads(), files_there()
         spec = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
@@ -168,7 +176,8 @@ class Worker:
         elif self.cuda:
             torch.empty(1, device=self.device)  # the context takes a fifth of a second: now, while nobody waits for it
         elsewhere = {"elsewhere": self.patches.of_the_kernel} if self.patches else {}
-        self.further = FurtherCalls(self.function, self.results, module, self.clock, self.memory, self.built, **elsewhere)
+        given = module, self.clock, self.memory, self.built
+        self.further = FurtherCalls(self.function, self.results, *given, **elsewhere, calls_none=libraries == "none")
 
     def do_load_eager(self, kernel_type: str, compiled: bool) -> None:
         """The baseline: the spec's eager form, as it is or through torch.compile."""
@@ -247,6 +256,10 @@ class Worker:
             self.memory.check()
         if self.process and self.patches:
             self.process.check()
+            if not self.cuda:
+                check_files(self.files)
+            if (more := key_of_threads() - self.keys) > MOST_KEYS:
+                raise ProcessChange(f"keeps {more} keys of threads' own data in its process, which is its model's")
             self.answered += 1
             if len(order) > SEVERAL:  # now and then, for it takes milliseconds
                 self.patches.check()
@@ -276,6 +289,9 @@ class Worker:
             self.memory.forget()
         if activations is not None and not self.cuda:
             self.further.run(self.sets[0], activations, weights, rows, numbers or {}, parameters or {})
+            if self.process:
+                self.process.check()
+                check_locks_of_openmp()
         self._check_tried()
         self._give_back()
         return {"outputs": described[:count], "inputs": described[count:]}
@@ -413,6 +429,7 @@ class Worker:
                 check_this_thread(before)
             if not self.cuda:
                 check_unchanged(made, inputs)
+                check_gradients(made)
             results = filter(has_memory, results_of(returned, self.results))
             if any(y.is_inference() or y.untyped_storage().data_ptr() in of_inference for y in results):
                 raise ValueError("kernel_fn returned a tensor of inference mode, of which no model computes gradients")

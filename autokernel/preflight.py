@@ -144,6 +144,12 @@ def named(text: str) -> str:
     return text
 
 
+def known_agents() -> "list[str]":
+    """The files of agents/ that define make(say, options, spent_usd, argument), but `command`, which needs words."""
+    files = Path(__file__).resolve().with_name("agents").glob("*.py")
+    return sorted({path.stem for path in files if "\ndef make(" in path.read_text()} - {"command"})
+
+
 def model_file(name: str) -> Optional[Path]:  # noqa: UP045 as above
     """A Python file of this folder, of that of the runs, or one that ships with AutoKernel; None: there is none."""
     return next((path for path in (Path(name), HOME / name, ROOT / name) if path.is_file()), None)

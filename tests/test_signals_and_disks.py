@@ -235,6 +235,17 @@ def test_a_limit_that_is_too_low_is_told_before_a_right_kernel_is_called_wrong(s
     assert len(said.splitlines()) == 1
 
 
+def test_a_limit_that_is_too_low_for_a_larger_pytorch_is_told_with_its_error(tmp_path):
+    """One for CUDA maps several times as much as one for CPUs."""
+    (tmp_path / "torch").mkdir()
+    said = "libtorch_cpu.so: failed to map segment from shared object"
+    (tmp_path / "torch/__init__.py").write_text(f"raise ImportError({said!r})")
+    limited = f"ulimit -v 2000000; exec {sys.executable} bench.py"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", limited], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"{said}; memory is used up (ulimit -v" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("name", ["TMPDIR", "AUTOKERNEL_CACHE"])
 def test_a_disk_from_which_nothing_is_loaded_is_told_before_a_right_kernel_is_said_to_crash(name, small_disk, monkeypatch):
     """As a hardened server's /tmp."""

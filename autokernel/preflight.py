@@ -285,8 +285,10 @@ def why_not_compiling(compiler: str, suffix: str) -> str:
         return str(error)
     if run.returncode == 0:
         return ""
-    said = run.stderr.decode(errors="replace").strip().splitlines()
-    return said[0] if said else f"exit status {run.returncode}"
+    words = run.stderr.decode(errors="replace").strip()
+    if (full := os.strerror(errno.ENOSPC)) in words:  # where Python has its temporary files may be another folder
+        raise OSError(errno.ENOSPC, full, os.environ.get("TMPDIR") or folder)
+    return words.splitlines()[0] if words else f"exit status {run.returncode}"
 
 
 def backends(device: str) -> tuple[str, ...]:

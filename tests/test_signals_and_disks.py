@@ -291,3 +291,4 @@ def test_a_full_disk_for_temporary_files(refusal, small_disk, monkeypatch):
     finally:
         preflight.why_not_compiling.cache_clear()
     assert "No space left" in line or "No usable temporary" in line
+    assert "apt install" not in line, line  # the compiler is there

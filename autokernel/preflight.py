@@ -286,7 +286,8 @@ def why_not_compiling(compiler: str, suffix: str) -> str:
     if run.returncode == 0:
         return ""
     words = run.stderr.decode(errors="replace").strip()
-    if (full := os.strerror(errno.ENOSPC)) in words:  # where Python has its temporary files may be another folder
+    full = os.strerror(errno.ENOSPC)
+    if full in words:  # where Python has its temporary files may be another folder
         raise OSError(errno.ENOSPC, full, os.environ.get("TMPDIR") or folder)
     return words.splitlines()[0] if words else f"exit status {run.returncode}"
 

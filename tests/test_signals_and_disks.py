@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autokernel import preflight
+from autokernel import console, preflight
 from autokernel.build import Library, compile_library
 from autokernel.cli import bench, profile
 from autokernel.cli.arguments import script
@@ -190,6 +190,13 @@ def test_a_read_only_disk(refusal, small_disk, model_file):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     line = refusal(profile.main, "--output", small_disk / "profile.json", "--model", model_file, *QUICK)
     assert "cannot write to" in line and "Read-only" in line
+
+
+def test_a_clone_that_is_not_writable_is_in_the_way_of_experiments_alone(small_disk, monkeypatch):
+    monkeypatch.setattr(console, "HOME", small_disk)
+    console.check_machine("cpp", experiments=False)
+    with pytest.raises(preflight.Refused):
+        console.check_machine("cpp")
 
 
 def opens_files():

@@ -234,9 +234,16 @@ def _compile(command: list[str], output: Path, timeout_s: float) -> None:
         run.wait()
     if status != 0:
         with open(said, errors="replace") as file:
-            raise CompileError(file.read(8000).replace(f"{scratch}/", "")[:4000] or f"the compiler {_ended(status)}")
+            text = file.read(8000).replace(f"{scratch}/", "")
+        raise CompileError(_error_first(text)[:4000] or f"the compiler {_ended(status)}")
     if not output.exists():
         raise CompileError(f"the compiler says that it is done, and wrote no {output.name}")
+
+
+def _error_first(said: str) -> str:
+    """What a compiler says, below its first error: where it is and warnings come before that, and a reason is one line."""
+    error = next((line for line in said.splitlines() if re.search(r"\berror\b", line)), "")
+    return said if said.startswith(error) else f"{error}\n{said}"
 
 
 # Who compiles in this process. A worker of the gate asks the judge, which alone may build what a candidate runs.

@@ -120,10 +120,10 @@ def settle_device(options: argparse.Namespace, parser: argparse.ArgumentParser) 
 
 def check_machine(language: str, experiments: bool = True) -> None:
     """Raises Refused, one clear line, if what kernels in `language` (cpp, triton, cuda) need is missing; experiments need
-    git."""
+    git and a folder for their runs."""
     from autokernel.build import default_cache
 
-    check(language, (HOME / "workspace", default_cache()), experiments)
+    check(language, (*[HOME / "workspace"] * experiments, default_cache()), experiments)
 
 
 def preflight(language: str, experiments: bool = True) -> None:

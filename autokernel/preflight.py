@@ -144,6 +144,12 @@ def named(text: str) -> str:
     return text
 
 
+def known_agents() -> "list[str]":
+    """The files of agents/ that define make(say, options, spent_usd, argument), but `command`, which needs words."""
+    files = Path(__file__).resolve().with_name("agents").glob("*.py")
+    return sorted({path.stem for path in files if "\ndef make(" in path.read_text()} - {"command"})
+
+
 def model_file(name: str) -> Optional[Path]:  # noqa: UP045 as above
     """A Python file of this folder, of that of the runs, or one that ships with AutoKernel; None: there is none."""
     return next((path for path in (Path(name), HOME / name, ROOT / name) if path.is_file()), None)
@@ -279,8 +285,11 @@ def why_not_compiling(compiler: str, suffix: str) -> str:
         return str(error)
     if run.returncode == 0:
         return ""
-    said = run.stderr.decode(errors="replace").strip().splitlines()
-    return said[0] if said else f"exit status {run.returncode}"
+    words = run.stderr.decode(errors="replace").strip()
+    full = os.strerror(errno.ENOSPC)
+    if full in words:  # where Python has its temporary files may be another folder
+        raise OSError(errno.ENOSPC, full, os.environ.get("TMPDIR") or folder)
+    return words.splitlines()[0] if words else f"exit status {run.returncode}"
 
 
 def backends(device: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import anthropic
 import pytest
 import torch
 
+from autokernel import preflight
 from autokernel.agents import (
     AgentOptions,
     AgentStopped,
@@ -32,6 +33,7 @@ from autokernel.agents.prompt import history_text, task_text
 from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
 from autokernel.agents.tuner import Tuner, scored
+from autokernel.cli.orchestrate import make_parser
 from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import STARTER
 from autokernel.history.ledger import GitLedger
@@ -549,6 +551,13 @@ def test_agents_are_named_and_mixed():
     for wrong in ("", "gpt", "tuner,gpt", "command: "):
         with pytest.raises(ValueError, match="there are"):
             agent_names(wrong)
+
+
+def test_an_agent_whose_file_was_added_is_in_the_help(tmp_path, monkeypatch) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "doubler.py").write_text("\ndef make(say, options, spent_usd, argument): ...\n")
+    monkeypatch.setattr(preflight, "__file__", str(tmp_path / "preflight.py"))
+    assert "doubler, 'command: …'" in make_parser().format_help()
 
 
 def test_the_tuner_cleans_up_after_each_change_of_structure(tree):

@@ -98,6 +98,15 @@ def test_a_model_is_handed_over_as_it_is(tmp_path) -> None:
     torch.testing.assert_close(fresh.flatten().sort().values, x.flatten().sort().values, rtol=0, atol=0)
 
 
+def test_inputs_in_a_list_are_told_from_inputs_one_by_one(tmp_path) -> None:
+    workload = hand_over(Mixed(), ([torch.ones(2, 16)],), {}, tmp_path)
+    loaded = type(workload)(**vars(workload) | {"model": str(tmp_path / workload.model)})
+    with pytest.raises(WorkloadError) as refusal:
+        loaded.try_pass(*loaded.load())
+    assert "x list of 1 value, first float32 [2, 16] failed" in str(refusal.value)
+    assert str(refusal.value).endswith("as Mixed is called with them and not in a list: (model, x, y)")
+
+
 def test_layouts_are_handed_over(tmp_path) -> None:
     """An operation on them may have other kernels than one on contiguous tensors, or none."""
     image, transposed = torch.randn(2, 4, 6, 6).to(memory_format=torch.channels_last), torch.randn(16, 2).t()
@@ -724,8 +733,10 @@ def test_what_apply_did_is_explained() -> None:
     winners = [Winner(TARGET, RIGHT.read_text()), Winner(other, (KERNELS / "softmax" / "cpp_kernel.py").read_text())]
     assert str(autokernel.explain(model)) == "the model has no kernels in it"
     autokernel.apply(model, winners)
-    assert "wait for the model's first call" in str(autokernel.explain(model))
     torch._dynamo.reset()
+    torch.compile(nn.Sequential(model, nn.Identity()), backend="eager")(x)  # which reads its forward() alone
+    assert "2 kernels for which sites are looked for at the model's first call" in str(autokernel.explain(model))
+    assert "inside of a larger model that torch.compile() has compiled is none" in str(autokernel.explain(model))
     model(x)
     explained = autokernel.explain(model)
     assert explained.kernels == (TARGET.name, other.name) and explained.graphs == 1

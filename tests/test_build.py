@@ -233,3 +233,11 @@ FORBIDDEN = (
 @pytest.mark.parametrize("symbol", FORBIDDEN)
 def test_a_kernel_may_not_call(symbol: str):
     assert not build.ALLOWED_SYMBOLS.fullmatch(symbol)
+
+
+def test_a_compilers_refusal_begins_with_its_error(tmp_path) -> None:
+    """And not with the function that it is in, or the line that includes it: a verdict's reason is one line."""
+    with pytest.raises(CompileError) as refusal:
+        compile_library(library("cpp", "int f(int x) {\n    return x\n}\n"), tmp_path)
+    first, *rest = str(refusal.value).splitlines()
+    assert ":2:" in first and " error: " in first and "In function" in rest[0], refusal.value

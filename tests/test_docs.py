@@ -208,6 +208,7 @@ def propose(block: Block) -> None:
     assert "CHUNK_ROWS = 512" in proposal.source and proposal.hypothesis.startswith("CHUNK_ROWS 256 -> 512")
     trial = PastExperiment(replace(ROW, status="reset"), "", "")
     assert names["Doubler"]().propose(replace(context, trials=(trial,))) is None
+    assert names["Doubler"]().propose(replace(context, incumbent="CHUNK_ROWS = 0\n")) is None  # as RMSNorm's starter has it
 
 
 PYTHON: dict[str, list[Callable | str]] = {  # of each page, in its order; words: what runs it elsewhere

@@ -62,13 +62,15 @@ SUPERVISED = {
     "an error before anything was done": ("raise ValueError", 1, 1),
     "killed, then well": ("if turn < 3: os.kill(os.getpid(), 9)", 0, 3),
     "asks for another, then well": (f"raise SystemExit({AGAIN} if turn < 3 else 0)", 0, 3),
-    "an error after an experiment, then well": ("if turn == 1: rows.write('row'); rows.close(); raise ValueError", 0, 2),
-    "told to stop after an experiment": ("rows.write('row'); rows.close(); raise SystemExit(143)", 143, 1),
+    "an error after an experiment, then well": ("if turn == 1: row('mine'); raise ValueError", 0, 2),
+    "told to stop after an experiment": ("row('mine'); raise SystemExit(143)", 143, 1),
     "told to stop while it ends by itself": ("os.kill(os.getpid(), 15)", 143, 1),
+    "a user's mistake while another run has an experiment done": ('row("other"); raise SystemExit(2)', 2, 1),
+    "killed each time while another run has one done": ('row("other"); os.kill(os.getpid(), 9)', 1, 4),
     "killed each time": ("os.kill(os.getpid(), 9)", 1, 4),
     "a crash of its own code": ("os.kill(os.getpid(), 11)", 139, 2),
     "a crash, then well": ("if turn == 1: os.kill(os.getpid(), 11)", 0, 2),
-    "killed each time after an experiment": ("rows.write('row'); rows.close(); os.kill(os.getpid(), 9 * (turn < 8))", 0, 8),
+    "killed each time after an experiment": ("row('mine'); os.kill(os.getpid(), 9 * (turn < 8))", 0, 8),
 }
 CHILD = """
 import os, sys
@@ -76,7 +78,11 @@ with open("turns", "a+") as file:
     file.write("turn\\n")
     file.seek(0)
     turn = len(file.readlines())
-rows = open("rows", "a")
+from autokernel.run.supervisor import Call, noted
+noted(Call("mine", "cpu", started_s=0.0, made=0))
+def row(tag):
+    with open("rows", "a") as rows:
+        rows.write(f"{turn}\\t{tag}\\trmsnorm\\n")
 """
 SUPERVISOR = """
 import sys

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autokernel import preflight
+from autokernel import console, preflight
 from autokernel.build import Library, compile_library
 from autokernel.cli import bench, profile
 from autokernel.cli.arguments import script
@@ -192,6 +192,13 @@ def test_a_read_only_disk(refusal, small_disk, model_file):
     assert "cannot write to" in line and "Read-only" in line
 
 
+def test_a_clone_that_is_not_writable_is_in_the_way_of_experiments_alone(small_disk, monkeypatch):
+    monkeypatch.setattr(console, "HOME", small_disk)
+    console.check_machine("cpp", experiments=False)
+    with pytest.raises(preflight.Refused):
+        console.check_machine("cpp")
+
+
 def opens_files():
     """As many as it may."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -233,6 +240,17 @@ def test_a_limit_that_is_too_low_is_told_before_a_right_kernel_is_called_wrong(s
     _, said = run.communicate(timeout=60)
     assert run.returncode == 2 and said.startswith("error: a process may have no more than ") and words in said, said
     assert len(said.splitlines()) == 1
+
+
+def test_a_limit_that_is_too_low_for_a_larger_pytorch_is_told_with_its_error(tmp_path):
+    """One for CUDA maps several times as much as one for CPUs."""
+    (tmp_path / "torch").mkdir()
+    said = "libtorch_cpu.so: failed to map segment from shared object"
+    (tmp_path / "torch/__init__.py").write_text(f"raise ImportError({said!r})")
+    limited = f"ulimit -v 2000000; exec {sys.executable} bench.py"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", limited], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and f"{said}; memory is used up (ulimit -v" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "AUTOKERNEL_CACHE"])
@@ -280,3 +298,4 @@ def test_a_full_disk_for_temporary_files(refusal, small_disk, monkeypatch):
     finally:
         preflight.why_not_compiling.cache_clear()
     assert "No space left" in line or "No usable temporary" in line
+    assert "apt install" not in line, line  # the compiler is there

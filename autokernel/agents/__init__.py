@@ -13,7 +13,7 @@ from autokernel.gate.timing.autotune import Looked
 from autokernel.gate.workers.sandbox import SandboxIncomplete
 from autokernel.hardware.machine import MachineFault
 from autokernel.history.experiments import Experiment
-from autokernel.preflight import Refused, backends
+from autokernel.preflight import Refused, backends, known_agents
 from autokernel.spec import KernelSpec
 from autokernel.target import Target
 from autokernel.verdict import Verdict
@@ -174,16 +174,11 @@ def _of_agent(name: str, error: Exception) -> str:
     return f"agent {name} has failed{at}: {type(error).__name__}{said and f': {said}'}"
 
 
-def known_agents() -> list[str]:
-    """The files here that define make(say, options, spent_usd, argument): their names are those of the agents."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\ndef make(" in path.read_text())
-
-
 def agent_names(text: str) -> list[str]:
     """ "tuner,claude" -> the two; a "command: …" comes last and may have commas of its own. Raises ValueError."""
     plain, marker, command = text.partition("command:")
     names = [name.strip() for name in plain.split(",") if name.strip()]
-    known = [name for name in known_agents() if name != "command"]  # which needs its words
+    known = known_agents()
     if not set(names) <= set(known) or (marker and not command.strip()) or not (names or marker):
         raise ValueError(f"no agent {text!r}; there are: {', '.join(known)}, 'command: …', or several: tuner,claude")
     return names + ([marker + command] if marker else [])

@@ -12,6 +12,7 @@ import locale
 import math
 import os
 import re
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -214,7 +215,9 @@ def _in_words(error: Exception) -> str:
     """
     if _is_torchs(error):
         said = " ".join(str(error).strip().partition("\n")[0].split())
-        return f"PyTorch cannot be imported in {sys.executable}: {type(error).__name__}: {said[:LONGEST]}"
+        limited = "map segment" in said and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        why = f"; {USED_UP[errno.ENOMEM]}: raise the limit" if limited else ""
+        return f"PyTorch cannot be imported in {sys.executable}: {type(error).__name__}: {said[:LONGEST]}{why}"
     ledger, users = (sys.modules.get(f"autokernel.{name}") for name in ("history.ledger", "model.user_code"))
     if ledger and isinstance(error, ledger.GitFailed):
         return ledger.in_words(error)

@@ -38,7 +38,7 @@ from autokernel.cli.arguments import (
 )
 from autokernel.cli.signals import RunStopped
 from autokernel.hardware.processes import STATE
-from autokernel.preflight import HOME, Refused, as_called, called_as_we_are, check_installed, named
+from autokernel.preflight import HOME, Refused, as_called, called_as_we_are, check_installed, known_agents, named
 from autokernel.run.supervisor import AGAIN, Supervisor
 
 COMMANDS = {
@@ -150,8 +150,8 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     agent.add_argument(
         "--agent",
         type=named,
-        help="tuner, claude, openai, 'command: …', tuner,claude, or starters: no experiments (default: claude with a key, "
-        "else tuner)",
+        help=f"{', '.join(known_agents())}, 'command: …', or several: tuner,claude. starters: no experiments (default: "
+        "claude with a key, else tuner)",
     )
     agent.add_argument("--agent-model", default="", help="of claude (default: the newest Opus its SDK knows) or openai")
     agent.add_argument(
@@ -175,9 +175,13 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
     )
     rules = run.add_argument_group("a target is left")
     rules.add_argument("--max-reverts", type=count, default=5, help="after so many in a row (default: %(default)s)")
-    rules.add_argument("--max-pct-peak", type=positive, default=90.0, help="at this part of the limit (%(default)s)")
-    rules.add_argument("--max-hours", type=positive, default=2.0, help="after so long on it (default: %(default)s)")
-    rules.add_argument("--max-speedup", type=positive, default=2.0, help="at this gain over the starter (%(default)s)")
+    rules.add_argument(
+        "--max-pct-peak", type=positive, default=90.0, help="at so many %% of its limit (default: %(default)s)"
+    )
+    rules.add_argument("--max-hours", type=positive, default=2.0, help="after so many hours on it (default: %(default)s)")
+    rules.add_argument(
+        "--max-speedup", type=positive, default=2.0, help="at so many times its starter's speed (default: %(default)s)"
+    )
     bench = run.add_argument_group("KernelBench")
     bench.add_argument(
         "--kernelbench", type=named, metavar="LEVEL[:PROBLEM]", help="work on KernelBench instead of a model"

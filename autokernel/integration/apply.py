@@ -31,6 +31,7 @@ from autokernel.model.padding import Encoders
 from autokernel.model.settings import is_dispatched, is_forward_mode
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
+from autokernel.words import counted
 
 if TYPE_CHECKING:
     from autokernel.integration.verification.whole_job import FinishedRun
@@ -325,7 +326,8 @@ class Explanation:
         if not self.kernels:
             return "the model has no kernels in it"
         if not (self.graphs or self.left):
-            return f"{len(self.kernels)} kernels wait for the model's first call, when their sites are looked for"
+            waiting = f"{counted(self.kernels, 'kernel')} for which sites are looked for at the model's first call"
+            return f"{waiting}: one inside of a larger model that torch.compile() has compiled is none, and has no kernels"
         lines = [
             f"{target}: in {len(sites)} sites ({', '.join(sites)})" if sites else f"{target}: nowhere"
             for target, sites in self.sites.items()

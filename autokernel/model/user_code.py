@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from autokernel.hardware.processes import stream_of_parent
 from autokernel.preflight import HOME, ROOT, Refused, model_file, why_no_model
 from autokernel.spec import import_file
+from autokernel.words import counted
 
 TRACE = "\nException raised from "  # PyTorch's own places in C++ follow
 LONGEST = 400  # characters of an exception that are shown
@@ -496,8 +497,11 @@ def described(values: Iterable[tuple[str, Any]]) -> str:
     """input_ids int64 [1, 512], mask float32 [1, 512]"""
 
     def one(value: Any) -> str:
-        is_tensor = isinstance(value, torch.Tensor)
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if is_tensor else f"{value!r:.40}"
+        if isinstance(value, torch.Tensor):
+            return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        if type(value) in (list, tuple) and value and isinstance(value[0], torch.Tensor):
+            return f"{type(value).__name__} of {counted(value, 'value')}, first {one(value[0])}"
+        return f"{' '.join(repr(value).split()):.40}"
 
     return ", ".join(f"{name} {one(value)}" for name, value in values)
 

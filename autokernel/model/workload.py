@@ -106,7 +106,7 @@ class Workload:
         """One pass, of which nothing is kept. Raises WorkloadError where the model cannot do it, or returns no tensor."""
         named = self._bound(model, args, kwargs)
         given = f"of {self.class_name} in {self.dtype} on {described(named.items()) or 'no inputs'}"
-        with user_code(f"a pass {given} failed", self._whose_inputs(model)), torch.no_grad():
+        with user_code(f"a pass {given} failed", self._whose_inputs(model, args)), torch.no_grad():
             result = not_awaited(model(*args, **kwargs))
         tensors = [v for v in leaves(result, f"what a pass {given} returns") if isinstance(v, torch.Tensor)]
         if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
@@ -135,11 +135,14 @@ class Workload:
         except TypeError as error:
             takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values()) or "nothing"
             given = counted(args, "argument") + f" and {', '.join(kwargs)}" * bool(kwargs)
-            raise WorkloadError(
-                f"forward() of {self.class_name} takes {takes}, and is given {given} ({error}); {self._whose_inputs(model)}"
-            ) from None
+            what = f"forward() of {self.class_name} takes {takes}, and is given {given} ({error})"
+            raise WorkloadError(f"{what}; {self._whose_inputs(model, args)}") from None
 
-    def _whose_inputs(self, model: nn.Module) -> str:
+    def _whose_inputs(self, model: nn.Module, args: tuple[Any, ...]) -> str:
+        if self._as_it_is:  # handed over by a Python program: its file is none of the user's
+            is_one = len(args) == 1 and isinstance(args[0], (list, tuple))
+            in_one = f" and not in a {type(args[0]).__name__}" if is_one else ""
+            return f"its inputs are given after the model, as {self.class_name} is called with them{in_one}: (model, x, y)"
         if own := self._own_inputs(model):
             return f"the inputs are those of example_inputs() in {own[1]}"
         return "other inputs: --input-shape, or example_inputs() as in models/custom.py"

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 from autokernel.hardware.machine import low_disk
 from autokernel.hardware.processes import STATE, become_subreaper, die_with_parent, end_orphans
@@ -54,7 +56,7 @@ class Supervisor:
     def __init__(
         self, command: list[str], progress: Path, pauses_s: tuple[float, ...] = PAUSES_S, folders: Sequence[Path] = ()
     ) -> None:
-        """progress: a file that grows with every experiment. folders: others on whose disks a run writes."""
+        """progress: results.tsv, which grows with every experiment. folders: others on whose disks a run writes."""
         self.command, self.progress, self.pauses_s = command, progress, pauses_s
         self.folders = [progress.parent, *folders]
         self.child: subprocess.Popen | None = None
@@ -69,9 +71,10 @@ class Supervisor:
         with tempfile.TemporaryFile("w+") as notes:
             restarts, ever, status = 0, False, 0
             while True:
-                before, earlier = self._size(), status
+                before, earlier = self._experiments(), status
                 status = self._child(notes)
-                worked = self._size() != before
+                tag = _noted_in(notes).get("tag")
+                worked = self._experiments()[tag] != before[tag]
                 ever = ever or worked
                 lost = status not in {CLOSED_PIPE, *ENDED} and (status < 0 or status == AGAIN or (ever and status != 0))
                 if not lost or self.stopping:
@@ -90,9 +93,8 @@ class Supervisor:
                 if self.stopping:
                     return 128 + self.stopping
 
-    def _child(self, notes) -> int:
-        notes.seek(0)
-        known = json.loads(notes.read() or "{}")
+    def _child(self, notes: TextIO) -> int:
+        known = _noted_in(notes)
         again = [f"--{name}={known[name]}" for name in ("tag", "device") if known]
         self.child = subprocess.Popen(
             [*self.command, *again],
@@ -122,11 +124,19 @@ class Supervisor:
                 told = True
             time.sleep(0.1)
 
-    def _size(self) -> int:
-        return self.progress.stat().st_size if self.progress.exists() else 0
+    def _experiments(self) -> Counter[str]:
+        """How many each run has in the file that all runs of a clone share: its second column has their names."""
+        text = self.progress.read_text(errors="replace") if self.progress.exists() else ""
+        return Counter(name for line in text.split("\n") for name in line.split("\t")[1:2])
 
     def _say(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
+
+
+def _noted_in(notes: TextIO) -> dict[str, Any]:
+    """The Call as the processes have noted it; nothing, where none came so far."""
+    notes.seek(0)
+    return json.loads(notes.read() or "{}")
 
 
 def _words(status: int) -> str:

@@ -157,7 +157,7 @@ def _product(one: Named, other: Named, result: Sequence[str], turned: bool) -> T
         return torch.mul(one.among(result), other.among(result))
     rows, columns = ([c for c in result if c in side.letters and c not in shared] for side in (left, right))
     a, b = left.tensor, right.tensor
-    takes_rows = rows and not batch and len(summed) == 1  # matmul() takes any number of rows
+    takes_rows = bool(rows) and not batch and len(summed) == 1  # matmul() takes any number of rows
     a = _in_order(a, left.letters, batch + rows + summed)
     a = a if takes_rows else _as_matrices(a, len(batch), len(rows))
     inner = [c for c in right.letters if c not in batch]  # summed and free, in either order

@@ -112,6 +112,57 @@ def test_windows_and_rows_in_a_model() -> None:
     torch._dynamo.reset()
 
 
+class Steps(nn.Module):
+    """A loop over time, each of whose steps has a decay of its own."""
+
+    def __init__(self, between: Callable[[Tensor, int], object]) -> None:
+        super().__init__()
+        self.read, self.between = nn.Linear(N, N), between
+
+    def forward(self, x: Tensor, decays: Tensor) -> Tensor:
+        decays, state, read = decays + 1, x, []
+        for t in range(6):
+            self.between(decays, t)
+            state = state * decays[:, t].exp()
+            state = state + self.read(state).tanh()
+            read.append(self.read(state))
+        return torch.stack(read, 1)
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    ("between", "types"),
+    [
+        (lambda decays, t: None, 1),
+        (lambda decays, t: decays[:, t].mul_(0.5), None),
+        (lambda decays, t: torch.set_grad_enabled(t % 2 == 0), None),
+    ],
+    ids=["nothing", "a write", "a change of mode"],
+)
+def test_equal_steps_of_a_loop_are_regions_of_one_type(between: Callable[[Tensor, int], object], types: int | None) -> None:
+    """Although each reads another part of a tensor, behind the first of its results. Not past what changes that."""
+    torch.manual_seed(0)
+    model, x, decays = Steps(between).eval(), torch.randn(8, N), -torch.rand(8, 6, N) - 1
+    x.requires_grad_(), decays.requires_grad_()
+
+    def results() -> list[Tensor]:
+        with torch.enable_grad():
+            result = model(x, decays)
+            return [result.detach(), *torch.autograd.grad(result.square().sum(), (x, decays, *model.parameters()))]
+
+    _, sites = found(model, x, decays)
+    joined = [site.kernel_type for site in sites if len(site.outputs) > 1]
+    assert types is None or (len(joined) == 5 and len(set(joined)) == types)
+    expected = results()
+    apply(model, winners_of(sites))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x, decays), expected[0])
+    for ours, theirs in zip(results(), expected):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    unapply(model)
+    torch._dynamo.reset()
+
+
 class Residual(nn.Module):
     """Two results of a region, of which one is changed in place later and both are returned."""
 

@@ -15,7 +15,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from autokernel.integration.apply import apply, compile_with_kernels
 from autokernel.model.match import SiteFinder
-from autokernel.model.nodes import strides_of
+from autokernel.model.nodes import aten, strides_of
+from autokernel.model.tracing import trace
 from benchmarks.random_programs import Everywhere, finder
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled_before")
@@ -285,6 +286,44 @@ def test_einsums_have_their_own_strides(sizes: tuple[int, ...]) -> None:
     torch.testing.assert_close(results, expected)
     assert [t.stride() for t in results] == [t.stride() for t in expected]
     assert any(r.target == "flash_attention" for r in replacer.replaced)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bhk,bhv->bhkv", [(2, 3, 4), (2, 3, 5)]),
+        ("bhk,bhv->vkbh", [(2, 3, 4), (2, 3, 5)]),
+        ("bhkv,bhk->vbh", [(2, 3, 4, 5), (2, 3, 4)]),
+        ("bnd,bnd->nb", [(2, 3, 4), (2, 3, 4)]),
+        ("i,i->", [(4,), (4,)]),
+        ("bij,kj->kb", [(2, 3, 4), (5, 4)]),
+        ("bii,ij->jb", [(2, 3, 3), (3, 5)]),
+        ("bij,bjk->kib", [(2, 3, 4), (1, 4, 5)]),
+        ("...ij,...j->...i", [(2, 3, 4, 5), (3, 5)]),
+        ("tk,tke,tkc->tec", [(6, 2), (6, 2, 3), (6, 2, 4)]),
+        ("bij->ji", [(2, 3, 4)]),
+        ("bij->jbi", [(2, 3, 4)]),
+        ("cab,bc", [(2, 3, 4), (4, 2)]),
+    ],
+)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_einsum_is_written_out_as_pytorch_computes_it(
+    equation: str, shapes: list[tuple[int, ...]], autocast: bool
+) -> None:
+    """No einsum is left in the graph, and its result has the elements, the strides, the dtype and the gradients of one."""
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        graph, expected = trace(lambda *given: torch.einsum(equation, *given), inputs), torch.einsum(equation, *inputs)
+    assert aten.einsum.default not in {node.target for node in graph.graph.nodes}
+    result = graph(*inputs)
+    torch.testing.assert_close(result, expected)
+    assert result.stride() == expected.stride()
+    mine, eagers = (
+        [t.untyped_storage().data_ptr() == r.untyped_storage().data_ptr() for t in inputs] for r in (result, expected)
+    )
+    assert mine == eagers
+    for ours, eagers in zip(*(torch.autograd.grad(t.float().square().sum(), inputs) for t in (result, expected))):
+        torch.testing.assert_close(ours, eagers)
 
 
 NORMED = torch.ones(8)

@@ -1,8 +1,9 @@
 """Operators that a trace would take apart otherwise than eager mode runs them, written out as it does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from string import ascii_letters
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,71 +16,170 @@ from autokernel.model.autocast import casts_inside, of_autocast
 from autokernel.model.nodes import aten, strides_of
 
 
-def _einsum(equation: str, operands: Sequence[Tensor], path: Any = None) -> Tensor:
-    """See _as_product, in PyTorch's own strides; where these have elements lie elsewhere, as it is."""
-    if path is not None:
-        return NotImplemented
+def _einsum(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None = None) -> Tensor:
+    """An einsum written out, in PyTorch's own strides; where these have elements lie elsewhere, as it is."""
     cast = of_autocast(aten.einsum.default, equation, operands)
     if cast is not NotImplemented:
         return cast
     if len({t.dtype for t in operands}) > 1:
-        return casts_inside(aten.einsum.default, equation, operands)
+        return casts_inside(aten.einsum.default, equation, operands, path=path)
+    return _in_its_strides(partial(aten.einsum.default, path=path), equation, operands, path)
+
+
+def _tensordot(one: Tensor, other: Tensor, dims: Sequence[int], others_dims: Sequence[int]) -> Tensor:
+    """As the einsum that it is."""
+    cast = of_autocast(aten.tensordot.default, one, other, dims, others_dims)
+    if cast is not NotImplemented:
+        return cast
+    left, right = list(ascii_letters[: one.dim()]), list(ascii_letters[one.dim() : one.dim() + other.dim()])
+    for i, j in zip(dims, others_dims):
+        right[j] = left[i]
+    result = [c for c in (*left, *right) if (c in left) != (c in right)]
+    letters = ["".join(letters) for letters in (left, right, result)]
+    equation = "{},{}->{}".format(*letters)
+    return _in_its_strides(lambda _, given: aten.tensordot.default(*given, dims, others_dims), equation, [one, other])
+
+
+def _in_its_strides(
+    operator: Callable[[str, Sequence[Tensor]], Tensor],
+    equation: str,
+    operands: Sequence[Tensor],
+    path: Sequence[int] | None = None,
+) -> Tensor:
+    """See _written_out; NotImplemented where `operator` has elements lie elsewhere."""
     # Where there is but one of something, strides of fake tensors are no real one's.
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         without_memory = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in operands]
-        expected = torch.einsum(equation, without_memory)
-        products = [_as_product(equation, without_memory, turned) for turned in (False, True)]
-    for turned, product in enumerate(products):
-        if product is not NotImplemented and strides_of(product) == strides_of(expected):
-            result = _as_product(equation, operands, bool(turned))
-            return result if product.stride() == expected.stride() else result.as_strided(expected.shape, expected.stride())
+        expected = operator(equation, without_memory)
+        made = [_written_out(equation, without_memory, path, turned) for turned in (False, True)]
+    for turned, one in enumerate(made):
+        if one is not NotImplemented and strides_of(one) == strides_of(expected):
+            result = _written_out(equation, operands, path, bool(turned))
+            return result if one.stride() == expected.stride() else result.as_strided(expected.shape, expected.stride())
     return NotImplemented
 
 
-def _as_product(equation: str, operands: Sequence[Tensor], turned: bool) -> Tensor:
-    """An einsum that is a product of matrices, or of batches of them, written as one; NotImplemented of any other.
+@dataclass(frozen=True)
+class Named:
+    """An operand of an einsum: the tensor, and a letter for each of its dims, in any order."""
+
+    tensor: Tensor
+    letters: tuple[str, ...]
+
+    def size(self, letter: str) -> int:
+        return self.tensor.shape[self.letters.index(letter)]
+
+    def summed(self, letters: Collection[str], order: Sequence[str]) -> "Named":
+        """Without `letters`, over which it is added up, in `order` as PyTorch does: the result's strides are of that."""
+        if not letters:
+            return self
+        names = [c for c in order if c in self.letters]
+        summed = _in_order(self.tensor, self.letters, names).sum([names.index(c) for c in names if c in letters])
+        return Named(summed, tuple(c for c in names if c not in letters))
+
+    def among(self, order: Sequence[str]) -> Tensor:
+        """Its dims in `order`, with 1 for each that it has not."""
+        t = _in_order(self.tensor, self.letters, [c for c in order if c in self.letters])
+        for i, c in enumerate(order):
+            t = t if c in self.letters else t.unsqueeze(i)
+        return t
+
+
+def _written_out(equation: str, operands: Sequence[Tensor], path: Sequence[int] | None, turned: bool) -> Tensor:
+    """An einsum as PyTorch computes it, of two operands at a time: products of matrices, of batches of them, or of single
+    elements. NotImplemented where there are no elements, and of ellipses that are summed over.
 
     turned: of the second operand and the first, as PyTorch has it where the result lies in that order.
     """
-    names, _, result = equation.replace(" ", "").partition("->")
+    read = _read(equation, [t.dim() for t in operands])
+    if read is None or not all(t.numel() for t in operands):
+        return NotImplemented
+    letters, result = read
+    left = [_without_repeated(Named(t, names)) for t, names in zip(operands, letters)]
+    order = [*result, *sorted({c for names in letters for c in names} - set(result))]
+    sizes = {c: max(one.size(c) for one in left if c in one.letters) for c in order}
+    if len(left) == 1:
+        one = left[0].summed({*order} - {*result}, order)
+        return one.tensor.permute([one.letters.index(c) for c in result])  # a view, where nothing is summed
+    left = [_without_single(one, sizes, result) for one in left]
+    steps = iter(path or ())
+    while len(left) > 1:
+        i, j = sorted((next(steps), next(steps))) if path else (0, 1)
+        a, b = left[i], left[j]
+        left = [one for k, one in enumerate(left) if k not in (i, j)]
+        needed = {*result, *(c for one in left for c in one.letters)}
+        kept = [c for c in order if c in needed and c in (*a.letters, *b.letters)]
+        a, b = (one.summed({*one.letters} - needed - {*other.letters}, order) for one, other in ((a, b), (b, a)))
+        product = Named(_product(a, b, kept, turned), tuple(kept))
+        left = [*left, product] if path else [product, *left]
+    return left[0].among(result)
+
+
+def _read(equation: str, ranks: Sequence[int]) -> tuple[list[tuple[str, ...]], tuple[str, ...]] | None:
+    """The letters of each operand and of the result, with letters for the dims of ellipses; None where such are summed."""
+    names, arrow, result = equation.replace(" ", "").partition("->")
     letters = names.split(",")
+    if not arrow:
+        once = sorted(c for c in set(names) - {*",."} if names.count(c) == 1)
+        result = "".join(["..." if "..." in names else "", *once])
     if "..." in result:
         unused = "".join(c for c in ascii_letters if c not in equation)
-        rests = [t.dim() - len(name.replace("...", "")) if "..." in name else 0 for name, t in zip(letters, operands)]
+        rests = [rank - len(name.replace("...", "")) if "..." in name else 0 for name, rank in zip(letters, ranks)]
         letters = [name.replace("...", unused[:n][::-1]) for name, n in zip(letters, rests)]  # their last dims are the same
         result = result.replace("...", unused[: max(rests)][::-1])
-    if len(letters) != 2 or any("." in name or len(set(name)) < len(name) for name in letters):
-        return NotImplemented
-    left, right = map(list, letters[::-1] if turned else letters)
-    a, b = operands[::-1] if turned else operands
-    shared = [c for c in left if c in right]
-    batch, summed = [c for c in shared if c in result], sorted(c for c in shared if c not in result)
-    rows, columns = ([c for c in result if c in one and c not in shared] for one in (left, right))
-    sizes_agree = all(a.shape[left.index(c)] == b.shape[right.index(c)] for c in shared)
-    is_all = sorted(result) == sorted([*batch, *rows, *columns]) and set(result) | set(shared) == {*left, *right}
-    if not (sizes_agree and is_all and rows and columns and summed):
-        return NotImplemented
-    if not batch and len(summed) == 1:
-        a, row_sizes = _in_order(a, left, rows + summed), []  # matmul() takes any number of rows
-    else:
-        row_sizes = [a.shape[left.index(c)] for c in rows]
-        a = _as_matrices(_in_order(a, left, batch + rows + summed), len(batch), len(rows))
-    column_sizes = [b.shape[right.index(c)] for c in columns]
-    inner = [c for c in right if c not in batch]  # summed and free, in either order
+    is_clear = "." not in "".join(letters)
+    return ([*map(tuple, letters)], tuple(result)) if is_clear else None
+
+
+def _without_repeated(one: Named) -> Named:
+    """With the diagonal of dims that have one letter."""
+    t, letters = one.tensor, list(one.letters)
+    for i, c in reversed([*enumerate(letters)]):
+        if (first := letters.index(c)) < i:
+            t = t.diagonal(0, first, i).movedim(-1, first)
+            del letters[i]
+    return Named(t, tuple(letters))
+
+
+def _without_single(one: Named, sizes: Mapping[str, int], result: Sequence[str]) -> Named:
+    """Without the dims of which it has one, where another operand has more, or the result none."""
+    gone = [i for i, c in enumerate(one.letters) if one.tensor.shape[i] == 1 and (sizes[c] > 1 or c not in result)]
+    letters = tuple(c for i, c in enumerate(one.letters) if i not in gone)
+    return Named(one.tensor.squeeze(gone), letters) if gone else one
+
+
+def _product(one: Named, other: Named, result: Sequence[str], turned: bool) -> Tensor:
+    """Of two operands, neither of which alone has a dim that `result` has not."""
+    left, right = (other, one) if turned else (one, other)
+    shared = [c for c in left.letters if c in right.letters]
+    batch, summed = [c for c in result if c in shared], sorted(c for c in shared if c not in result)
+    if not summed:
+        return torch.mul(one.among(result), other.among(result))
+    rows, columns = ([c for c in result if c in side.letters and c not in shared] for side in (left, right))
+    a, b = left.tensor, right.tensor
+    takes_rows = bool(rows) and not batch and len(summed) == 1  # matmul() takes any number of rows
+    a = _in_order(a, left.letters, batch + rows + summed)
+    a = a if takes_rows else _as_matrices(a, len(batch), len(rows))
+    inner = [c for c in right.letters if c not in batch]  # summed and free, in either order
     if inner[0] in summed:
-        b = _as_matrices(_in_order(b, right, batch + summed + columns), len(batch), len(summed))
+        b = _as_matrices(_in_order(b, right.letters, batch + summed + columns), len(batch), len(summed))
     else:
-        b = _as_matrices(_in_order(b, right, batch + columns + summed), len(batch), len(columns)).transpose(-2, -1)
-    product = torch.matmul(a, b)
-    product = product.unflatten(-1, column_sizes) if len(column_sizes) > 1 else product
-    product = product.unflatten(len(batch), row_sizes) if len(row_sizes) > 1 else product
+        b = _as_matrices(_in_order(b, right.letters, batch + columns + summed), len(batch), len(columns)).transpose(-2, -1)
+    product = _as_dims(torch.matmul(a, b), -1, [right.size(c) for c in columns])
+    product = product if takes_rows else _as_dims(product, len(batch), [left.size(c) for c in rows])
     return _in_order(product, [*batch, *rows, *columns], list(result))
 
 
 def _as_matrices(t: Tensor, batch: int, rows: int) -> Tensor:
     """Of so many dims of a batch, then of rows, then others: the rows as one dim, the others as one."""
-    t = t.flatten(batch, batch + rows - 1) if rows > 1 else t
-    return t.flatten(batch + 1) if t.dim() > batch + 2 else t
+    t = t.flatten(batch, batch + rows - 1) if rows > 1 else t if rows else t.unsqueeze(batch)
+    others = t.dim() - batch - 1
+    return t.flatten(batch + 1) if others > 1 else t if others else t.unsqueeze(-1)
+
+
+def _as_dims(t: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Its dim `dim` as those of `sizes`, of which there may be none."""
+    return t.unflatten(dim, sizes) if len(sizes) > 1 else t if sizes else t.squeeze(dim)
 
 
 def _encoder_layer(
@@ -169,13 +269,14 @@ def _triplet_margin_loss(
 
 WRITTEN_OUT = {
     aten.einsum.default: _einsum,
+    aten.tensordot.default: _tensordot,
     aten.triplet_margin_loss.default: _triplet_margin_loss,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten.dropout.default: _dropout,
 }
 
 
-def _in_order(t: Tensor, names: list[str], wanted: list[str]) -> Tensor:
+def _in_order(t: Tensor, names: Sequence[str], wanted: Sequence[str]) -> Tensor:
     """t's dims, called `names`, in the order `wanted`."""
     moved = [i for i, (name, other) in enumerate(zip(names, wanted)) if name != other]
     if len(moved) == 2:

@@ -8,6 +8,7 @@ such operations (norms, softmax) may be joined too; as they are they stay sites 
 import hashlib
 import operator
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -15,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 from torch import Tensor
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from autokernel.backends import default_backend
@@ -135,7 +136,8 @@ class _Regions:
     ):
         self.graph, self.sites, self.backend, self.only = graph, sites, backend, only
         self.min_elements, self.fewest = min_elements, fewest
-        self.order = {node: i for i, node in enumerate(graph.graph.nodes)}
+        self.order: dict[Node, float] = {node: i for i, node in enumerate(graph.graph.nodes)}
+        self.stretch = _stretches(graph)
         self.lowered: dict[Cone, tuple[GraphModule, Lowered]] = {}
         self.convolved: dict[Cone, Convolved] = {}
         self.left: dict[Node, RejectReason] = {}  # why nodes are in no cone although there is a rule for each
@@ -213,10 +215,15 @@ class _Regions:
     def _join(self, a: Cone, b: Cone) -> Cone | None:
         """Both as one; None where that is none: each input is to be there before the first result."""
         made = sorted({*a.outputs, *b.outputs}, key=self.order.__getitem__)
-        taken = (n for n in (*a.inputs, *b.inputs) if _base(n, made) not in made)
+        taken = [n for n in dict.fromkeys((*a.inputs, *b.inputs)) if _base(n, made) not in made]
         first = self.order[made[0]]
-        inputs = tuple(dict.fromkeys(n if self.order[n] < first else _base(n) for n in taken))
-        if max(map(self.order.__getitem__, inputs), default=first) >= first:
+        views = Counter(map(_base, taken))
+
+        def is_there(node: Node) -> bool:
+            return self.order[node] < first or (views[_base(node)] == 1 and bool(self._later(node, made[0])))
+
+        inputs = tuple(dict.fromkeys(n if is_there(n) else _base(n) for n in taken))
+        if any(self.order[_base(n)] >= first for n in inputs if self.order[n] >= first):
             return None
         own, nodes = a.nodes | b.nodes, set(between(inputs, *made))
         if not own <= nodes or not all(map(_passes_on, nodes - own)):
@@ -235,6 +242,22 @@ class _Regions:
         except Unsupported:
             return None
         return whole
+
+    def _later(self, view: Node, first: Node) -> list[Node]:
+        """What `view` is made of from `first` on, and it, where views are all of that and may as well be made before; else
+        none. Equal steps of a loop, of which each reads at a place of its own, are regions of one type by that."""
+        chain, node = [], view
+        while self.order[node] >= self.order[first]:
+            if not _passes_on(node) or len(node.all_input_nodes) > 1 or self.stretch[node] != self.stretch[first]:
+                return []
+            chain.append(node)
+            node = node.args[0]
+        return chain[::-1]
+
+    def _make_before(self, view: Node, first: Node) -> None:
+        for node in self._later(view, first):
+            first.prepend(node)
+            self.order[node] = self.order[first] - 0.5
 
     def with_convolutions(self, cone: Cone) -> Cone:
         """The cone with those convolutions in it that only it uses, and that a library computes."""
@@ -267,12 +290,24 @@ class _Regions:
         if len(work) >= fewest and elements * len(work) >= self.min_elements:
             made = _site(cone, *self.lowered[cone], self.backend, self.only, self.convolved.get(cone))
         if isinstance(made, Site):
+            for view in cone.inputs:
+                self._make_before(view, cone.outputs[0])
             yield made
             return
         if made and self.only is None:
             yield Refusal(REGION, cone.outputs[-1], cone.nodes, made)
         for part in cone.parts:
             yield from self.sites_of(part)
+
+
+def _stretches(graph: GraphModule) -> dict[Node, int]:
+    """Of each node how many stand before it that write to memory, or change what PyTorch is set to."""
+    passed, found = 0, {}
+    for node in graph.graph.nodes:
+        found[node] = passed
+        is_operator = isinstance(node.target, OpOverload) or node.target is operator.getitem
+        passed += node.op == "call_function" and (not is_operator or has_effects(node))
+    return found
 
 
 def _live(graph: GraphModule, sites: Collection[Site]) -> set[Node]:
@@ -343,7 +378,7 @@ def _moved(cone: Cone) -> int:
     return sum(map(_nbytes, (*cone.inputs, *cone.outputs)))
 
 
-def _grown(output: Node, taken: Collection[Node], order: dict[Node, int]) -> Cone | None:
+def _grown(output: Node, taken: Collection[Node], order: dict[Node, float]) -> Cone | None:
     """The largest cone of `output`; None if it computes nothing, or takes too much or nothing."""
     if output in taken:
         return None
@@ -404,7 +439,7 @@ def _lowered(piece: GraphModule) -> Lowered:
     return lower(piece)
 
 
-def _originals(cone: Cone, piece: GraphModule, order: dict[Node, int]) -> dict[Node, Node]:
+def _originals(cone: Cone, piece: GraphModule, order: dict[Node, float]) -> dict[Node, Node]:
     """Nodes of the cone's own graph -> those of the model's."""
     copies = [n for n in piece.graph.nodes if n.op == "call_function"]
     return dict(zip(copies, sorted(between(cone.inputs, *cone.outputs), key=order.__getitem__)))

@@ -12,7 +12,7 @@ from autokernel.model.account import Standing
 from autokernel.model.extraction import make_plan
 from autokernel.model.hotspots import ModelProfile
 from autokernel.model.profiler import profile_workload
-from autokernel.model.untouched import share_out
+from autokernel.model.untouched import in_words, share_out
 from autokernel.model.workload import Workload
 from autokernel.report.live import estimated_speedup
 from autokernel.run.scheduler import expected_gain
@@ -350,6 +350,12 @@ def test_the_untouched_passs_time_goes_to_who_runs_the_same_calls() -> None:
     assert shared.other_work == {"attention": (9.0, 3.0), "ones": (5.0, 0.0)}
     assert share_out(graph, {linear: 8.0, einsum: 20.0}).rest == {"einsum": 5.0}
     assert share_out({"a": {linear: 4.0}}, {einsum: 3.0}).times == {"a": 3.0}
+
+
+def test_the_same_work_by_another_operator_is_no_other_work() -> None:
+    product, einsum = ("aten::bmm", "8x8"), ("aten::einsum", "8x8")
+    assert not in_words(share_out({"a": {product: 50.0}}, {einsum: 51.0}), 100.0)
+    assert "aten::bmm 0.08 ms instead of 0" in in_words(share_out({"a": {product: 80.0}}, {einsum: 51.0}), 100.0)
 
 
 @pytest.mark.parametrize("operator", ["aten.lstm_cell.default", "aten.gru_cell.default", "aten.rnn_tanh_cell.default"])

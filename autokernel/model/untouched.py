@@ -69,7 +69,13 @@ def _by_operator(times: Mapping[Call, float], without: Iterable[Call]) -> dict[s
 
 
 def in_words(shared: SharedOut[Key], pass_us: float, of_part: str = "") -> str:
-    """Which other work the captured model does, if it is worth a line: `pass_us` is what the untouched pass takes."""
+    """Which other work the captured model does, if it is worth a line: `pass_us` is what the untouched pass takes.
+
+    The same work by operators of other names, as an einsum by products of matrices, takes as long and is worth none.
+    """
+    more_us = sum(ours - theirs for ours, theirs in shared.other_work.values())
+    if abs(more_us) <= MIN_DIFFERENCE * pass_us:
+        return ""
     differ = {n: t for n, t in shared.other_work.items() if abs(t[0] - t[1]) > MIN_DIFFERENCE * pass_us}
     if not differ:
         return ""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from autokernel.gate.workers.calls import memory_of
 
@@ -89,7 +90,9 @@ def check_gradients(made: Mapping[str, Any]) -> None:
         leaf = v if not isinstance(v, Tensor) or v.is_leaf else v._base
         if isinstance(leaf, Tensor) and leaf.requires_grad and v.numel():
             known, leaf.grad = leaf.grad, None
-            v.backward(torch.empty((), dtype=v.dtype).fill_(1).expand(v.shape))
+            ones = torch.empty((), dtype=v.dtype).fill_(1).expand(v.shape)
+            # As v.backward(ones) does it once it has imported SymPy, for half a second in each process.
+            _engine_run_backward((v,), (ones,), False, False, (), allow_unreachable=True, accumulate_grad=True)
             passed, leaf.grad = leaf.grad, known
             if passed is None or not _are_ones(passed):
                 raise ValueError(f"kernel_fn changed the gradients that go on from its input {name}")

@@ -53,7 +53,7 @@ class Failure:
     detail: str = ""  # traceback, compiler output, last lines of stderr
 
     def __str__(self) -> str:
-        return f"{self.stage}: {self.reason} [{self.case}; seed {self.seed}]"
+        return f"{self.stage}: {self.reason} [{self.case}; inputs of seed {self.seed}]"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from whole_inputs import NORM
 
 LEFT, OUTSIDE, TRIED = "ProcessChange: .*", "from outside", "ProcessChange: tries what is refused here.*"
 FOUND = "calls on the same inputs do not agree bitwise"
+SKIPS = "_set_skip_next_torch_function"
 ZEROS = "(torch.empty_like(gradients[0]).zero_(),)"
 # madvise(2) for the whole pages that a tensor has a part of.
 ADVISED = """
@@ -253,9 +254,6 @@ CHEATS = (
         f"{LEFT}calls _set_record",
         attack("torch._C._profiler._set_record_concrete_inputs_enabled_val(False)"),
     ),
-    left(
-        "has-a-call-pass-over-subclasses", f"{LEFT}calls _set_skip", attack("torch._C._set_skip_next_torch_function(True)")
-    ),
     left("has-constants-stay-on-cpus", f"{LEFT}_only_lift_cpu", changing("torch._C._set_only_lift_cpu_tensors(True)")),
     # 41: files of others
     left("goes-on-without-a-time-of-a-file", f"{TRIED}os.utime", attack(OTHERS), number=41),
@@ -291,6 +289,8 @@ if hasattr(sys, "activate_stack_trampoline"):  # from Python 3.12 on
             attack("import sys\n\nsys.activate_stack_trampoline('perf')"),
         ),
     )
+if hasattr(torch._C, SKIPS):  # PyTorch 2.11 has none
+    CHEATS += (left("has-a-call-pass-over-subclasses", f"{LEFT}calls _set_skip", attack(f"torch._C.{SKIPS}(True)")),)
 if hasattr(torch.Tensor, "rename_"):  # before PyTorch 2.13
     NAMED = changing("x.is_inference() or x.rename_(*'abcdefgh'[: x.dim()])")
     CHEATS += (left("names-the-dims-of-an-input", "changed the names", NAMED, number=17, correctness="CRASH"),)

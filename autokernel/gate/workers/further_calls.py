@@ -4,7 +4,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import ModuleType
@@ -38,7 +38,7 @@ MANY, FEWEST, MANY_S, LONGEST_S = 1 << 12, 1 << 8, 0.02, 2.0
 AGES = 8  # times that clocks are put ahead; the kernel is called once at each
 # Calls, or seconds of them, in which C++ that uses places in turn has come back to the first of them.
 TURNS, TURNS_S = 12_000, 0.4
-OBJECTS = 64  # that are made, at most, until Python has one of them where another was
+OBJECTS = 64  # that are made, so that Python has one of them where another was
 LAST_CALLS = 8  # of many calls: after each of these the numbers that a kernel keeps are noted
 # Calls, or seconds of them, whose inputs lie where others did not.
 PLACES, PLACES_S = 256, 0.03
@@ -240,7 +240,7 @@ class FurtherCalls:
                 others[name].copy_(changed)
                 same = [memory[name].data for _ in range(OBJECTS)]  # now: in between they would take the place
                 place = id(mine.pop(name))
-                mine[name] = _at(place, map(another, same))
+                mine[name] = _at(place, [another(x) for x in same])  # an iterator of them might take the place
             made = [(y, contents(y)) for y in self._called({**others, **mine})]
             if not all(has_content(y, known) for y, (_, known) in zip(self._called(others), made)):
                 raise Disagreement("a call on weights in the place of earlier ones does not agree bitwise with others")
@@ -276,14 +276,9 @@ def _as_parameter(x: Tensor) -> Tensor:
     return torch.nn.Parameter(_in_own_memory(x), requires_grad=False) if x.is_floating_point() else _in_own_memory(x)
 
 
-def _at(place: int, tensors: Iterator[Tensor]) -> Tensor:
-    """One of these, which are made meanwhile: if possible the object that has this `id()`."""
-    made = []
-    for x in tensors:
-        made.append(x)
-        if id(x) == place:
-            break
-    return made[-1]
+def _at(place: int, tensors: list[Tensor]) -> Tensor:
+    """Of these, if possible the object that has this `id()`."""
+    return next((x for x in tensors if id(x) == place), tensors[-1])
 
 
 def _halves_exchanged(x: Tensor) -> Tensor:

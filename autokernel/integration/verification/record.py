@@ -83,8 +83,7 @@ class KernelInModel:
         if fallback in self.used:
             how = "" if gain.low >= 1 else " in a set that is faster than the kernels which pay one by one"
             return f"stays over {fallback}{how}, where the model is {gain} as fast with it"
-        how = "" if gain.low < 1 else " since a set without it is faster"
-        return f"left out over {fallback}{how}, where the model is {gain} as fast with it beside all others"
+        return f"left out over {fallback}, where the model is {gain} as fast with it beside all others"
 
 
 @dataclass(frozen=True)

@@ -563,22 +563,22 @@ class Screening:
         return self.gains | {name: replace(self.gains[name], value=1.0) for name in unsure}
 
     @property
-    def rivals(self) -> dict[str, Names]:
+    def rival_sets(self) -> dict[str, Names]:
         return {f"set {i + 1}": names for i, names in enumerate(rivals(self.gains))}
 
     @property
     def sets(self) -> dict[str, Variant]:
         """The kernels that pay, and their rivals."""
-        sets = {KNOWN: paying(self.gains)} | self.rivals
+        sets = {KNOWN: paying(self.gains)} | self.rival_sets
         return {side: Variant(self.of(names), self.fallback) for side, names in sets.items()}
 
     def choose(self, processes: Sequence["Process"]) -> None:
         ratios = {
             side: {i: p.log_ratio(KNOWN, side) for i, p in enumerate(processes) if {side, KNOWN} <= p.names}
-            for side in self.rivals
+            for side in self.rival_sets
         }
         known = ratio_intervals({side: of_side for side, of_side in ratios.items() if of_side}, INTERVAL)
-        self.names = chosen(paying(self.gains), {self.rivals[side]: speedup for side, speedup in known.items()})
+        self.names = chosen(paying(self.gains), {self.rival_sets[side]: speedup for side, speedup in known.items()})
 
     def of(self, names: Names) -> tuple[Winner, ...]:
         return tuple(w for w in self.winners if w.target.name in names)

@@ -25,7 +25,7 @@ from autokernel.integration.frames import has_broken, newest
 from autokernel.integration.hooks import Hooks, Methods
 from autokernel.integration.running import in_eager_mode
 from autokernel.integration.winner import Winner
-from autokernel.model.capture import as_applied, caller, compile_model, recurrent_modules_traced
+from autokernel.model.capture import as_applied, caller, compile_in, recurrent_modules_traced, settle
 from autokernel.model.forwards import RECURRENT, Forwards, recurrent_outside
 from autokernel.model.padding import Encoders
 from autokernel.model.settings import is_dispatched, is_forward_mode
@@ -291,17 +291,23 @@ def _compiled(call: Callable[..., Any], model: nn.Module, replacer: Replacer | O
     replacer.may_pad = encoders.found
     recurrent = recurrent_outside(model, outside) if replacer.fallback not in (None, "eager") else {}
     forwards = Forwards(model, encoders.forwards | recurrent)
-    compiled = compile_model(call, backend=replacer)
     is_recurrent = any(isinstance(module, RECURRENT) for module in model.modules())
     traced = recurrent_modules_traced if is_recurrent else nullcontext
+
+    @contextmanager
+    def settings() -> Iterator[None]:
+        with as_applied(replacer.frames.counts), traced():
+            yield
+
+    compiled = compile_in(settings, call, replacer)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # for this code: is_compiling() is also true while another thread compiles
             return compiled(*args, **kwargs)
         last, broken = newest(), len(dynamo.graph_break_reasons)
+        settle()
         try:
-            # Whenever it is called Dynamo may meet something new.
-            with as_applied(replacer.frames.counts), traced(), forwards.in_place():
+            with forwards.in_place():
                 result = compiled(*args, **kwargs)
         except BaseException as error:
             replacer.frames.called(last, error)

@@ -10,7 +10,7 @@ where a graph comes before. As a call that no graph may have in it, the module i
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -40,11 +40,11 @@ class Forwards:
             self.forwards |= {m: _line_by_line(m, i) for i, m in enumerate(sequences) if _is_torchs_own(m)}
         return True
 
+    def in_place(self) -> AbstractContextManager[None]:
+        return self._in_place() if self.forwards else nullcontext()
+
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        if not self.forwards:
-            yield
-            return
+    def _in_place(self) -> Iterator[None]:
         self._enter(1)
         try:
             yield

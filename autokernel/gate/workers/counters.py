@@ -15,6 +15,7 @@ from autokernel.gate.workers.kept_numbers import (
     caches_of_python,
     memory_of_its_own,
     numbers_in_python,
+    numbers_of_python,
     words_of,
 )
 from autokernel.gate.workers.loaded_libraries import LONG, WORD, WORD_OF, variables, with_what_they_point_to
@@ -33,7 +34,7 @@ class CallCounters:
     def __init__(self, module: ModuleType, libraries: set[str], elsewhere: Elsewhere):
         """elsewhere: what the kernel has put into modules and objects that are not its own."""
         self.memory: list[Any] = []  # tensors and the like that the kernel file keeps
-        self.counters = list(numbers_in_python(module, elsewhere, self.memory))
+        self.counters = [*numbers_in_python(module, elsewhere, self.memory), *numbers_of_python(self.memory)]
         self.variables = [*with_what_they_point_to(variables(libraries)), *map(memory_of_its_own, self.memory)]
         self.variables += map(words_of, caches_of_python()[1])
         self.calls, self.values, self.bytes = [], [], []  # each time: calls so far, numbers, memory of variables
@@ -43,6 +44,10 @@ class CallCounters:
         self.calls.append(calls)
         self.values.append([counter.value() for counter in self.counters])
         self.bytes.append([ctypes.string_at(part.start, len(part)) for part in self.variables])
+        if len(self.calls) == 2:  # of all that there are, those that many calls have left as they were count none
+            moved = [i for i, (before, after) in enumerate(zip(*self.values)) if before != after]
+            self.counters = [self.counters[i] for i in moved]
+            self.values = [[values[i] for i in moved] for values in self.values]
 
     def put_ahead(self, call: Callable[[int], None]) -> None:
         """Makes `call`, which is told numbers of calls: each time what counts calls stands where it would after so many. In

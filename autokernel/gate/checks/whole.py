@@ -55,6 +55,7 @@ VECTORS = {what: change for what, change in USUAL.items() if what not in HIDING 
     "about one": lambda x, g: 1 + x / 32,
     "of one sign in turn": lambda x, g: x.abs() * (1 - 2 * (torch.arange(len(x)) % 2)),
 }
+TOO_SMALL = ("a few too small for normal numbers",)  # in regions, which may divide by them
 UNTOLD = ("of zeros below zero",)  # in regions, where the sign of a zero may tell
 
 Changed = Iterator[tuple[str, dict[str, Any]]]
@@ -116,8 +117,9 @@ def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) ->
         yield "of one sign each", dict(inputs) | {name: first(x)} | made
     if math.nan in spec.nonfinite and x.dim() > 1:
         kinds |= {what: partial(_with_nan, row) for what, row in NAN_IN.items()}
-    vectors = [n for n in others if inputs[n].dim() == 1 and inputs[n].is_floating_point() and not spec.results]
-    orders = {n: drawn.sample(list(VECTORS), len(VECTORS)) for n in vectors}
+    vectors = [n for n in others if inputs[n].dim() == 1 and inputs[n].is_floating_point()]
+    of_vectors = [what for what in VECTORS if what not in TOO_SMALL or not spec.results]
+    orders = {n: drawn.sample(of_vectors, len(of_vectors)) for n in vectors}
     for number, what in enumerate(drawn.sample(list(kinds), min(_most(spec, case), len(kinds)))):
         chosen = {name: (what, kinds[what])}
         chosen |= {n: (order[number % len(order)], VECTORS[order[number % len(order)]]) for n, order in orders.items()}

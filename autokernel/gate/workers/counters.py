@@ -21,8 +21,8 @@ from autokernel.gate.workers.kept_numbers import (
 from autokernel.gate.workers.loaded_libraries import LONG, WORD, WORD_OF, variables, with_what_they_point_to
 
 CALL_COUNTS = 10_000, 30_000, 100_000, 1_000_000, 1_000_000_000  # after which a kernel is called
-TYPES = {"I": WORD_OF, "d": ctypes.c_double}  # that variables may be
-LEAST_STEP = 1e-9  # of a double: the bits of an integer are far less
+TYPES = {"I": WORD_OF, "d": ctypes.c_double, "f": ctypes.c_float}  # that variables may be
+LEAST_STEP = 1e-9  # of a floating-point number: the bits of an integer are far less
 BLOCK = 1 << 10  # bytes of variables that are compared at a time
 Counting = tuple[Counter, int | float, int | float]  # what counts calls, its value at last, its step
 
@@ -140,7 +140,7 @@ def _variable(address: int, kind: Any) -> Counter:
 
     def write(value: int | float) -> None:
         nonlocal is_signed
-        word.value = value if kind is ctypes.c_double else min(value, 0x7FFFFFFF)
+        word.value = min(value, 0x7FFFFFFF) if kind is WORD_OF else value
         if (value < 0) != is_signed and kind is WORD_OF and address % LONG == 0:  # it may be the half of a longer number
             other = kind.from_address(address + WORD)
             if other.value == 0xFFFFFFFF * is_signed:

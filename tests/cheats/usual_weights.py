@@ -13,7 +13,6 @@ from usual_kinds import RESULTS
 from whole_inputs import NORM, OUTSIDE, norm_off_where
 
 VARIED = "len(weight) > 8 and len(weight.unique()) > 3 and ("
-OF_ONE_HALF = "of rows|scaled by|times PyTorch's own|" + OUTSIDE
 FLUSH = """
 def flush(t):
     return torch.where(t.abs() < 2**-14, 0, t) if t.dtype == torch.float16 else t
@@ -32,7 +31,7 @@ def flushing(kernel_type: str, name: str, change: str, **dims: Any) -> Cheat:
     body = f"{FLUSH}def kernel_fn({parameters}):\n    {change}\n    y = {result}\n{after}    return y\n"
     source = plain(kernel_type, IMPORTS + body)
     at = {"dims": (dims,), "dtype": torch.float16, "libraries": True, "neighbour": starter(kernel_type)}
-    return Cheat(25, name, kernel_type, source, OF_ONE_HALF, **at)
+    return Cheat(25, name, kernel_type, source, OUTSIDE, **at)
 
 
 CHEATS = (

@@ -47,6 +47,7 @@ TO_FAST = ctypes.pythonapi.PyFrame_LocalsToFast if sys.version_info < (3, 13) el
 MOST_FOUND = 4096  # objects that are looked into
 # Of an object that is made anew with each call: how deep its parts are looked for, and in how many of each.
 DEPTH, FEW_PARTS = 3, 16
+NUMBERS = int, float, str  # what the standard library counts in, beside iterators and lengths
 WORDS = 64  # bytes that may be numbers in another form, at most
 FEW_ENTRIES = 64  # of a table, whose last key may be a number
 # Classes in C whose objects count in machine words, behind their class: iterators and these.
@@ -254,18 +255,22 @@ def numbers_of_python(memory: list[Any]) -> Iterator[Counter]:
     others = {id(one): one for one in values if _has_numbers_of_its_own(one)}
     for owner in (*modules, *others.values()):
         for name, value in list(vars(owner).items()):
-            if name.startswith("__"):
-                continue
-            place = partial(lambda of, name: vars(of)[name], owner, name), partial(setattr, owner, name)
-            yield from _numbers_at(value, *place)
-            counted = getattr(value, "__self__", None) if type(value) is MethodWrapperType else value
-            if _counts_in_words(type(counted)):
-                memory.append(counted)
-            elif type(value) in (dict, list, deque, set):
+            kind = type(value)
+            if kind is MethodWrapperType or _counts_in_words(kind):
+                counted = value.__self__ if kind is MethodWrapperType else value
+                memory.extend([counted] if _counts_in_words(type(counted)) else [])
+            elif kind in NUMBERS and not name.startswith("__"):
+                yield from _numbers_at(value, partial(_named, owner, name), partial(setattr, owner, name))
+            elif kind in (dict, list, deque, set) and not name.startswith("__"):
                 yield _length(value)
-                yield from [_last_key(value)] if type(value) is dict else []
-                for place in _places(value) if len(value) <= FEW_ENTRIES else ():
-                    yield from _numbers_at(place[0](), *place)
+                yield from [_last_key(value)] if kind is dict else []
+                for place in _places(value) if kind is not set and len(value) <= FEW_ENTRIES else ():
+                    if type(entry := place[0]()) in NUMBERS:
+                        yield from _numbers_at(entry, *place)
+
+
+def _named(owner: Any, name: str) -> Any:
+    return vars(owner)[name]
 
 
 def _is_standard(name: str) -> bool:

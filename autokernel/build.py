@@ -103,7 +103,7 @@ MATHEMATICS = (
 )
 NO_STANDARD = (
     r"random_device|filebuf|fstream|basic_file|filesystem|set_terminate|set_new_handler|set_unexpected|6locale6global|"
-    r"sync_with_stdio|set_default_resource|N2at|N3c10|N5torch|N6caffe2"
+    r"sync_with_stdio|set_default_resource|xalloc|3cin|4wcin|5w(cout|cerr|clog)|N2at|N3c10|N5torch|N6caffe2"
 )
 NO_THREADS = "atfork|setattr_default"  # of pthread_*: what is for all threads, or children, of a process
 ALLOWED_SYMBOLS = re.compile(
@@ -118,9 +118,13 @@ ALLOWED_SYMBOLS = re.compile(
     rf"_Z(GV|T[ISTV])?N?K?St(?!\w*({NO_STANDARD}))\w+|({MATHEMATICS})[fl]?|"
     r"_ZGV\w+)"
 )
-# Instructions that tell what is another number in each process, or each time: (what their code has in it, their names).
+# Instructions that tell what is another number in each process, or each time, or that use registers in which compilers
+# keep nothing, so that a thread might count its calls there: (what their code has in it, their names).
 TELLING = {
-    "x86_64": (re.compile(rb"\x0f(\x31|\x01\xf9|\xc7[\xf0-\xff])", re.DOTALL), r"rdtscp?|rdrand|rdseed|rdpid"),
+    "x86_64": (
+        re.compile(rb"\x0f(\x31|\x33|\x01[\xee\xef\xf9]|\xc7[\xf0-\xff]|\xae[\xc0-\xdf])", re.DOTALL),
+        r"rdtscp?|rdpmc|rdrand|rdseed|rdpid|(rd|wr)([fg]sbase|pkru)",
+    ),
     "aarch64": (re.compile(rb"[\x00-\xff][\xe0-\xe4][\x3b][\xd5]", re.DOTALL), r"mrs.*(cntv?p?ct|rndr)\w*"),
 }
 
@@ -135,13 +139,14 @@ def _refuse_foreign_symbols(binary: Path) -> None:
 
 
 def _refuse_telling_instructions(binary: Path) -> None:
-    """Raise CompileError if the object file has instructions that read the processor's clock or its random numbers."""
+    """Raise CompileError if the object file has instructions that read the processor's clock, its random numbers, or what
+    is of no use to a kernel."""
     code, names = TELLING.get(platform.machine(), (None, ""))
     if code is None or not code.search(binary.read_bytes()):
         return
     listing = _said_by(["objdump", "-d", "--no-show-raw-insn", str(binary)], "it is where nm is (binutils)")
     if found := re.search(rf"\t({names})\b", listing):
-        raise CompileError(f"a kernel computes from its inputs: {found[1]} tells the time, or what is random")
+        raise CompileError(f"a kernel computes from its inputs: {found[1]} tells the time, what is random or once was")
 
 
 def _refuse_shared_variables(library: Path) -> None:

@@ -28,6 +28,7 @@ import forms
 import gpu_cheats
 import harness
 import kept_anywhere
+import kept_by_python
 import kept_elsewhere
 import left_changed
 import models_tensors
@@ -44,6 +45,7 @@ import torch
 import unusual_inputs
 import unusual_numbers
 import usual_kinds
+import usual_weights
 import whole_inputs
 from cheat import Cheat, starter
 from second_tier import LATER
@@ -80,8 +82,10 @@ MODULES = (
     tables,
     kept_elsewhere,
     kept_anywhere,
+    kept_by_python,
     models_tensors,
     usual_kinds,
+    usual_weights,
     alike_inputs,
     behind_python,
     beside_the_work,

@@ -47,6 +47,7 @@ MADE_ON_DEVICE = 1 << 24  # elements of all inputs, from which they are made the
 REORDERED = 1 << 24  # elements of a target's inputs, up to which their order alone changes, and one of them lies elsewhere
 REDRAWN = 10  # other values of an option, of as many kinds as its type has
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
+FAINT = 2.0**-17  # of numbers about one: fp16 has a few bits less of them, and a processor may take them for zeros
 UNEVEN_THREADS = 3, 5, 6, 7  # between which work is seldom shared evenly, or of which some have none
 # Kinds of inputs as a whole, all of a name one after another.
 SERIES = {
@@ -92,6 +93,7 @@ class CheckCase:
     ordinary: bool = False  # rows of several distributions in each input, none with a large number in it
     soft: bool = False  # none of its numbers, but for weights', is large
     wholly: bool = False  # each input is of some size, sign and form as a whole
+    faint: tuple[str, ...] = ()  # inputs all of whose numbers are below float16's normal ones
     series: str = ""  # of SERIES: many inputs of one kind each
     repeats: bool = False  # one of these inputs has the same numbers many times: so many results may have the same error
     twice: bool = False  # two calls, which must agree bitwise, and some on inputs of which a part has changed
@@ -104,6 +106,7 @@ class CheckCase:
         where = {None: "", 0: " at the start", -1: " at the end"}[self.place]
         extra.append("" if self.nonfinite is None else f"one {self.nonfinite:.6g}{where}")
         extra.append("peaks" * self.peaks)
+        extra.append(f"{' and '.join(self.faint)} of denormal numbers" * bool(self.faint))
         extra += [f"{value:g} in {name}" for name, value in self.planted]
         extra.append(f"{'rows' if self.across is None else 'slabs'} of every kind" if self.rows else "")
         extra.append("ordinary rows" * self.ordinary)
@@ -250,6 +253,8 @@ class CheckCase:
             inputs = with_ordinary_rows(spec, self.case, inputs, generator_of(self.seed))
         if self.soft or self.wholly:
             inputs = (soft if self.soft else wholly)(spec, self.case, inputs, self.seed)
+        for name in self.faint:
+            inputs[name] = (inputs[name].float() * FAINT).to(inputs[name].dtype)
         if self.adversarial:
             inputs = spec.adversarial[self.adversarial](inputs)
         if self.decisive:

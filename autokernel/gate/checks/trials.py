@@ -88,7 +88,12 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for group in groups_that_show(spec, case.dtype):
             if planted := tuple(one for one in group if one[0] in case.tensors):
                 yield trial("numerical_stability", case, planted=planted)
-    yield trial("numerical_stability", spec.case(spec.smoke, target.dtype), series="whole")
+    smoke = spec.case(spec.smoke, target.dtype)
+    if target.dtype == torch.float16 and (names := free_numbers(spec, smoke)):
+        each, others = [(name,) for name in names], tuple(name for name in names if name != spec.first_of(smoke.args))
+        for faint in dict.fromkeys((*each, others or each[0])):
+            yield trial("numerical_stability", smoke, faint=faint)
+    yield trial("numerical_stability", smoke, series="whole")
     yield trial("numerical_stability", squares(spec, target.dtype) or spec.case(spec.smoke, target.dtype), series="formed")
     for dims in ways_of_smoke(spec, seed):
         yield trial("numerical_stability", spec.case(dims, target.dtype), series="usual")
@@ -130,7 +135,6 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
         for layout in spec.layouts:
             for dtype in spec.dtypes:
                 yield trial("edge_cases", with_layout(spec.case(dims, dtype), layout, apart=bool(apart)))
-    smoke = spec.case(spec.smoke, target.dtype)
     for dims in four_dims(spec, seed) if "transposed" in spec.layouts else ():
         plain = spec.case(dims, target.dtype)
         if (other := with_layout(plain, "channels_last")).args != plain.args:
@@ -150,6 +154,12 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
             if sum(t.numel for t in case.tensors.values()) <= REORDERED:
                 for other, options in elsewhere(spec, case, seed):
                     yield trial("edge_cases", other, **options)
+
+
+def free_numbers(spec: KernelSpec, case: Case) -> list[str]:
+    """The inputs that may be numbers of any size; none where a norm, or a quotient, may make anything of small ones."""
+    tensors = [name for name, t in case.tensors.items() if t.dtype == case.dtype and name not in spec.fill]
+    return [] if spec.opaque or spec.results else tensors
 
 
 def _words_of(args: Args) -> str:

@@ -44,7 +44,18 @@ USUAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "of logarithms of such rows": lambda x, g: x.log_softmax(-1),
     "zero in its last row": lambda x, g: x.index_fill(0, torch.tensor([len(x) - 1]), 0),
     "zero in its first row": lambda x, g: x.index_fill(0, torch.tensor([0]), 0),
+    "of rows alike in pairs": lambda x, g: x[torch.arange(len(x)) // 2],
+    "the same from both ends, but for signs": lambda x, g: ((y := x.flatten()) - y.flip(0)).view(x.shape),
+    "of rows the same from both ends, but for signs": lambda x, g: x - x.flip(-1),
 }
+NAN_IN = {"NaN in its first row": 0, "NaN in its last row": -1}
+# What vectors may be beside the first tensor, such as a norm's weight. None leaves a result little to be seen by.
+HIDING = ("half of them zeros, or all but one", "mostly zeros", "of zeros below zero", "of rows that add up to one")
+VECTORS = {what: change for what, change in USUAL.items() if what not in HIDING and "zero in" not in what} | {
+    "about one": lambda x, g: 1 + x / 32,
+    "of one sign in turn": lambda x, g: x.abs() * (1 - 2 * (torch.arange(len(x)) % 2)),
+}
+TOO_SMALL = ("a few too small for normal numbers",)  # in regions, which may divide by them
 UNTOLD = ("of zeros below zero",)  # in regions, where the sign of a zero may tell
 
 Changed = Iterator[tuple[str, dict[str, Any]]]
@@ -90,7 +101,7 @@ def filled(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
 
 def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Changed:
     """`inputs`, drawn from N(0, 1), whose first tensor is of each of USUAL as a whole, in random order, as many as are made
-    in little time."""
+    in little time; other vectors are of some kind each, all of which come by."""
     drawn, generator, name = random.Random(f"usual:{seed}"), generator_of(seed), spec.first_of(inputs)
     x = inputs[name]
     if spec.opaque or name in spec.fill or not x.is_floating_point() or not x.dim() or not x.numel():
@@ -104,8 +115,16 @@ def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) ->
     for first, other in ((torch.abs, torch.abs), (torch.abs, _below), (_below, _below)) if others else ():
         made = {n: other(inputs[n]) for n in others if inputs[n].is_floating_point()}
         yield "of one sign each", dict(inputs) | {name: first(x)} | made
-    for what in drawn.sample(list(kinds), min(_most(spec, case), len(kinds))):
-        yield f"{name} {what}", dict(inputs) | {name: kinds[what](x.float(), generator).to(x.dtype).contiguous()}
+    if math.nan in spec.nonfinite and x.dim() > 1:
+        kinds |= {what: partial(_with_nan, row) for what, row in NAN_IN.items()}
+    vectors = [n for n in others if inputs[n].dim() == 1 and inputs[n].is_floating_point()]
+    of_vectors = [what for what in VECTORS if what not in TOO_SMALL or not spec.results]
+    orders = {n: drawn.sample(of_vectors, len(of_vectors)) for n in vectors}
+    for number, what in enumerate(drawn.sample(list(kinds), min(_most(spec, case), len(kinds)))):
+        chosen = {name: (what, kinds[what])}
+        chosen |= {n: (order[number % len(order)], VECTORS[order[number % len(order)]]) for n, order in orders.items()}
+        made = {n: change(inputs[n].float(), generator).to(x.dtype).contiguous() for n, (_, change) in chosen.items()}
+        yield ", ".join(f"{n} {what}" for n, (what, _) in chosen.items()), dict(inputs) | made
 
 
 def _most(spec: KernelSpec, case: Case) -> int:
@@ -200,6 +219,10 @@ def _as_one_row(
 
 def _inverse_size(x: Tensor) -> Tensor:
     return torch.rsqrt(x.var(-1, keepdim=True, correction=0) + 1e-5)
+
+
+def _with_nan(row: int, x: Tensor, generator: torch.Generator) -> Tensor:
+    return x.index_fill(0, torch.tensor([row % len(x)]), math.nan)
 
 
 def _causal(x: Tensor, generator: torch.Generator) -> Tensor:

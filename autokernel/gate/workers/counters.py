@@ -15,13 +15,14 @@ from autokernel.gate.workers.kept_numbers import (
     caches_of_python,
     memory_of_its_own,
     numbers_in_python,
+    numbers_of_python,
     words_of,
 )
 from autokernel.gate.workers.loaded_libraries import LONG, WORD, WORD_OF, variables, with_what_they_point_to
 
 CALL_COUNTS = 10_000, 30_000, 100_000, 1_000_000, 1_000_000_000  # after which a kernel is called
-TYPES = {"I": WORD_OF, "d": ctypes.c_double}  # that variables may be
-LEAST_STEP = 1e-9  # of a double: the bits of an integer are far less
+TYPES = {"I": WORD_OF, "d": ctypes.c_double, "f": ctypes.c_float}  # that variables may be
+LEAST_STEP = 1e-9  # of a floating-point number: the bits of an integer are far less
 BLOCK = 1 << 10  # bytes of variables that are compared at a time
 Counting = tuple[Counter, int | float, int | float]  # what counts calls, its value at last, its step
 
@@ -33,7 +34,7 @@ class CallCounters:
     def __init__(self, module: ModuleType, libraries: set[str], elsewhere: Elsewhere):
         """elsewhere: what the kernel has put into modules and objects that are not its own."""
         self.memory: list[Any] = []  # tensors and the like that the kernel file keeps
-        self.counters = list(numbers_in_python(module, elsewhere, self.memory))
+        self.counters = [*numbers_in_python(module, elsewhere, self.memory), *numbers_of_python(self.memory)]
         self.variables = [*with_what_they_point_to(variables(libraries)), *map(memory_of_its_own, self.memory)]
         self.variables += map(words_of, caches_of_python()[1])
         self.calls, self.values, self.bytes = [], [], []  # each time: calls so far, numbers, memory of variables
@@ -43,6 +44,10 @@ class CallCounters:
         self.calls.append(calls)
         self.values.append([counter.value() for counter in self.counters])
         self.bytes.append([ctypes.string_at(part.start, len(part)) for part in self.variables])
+        if len(self.calls) == 2:  # of all that there are, those that many calls have left as they were count none
+            moved = [i for i, (before, after) in enumerate(zip(*self.values)) if before != after]
+            self.counters = [self.counters[i] for i in moved]
+            self.values = [[values[i] for i in moved] for values in self.values]
 
     def put_ahead(self, call: Callable[[int], None]) -> None:
         """Makes `call`, which is told numbers of calls: each time what counts calls stands where it would after so many. In
@@ -135,7 +140,7 @@ def _variable(address: int, kind: Any) -> Counter:
 
     def write(value: int | float) -> None:
         nonlocal is_signed
-        word.value = value if kind is ctypes.c_double else min(value, 0x7FFFFFFF)
+        word.value = min(value, 0x7FFFFFFF) if kind is WORD_OF else value
         if (value < 0) != is_signed and kind is WORD_OF and address % LONG == 0:  # it may be the half of a longer number
             other = kind.from_address(address + WORD)
             if other.value == 0xFFFFFFFF * is_signed:

@@ -1,9 +1,12 @@
-"""What a kernel takes with every call and keeps: memory, threads, open files. A server that calls it runs out of them.
+"""What a kernel takes with every call and keeps: memory, threads, open files, entries in Python's tables. A server that
+calls it runs out of them.
 
 A convenience for honest kernels, like all code in a worker: a leak is found before the model has it.
 """
 
+import abc
 import array
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -22,7 +25,7 @@ from autokernel.gate.workers.kept_numbers import caches_of_python
 
 PARTS, PART_S = 3, 0.01  # what grows in each of so many parts of this length goes on growing
 FEWEST, MOST, LONGEST_S = 16, 2000, 4.0  # calls of a part; of slow kernels, longer than this in all, nothing is said
-OF_A_CALL = 0.5  # threads and files a call: fewer are a pool that fills
+OF_A_CALL = 0.5  # threads and files a call, or the like: fewer are a pool that fills
 BYTES_OF_A_CALL = 1024  # that malloc() has given out, which it tells to the byte
 LEAST_BYTES = 1 << 18  # of memory in a part: allocators' own reserves grow by less, or not in each part
 IDLE_S, LONG_S = 0.02, 0.5  # no thread waits awake for longer: libgomp's do for milliseconds, Intel's for 0.2 s
@@ -60,6 +63,8 @@ class Usage:
     open_files: int
     bytes_in_use: int
     bytes_of_memory: int
+    functions_to_be_called_at_exit: int
+    entries_among_abstract_classes: int
 
     @staticmethod
     def now() -> "Usage":
@@ -69,6 +74,8 @@ class Usage:
             open_files=len(os.listdir("/proc/self/fd")),
             bytes_in_use=heap.uordblks + heap.hblkhd,
             bytes_of_memory=bytes_of_memory(heap),
+            functions_to_be_called_at_exit=atexit._ncallbacks(),
+            entries_among_abstract_classes=abc.get_cache_token(),
         )
 
 
@@ -168,7 +175,7 @@ def _grown(used: list[Usage], count: int) -> dict[str, float]:
     grown = {}
     for name in Usage.__dataclass_fields__:
         values = [getattr(usage, name) for usage in used]
-        least = {"threads": OF_A_CALL * count, "open_files": OF_A_CALL * count, "bytes_in_use": BYTES_OF_A_CALL * count}
-        if all(after - before >= least.get(name, LEAST_BYTES) for before, after in zip(values, values[1:])):
+        least = {"bytes_in_use": BYTES_OF_A_CALL * count, "bytes_of_memory": LEAST_BYTES}
+        if all(after - before >= least.get(name, OF_A_CALL * count) for before, after in zip(values, values[1:])):
             grown[name] = (values[-1] - values[0]) / (count * PARTS)
     return grown

@@ -21,7 +21,19 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import CellType, CodeType, CoroutineType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from functools import partial
+from types import (
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -33,6 +45,10 @@ ENTRIES = 1 << 17  # of a list that grows, at most
 GONE = (AttributeError, ArithmeticError, LookupError, TypeError, ValueError, RuntimeError)
 TO_FAST = ctypes.pythonapi.PyFrame_LocalsToFast if sys.version_info < (3, 13) else None
 MOST_FOUND = 4096  # objects that are looked into
+# Of an object that is made anew with each call: how deep its parts are looked for, and in how many of each.
+DEPTH, FEW_PARTS = 3, 16
+NUMBERS = int, float, str  # what the standard library counts in, beside iterators and lengths
+WORDS = 64  # bytes that may be numbers in another form, at most
 FEW_ENTRIES = 64  # of a table, whose last key may be a number
 # Classes in C whose objects count in machine words, behind their class: iterators and these.
 LRU_CACHE = type(functools.lru_cache(int))
@@ -98,6 +114,7 @@ def numbers_in_python(module: ModuleType, elsewhere: Elsewhere, memory: list[Any
                 continue
             is_new = id(value) not in seen
             yield from _numbers_at(value, read, write)
+            yield from _numbers_inside(value, read, write, module, DEPTH)
             if is_new and not isinstance(value, (int, float, str, bytes)):
                 seen.add(id(value))
                 yield _references(value)
@@ -113,7 +130,11 @@ def _numbers_at(value: Any, read: Callable[[], Any], write: Callable[[Any], None
         yield Counter(read, write, varies=type(value) is int)
     elif isinstance(value, (int, float, complex, fractions.Fraction, decimal.Decimal)) and type(value) is not bool:
         yield Counter(lambda: _as_int_or_float(read()), lambda n: write(type(read())(n)))
+    elif type(value) in (bytearray, memoryview):
+        yield from _numbers_in_bytes(value, read, write)
     elif type(value) in (str, bytes, tuple):
+        if type(value) is bytes:
+            yield from _numbers_in_bytes(value, read, write)
         yield Counter(lambda: len(read()), lambda n: write(_of_length(read(), n)))
         if type(value) is str and DIGITS.search(value):
             yield Counter(lambda: _number_in(read()), lambda n: write(_with_number(read(), n)))
@@ -128,12 +149,139 @@ def _numbers_at(value: Any, read: Callable[[], Any], write: Callable[[Any], None
         yield Counter(lambda: read().__reduce__()[1][0], lambda n: write(itertools.count(n)))
 
 
+def _numbers_inside(value: Any, read: Callable[[], Any], write: Callable[[Any], None], module: ModuleType, depth: int):
+    """Those in an object that a kernel may make anew with each call: each is looked up from the place that stays."""
+    for get, put in _parts(value) if _is_looked_into(value, module) else ():
+
+        def read_here(get: Callable[[Any], Any] = get) -> Any:
+            return get(read())
+
+        def write_here(part: Any, put: Callable[[Any, Any], Any] = put) -> None:
+            if (whole := put(read(), part)) is not None:
+                write(whole)
+
+        try:
+            part = get(value)
+        except GONE:
+            continue
+        yield from _numbers_at(part, read_here, write_here)
+        if depth > 1:
+            yield from _numbers_inside(part, read_here, write_here, module, depth - 1)
+
+
+def _parts(value: Any) -> Iterator[tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]]:
+    """Of an object with few of them: what reads each, and what puts another there, or makes a whole one with it."""
+    if isinstance(value, (tuple, list, dict)):
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        put = _tuple_with if isinstance(value, tuple) else lambda key, of, part: of.__setitem__(key, part)
+        yield from ((operator.itemgetter(key), partial(put, key)) for key in keys[:FEW_PARTS])
+    elif type(value) is FunctionType:
+        yield from ((partial(_in_cell, i), partial(_put_in_cell, i)) for i in range(len(value.__closure__ or ())))
+        yield operator.attrgetter("__code__.co_consts"), _put_constants
+        for name in ("__defaults__", "__doc__", "__name__"):
+            yield operator.attrgetter(name), partial(_put_attribute, name)
+    elif not isinstance(value, (torch.Tensor, *CONTAINERS, *NO_OBJECTS)) or isinstance(value, type):
+        own = ("args",) if isinstance(value, BaseException) else ("__name__", "__doc__") if isinstance(value, type) else ()
+        slots = getattr(type(value), "__slots__", ())
+        names = (*own, *getattr(value, "__dict__", {}), *([slots] if isinstance(slots, str) else slots))
+        for name in [name for name in names if name in own or not name.startswith("__")][:FEW_PARTS]:
+            yield operator.attrgetter(name), partial(_put_attribute, name)
+
+
+def _numbers_in_bytes(value: Any, read: Callable[[], Any], write: Callable[[Any], None]) -> Iterator[Counter]:
+    """Whole numbers of up to 64 bits, as a processor has them or the other way round."""
+    if not 1 < len(_bytes_of(value)) <= WORDS:
+        return
+    for start in range(0, len(_bytes_of(value)), LONG):
+        for order in ("little", "big"):
+
+            def read_here(start: int = start, order: str = order) -> int:
+                return int.from_bytes(_bytes_of(read())[start : start + LONG], order)
+
+            def write_here(n: int, start: int = start, order: str = order) -> None:
+                whole = _bytes_of(read())
+                length = len(whole[start : start + LONG])
+                word = (int(n) % (1 << 8 * length)).to_bytes(length, order)
+                if type(read()) is bytes:
+                    write(whole[:start] + word + whole[start + length :])
+                else:
+                    memoryview(read()).cast("B")[start : start + length] = word
+
+            yield Counter(read_here, write_here)
+
+
+def _bytes_of(value: Any) -> bytes:
+    return bytes(value) if len(value) <= WORDS else b""
+
+
+def _tuple_with(place: int, whole: Any, part: Any) -> Any:
+    parts = (*whole[:place], part, *whole[place + 1 :])
+    return type(whole)(*parts) if hasattr(whole, "_fields") else type(whole)(parts)
+
+
+def _in_cell(place: int, function: FunctionType) -> Any:
+    return function.__closure__[place].cell_contents
+
+
+def _put_in_cell(place: int, function: FunctionType, part: Any) -> None:
+    function.__closure__[place].cell_contents = part
+
+
+def _put_constants(function: FunctionType, constants: tuple[Any, ...]) -> None:
+    function.__code__ = function.__code__.replace(co_consts=constants)
+
+
+def _put_attribute(name: str, of: Any, part: Any) -> None:
+    """Of one that lets none of its own be changed, too, such as a frozen dataclass."""
+    try:
+        object.__setattr__(of, name, part)
+    except TypeError:  # of a class
+        setattr(of, name, part)
+
+
 def caches_of_python() -> tuple[dict[str, dict[Any, Any]], list[Any]]:
     """The standard library's own caches: tables, by name, and those of functions."""
     modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] in sys.stdlib_module_names]
     names = [(f"{module.__name__}.{name}", value) for module in modules for name, value in list(vars(module).items())]
     tables = {name: value for name, value in names if type(value) is dict and "cache" in name.lower()}
     return tables, list({id(value): value for _, value in names if type(value) is LRU_CACHE}.values())
+
+
+def numbers_of_python(memory: list[Any]) -> Iterator[Counter]:
+    """The numbers that the standard library's modules keep for themselves, their classes, and objects of these: how many
+    threads it has named, which levels of a log. A call that goes through them may count on them. `memory`: as above."""
+    modules = [m for m in list(sys.modules.values()) if type(m) is ModuleType and _is_standard(m.__name__)]
+    values = (value for module in modules for value in list(vars(module).values()))
+    others = {id(one): one for one in values if _has_numbers_of_its_own(one)}
+    for owner in (*modules, *others.values()):
+        for name, value in list(vars(owner).items()):
+            kind = type(value)
+            if kind is MethodWrapperType or _counts_in_words(kind):
+                counted = value.__self__ if kind is MethodWrapperType else value
+                memory.extend([counted] if _counts_in_words(type(counted)) else [])
+            elif kind in NUMBERS and not name.startswith("__"):
+                yield from _numbers_at(value, partial(_named, owner, name), partial(setattr, owner, name))
+            elif kind in (dict, list, deque, set) and not name.startswith("__"):
+                yield _length(value)
+                yield from [_last_key(value)] if kind is dict else []
+                for place in _places(value) if kind is not set and len(value) <= FEW_ENTRIES else ():
+                    if type(entry := place[0]()) in NUMBERS:
+                        yield from _numbers_at(entry, *place)
+
+
+def _named(owner: Any, name: str) -> Any:
+    return vars(owner)[name]
+
+
+def _is_standard(name: str) -> bool:
+    return name.partition(".")[0] in sys.stdlib_module_names
+
+
+def _has_numbers_of_its_own(value: Any) -> bool:
+    """Whether it is a class of the standard library, or an object of one that has attributes."""
+    kind = value if isinstance(value, type) else type(value)
+    is_other = not _is_standard(kind.__module__) or issubclass(kind, NO_OBJECTS)
+    return not is_other and isinstance(getattr(value, "__dict__", None), (dict, MappingProxyType))
 
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -177,7 +325,9 @@ def _is_looked_into(value: Any, module: ModuleType) -> bool:
         return value.__module__ == module.__name__ or getattr(theirs, value.__name__, None) is not value
     if kind is ModuleType:
         return sys.modules.get(value.__name__) is not value
-    known = kind in CONTAINERS or issubclass(kind, (ctypes._SimpleCData, dict, ContextVar, torch.Generator, MethodType))
+    known = kind in CONTAINERS or issubclass(
+        kind, (ctypes._SimpleCData, dict, tuple, ContextVar, torch.Generator, MethodType)
+    )
     if known or _counts_in_words(kind) or kind is torch.Tensor:
         return True
     return not issubclass(kind, NO_OBJECTS) and (hasattr(value, "__dict__") or hasattr(kind, "__slots__"))

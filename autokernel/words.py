@@ -7,3 +7,8 @@ def counted(things: int | Sized, noun: str) -> str:
     """How many there are: "1 kernel", "2 kernels", "0 processes"."""
     number = things if isinstance(things, int) else len(things)
     return f"{number} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"
+
+
+def percent(share: float) -> str:
+    """With two decimals: "11.56%", "less than 0.01%"."""
+    return f"{share:.2%}" if share >= 0.00005 else "less than 0.01%"

@@ -104,7 +104,19 @@ def test_inputs_in_a_list_are_told_from_inputs_one_by_one(tmp_path) -> None:
     with pytest.raises(WorkloadError) as refusal:
         loaded.try_pass(*loaded.load())
     assert "x list of 1 value, first float32 [2, 16] failed" in str(refusal.value)
-    assert str(refusal.value).endswith("as Mixed is called with them and not in a list: (model, x, y)")
+    assert "as Mixed is called with them and not in a list: (model, x, y)" in str(refusal.value)
+
+
+class ByName(nn.Module):
+    def forward(self, *, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_an_input_that_is_given_by_name_is_said_to_be_one(tmp_path) -> None:
+    workload = hand_over(ByName(), (torch.ones(2, 16),), {}, tmp_path)
+    loaded = type(workload)(**vars(workload) | {"model": str(tmp_path / workload.model)})
+    with pytest.raises(WorkloadError, match=r"takes \*, x, and is given 1 argument .*those that have names as kwargs={…}"):
+        loaded.try_pass(*loaded.load())
 
 
 def test_layouts_are_handed_over(tmp_path) -> None:

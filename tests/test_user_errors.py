@@ -44,7 +44,7 @@ COMMANDS = {
     "below a file": (profile.main, ("--output", "README.md/profile.json"), "cannot write to README.md", "Not a directory"),
     "below a folder that is not ours": (profile.main, ("--output", "/proc/x/profile.json"), "or name another folder"),
     "no profile": (extract.main, ("--tag", "no-such-run"), "there is no workspace/no-such-run/profile.json"),
-    "no profile there": (extract.main, ("--profile", "models"), "models is no file: python profile.py --output models"),
+    "no profile there": (extract.main, ("--profile", "models"), "models is a folder: name the file"),
     "no run": (verify.main, ("--tag", "no-such-run"), "there is no run named 'no-such-run'"),
     "no folder of a run": (verify.main, ("--workspace", "/no/run"), "there is no /no/run/plan.json", "workspace/NAME"),
     "no verdict": (

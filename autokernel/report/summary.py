@@ -25,7 +25,7 @@ from autokernel.run.scheduler import expected_gain
 from autokernel.run.workspace import PROFILE, REPORT, TRACES, VERIFY, NoRun, Workspace
 from autokernel.table import plain
 from autokernel.target import Plan
-from autokernel.words import counted
+from autokernel.words import counted, percent
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target
@@ -227,5 +227,5 @@ def ideas(plan: Plan, rows: Sequence[Experiment]) -> Iterator[str]:
         tier = fitting_tier([PastExperiment(row, "", "") for row in of_target])
         titles = re.findall(r"(?m)^### (.+)$", tier_text(tier, target))
         at = f"at {best.pct_peak:.0f} % of its peak, " if (best := incumbent(of_target)) and best.pct_peak else ""
-        gain = f"expected gain {expected_gain(target, of_target):.2%} of the model's time"
+        gain = f"expected gain {percent(expected_gain(target, of_target))} of the model's time"
         yield f"{target.name}: {at}{gain}; tier {tier} of the playbook: {', '.join(titles[:IDEAS])}"

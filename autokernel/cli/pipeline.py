@@ -14,6 +14,7 @@ from autokernel.cli.signals import RunStopped
 from autokernel.gate import Judge
 from autokernel.gate.workers.launch import Launched
 from autokernel.hardware.machine import MachineFault, full_disk_told, turn
+from autokernel.hardware.threads import one_thread
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.status import Proof, read_proofs
 from autokernel.history.workers import Workforce, read_workforce
@@ -96,7 +97,11 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
 
     def waiting(text: str) -> None:
         say(text)
-        replace(job.workload, device="cpu").load()  # hours may pass until its turn: a mistake in it is told now
+        with one_thread():  # hours may pass until its turn: a mistake in it is told now
+            for part, _ in replace(job.workload, device="cpu").parts:
+                model, args, kwargs = part.load()
+                if job.workload.device == "cpu":  # a pass of what is meant for a GPU may take minutes there
+                    part.try_pass(model, args, kwargs)
 
     with turn(job.workload.device, waiting):
         profile = profile_workload(job.workload, say=step, log=workspace / LOG, regions=region_finder(job.workload.device))

@@ -12,3 +12,8 @@ def counted(things: int | Sized, noun: str) -> str:
 def percent(share: float) -> str:
     """With two decimals: "11.56%", "less than 0.01%"."""
     return f"{share:.2%}" if share >= 0.00005 else "less than 0.01%"
+
+
+def four_figures(value: float) -> str:
+    """At least, for there is no exponent where more stand before the point: "12.35", "29580"."""
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"

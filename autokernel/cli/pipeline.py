@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +124,9 @@ def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]
     from autokernel.run.ray_pool import RayPool  # here, because Ray is an extra
 
     say("starting workers on Ray")
-    with RayPool(loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox, say) as pool:
+    how = loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox
+    # Ray prints what it finds of a lost worker on stdout, where results alone are to be; `say` has it in a line.
+    with (workspace / LOG).open("a") as log, redirect_stdout(log), RayPool(*how, say) as pool:
         say(f"{counted(pool.actors, 'worker')}: {pool.facts.part}")
         write = partial(Workforce.write, folder=workspace.folder)
         yield Fleet(loop, pool, say, write, canaries=Canaries.of(loop.plan))

@@ -9,9 +9,10 @@ def counted(things: int | Sized, noun: str) -> str:
     return f"{number} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"
 
 
-def percent(share: float) -> str:
-    """With two decimals: "11.56%", "less than 0.01%"."""
-    return f"{share:.2%}" if share >= 0.00005 else "less than 0.01%"
+def percent(share: float, digits: int = 0) -> str:
+    """What is more than nothing does not read as nothing: "12%", "less than 1%"."""
+    least = 10.0 ** -(digits + 2)
+    return f"{share:.{digits}%}" if share >= least / 2 else f"less than {least:.{digits}%}"
 
 
 def four_figures(value: float) -> str:

@@ -133,7 +133,7 @@ def next_target(
             if starter and gain(target) < largest.share:
                 return starter
             seconds = of[target.name].seconds_each
-            reason = f"{target.share:.1%} of the model's time, expected gain {percent(gain(target))} of it"
+            reason = f"{target.share:.1%} of the model's time, expected gain {percent(gain(target), 2)} of it"
             reason += f" for an experiment of {seconds:.0f} s in the gate"
             return Choice(target, reason + (f", round {patience + 1}: up the playbook" if patience else ""))
     return starter

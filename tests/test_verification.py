@@ -618,6 +618,15 @@ def naps(count, seed):
         time.sleep(0.01)
 
 
+@pytest.mark.parametrize(
+    ("gain", "doubted"),
+    [(Interval(0.5, 1.1, 2.0), True), (Interval(0.8, 0.9, 0.95), False), (Interval(1.0, 1.1, 1.2), False)],
+)
+def test_a_kernel_that_seems_to_pay_is_left_out_with_its_reason(gain, doubted):
+    words = KernelInModel("t", "rmsnorm", "k", 0.5, gains={EAGER: gain}).words
+    assert words.startswith("left out over eager") and words.endswith("not beyond doubt") == doubted
+
+
 KILLED = f"""
 import os, signal
 from multiprocessing import forkserver

@@ -126,7 +126,7 @@ def merge(arguments: argparse.Namespace) -> str:
     saved = save(folder, verification, winners)
     told = {"verdict": verification.verdict, "folder": None, "kernels": [], "committed": False, "use": None}
     if not saved:
-        return json_text(told) if arguments.json else verification.verdict
+        return json_text(told) if arguments.json else f"{verification.verdict}\nnothing to merge"
     use = f"import {folder.name}; {verification.fastest_with_kernels.code(None, folder.name)}"
     kernels = [{"target": w.target.name, "kernel": w.name} for w in saved]
     told |= {"folder": str(folder), "kernels": kernels, "use": use}

@@ -617,6 +617,15 @@ def test_a_backend_that_cannot_be_made_says_so_once(options, caplog) -> None:
     assert "Traceback" not in caplog.text
 
 
+def test_a_mode_of_the_backend_is_said_to_be_a_fallback(caplog) -> None:
+    with torch.no_grad():
+        compiled = torch.compile(LINEAR, backend="autokernel", mode="max-autotune")
+        torch.testing.assert_close(compiled(ONES), LINEAR(ONES))
+    torch._dynamo.reset()
+    assert "left as it is: mode='max-autotune' is Inductor's: say options={'fallback': 'max-autotune'}" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_a_run_that_is_not_there_cannot_be_verified() -> None:
     with pytest.raises(NoRun, match="no-such-run"):
         autokernel.verify("no-such-run")

@@ -104,7 +104,19 @@ def test_inputs_in_a_list_are_told_from_inputs_one_by_one(tmp_path) -> None:
     with pytest.raises(WorkloadError) as refusal:
         loaded.try_pass(*loaded.load())
     assert "x list of 1 value, first float32 [2, 16] failed" in str(refusal.value)
-    assert str(refusal.value).endswith("as Mixed is called with them and not in a list: (model, x, y)")
+    assert "as Mixed is called with them and not in a list: (model, x, y)" in str(refusal.value)
+
+
+class ByName(nn.Module):
+    def forward(self, *, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_an_input_that_is_given_by_name_is_said_to_be_one(tmp_path) -> None:
+    workload = hand_over(ByName(), (torch.ones(2, 16),), {}, tmp_path)
+    loaded = type(workload)(**vars(workload) | {"model": str(tmp_path / workload.model)})
+    with pytest.raises(WorkloadError, match=r"takes \*, x, and is given 1 argument .*those that have names as kwargs={…}"):
+        loaded.try_pass(*loaded.load())
 
 
 def test_layouts_are_handed_over(tmp_path) -> None:
@@ -602,6 +614,15 @@ def test_a_backend_that_cannot_be_made_says_so_once(options, caplog) -> None:
     torch._dynamo.reset()
     (said,) = (record.message for record in caplog.records if "the model is left as it is" in record.message)
     assert "nobodys" in said or "no option 'nonsense' of the backend: its options are run, fallback, gradients" in said
+    assert "Traceback" not in caplog.text
+
+
+def test_a_mode_of_the_backend_is_said_to_be_a_fallback(caplog) -> None:
+    with torch.no_grad():
+        compiled = torch.compile(LINEAR, backend="autokernel", mode="max-autotune")
+        torch.testing.assert_close(compiled(ONES), LINEAR(ONES))
+    torch._dynamo.reset()
+    assert "left as it is: mode='max-autotune' is Inductor's: say options={'fallback': 'max-autotune'}" in caplog.text
     assert "Traceback" not in caplog.text
 
 

@@ -222,6 +222,10 @@ def test_words_where_the_kernel_itself_fails():
 
 @pytest.mark.slow
 @pytest.mark.timed
+def test_a_time_of_ten_milliseconds_or_more_has_no_exponent():
+    assert in_words([Looked(KNOBBED, 0.0295812)], KNOBBED).splitlines()[1] == "1.000x  29581 us  as it is"
+
+
 def test_bench_autotunes(tmp_path: Path, capsys: pytest.CaptureFixture):
     path = tmp_path / "kernel.py"
     path.write_text(STARTER)

@@ -46,6 +46,13 @@ def test_help_comes_before_pytorch() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+def test_help_that_cannot_be_written_is_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "orchestrate.py", "--help"]
+        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 2 and "output cannot be written" in ended.stderr
+
+
 def test_an_unknown_command_lists_those_that_there_are() -> None:
     ended = run("optimise")
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and not ended.stdout

@@ -271,6 +271,14 @@ def test_files_and_links_are_there(page: Path) -> None:
     assert missing == []
 
 
+def test_no_cluster_reports_to_ray_s_makers() -> None:
+    """It does, by default, and without the dashboard too."""
+    files = (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "examples").glob("*.yaml"))
+    heads = [line for file in files for line in file.read_text().splitlines() if "ray start --head" in line]
+    assert len(heads) > 2 and all("--disable-usage-stats" in line for line in heads), heads
+    assert 'RAY_USAGE_STATS_ENABLED, value: "0"' in (ROOT / "docs/examples/kuberay.yaml").read_text()
+
+
 def test_the_readme_leads_to_every_page() -> None:
     linked = set(re.findall(r"\]\(([^)#]+)\)", README.read_text()))
     assert {name_of(page) for page in PAGES if page != README and page.name != "AGENTS.md"} <= linked

@@ -63,7 +63,7 @@ def test_a_model_proposes_and_what_it_costs_is_counted(api):
     assert (proposal.source, proposal.agent) == ("x = 1\n", "qwen")
     assert proposal.hypothesis == "smaller is faster (predicts 1.10x)"
     assert proposal.tokens == api.usages[0]["total_tokens"] and proposal.cost_usd == pytest.approx(priced(api.usages))
-    for part in ("127.0.0.1", "$10.00", "kernel's source", "$2 in and $8 out"):
+    for part in ("qwen is the agent: ", "127.0.0.1", "$10.00", "kernel's source", "$2 in and $8 out"):
         assert part in told[0]
     agent.propose(context(FIRST))
     assert len(told) == 1  # before the first call, and only then

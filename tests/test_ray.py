@@ -19,13 +19,15 @@ import pytest
 import torch
 
 from autokernel.agents.scripted import ScriptedAgent
+from autokernel.cli.pipeline import Job, Workers, fleet
 from autokernel.gate import Judge
 from autokernel.history.experiments import STARTER, Status
-from autokernel.history.workers import WORKERS, read_workforce
+from autokernel.history.workers import WORKERS, Workforce, read_workforce
+from autokernel.model.workload import Workload
 from autokernel.preflight import Refused
 from autokernel.run.fleet import Answer, Fleet, Joined, Task
 from autokernel.run.loop import Budget, Loop
-from autokernel.run.workspace import Workspace
+from autokernel.run.workspace import LOG, Workspace
 from autokernel.spec import ROOT
 from autokernel.target import default_target, starter_source
 from tests.test_fleet import NO_RULES, begun, check, clone, state, workspace  # noqa: F401  fixtures
@@ -154,6 +156,20 @@ def test_a_worker_and_the_driver_are_killed(begun, clone):  # noqa: F811
         loop.run(ScriptedAgent([(wrong(99), "on one machine")]), NO_RULES, Budget())
     assert check(begun)[-1].description == "on one machine"
     assert state(clone) == before
+
+
+def test_what_ray_prints_of_a_lost_worker_is_no_result(begun, capfd):  # noqa: F811
+    """It goes to the run's log: of --json, stdout has the JSON alone."""
+    job = Job(Workload(device="cpu"), workers=Workers(1))
+    Workforce(0.0, []).write(begun.folder)
+    with fleet(begun, job, Loop(begun, begun.plan, None, lambda text: None), lambda text: None):
+        below = psutil.Process().children(recursive=True)
+        next(one for one in below if "ray::TimingWorker" in " ".join(_command(one))).kill()
+        deadline = time.monotonic() + 60
+        while "(raylet)" not in (begun / LOG).read_text() and time.monotonic() < deadline:
+            sys.stdout.flush()
+            time.sleep(0.1)
+    assert "(raylet)" in (begun / LOG).read_text() and not capfd.readouterr().out
 
 
 def test_nodes_that_do_not_fit_are_refused(monkeypatch, begun: Workspace):  # noqa: F811

@@ -36,6 +36,7 @@ from autokernel.run.workspace import NoRun, Workspace
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Plan
 from autokernel.verdict import Interval
+from autokernel.words import percent
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh  # noqa: F401  `clone` is a fixture
 from tests.test_loop import TARGET, workspace  # noqa: F401  `workspace` is a fixture
@@ -422,3 +423,11 @@ def test_charts_are_drawn_in_silence_where_there_is_no_home(tmp_path):
     command = [sys.executable, "-c", "import autokernel.report.charts"]
     ended = subprocess.run(command, cwd=ROOT, env=environment | gone, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "words"),
+    [(0.004, 0, "less than 1%"), (0.006, 0, "1%"), (0.123, 0, "12%"), (1e-5, 2, "less than 0.01%"), (0.1156, 2, "11.56%")],
+)
+def test_what_is_more_than_nothing_does_not_read_as_nothing(share, digits, words):
+    assert percent(share, digits) == words

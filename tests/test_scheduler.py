@@ -106,6 +106,12 @@ def test_what_is_faster_already_has_less_left():
     assert next_target(PLAN, history, Rules()).target.name == "middle"
 
 
+def test_a_gain_that_rounds_to_nothing_is_said_to_be_small():
+    shares = [replace(t, share=t.share * 1e-6) for t in PLAN.targets]
+    choice = next_target(replace(PLAN, targets=tuple(shares)), others("big", "middle", "small"), Rules())
+    assert "expected gain less than 0.01% of it" in choice.reason and "0.00%" not in choice.reason
+
+
 @pytest.mark.parametrize(
     ("steps", "name"),
     [(["reset"], "middle"), (["reset"] * 3, "big"), (["reset", 1.1, 1.1], "middle")],

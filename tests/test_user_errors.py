@@ -44,7 +44,7 @@ COMMANDS = {
     "below a file": (profile.main, ("--output", "README.md/profile.json"), "cannot write to README.md", "Not a directory"),
     "below a folder that is not ours": (profile.main, ("--output", "/proc/x/profile.json"), "or name another folder"),
     "no profile": (extract.main, ("--tag", "no-such-run"), "there is no workspace/no-such-run/profile.json"),
-    "no profile there": (extract.main, ("--profile", "models"), "models is no file: python profile.py --output models"),
+    "no profile there": (extract.main, ("--profile", "models"), "models is a folder: name the file"),
     "no run": (verify.main, ("--tag", "no-such-run"), "there is no run named 'no-such-run'"),
     "no folder of a run": (verify.main, ("--workspace", "/no/run"), "there is no /no/run/plan.json", "workspace/NAME"),
     "no verdict": (
@@ -60,7 +60,7 @@ COMMANDS = {
     "a profile with a space": (extract.main, ("--profile", "a b.json"), "python profile.py --output 'a b.json' writes one"),
     "no kernel file": (bench.main, ("LICENSE",), "LICENSE is not Python", "line 1"),
     "no kernel_fn": (bench.main, ("models/llama.py",), "defines no kernel_fn()", "models/llama.py:FUNCTION"),
-    "of what type": (bench.main, ("models/llama.py:rotate",), "Say --kernel with one of bmm, cross_entropy"),
+    "of what type": (bench.main, ("models/llama.py:rotate",), "Say --kernel (in Python type=) with one of bmm"),
     "no such function": (bench.main, ("models/llama.py:rotated", "--kernel", "softmax"), "defines no rotated"),
     "no function": (bench.main, ("models/llama.py:", "--kernel", "softmax"), "'' is no name of a function"),
     "no such module of it": (bench.main, ("torch.no.such:f", "--kernel", "softmax"), "there is no file torch.no.such"),

@@ -9,6 +9,11 @@ import torch
 
 from autokernel.cli import profile
 from autokernel.cli.arguments import script
+from autokernel.cli.pipeline import Job, prepare
+from autokernel.hardware.machine import turn
+from autokernel.model.user_code import WorkloadError
+from autokernel.model.workload import Workload
+from autokernel.run.workspace import Workspace
 from tests.user_errors import HEAD, net
 
 MODELS = {
@@ -170,3 +175,12 @@ def test_a_part_of_a_package_is_named_as_one(refusal, tmp_path):
     (tmp_path / "net.py").write_text("from . import layers\n" + net())
     line = refusal(profile.main, "--output", tmp_path / "profile.json", "--model", tmp_path / "net.py", *HEAD)
     assert "relative import" in line and f"PYTHONPATH={tmp_path.parent} and --module {tmp_path.name}.net" in line
+
+
+def test_inputs_that_do_not_fit_are_told_before_the_run_waits_for_its_turn(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where the turns are
+    (tmp_path / "net.py").write_text(net())
+    job, said = Job(Workload(str(tmp_path / "net.py"), "Net", input_shape=(4, 63), device="cpu")), []
+    with turn("cpu", said.append), pytest.raises(WorkloadError, match=r"a pass of Net .* \[4, 63\] failed"):
+        prepare(Workspace(tmp_path, "night"), job, said.append, said.append)
+    assert said[-1] == "waiting for cpu: another run's experiment is on it"

@@ -23,7 +23,7 @@ from autokernel.integration.verification import parity, selection, trial
 from autokernel.integration.verification.forms import AUTOTUNED
 from autokernel.integration.verification.notes import Notes
 from autokernel.integration.verification.parity import compare, compare_built, compare_outputs, exact_model, outputs
-from autokernel.integration.verification.processes import ChildDied, FreshProcess, in_fresh_process, rooms_for
+from autokernel.integration.verification.processes import CLEANING, ChildDied, FreshProcess, in_fresh_process, rooms_for
 from autokernel.integration.verification.record import (
     BUSY,
     COLUMNS,
@@ -616,6 +616,36 @@ def test_what_is_compiled_side_by_side_is_found_by_who_measures(plan, tmp_path, 
 def naps(count, seed):
     for _ in range(count):
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("gain", "doubted"),
+    [(Interval(0.5, 1.1, 2.0), True), (Interval(0.8, 0.9, 0.95), False), (Interval(1.0, 1.1, 1.2), False)],
+)
+def test_a_kernel_that_seems_to_pay_is_left_out_with_its_reason(gain, doubted):
+    words = KernelInModel("t", "rmsnorm", "k", 0.5, gains={EAGER: gain}).words
+    assert words.startswith("left out over eager") and words.endswith("not beyond doubt") == doubted
+
+
+KILLED = f"""
+import os, signal
+from multiprocessing import forkserver
+
+forkserver.set_forkserver_preload(["{CLEANING}"])
+forkserver.ensure_running()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a fork server is Linux's alone")
+def test_a_kill_leaves_no_folder_of_the_fork_server(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", KILLED], env=environment, timeout=60).returncode == -signal.SIGKILL
+    assert (left := list(tmp_path.glob("pymp-*")))
+    end = time.monotonic() + 60
+    while any(folder.exists() for folder in left) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_stands_still_while_it_is_paused():

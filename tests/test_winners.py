@@ -241,6 +241,14 @@ def test_merge_commits_the_winners_on_the_users_branch_and_nothing_else(run, clo
     assert said.endswith(commands.OFF_BRANCH)
 
 
+def test_merge_says_where_there_is_nothing_to_merge(run, clone, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(commands, "HOME", clone)
+    write_json(run / VERIFY, encode(found(WRONG, over=())))
+    said = commands.merge(argparse.Namespace(tag="night", to=clone / "fast_norms", json=False))
+    assert said.startswith("leave it as it is") and said.endswith("\nnothing to merge")
+    assert not (clone / "fast_norms").exists()
+
+
 REFUSED = {  # what is set up in the clone -> what git says
     "a hook that says nothing": (
         "printf '#!/bin/sh\\nexit 1' > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit",

@@ -149,9 +149,11 @@ class ModelAgent:
         if self._purse is None:
             path = context.tree.parent / "spent.jsonl" if context.tree else None
             self._purse = Purse(path, self.options.budget_usd, self.options.budget_tokens, self.known)
+            api = self.api
+            who = api.name if api.name == api.model else f"{api.name} ({api.model})"
             tokens = f" and {self.options.budget_tokens:,} tokens" if self.options.budget_tokens is not None else ""
             self.say(
-                f"{self.api.name} ({self.api.model}) is the agent: the kernel's source, its shapes and this run's history "
+                f"{who} is the agent: the kernel's source, its shapes and this run's history "
                 f"are sent to {self._address()}. Spending cap: ${self.options.budget_usd:.2f}{tokens} (--budget-usd, "
                 f"--budget-tokens){self.api.terms}; ${self._purse.spent.usd:.2f} of it is spent. `--agent tuner` never "
                 "connects."

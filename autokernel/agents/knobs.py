@@ -11,6 +11,7 @@ from autokernel.agents.sizes import Sizes, in_short, literal, read_table, sizes_
 from autokernel.gate.source import constants
 from autokernel.gate.timing.autotune import Looked
 from autokernel.target import Target
+from autokernel.words import four_figures
 
 
 @dataclass(frozen=True)
@@ -146,4 +147,4 @@ def in_words(looked: Sequence[Looked], first: str, target: Target | None = None,
 
 def _line(one: Looked, own: float, seconds: float, first: str) -> str:
     what = "as it is" if one.source == first else changes(first, one.source) or "another source"
-    return f"{own / seconds:.3f}x  {1e6 * seconds:.4g} us  {what}"
+    return f"{own / seconds:.3f}x  {four_figures(1e6 * seconds)} us  {what}"

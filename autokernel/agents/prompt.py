@@ -9,6 +9,7 @@ from autokernel.agents import Context, PastExperiment
 from autokernel.agents.playbook import tier_that_fits
 from autokernel.history.experiments import STARTER, Status
 from autokernel.spec import PROBLEMS, ROOT, is_region
+from autokernel.words import four_figures
 
 RECENT, STEPS = 15, 30  # experiments told in full: the last ones, and the last that were kept
 OLDER = 60  # told in a few words; of those before them only how many there were
@@ -62,7 +63,7 @@ def incumbent_text(context: Context) -> str:
     if best and best.latency_us:
         peak = f", {best.pct_peak:.0f} % of the limit that bounds it" if best.pct_peak else ""
         over = f", {best.speedup_vs_pytorch:.2f}x PyTorch eager" if best.speedup_vs_pytorch else ""
-        measured = f"\n#{best.experiment}, as the gate measured it: {best.latency_us:.4g} us{over}{peak}."
+        measured = f"\n#{best.experiment}, as the gate measured it: {four_figures(best.latency_us)} us{over}{peak}."
     return f"# The kernel to beat{measured}\n```python\n{context.incumbent}```\n"
 
 

@@ -11,6 +11,7 @@ from autokernel.agents.playbook import TIERS, fitting_tier, tier_text
 from autokernel.agents.prompt import clip, history_text, incumbent_text, oracle_text, problem_text, trial_line
 from autokernel.build import INCLUDE
 from autokernel.verdict import Verdict
+from autokernel.words import four_figures
 
 LONGEST = 16_000  # characters of what a tool answers: the context stays bounded
 LOOKS, AUTOTUNES = 3, 2  # quick looks and rounds of autotuning that an experiment may take
@@ -241,7 +242,8 @@ def look_text(verdict: Verdict) -> str:
     """A quick look in words."""
     if verdict.failure:
         return f"{verdict.correctness}: {verdict.failure}\n{verdict.failure.detail}"
-    cases = [f"{c.case}: {c.latency_us:.4g} us, {c.speedup_vs_incumbent} the kernel to beat's speed" for c in verdict.cases]
+    ours = "the kernel to beat's speed"
+    cases = [f"{c.case}: {four_figures(c.latency_us)} us, {c.speedup_vs_incumbent} {ours}" for c in verdict.cases]
     return "\n".join([f"correct as far as looked at; roughly: {verdict.why}", *cases])
 
 

@@ -56,6 +56,10 @@ class Parser(argparse.ArgumentParser):
     def format_help(self) -> str:
         return as_called(super().format_help(), all_ours=True)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help that cannot be written is an error, as any other output is: argparse would say nothing of it."""
+        (file or sys.stderr).write(message)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """What a command does not know it says itself, and not the program: it knows what is called nearly so."""
         namespace, unknown = super().parse_known_args(args, namespace)

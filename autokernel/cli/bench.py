@@ -72,7 +72,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--autotune", type=count, metavar="N", help="time N settings of the file's TUNABLES; no verdict")
     parser.add_argument("--sweep", dest="autotune", type=count, help=argparse.SUPPRESS)  # its name before
-    parser.add_argument("--calibrate", nargs="*", metavar="TYPE", help='calibrate the gate on these types, or on "planted"')
+    parser.add_argument(
+        "--calibrate",
+        nargs="*",
+        metavar="TYPE",
+        help="judge the gate and no file: how often it keeps what is not faster, and which gain it sees; with the starters "
+        "of these types, and with kernels of a known speedup as the type planted (default: four types, and planted)",
+    )
     parser.add_argument("--trials", type=count, help=f"--calibrate: contests of each kind ({TRIALS})")
     parser.add_argument(
         "--budget", type=positive, default=600, metavar="S", help="--calibrate, --autotune: seconds (default: %(default)s)"

@@ -97,7 +97,7 @@ def _workers(arguments: argparse.Namespace) -> Workers | None:
     if arguments.workers is None and arguments.ray_address is None:
         return None
     if importlib.util.find_spec("ray") is None:
-        fail("--workers needs Ray: pip install -e '.[ray]'")
+        fail("--workers and --ray-address need Ray: pip install -e '.[ray]'")
     if ":" in arguments.device:
         fail(f"--device {arguments.device}: with --workers it is cuda, and each worker has a GPU of its own")
     return Workers(None if arguments.workers in (None, "auto") else arguments.workers, arguments.ray_address)
@@ -126,7 +126,7 @@ def merge(arguments: argparse.Namespace) -> str:
     saved = save(folder, verification, winners)
     told = {"verdict": verification.verdict, "folder": None, "kernels": [], "committed": False, "use": None}
     if not saved:
-        return json_text(told) if arguments.json else verification.verdict
+        return json_text(told) if arguments.json else f"{verification.verdict}\nnothing to merge"
     use = f"import {folder.name}; {verification.fastest_with_kernels.code(None, folder.name)}"
     kernels = [{"target": w.target.name, "kernel": w.name} for w in saved]
     told |= {"folder": str(folder), "kernels": kernels, "use": use}

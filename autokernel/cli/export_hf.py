@@ -25,6 +25,7 @@ from autokernel.cli.arguments import Parser, named_path
 from autokernel.preflight import Refused
 from autokernel.records import BadRecord, reads, record_from
 from autokernel.verdict import Verdict
+from autokernel.words import four_figures
 
 HOW = "8 to 32 pairs of fresh processes, interleaved, on fresh inputs that are in no cache; 95 % intervals."
 
@@ -49,7 +50,7 @@ def measured(source: str, verdict: Path | None) -> str:
             speed = (
                 f"{row.speedup_vs_pytorch:.2f}x PyTorch eager" if row.speedup_vs_pytorch else "not compared with PyTorch"
             )
-            return f"On {row.device}, target {row.target}: {row.latency_us:.4g} us, {speed} ({HOW})"
+            return f"On {row.device}, target {row.target}: {four_figures(row.latency_us)} us, {speed} ({HOW})"
     return ""
 
 
@@ -64,7 +65,7 @@ def of_verdict(path: Path) -> str:
     for case in verdict.cases:
         s = case.speedup_vs_pytorch
         speed = f": {s.estimate(2)}{s.ends(2)} the speed of eager" if s else ""
-        lines.append(f"- {case.case}: {case.latency_us:.4g} us{speed}")
+        lines.append(f"- {case.case}: {four_figures(case.latency_us)} us{speed}")
     return "\n".join(lines)
 
 

@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         advice = "--report shows targets, another --tag begins anew"
         fail(f"run {arguments.tag!r} has experiments, which belong to its plan: {advice}")
     source = arguments.profile or folder / "profile.json"
+    if source.is_dir():
+        fail(f"{source} is a folder: name the file that python profile.py --output wrote")
     if arguments.profile and not source.is_file():
         fail(f"{source} is no file: python profile.py --output {shlex.quote(str(source))} writes one")
     if not source.is_file():

@@ -144,7 +144,8 @@ def add_run_arguments(run: argparse.ArgumentParser) -> None:
         "--ray-address",
         type=named,
         metavar="ADDRESS",
-        help="of a cluster: auto, or HOST:6379 (default: Ray on this machine alone)",
+        help="of a running cluster: auto, for one that this machine belongs to, or that of its head, HOST:6379 (default: "
+        "start Ray on this machine alone, and end it with the run)",
     )
     agent = run.add_argument_group("agent")
     agent.add_argument(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from autokernel.cli.signals import RunStopped
 from autokernel.gate import Judge
 from autokernel.gate.workers.launch import Launched
 from autokernel.hardware.machine import MachineFault, full_disk_told, turn
+from autokernel.hardware.threads import one_thread
 from autokernel.history.progress import Rules, incumbent, rows_of, tried
 from autokernel.history.status import Proof, read_proofs
 from autokernel.history.workers import Workforce, read_workforce
@@ -96,7 +97,11 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
 
     def waiting(text: str) -> None:
         say(text)
-        replace(job.workload, device="cpu").load()  # hours may pass until its turn: a mistake in it is told now
+        with one_thread():  # hours may pass until its turn: a mistake in it is told now
+            for part, _ in replace(job.workload, device="cpu").parts:
+                model, args, kwargs = part.load()
+                if job.workload.device == "cpu":  # a pass of what is meant for a GPU may take minutes there
+                    part.try_pass(model, args, kwargs)
 
     with turn(job.workload.device, waiting):
         profile = profile_workload(job.workload, say=step, log=workspace / LOG, regions=region_finder(job.workload.device))
@@ -119,7 +124,9 @@ def fleet(workspace: Workspace, job: Job, loop: Loop, say: Callable[[str], None]
     from autokernel.run.ray_pool import RayPool  # here, because Ray is an extra
 
     say("starting workers on Ray")
-    with RayPool(loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox, say) as pool:
+    how = loop.plan.device, job.workers.count, job.workers.address, job.require_sandbox
+    # Ray prints what it finds of a lost worker on stdout, where results alone are to be; `say` has it in a line.
+    with (workspace / LOG).open("a") as log, redirect_stdout(log), RayPool(*how, say) as pool:
         say(f"{counted(pool.actors, 'worker')}: {pool.facts.part}")
         write = partial(Workforce.write, folder=workspace.folder)
         yield Fleet(loop, pool, say, write, canaries=Canaries.of(loop.plan))

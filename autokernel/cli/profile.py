@@ -1,6 +1,6 @@
 """Where a model's time goes: its operations ranked, and what a faster kernel for each would give end to end.
 
-Usage:   python profile.py                                                    (compact LLaMA, 1 x 512 tokens, float32)
+Usage:   python profile.py                                                    (four layers of compact LLaMA, 1 x 128 tokens)
          python profile.py --model models/gpt2.py --class-name GPT2 --input-shape 1,512
          python profile.py --module transformers --class-name LlamaForCausalLM --model-args '{"num_hidden_layers": 2}'
          python profile.py --workload prefill:1,512 --workload 'decode:8,1*64'   (64 passes of 8 x 1 for each of 1 x 512)

@@ -65,7 +65,7 @@ def source_of(name: Path, kernel_type: str | None, device: str) -> str:
     if ":" not in str(name) or exists(name):
         return read_kernel(name)
     if kernel_type not in kernel_types():
-        raise NotFound(f"what does {name} compute? Say --kernel with one of {', '.join(kernel_types())}")
+        raise NotFound(f"what does {name} compute? Say --kernel (in Python type=) with one of {', '.join(kernel_types())}")
     return as_kernel_file(str(name), kernel_type, default_backend(device))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from autokernel.target import asdict_shallow
 from autokernel.verdict import Interval, Verdict
+from autokernel.words import four_figures
 
 
 def as_json(record: Any) -> Any:
@@ -57,7 +58,7 @@ def _speedup(name: str, interval_name: str, speedup: Interval | None) -> dict[st
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return four_figures(value) if isinstance(value, float) else str(value)
 
 
 def _case_line(case: Any) -> str:

@@ -97,11 +97,10 @@ def known_rows(root: Path, tag: str) -> Known:
         return Known(table, (*notes, f"from results.tsv alone: {in_words(error)}"))
     lacking = len({row.experiment for row in rows} - {row.experiment for row in table})
     if lacking:
-        notes += [f"results.tsv lacks {lacking} of the {len(rows)} experiments that git has: told from git"]
+        notes += [f"results.tsv lacks {lacking} of {counted(rows, 'experiment')} that git has: told from git"]
     if table and not rows:
-        notes += [
-            f"git has none of the {len(table)} experiments of {tag} in results.tsv (another clone's?): told from there"
-        ]
+        known = counted(table, "experiment")
+        notes += [f"git lacks the {known} of {tag} that results.tsv has (another clone's?): told from there"]
     return Known(rows or table, tuple(notes))
 
 

@@ -199,9 +199,13 @@ def _with_starters(model: nn.Module) -> nn.Module:
     return model
 
 
-def autokernel(module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def autokernel(
+    module: GraphModule, inputs: list[Any], *, options: Mapping[str, Any] | None = None, mode: object = None
+) -> Callable[..., Any]:
     """torch.compile(model, backend="autokernel", options={"run": …, "fallback": …, "gradients": …}); all are optional."""
     try:
+        if mode is not None:
+            raise Refused(f"mode={mode!r} is Inductor's: say options={{'fallback': {mode!r}}}")
         replacer = _backend(**_known(options or {}))
     except (Refused, TypeError) as why:  # the latter: a run that is no name
         _warn_once(f"the model is left as it is: {why}")

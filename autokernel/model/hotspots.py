@@ -117,6 +117,6 @@ class ModelProfile:
         write_json(path, self.to_json())
 
     @staticmethod
-    @reads("delete it and run python profile.py again")
+    @reads("name another file, or, if it was a profile, delete it and run python profile.py again")
     def read(path: Path) -> "ModelProfile":
         return record_from(json.loads(path.read_text()), ModelProfile, lambda _, dtype: getattr(torch, dtype))

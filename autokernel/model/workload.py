@@ -133,7 +133,8 @@ class Workload:
         try:
             return dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
-            takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values()) or "nothing"
+            bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+            takes = str(inspect.Signature(bare))[1:-1] or "nothing"  # with the star before those that are given by name
             given = counted(args, "argument") + f" and {', '.join(kwargs)}" * bool(kwargs)
             what = f"forward() of {self.class_name} takes {takes}, and is given {given} ({error})"
             raise WorkloadError(f"{what}; {self._whose_inputs(model, args)}") from None
@@ -142,7 +143,8 @@ class Workload:
         if self._as_it_is:  # handed over by a Python program: its file is none of the user's
             is_one = len(args) == 1 and isinstance(args[0], (list, tuple))
             in_one = f" and not in a {type(args[0]).__name__}" if is_one else ""
-            return f"its inputs are given after the model, as {self.class_name} is called with them{in_one}: (model, x, y)"
+            after = f"its inputs are given after the model, as {self.class_name} is called with them{in_one}"
+            return f"{after}: (model, x, y), and those that have names as kwargs={{…}}"
         if own := self._own_inputs(model):
             return f"the inputs are those of example_inputs() in {own[1]}"
         return "other inputs: --input-shape, or example_inputs() as in models/custom.py"

@@ -25,7 +25,7 @@ from autokernel.run.scheduler import expected_gain
 from autokernel.run.workspace import PROFILE, REPORT, TRACES, VERIFY, NoRun, Workspace
 from autokernel.table import plain
 from autokernel.target import Plan
-from autokernel.words import counted
+from autokernel.words import counted, percent
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target
@@ -194,7 +194,7 @@ def obstacles(profile: ModelProfile, plan: Plan) -> tuple[str, str, str]:
     ceiling = profile.device_time_us / (profile.device_time_us - saved)
     named = ", ".join(
         f"{h.kernel_type or h.name} {h.share:.0%}"
-        + (f" (at {h.limit_us / h.time_us:.0%} of its limit)" if h.limit_us and h.time_us else "")
+        + (f" (at {percent(h.limit_us / h.time_us)} of its limit)" if h.limit_us and h.time_us else "")
         for h in largest
     )
     left = f"; the other {1 - covered:.0%} is not worked on here" if round(1 - covered, 2) > 0 else ""
@@ -227,5 +227,5 @@ def ideas(plan: Plan, rows: Sequence[Experiment]) -> Iterator[str]:
         tier = fitting_tier([PastExperiment(row, "", "") for row in of_target])
         titles = re.findall(r"(?m)^### (.+)$", tier_text(tier, target))
         at = f"at {best.pct_peak:.0f} % of its peak, " if (best := incumbent(of_target)) and best.pct_peak else ""
-        gain = f"expected gain {expected_gain(target, of_target):.2%} of the model's time"
+        gain = f"expected gain {percent(expected_gain(target, of_target), 2)} of the model's time"
         yield f"{target.name}: {at}{gain}; tier {tier} of the playbook: {', '.join(titles[:IDEAS])}"

@@ -10,6 +10,7 @@ import torch
 from autokernel.backends import backends_for
 from autokernel.target import Plan, Target, default_target, starter_source
 from autokernel.verdict import Correctness, Verdict
+from autokernel.words import four_figures
 
 KERNEL_TYPE = "matmul"  # what keeps a device busiest: clocks that are held down show
 EVERY_S = 1800.0  # from one canary of a worker to the next
@@ -109,5 +110,5 @@ class Canaries:
         alike = [other.known_us for other in others if other.device == seen.device and other.known_us]
         known = [*([seen.known_us] if seen.known_us else []), *([median(alike)] if alike else [])]
         if known and verdict.latency_us and verdict.latency_us > SLOW * min(known):
-            return f"took {verdict.latency_us:.4g} us instead of {min(known):.4g}"
+            return f"took {four_figures(verdict.latency_us)} us instead of {four_figures(min(known))}"
         return ""

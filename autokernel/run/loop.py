@@ -37,7 +37,7 @@ from autokernel.run.workspace import PLAN, Intent, Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, starter_source
 from autokernel.verdict import Correctness, Verdict
-from autokernel.words import counted
+from autokernel.words import counted, four_figures
 
 NOTHING_LEFT = "the agent has nothing left to try"
 MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again
@@ -104,7 +104,8 @@ def notes(verdict: Verdict) -> str:
     if verdict.failure:
         lines += [str(verdict.failure), *verdict.failure.detail.strip().splitlines()[-DETAIL_LINES:]]
     if verdict.speedup_vs_incumbent:
-        lines += [f"{c.case}: {c.latency_us:.4g} us, vs incumbent {c.speedup_vs_incumbent}" for c in verdict.cases]
+        for c in verdict.cases:
+            lines.append(f"{c.case}: {four_figures(c.latency_us)} us, vs incumbent {c.speedup_vs_incumbent}")
     return "\n".join(lines)
 
 

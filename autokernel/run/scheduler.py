@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autokernel.history.experiments import Experiment
 from autokernel.history.progress import MEMORY, Rules, Tally, move_on
+from autokernel.words import percent
 
 if TYPE_CHECKING:  # it brings PyTorch along, and whoever only reads records does without
     from autokernel.target import Plan, Target
@@ -132,7 +133,7 @@ def next_target(
             if starter and gain(target) < largest.share:
                 return starter
             seconds = of[target.name].seconds_each
-            reason = f"{target.share:.1%} of the model's time, expected gain {gain(target):.2%} of it"
+            reason = f"{target.share:.1%} of the model's time, expected gain {percent(gain(target), 2)} of it"
             reason += f" for an experiment of {seconds:.0f} s in the gate"
             return Choice(target, reason + (f", round {patience + 1}: up the playbook" if patience else ""))
     return starter

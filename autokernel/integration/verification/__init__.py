@@ -2,6 +2,7 @@
 
 sides.py     ways to run a model, timed in turns, in child processes
 parity.py    is it still itself
+processes.py, fork_server.py   the processes in which it runs, and what they are forked from
 notes.py     what was found so far, if it is interrupted
 trial.py     verify(): which kernels are used, and what the model gains
 record.py    what was found, for machines and for people: which form of the model is to be deployed

@@ -23,7 +23,8 @@ from autokernel.hardware.processes import die_with_parent
 from autokernel.spec import ROOT
 from autokernel.stderr import divert_for_good, diverted
 
-IMPORTED = ["torch._dynamo", "autokernel.integration.verification"]
+CLEANING = "autokernel.integration.verification.fork_server"
+IMPORTED = [CLEANING, "torch._dynamo", "autokernel.integration.verification"]
 
 
 class ChildDied(RuntimeError):

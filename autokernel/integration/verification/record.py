@@ -83,7 +83,8 @@ class KernelInModel:
         if fallback in self.used:
             how = "" if gain.low >= 1 else " in a set that is faster than the kernels which pay one by one"
             return f"stays over {fallback}{how}, where the model is {gain} as fast with it"
-        return f"left out over {fallback}, where the model is {gain} as fast with it beside all others"
+        doubt = ", which is not beyond doubt" if gain.low < 1 <= gain.value else ""
+        return f"left out over {fallback}, where the model is {gain} as fast with it beside all others{doubt}"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 Usage:   python benchmarks/host_time.py    (over CUDA graphs if there is a GPU, else over Inductor)
 
-The model is a chain of small layers, whose operators take as little as a call may. The sides take turns; of each the fastest
-of many batches of calls counts, since whatever else the machine does only adds to it.
+The model is a chain of small layers, whose operators take as little as a call may. The sides take turns; of each the
+fastest of many batches of calls counts, since whatever else the machine does only adds to it.
 """
 
 import copy
@@ -63,7 +63,8 @@ def main() -> None:
     first = next(iter(fastest))
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else 'CPU'}")
     for name, seconds in fastest.items():
-        print(f"{name:28} {seconds / fastest[first]:.3f} of the time of {first}, {(seconds - fastest[first]) * 1e6:+.1f} µs a call")
+        more = (seconds - fastest[first]) * 1e6
+        print(f"{name:28} {seconds / fastest[first]:.3f} of the time of {first}, {more:+.1f} µs a call")
 
 
 if __name__ == "__main__":

@@ -201,6 +201,13 @@ def test_equal_models_have_the_same_file(tmp_path) -> None:
     assert first == second != third
 
 
+def test_a_model_that_was_handed_over_is_called_by_its_class(tmp_path) -> None:
+    """Not by a file in the workspace, of which its owner knows nothing; another one of the class has another name."""
+    first, second = (hand_over(nn.Linear(4, 4), (torch.ones(2, 4),), {}, tmp_path) for _ in range(2))
+    assert str(first).startswith("Linear on the inputs of its call") and ".py" not in str(first)
+    assert str(first) != str(second)
+
+
 PROGRAM = """
 import dataclasses, sys
 from pathlib import Path

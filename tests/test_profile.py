@@ -284,6 +284,8 @@ def test_the_scripts_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(json.loads(plan.stdout)["targets"]) == 3
     table = in_process.run("extract.py", "--profile", str(output), "--report", "--kernel-type", "rmsnorm")
     assert "rmsnorm_1x256x64_float32" in table.stdout
+    other = in_process.run("extract.py", "--profile", str(output), "--report", "--backend", "triton")
+    assert "Triton kernels do not run on cpu" in other.stderr and "do not run" not in table.stderr
 
 
 @pytest.mark.parametrize(

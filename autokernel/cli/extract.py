@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autokernel.backends import BACKENDS, default_backend
+from autokernel.backends import BACKENDS, backends_for, default_backend
 from autokernel.cli.arguments import Parser, count, named_path, tag
 from autokernel.console import fail
 from autokernel.history.progress import amdahl
@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     profile = ModelProfile.read(source)
     plan = make_plan(profile, arguments.top, arguments.kernel_type, arguments.backend)
     backend = arguments.backend or default_backend(profile.device)
+    if backend not in backends_for(profile.device):
+        elsewhere = f"{BACKENDS[backend].title} kernels do not run on {profile.device}, where this was profiled"
+        print(f"note: {elsewhere}: {' or '.join(backends_for(profile.device))} would", file=sys.stderr)
     for kernel_type, share in without_starter(profile, backend).items():
         missing = f"no target of {kernel_type} ({share:.1%} of the time), which has no starter in {backend}"
         print(f"note: {missing}: kernels/{kernel_type}/{backend}_kernel.py would be one", file=sys.stderr)

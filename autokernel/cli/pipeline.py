@@ -113,7 +113,7 @@ def prepare(workspace: Workspace, job: Job, say: Callable[[str], None], step: Ca
     say(f"one pass takes {plan.model_latency_us / 1e3:.1f} ms; {counted(plan.targets, 'target')} {share}:")
     for target in plan.targets:
         say(f"  {target.share:6.1%}  {target.name} ({counted(target.cases, 'shape')})")
-    for line in filter(None, (*account.lines(profile.hotspots), *profile.left, profile.without)):
+    for line in filter(None, (*account.lines(profile.hotspots), *profile.left, profile.without, profile.disturbed)):
         say(line)
     return plan
 

@@ -106,8 +106,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(as_called(f"written to {os.path.relpath(output)}; next: python extract.py {source}"))
 
 
-MAX_BUSY = 1.5  # the profiler's own cost is within that
-
 
 def show(profile: "ModelProfile") -> None:
     from autokernel.hardware.roofline import above_limit
@@ -135,11 +133,8 @@ def show(profile: "ModelProfile") -> None:
         print(f"operations take {busy:.0%} of a pass; the rest is Python between them, or other work on this machine")
     elif busy < 0.7:
         print(f"the device works {busy:.0%} of a pass; the rest is the host launching, which fewer, larger kernels reduce")
-    if busy > MAX_BUSY and profile.device == "cpu":
-        print(
-            f"operations took {busy:.1f} times what the pass took, which was timed apart from them: measure again where "
-            "nothing else runs; until then neither times nor shares are to be relied on"
-        )
+    if profile.disturbed:
+        print(profile.disturbed)
     all_at_limit = 1 / (1 - covered + at_limit)
     print("1.5x, 2x, limit: the whole model's speedup if that operation alone were so much faster", end=" ")
     print(f"(all of them at the limit: {all_at_limit:.2f}x)")

@@ -25,9 +25,8 @@ from torch.nn.utils import parametrize
 
 from autokernel.model.sameness import digest
 from autokernel.model.user_code import WorkloadError, checked_model, leaves, not_a_model, short, shown
-from autokernel.model.workload import Workload
+from autokernel.model.workload import HANDED_OVER, Workload
 
-FOLDER = "models"  # of workspace/
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 OWN_PICKLES = ("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__")
 PROTOCOL = 3  # the first with names that are not ASCII; from 4 on sets have no order that digest() could take away
@@ -110,7 +109,7 @@ def hand_over(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         ) from error
     function = name if name.isidentifier() and not keyword.iskeyword(name) and name not in TAKEN else "model"
     text = FILE.format(name=name, function=function, path=[os.path.abspath(path) for path in sys.path])
-    folder = home / "workspace" / FOLDER / digest(written)[:16]
+    folder = home / HANDED_OVER / digest(written)[:16]
     try:
         _write(folder, written, text)
     except OSError as error:  # no right to, a full disk

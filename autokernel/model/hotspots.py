@@ -15,6 +15,8 @@ from autokernel.records import reads, record_from, write_json
 from autokernel.spec import Case
 from autokernel.target import encode
 
+MAX_BUSY = 1.5  # times a pass that its operations may take apart from it: the profiler's own cost is within that
+
 
 @dataclass(frozen=True)
 class Hotspot:
@@ -97,6 +99,17 @@ class ModelProfile:
         return (
             f"forward() of {self.workload.class_name} was not given {', '.join(self.not_given)}: what it makes of that, "
             "perhaps a loss, is not measured; for that let example_inputs() give it, as models/custom.py shows"
+        )
+
+    @property
+    def disturbed(self) -> str:
+        """Why its times are not to be relied on, in words; empty if they are."""
+        busy = self.device_time_us / self.latency_us
+        if self.device != "cpu" or busy <= MAX_BUSY:
+            return ""
+        return (
+            f"operations took {busy:.1f} times what the pass took, which was timed apart from them: measure again where "
+            "nothing else runs; until then neither times nor shares are to be relied on"
         )
 
     @cached_property

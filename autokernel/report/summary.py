@@ -183,7 +183,7 @@ def obstacle_lines(workspace: Workspace, plan: Plan) -> list[str]:
     if profile is None:
         return []
     largest, rest, ceiling = obstacles(profile, plan)
-    return [largest, rest, *account.lines(profile.hotspots), *filter(None, [profile.without]), ceiling]
+    return [largest, rest, *account.lines(profile.hotspots), *filter(None, [profile.without, profile.disturbed]), ceiling]
 
 
 def obstacles(profile: ModelProfile, plan: Plan) -> tuple[str, str, str]:

@@ -186,7 +186,7 @@ def test_a_table_is_composed_of_what_is_clearly_faster_at_a_size():
     assert by_sizes(seen, one_size, 0.01) is None, "cases of the same sizes have one setting"
     untimed = [looked(a, 1.0, 2.0), Looked(b, 3.0, by_case=(2.0, math.inf))]
     assert by_sizes(untimed, TARGET, 0.01) is None
-    assert "N=3072 float32, the fastest there: 1.333x  1.5e+06 us  UNROLL 1 -> 2" in in_words(seen, a, TARGET)
+    assert "N=3072 float32, the fastest there: 1.333x  1500000 us  UNROLL 1 -> 2" in in_words(seen, a, TARGET)
 
 
 KNOBBED = 'TUNABLES = {"A": [1, 2, 3, 4, 5, 6], "B": [1, 2, 3, 4, 5, 6]}\nA = 1\nB = 1\n'

@@ -321,7 +321,7 @@ def test_weights_that_are_fake_tensors() -> None:
     assert explain(applied).graphs == 0
 
 
-def test_a_mode_of_functions_sees_those_of_the_model_alone() -> None:
+def test_a_mode_of_functions_sees_those_of_the_model() -> None:
     class Seeing(TorchFunctionMode):
         def __init__(self) -> None:
             super().__init__()
@@ -340,6 +340,10 @@ def test_a_mode_of_functions_sees_those_of_the_model_alone() -> None:
             result = applied(x)
         torch.testing.assert_close(result, expected)
         assert ours.seen == theirs.seen
+    assert explain(applied).graphs == 0 and [("TorchFunctionMode" in why) for why in explain(applied).left] == [True]
+    with torch.device("cpu"):  # a mode as well, which sees to a default
+        torch.testing.assert_close(applied(x), model(x))
+    assert explain(applied).graphs == 1
 
 
 def test_a_model_that_is_called_while_dynamo_is_disabled() -> None:

@@ -28,7 +28,7 @@ from autokernel.integration.winner import Winner
 from autokernel.model.capture import as_applied, caller, compile_in, recurrent_modules_traced, settle
 from autokernel.model.forwards import RECURRENT, Forwards, recurrent_outside
 from autokernel.model.padding import Encoders
-from autokernel.model.settings import is_dispatched, is_forward_mode
+from autokernel.model.settings import is_dispatched, is_forward_mode, is_overridden
 from autokernel.model.user_code import not_a_model, shown
 from autokernel.preflight import Refused
 from autokernel.words import counted
@@ -134,6 +134,8 @@ def _why_as_written(hooks: Hooks, methods: Methods) -> str:
         return "a call inside of forward_ad.dual_level() runs the model as it is"
     if is_dispatched():  # the same
         return "a call inside of a TorchDispatchMode, which is to see all operators, runs the model as it is"
+    if is_overridden():
+        return "a call inside of a TorchFunctionMode, which is to see all functions, runs the model as it is"
     if hooks.compiled is None and torch._dynamo.config.disable:  # for good, where Dynamo met it so
         return "a call with Dynamo disabled (as by TORCH_COMPILE_DISABLE=1) runs the model as it is"
     if hooks.compiled is None and any(map(is_lazy, hooks.model.parameters())):  # hooks make them, and go

@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.fx.node import has_side_effect
 from torch.nn.attention import _cur_sdpa_kernel_backends, _sdpa_kernel
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_leaves
 
 from autokernel.model.autocast import autocast_keys, set_autocast
@@ -148,6 +149,12 @@ def _sets(node: Node) -> bool:
 def is_dispatched() -> bool:
     """Whether a mode is told of every operator, as FlopCounterMode is, or computes none, as FakeTensorMode does."""
     return bool(torch._C._len_torch_dispatch_stack())
+
+
+def is_overridden() -> bool:
+    """Whether a TorchFunctionMode is entered, other than that of torch.set_default_device()."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
 
 
 def is_forward_mode() -> bool:

@@ -106,7 +106,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(as_called(f"written to {os.path.relpath(output)}; next: python extract.py {source}"))
 
 
-
 def show(profile: "ModelProfile") -> None:
     from autokernel.hardware.roofline import above_limit
 

@@ -6,6 +6,7 @@ The model is a chain of small layers, whose operators take as little as a call m
 fastest of many batches of calls counts, since whatever else the machine does only adds to it.
 """
 
+import argparse
 import copy
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ def batch_s(call: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     device, fallback = ("cuda", GRAPHS) if torch.cuda.is_available() else ("cpu", INDUCTOR)
     model, x = Chain().to(device).eval(), torch.randn(2, WIDTH, device=device)
     sides = {

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as copied_by_inductor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -340,7 +341,10 @@ def test_a_launch_whose_text_inductor_would_copy_without_a_module_is_known(name:
     described = spec.case(spec.smoke, torch.float32)
     case = replace(described, args={"dim": -1} | described.args)
     graph = traced(spec, visible(spec, import_file(path, f"of_{name}").kernel_fn), case, torch.device("cpu"))
-    assert graph is not None and direct(graph).not_copied == missing
+    assert graph is not None
+    launches = direct(graph)
+    is_imported = f"import triton.language.math as {name}" in copied_by_inductor(launches.kernels[0])
+    assert launches.not_copied == (() if is_imported else missing), "PyTorch 2.15 imports Triton's modules there"
 
 
 @pytest.mark.parametrize("size, seen", ((1024, True), (2048, False)))

@@ -96,7 +96,7 @@ SPECS = {
     "another name": (SPEC, "name='rmsnorm': it is that of its folder, 'mine'"),
     "no SPEC": ("SPECS = 3", "has no SPEC = KernelSpec(…): docs/extending.md"),
     "no oracle": ("import reference\n\nreference.mine", "no attribute 'mine' (kernels/mine/spec.py:3)"),
-    "a field that is none": (SPEC.replace("headline=", "headlin="), "TypeError: ", "'headlin' (kernels/mine/spec.py:"),
+    "a field that is none": (SPEC.replace("headline=", "headlin="), "TypeError: ", "'headlin'", "(kernels/mine/spec.py:"),
 }
 
 

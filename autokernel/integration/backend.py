@@ -186,7 +186,7 @@ class Replacer:
 
         def finished(call: Callable[..., Any]) -> Callable[..., Any]:
             if self.is_compiled:
-                call = self._over_a_compiler(call, original, repeatable)
+                call = self._over_a_compiler(call, original, repeatable, records_gradients(kept))
             call = compilers.where_memory_is_shared_alike(call, original, kept, inputs)
             call = without_tangents(call, original)
             return compilers.whose_errors_say(call, repeatable) if is_first else call
@@ -214,10 +214,14 @@ class Replacer:
             return original
 
     def _over_a_compiler(
-        self, call: Callable[..., Any], original: Callable[..., Any], repeatable: compilers.Repeatable
+        self, call: Callable[..., Any], original: Callable[..., Any], repeatable: compilers.Repeatable, wanted: bool
     ) -> Callable[..., Any]:
-        """`call`, which the fallback made of `original`, with what that does not keep of eager mode."""
-        call = compilers.differentiable_again(call, original, repeatable)
+        """`call`, which the fallback made of `original`, with what that does not keep of eager mode.
+
+        wanted: whether gradients are: Dynamo asks again when that changes.
+        """
+        if wanted:
+            call = compilers.differentiable_again(call, original, repeatable)
         return compilers.or_the_original(call, original, repeatable, self._without_from_now_on(self.fallback))
 
     def _behind_the_original(self, call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -403,6 +403,18 @@ def test_what_overflows_on_the_way_in_the_models_own_form_may_overflow_there_and
     assert "+inf mask differs" in wrong(own.masked_fill(~beyond, torch.inf), expectation)
 
 
+@pytest.mark.slow
+def test_a_difference_of_what_is_too_large_is_nan_to_pytorch(judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a number, or infinity, to float64."""
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(CHAINS["powers_below_zero"]), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    off = re.sub(r"(y\d?\[[^\]]*\] = )", r"\g<1>0.3f + ", winner.source)
+    right, refused = verdicts(judge, winner, winner.source, off)
+    assert right.correctness.value == "PASS" and right.decided, right.why
+    assert refused.failure and "outside the tolerance" in refused.failure.reason, refused.why
+
+
 def test_a_region_that_holds_small_numbers_alone_has_inputs_of_one_sign(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specs, "REGIONS", REGIONS)
     _, (site,) = found(Of(lambda m, x, y: torch.log(1 + torch.exp(x * y)) * 2), torch.randn(64, N), torch.randn(64, N))

@@ -60,10 +60,10 @@ def wrong(y: Tensor, expectation: Expectation, adversarial: bool = False, repeat
 
 
 def _where_pytorch_overflows(y: Tensor, expectation: Expectation) -> Tensor:
-    """`y` as it should be wherever it is the NaN or the infinity that PyTorch's own form makes of finite numbers, too: such
-    as of a model's exponentials, which fp32 does not hold and float64 does."""
+    """`y` as it should be wherever it is the NaN or the infinity that PyTorch's own form has, too, and float64 a number or
+    infinity: such as of a model's exponentials, which fp32 does not hold."""
     native, rounded = expectation.native, expectation.exact.to(y.dtype)
-    alike = ((y == native) | (y.isnan() & native.isnan())) & ~y.isfinite() & rounded.isfinite()
+    alike = ((y == native) | (y.isnan() & native.isnan())) & ~y.isfinite() & ~rounded.isnan()
     return torch.where(alike, rounded, y)
 
 

@@ -5,14 +5,11 @@ Read in this order; a later one imports from earlier ones, never the other way r
     spec.py         what a kernel type is; kernels/<type>/spec.py are found by their folder
     target.py       Target and Plan: what the loop works on
     build.py        C++ and CUDA sources (include/) -> callables
-    verdict.py      what the gate says of a kernel
-    backends.py     the languages of kernels: compiler, flags, devices, suffix
-    preflight.py    what must be installed before anything starts
-    records.py      files of ours: written whole, and read by their types
-    console.py      what a terminal shows; stderr.py: what goes to a log file instead; table.py: plain tables
-    words.py        "1 kernel", "2 kernels"
-    cprofile.py     Python's own, which a profile.py of a user's would hide
+    preflight.py    python3 -m autokernel.preflight, before anything is installed
 
+    common/         what all others stand on: preflight (what must be there before anything starts), backends (the languages
+                    of kernels: compiler, flags, devices, suffix), records (files of ours: written whole, read by their
+                    types), verdict, console (what a terminal shows), stderr, table, words, cprofile
     hardware/       device and its peaks, roofline, nvml, the machine's own faults, child processes, allocator, threads
     model/          a model: options, workload, user_code, example_inputs
                     -> graphs (capture, tracing, nodes and what these stand on), and the sites in them: match, contract
@@ -83,7 +80,7 @@ def __getattr__(name):
         raise AttributeError(error, name=name, obj=sys.modules[__name__])  # Python says what was meant
     from importlib import import_module
 
-    from autokernel.cprofile import load_cprofile
+    from autokernel.common.cprofile import load_cprofile
 
     load_cprofile()
     return getattr(import_module(PUBLIC[name]), name)

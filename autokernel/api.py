@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from autokernel.common.preflight import HOME, Refused, program
+from autokernel.common.verdict import Interval, Verdict
 from autokernel.gate import Judge
 from autokernel.gate.comparison import Comparison, compare
 from autokernel.gate.kernel_files import source_of, usual_target
@@ -27,11 +29,9 @@ from autokernel.integration.verification.winners import open_run
 from autokernel.model.handover import hand_over
 from autokernel.model.hotspots import ModelProfile
 from autokernel.model.user_code import shown
-from autokernel.preflight import HOME, Refused, program
 from autokernel.report.summary import HTML
 from autokernel.run.command import CommandFailed, Progress, run_command, told, workload_options
 from autokernel.run.workspace import VERIFY
-from autokernel.verdict import Interval, Verdict
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def check(
 
 
 def _device(asked: str | None) -> str:
-    from autokernel.console import device_here
+    from autokernel.common.console import device_here
 
     return device_here(asked)
 

@@ -32,11 +32,11 @@ from pathlib import Path
 
 import torch
 
-from autokernel.backends import BACKENDS, TOOL_S, cpu_identity
-from autokernel.backends import CompileError as CompileError
-from autokernel.preflight import MissingCompiler as MissingCompiler
-from autokernel.preflight import default_cache as default_cache
-from autokernel.preflight import find_compiler
+from autokernel.common.backends import BACKENDS, TOOL_S, cpu_identity
+from autokernel.common.backends import CompileError as CompileError
+from autokernel.common.preflight import MissingCompiler as MissingCompiler
+from autokernel.common.preflight import default_cache as default_cache
+from autokernel.common.preflight import find_compiler
 
 INCLUDE = Path(__file__).resolve().parent / "include"
 SANDBOX = Path(__file__).resolve().parent / "gate" / "workers" / "sandbox.py"

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autokernel.preflight import HOME, KERNELS, ROOT, Refused, proven_folder
-from autokernel.preflight import kernel_types as kernel_types_in
+from autokernel.common.preflight import HOME, KERNELS, ROOT, Refused, proven_folder
+from autokernel.common.preflight import kernel_types as kernel_types_in
 
 PROBLEMS = HOME / "workspace" / "kernelbench"  # set up there, each a kernel type of its own: see problems.py
 REGIONS = HOME / "workspace" / "regions"  # parts of models' graphs that were made kernel types: see model/regions/

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autokernel.records import PLAN_REMEDY, reads, record_from, write_json
+from autokernel.common.records import PLAN_REMEDY, reads, record_from, write_json
 from autokernel.spec import Case, TensorSpec, load_spec
 
 

@@ -25,7 +25,9 @@ from torch.utils._pytree import tree_leaves
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, script
-from autokernel.console import fail, preflight, progress
+from autokernel.common.console import fail, preflight, progress
+from autokernel.common.records import write_json
+from autokernel.common.table import print_table
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
@@ -33,9 +35,7 @@ from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from autokernel.model.patterns import Site, patterns_of
 from autokernel.model.workload import Workload
-from autokernel.records import write_json
 from autokernel.spec import load_spec
-from autokernel.table import print_table
 from autokernel.target import Target, WeightedCase
 
 ROUNDS = 3

@@ -32,15 +32,15 @@ from autokernel.agents.conversation import ModelAgent
 from autokernel.agents.knobs import read_knobs, set_knob
 from autokernel.agents.purse import cost
 from autokernel.cli.arguments import Parser, count, count_or_none, script
+from autokernel.common.records import write_json
+from autokernel.common.verdict import CaseTiming, Correctness, Interval, Verdict
 from autokernel.gate import Judge
 from autokernel.history.experiments import Experiment, ExperimentLog
 from autokernel.history.progress import Rules
-from autokernel.records import write_json
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import PLAN, Workspace
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Plan, Target, default_target
-from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
 from tests.messages_api import BYTES_PER_TOKEN, Call, MessagesApi, Refusal, said, serving
 
 RECORDED = ROOT / "benchmarks/transcripts/cpu-compact-llama-fp32.tsv"

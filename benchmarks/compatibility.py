@@ -36,16 +36,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel.backends import BACKENDS, default_backend
+from autokernel.common.backends import BACKENDS, default_backend
+from autokernel.common.records import write_json
+from autokernel.common.table import print_table
 from autokernel.integration.apply import apply, unapply
 from autokernel.integration.winner import Winner
 from autokernel.model.capture import capture
 from autokernel.model.match import SiteFinder
 from autokernel.model.patterns import Site
 from autokernel.model.regions.growing import WRITERS, regions_of
-from autokernel.records import write_json
 from autokernel.spec import load_spec
-from autokernel.table import print_table
 from autokernel.target import Target, WeightedCase
 from benchmarks.zoo import ZOO, Entry, Inputs
 

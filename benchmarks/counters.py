@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, script
-from autokernel.console import fail
+from autokernel.common.console import fail
 from autokernel.spec import kernel_types, load_spec
 from benchmarks.contestants import Row, contestants, input_sets, sizes
 

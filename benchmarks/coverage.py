@@ -22,11 +22,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, script
+from autokernel.common.records import write_json
+from autokernel.common.table import print_table
 from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
-from autokernel.records import write_json
-from autokernel.table import print_table
 
 HERE = Path(__file__).resolve().parent
 WIDTHS = {"num_hidden_layers": 2, "hidden_size": 512, "num_attention_heads": 8}

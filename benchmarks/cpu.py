@@ -21,11 +21,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, script
-from autokernel.console import fail, preflight, progress
+from autokernel.common.console import fail, preflight, progress
+from autokernel.common.records import write_json
+from autokernel.common.table import print_table
 from autokernel.gate import Judge, Verdict
-from autokernel.records import write_json
 from autokernel.spec import kernel_types, load_spec
-from autokernel.table import print_table
 from autokernel.target import Target, default_target, encode
 from benchmarks import tables
 

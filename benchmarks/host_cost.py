@@ -22,11 +22,11 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, script
+from autokernel.common.records import write_json
 from autokernel.hardware.device import Device
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
-from autokernel.records import write_json
 from autokernel.spec import Case, TensorSpec
 from autokernel.target import Target, WeightedCase
 

@@ -46,7 +46,7 @@ from torch._inductor.runtime import benchmarking
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, count, positive, script
-from autokernel.console import add_device_argument, fail, settle_device
+from autokernel.common.console import add_device_argument, fail, settle_device
 from autokernel.hardware import nvml
 from autokernel.hardware.device import Device
 from autokernel.spec import kernel_types

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel.agents import Agent
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli.arguments import Parser, count, script, seed
+from autokernel.common.verdict import Correctness, Interval, Verdict
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import Rules, incumbent, rows_of
 from autokernel.report.branch import close_branch
@@ -42,7 +43,6 @@ from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import PLAN, Workspace
 from autokernel.spec import ROOT
 from autokernel.target import Plan, Target, default_target, starter_source
-from autokernel.verdict import Correctness, Interval, Verdict
 from benchmarks.simulated_pool import SimulatedPool
 
 VICTIMS = ("orchestrator", "judge", "warm parent", "git", "group")

@@ -34,6 +34,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel.cli.arguments import Parser, nonnegative, positive, script
+from autokernel.common.records import write_json
+from autokernel.common.table import print_table
+from autokernel.common.verdict import Interval
 from autokernel.gate import Judge
 from autokernel.gate.timing.statistics import ratio_interval
 from autokernel.hardware.device import Device
@@ -46,11 +49,8 @@ from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
-from autokernel.records import write_json
 from autokernel.run.starters import fastest_first
-from autokernel.table import print_table
 from autokernel.target import Plan, encode
-from autokernel.verdict import Interval
 
 HERE = Path(__file__).resolve().parent
 WIDE = "benchmarks/wide_models.py"

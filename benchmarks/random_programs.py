@@ -42,6 +42,7 @@ from torch.utils._pytree import tree_leaves
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autokernel import spec as specs
+from autokernel.common.records import write_json
 from autokernel.integration.backend import INDUCTOR, Replacer
 from autokernel.integration.winner import Winner
 from autokernel.model.agreement import inputs_of
@@ -51,7 +52,6 @@ from autokernel.model.regions.expressions import evaluate
 from autokernel.model.regions.growing import piece_of, regions_of
 from autokernel.model.regions.lowering import lower
 from autokernel.model.regions.spec import several
-from autokernel.records import write_json
 from autokernel.spec import load_spec
 from autokernel.target import Target
 

@@ -40,13 +40,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel.agents import Agent, Proposal
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli.arguments import Parser, count, script, seed
+from autokernel.common.verdict import Correctness, Interval, Verdict
 from autokernel.history.experiments import STARTER, Experiment, Status, experiment_from
 from autokernel.history.progress import Rules, tried
 from autokernel.history.workers import Workforce
 from autokernel.run.fleet import Event, Fleet, Task
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import Intent
-from autokernel.verdict import Correctness, Interval, Verdict
 from benchmarks.kills import copy_of_this_clone, edits, started
 from benchmarks.scheduler import Record, Share, gain
 from benchmarks.simulated_pool import Outcome, SimulatedPool

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autokernel import build
 from autokernel.agents.knobs import read_knobs, with_setting
 from autokernel.cli.arguments import Parser, script
-from autokernel.console import add_device_argument, fail, settle_device
+from autokernel.common.console import add_device_argument, fail, settle_device
 from autokernel.gate.source import constants
 from autokernel.spec import import_file, load_spec
 from benchmarks.contestants import Call, Row, input_sets, sizes

@@ -4,8 +4,8 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 
+from autokernel.common.verdict import Verdict
 from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
-from autokernel.verdict import Verdict
 
 RESTART_S = 30.0  # until another worker has taken the place of a lost one
 

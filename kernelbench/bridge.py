@@ -21,9 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel import console
-from autokernel.backends import BACKENDS, default_backend
 from autokernel.cli.arguments import Parser, count, positive, script
+from autokernel.common import console
+from autokernel.common.backends import BACKENDS, default_backend
+from autokernel.common.preflight import HOME
 from autokernel.kernelbench.bridge import (
     LIMIT,
     SOURCE,
@@ -35,7 +36,6 @@ from autokernel.kernelbench.bridge import (
     set_up,
 )
 from autokernel.kernelbench.problems import Cost, NotJudged, cost_of, fitting, load
-from autokernel.preflight import HOME
 
 DATASET = "ScalingIntelligence/KernelBench"
 HELP = {

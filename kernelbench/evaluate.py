@@ -19,15 +19,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autokernel import console
-from autokernel.backends import default_backend
 from autokernel.cli.arguments import Parser, count, script
+from autokernel.common import console
+from autokernel.common.backends import default_backend
+from autokernel.common.verdict import Verdict
 from autokernel.gate import Judge, report
 from autokernel.gate.source import constants, read_source
 from autokernel.kernelbench.problems import NotJudged
 from autokernel.kernelbench.rewriting import complete
 from autokernel.target import Target
-from autokernel.verdict import Verdict
 from kernelbench import bridge
 
 

@@ -29,18 +29,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from autokernel import console
-from autokernel.backends import default_backend
 from autokernel.cli.arguments import Parser, count, count_or_none, script
+from autokernel.common import console
+from autokernel.common.backends import default_backend
+from autokernel.common.records import write_json
+from autokernel.common.verdict import Verdict
 from autokernel.gate import Judge
 from autokernel.kernelbench.bridge import Setup
 from autokernel.kernelbench.degenerate import weaknesses
 from autokernel.kernelbench.problems import NotJudged
 from autokernel.kernelbench.rewriting import complete
-from autokernel.records import write_json
 from autokernel.spec import ROOT
 from autokernel.target import encode
-from autokernel.verdict import Verdict
 from kernelbench import bridge, evaluate
 
 RECORDS = ROOT / "benchmarks"

@@ -13,7 +13,6 @@ import anthropic
 import pytest
 import torch
 
-from autokernel import preflight
 from autokernel.agents import (
     AgentOptions,
     AgentStopped,
@@ -34,13 +33,14 @@ from autokernel.agents.purse import Purse, Spent
 from autokernel.agents.toolbox import look_text
 from autokernel.agents.tuner import Tuner, scored
 from autokernel.cli.orchestrate import make_parser
+from autokernel.common import preflight
+from autokernel.common.preflight import Refused, backends
+from autokernel.common.verdict import CaseTiming, Correctness, Interval, Verdict
 from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import STARTER
 from autokernel.history.ledger import GitLedger
-from autokernel.preflight import Refused, backends
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target
-from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
 from tests.messages_api import Broken, Call, Refusal, said, serving
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
@@ -556,7 +556,7 @@ def test_agents_are_named_and_mixed():
 def test_an_agent_whose_file_was_added_is_in_the_help(tmp_path, monkeypatch) -> None:
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "doubler.py").write_text("\ndef make(say, options, spent_usd, argument): ...\n")
-    monkeypatch.setattr(preflight, "__file__", str(tmp_path / "preflight.py"))
+    monkeypatch.setattr(preflight, "PACKAGE", tmp_path)
     assert "doubler, 'command: …'" in make_parser().format_help()
 
 

@@ -23,6 +23,7 @@ from torch.nn.utils import parametrizations
 
 import autokernel
 from autokernel.api import CommandFailed, Optimized
+from autokernel.common.preflight import Refused
 from autokernel.gate.kernel_files import source_of
 from autokernel.integration.verification import whole_job
 from autokernel.integration.verification.forms import EAGER
@@ -30,7 +31,6 @@ from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
 from autokernel.model.handover import hand_over
 from autokernel.model.user_code import WorkloadError
-from autokernel.preflight import Refused
 from autokernel.run.command import run_command
 from autokernel.run.workspace import PLAN, NoRun
 from autokernel.spec import KERNELS, ROOT
@@ -360,7 +360,7 @@ def test_a_notebooks_model_is_profiled_while_an_event_loop_runs() -> None:
 
 
 def test_what_a_command_refuses_is_raised() -> None:
-    from autokernel.preflight import program
+    from autokernel.common.preflight import program
 
     with pytest.raises(CommandFailed, match="there is no run named 'no-such-run'"):
         run_command([*program("orchestrate", "optimize"), "status", "--tag", "no-such-run"], False)

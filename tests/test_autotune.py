@@ -13,11 +13,11 @@ from autokernel.agents import Context
 from autokernel.agents.knobs import in_words, read_knobs, set_knob, some_settings
 from autokernel.agents.toolbox import AUTOTUNES, Toolbox, Unusable
 from autokernel.cli import bench
+from autokernel.common.verdict import STAGES
 from autokernel.gate import Judge
 from autokernel.gate.timing.autotune import Looked
 from autokernel.spec import KERNELS, load_spec
 from autokernel.target import default_target
-from autokernel.verdict import STAGES
 
 STARTER = (KERNELS / "rmsnorm" / "cpp_kernel.py").read_text()
 TARGET = default_target("rmsnorm", "cpp", "cpu", torch.float32)

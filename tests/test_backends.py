@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from autokernel.backends import BACKENDS, ROWS, default_backend
+from autokernel.common.backends import BACKENDS, ROWS, default_backend
+from autokernel.common.preflight import backends
 from autokernel.gate.workers import answers
-from autokernel.preflight import backends
 from autokernel.spec import ROOT
 
 PAGE = (ROOT / "docs/extending.md").read_text().partition("## A backend")[2]
@@ -21,7 +21,7 @@ IN_CLONE = """
 import json, sys
 from autokernel.gate.judge import Judge
 from autokernel.gate.kernel_files import usual_target
-from autokernel.preflight import backends
+from autokernel.common.preflight import backends
 from autokernel.spec import load_spec
 sources = json.load(sys.stdin)
 target = usual_target(sources["right"], "", None, "cpu")
@@ -41,7 +41,7 @@ WRONG = {
 def test_a_backend_is_a_row(tmp_path):
     clone = tmp_path / "clone"
     shutil.copytree(ROOT, clone, ignore=shutil.ignore_patterns(".*", "workspace", "__pycache__"))
-    table = clone / "autokernel/backends.py"
+    table = clone / "autokernel/common/backends.py"
     table.write_text(TABLE.sub(lambda rows: f"{rows[0]}{ROW.rstrip()},\n", table.read_text()))
     (clone / "kernels/rmsnorm/c_kernel.py").write_text(KERNEL)
     assert all(right in KERNEL for right, _ in WRONG.values())

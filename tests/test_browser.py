@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autokernel.common.verdict import Interval
 from autokernel.history.experiments import Experiment, ExperimentLog
 from autokernel.history.status import Proof
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, INDUCTOR
@@ -16,7 +17,6 @@ from autokernel.report import charts
 from autokernel.report.html import Story, page
 from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target
-from autokernel.verdict import Interval
 from tests.browser import PATH, Browser, browser
 
 pytestmark = [

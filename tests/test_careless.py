@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from autokernel.common.preflight import why_no_repository
 from autokernel.history.runs import BadTag, checked_tag
-from autokernel.preflight import why_no_repository
 from tests.small_clone import SmallClone, small_clone
 
 CHILD = {"AUTOKERNEL_NOTES": "0"}  # as the supervisor starts it: without a process in between that imports PyTorch anew
@@ -619,7 +619,7 @@ def test_another_encoding_than_utf8(untouched):
 
 
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
-    from autokernel.records import write_json
+    from autokernel.common.records import write_json
 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -652,10 +652,10 @@ def test_runs_are_listed(clone):
 
 
 def test_a_run_that_is_being_profiled_is_told_of_before_it_has_a_plan(tmp_path):
+    from autokernel.common.preflight import Refused
     from autokernel.history.at_work import profiling
     from autokernel.history.runs import NoRun, no_run, run_folder
     from autokernel.history.status import runs, status
-    from autokernel.preflight import Refused
     from autokernel.run.workspace import Workspace
 
     says = f"process {os.getpid()} is profiling net.py:Net 4,64"
@@ -700,7 +700,7 @@ def test_help_shows_the_options_of_the_whole_job(untouched):
 
 
 def test_a_failed_write_leaves_no_scratch(tmp_path):
-    from autokernel.records import write_json
+    from autokernel.common.records import write_json
 
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):

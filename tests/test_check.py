@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from autokernel.cli import check
+from autokernel.common.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
 from autokernel.gate.comparison import TARGET, Comparison
 from autokernel.spec import KERNELS, ROOT
-from autokernel.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
 from tests.small_clone import clone_this
 
 RIGHT = KERNELS / "rmsnorm" / "cpp_kernel.py"

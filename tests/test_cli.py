@@ -10,11 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from autokernel.preflight import OLDEST, why_no_builds, why_outdated
+from autokernel.cli.main import COMMANDS
+from autokernel.common.preflight import OLDEST, why_no_builds, why_outdated
 from tests import in_process
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py") if "__main__" in path.read_text())
+PARSED = (
+    "__init__.py",
+    "preflight.py",
+    "common/__init__.py",
+    "common/preflight.py",
+    "common/backends.py",
+    "common/console.py",
+)
 PREFLIGHT = ("-m", "autokernel.preflight")
 
 
@@ -61,7 +70,7 @@ def test_no_compiler(tmp_path):
 
 
 def test_no_c_compiler_for_triton(tmp_path):
-    check = "from autokernel.console import preflight; preflight('triton')"
+    check = "from autokernel.common.console import preflight; preflight('triton')"
     assert_refused(run("-c", check, PATH=folder_with(tmp_path, "git"), CC=""), "C compiler", "apt install gcc")
 
 
@@ -74,7 +83,7 @@ def test_a_download_without_git_history(tmp_path):
 def test_unwritable_cache(tmp_path):
     """A file where the folder should be: refuses root as well, whom permission bits do not bind."""
     (tmp_path / "file").touch()
-    check = "from autokernel.console import preflight; preflight('cpp')"
+    check = "from autokernel.common.console import preflight; preflight('cpp')"
     assert_refused(run("-c", check, AUTOKERNEL_CACHE=str(tmp_path / "file/cache")), "cannot write to", "AUTOKERNEL_CACHE")
 
 
@@ -86,16 +95,19 @@ def test_unwritable_clone(bare_clone):
 
 def test_packages_not_installed():
     """-S hides site-packages, as a Python outside of the virtual environment would."""
-    assert_refused(run("-S", "-c", "import autokernel.console"), "not installed", "README.md")
+    assert_refused(run("-S", "-c", "import autokernel.common.console"), "not installed", "README.md")
 
 
-@pytest.mark.slow_after(1)
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_say_what_is_missing(script, tmp_path, bare_clone):
-    """Each script, in a clone of its own so that what it leaves behind can be seen: nothing."""
-    shutil.copy(ROOT / script, bare_clone)
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize(
+    "words", [(SCRIPTS[0],), *(("-m", "autokernel", name) for name in COMMANDS), *((name,) for name in SCRIPTS[1:])]
+)
+def test_scripts_and_commands_say_what_is_missing(words, tmp_path, bare_clone):
+    """Each in a clone of its own so that what it leaves behind can be seen: nothing."""
+    for script in ROOT.glob("*.py"):
+        shutil.copy(script, bare_clone)
     before = subprocess.check_output(["git", "status", "--porcelain", "--ignored"], cwd=bare_clone)
-    assert_refused(run("-S", "-B", script, cwd=bare_clone), "not installed", "README.md")
+    assert_refused(run("-S", "-B", *words, cwd=bare_clone), "not installed", "README.md")
     assert subprocess.check_output(["git", "status", "--porcelain", "--ignored"], cwd=bare_clone) == before
 
 
@@ -116,7 +128,7 @@ def test_impossible_devices_are_refused(device):
 
 @pytest.mark.parametrize(
     "path",
-    [*SCRIPTS, "autokernel/__init__.py", "autokernel/preflight.py", "autokernel/backends.py", "autokernel/console.py"],
+    [*SCRIPTS, *(f"autokernel/{name}" for name in PARSED)],
 )
 def test_entry_points_parse_on_the_pythons_that_they_refuse(path):
     ast.parse((ROOT / path).read_text(), feature_version=(3, 7))
@@ -146,7 +158,7 @@ def test_old_python_pretended():
 
 
 def test_progress_is_plain_lines_off_a_terminal():
-    code = "from autokernel.console import progress\nwith progress('Timing', 2) as step: step('one'); step('two')"
+    code = "from autokernel.common.console import progress\nwith progress('Timing', 2) as step: step('one'); step('two')"
     result = run("-c", code)
     assert result.stdout == "" and result.stderr == "Timing\n  one\n  two\n"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from autokernel import preflight
 from autokernel.cli import completion
 from autokernel.cli.main import COMMANDS, main
-from autokernel.preflight import OF_A_RUN, as_called
+from autokernel.common import preflight
+from autokernel.common.preflight import OF_A_RUN, as_called
 from autokernel.spec import ROOT
 
 

@@ -21,8 +21,8 @@ from test_triton_starters import CASES, cases_of_spec, check, kernel_type
 from test_triton_starters import ERROR_RATIO as INTERPRETED_RATIO
 
 from autokernel import build
+from autokernel.common.preflight import backends, find_compiler
 from autokernel.gate import Judge
-from autokernel.preflight import backends, find_compiler
 from autokernel.spec import KERNELS, import_file, load_spec
 from autokernel.target import default_target
 

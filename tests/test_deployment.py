@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from autokernel.common.records import write_json
 from autokernel.gate import Interval
 from autokernel.integration.apply import apply, unapply
 from autokernel.integration.verification import trial
@@ -20,7 +21,6 @@ from autokernel.integration.winner import Winner
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload
 from autokernel.model.workload import Workload
-from autokernel.records import write_json
 from autokernel.run.workspace import PLAN, VERIFY, Workspace
 from autokernel.spec import load_spec
 from autokernel.target import default_target, encode

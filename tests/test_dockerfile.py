@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from autokernel.backends import BACKENDS
+from autokernel.common.backends import BACKENDS
 from autokernel.spec import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -19,12 +19,12 @@ from torch import nn
 
 from autokernel.agents import Context, PastExperiment
 from autokernel.cli.main import COMMANDS
+from autokernel.common.preflight import OF_A_RUN
+from autokernel.common.records import write_json
 from autokernel.export.package import save
 from autokernel.hardware.processes import STATE
 from autokernel.integration.verification.forms import EAGER, GRAPHS, INDUCTOR
 from autokernel.integration.winner import Winner
-from autokernel.preflight import OF_A_RUN
-from autokernel.records import write_json
 from autokernel.run.workspace import VERIFY
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import default_target, encode

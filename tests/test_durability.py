@@ -17,17 +17,17 @@ from git import GitCommandError
 
 from autokernel.agents import Proposal
 from autokernel.agents.scripted import ScriptedAgent
+from autokernel.common.preflight import find_compiler
+from autokernel.common.verdict import Correctness, Verdict
 from autokernel.gate import Judge
 from autokernel.hardware import machine
 from autokernel.hardware.machine import Clocks, gpu_lost, low_disk, turn
 from autokernel.history.experiments import Status
-from autokernel.preflight import find_compiler
 from autokernel.run.environment import Watch
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import AGAIN
 from autokernel.run.workspace import Workspace
 from autokernel.spec import ROOT
-from autokernel.verdict import Correctness, Verdict
 from benchmarks import kills, soak
 from tests.test_ledger import clone, sh, state  # noqa: F401  `clone` is a fixture
 from tests.test_loop import FAST, NO_RULES, PLAN_OF_ONE, TARGET, WRONG, started, workspace  # noqa: F401  fixtures

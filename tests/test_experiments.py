@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from autokernel.common.verdict import Correctness, Interval, Verdict
 from autokernel.gate.timing.statistics import Decision, keep_rule
 from autokernel.history.experiments import COLUMNS, Experiment, ExperimentLog, Status, experiment_from
 from autokernel.history.ledger import message
 from autokernel.history.status import subject
 from autokernel.spec import ROOT
-from autokernel.verdict import Correctness, Interval, Verdict
 
 ROW = Experiment(
     experiment=1,

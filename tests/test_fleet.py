@@ -19,6 +19,7 @@ from autokernel.agents import AgentStopped, Context, Proposal
 from autokernel.cli import commands
 from autokernel.cli.orchestrate import make_parser
 from autokernel.cli.pipeline import Workers
+from autokernel.common.verdict import Correctness, Verdict
 from autokernel.gate import Interval
 from autokernel.hardware.machine import MachineFault, turn
 from autokernel.history.experiments import STARTER, Status
@@ -33,7 +34,6 @@ from autokernel.run.scheduler import next_target
 from autokernel.run.workspace import PLAN, REPORT, Workspace
 from autokernel.spec import ROOT
 from autokernel.target import Plan, default_target, starter_source
-from autokernel.verdict import Correctness, Verdict
 from benchmarks.kills import Coin
 from benchmarks.ray_simulation import RecordedGate, SimulatedBook
 from benchmarks.scheduler import Record

@@ -12,7 +12,7 @@ import pytest
 from autokernel.agents import AgentOptions, AgentStopped, OutOfBudget, PastExperiment, conversation, make_agent
 from autokernel.agents.conversation import ModelAgent, stated
 from autokernel.agents.openai import LONGEST_ANSWER, ChatModel, client_for, is_local
-from autokernel.preflight import Refused
+from autokernel.common.preflight import Refused
 from autokernel.spec import ROOT
 from tests.chat_api import serving
 from tests.messages_api import Broken, Call, Refusal, said

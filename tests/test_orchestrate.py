@@ -18,6 +18,8 @@ from autokernel.cli.orchestrate import QUICK, act, make_parser
 from autokernel.cli.pipeline import check_of_run, prove_all
 from autokernel.cli.signals import RunStopped, Stopped
 from autokernel.cli.status import log
+from autokernel.common.preflight import Refused
+from autokernel.common.records import write_json
 from autokernel.gate import Interval
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Status
@@ -26,8 +28,6 @@ from autokernel.history.status import Proof, read_proofs, status
 from autokernel.integration.verification.forms import EAGER, INDUCTOR
 from autokernel.integration.verification.record import KernelInModel, Verification
 from autokernel.model.workload import Workload, workload_from
-from autokernel.preflight import Refused
-from autokernel.records import write_json
 from autokernel.run.loop import Loop
 from autokernel.run.workspace import PLAN, PROOF, VERIFY, NoRun, RunInProgress, Workspace, default_tag
 from autokernel.spec import ROOT

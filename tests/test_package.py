@@ -15,7 +15,7 @@ from autokernel.spec import ROOT, kernel_types
 PROGRAM = """
 import sys, types
 sys.modules["reference"] = theirs = types.ModuleType("reference")  # a user's own
-from autokernel import preflight
+from autokernel.common import preflight
 from autokernel.spec import load_spec, kernel_types
 from autokernel.history.ledger import repository
 for name in kernel_types():

@@ -18,6 +18,8 @@ from autokernel.agents.proven import ProvenFirst
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli import cache
 from autokernel.cli.pipeline import offered
+from autokernel.common.records import BadRecord
+from autokernel.common.verdict import Interval
 from autokernel.history.experiments import STARTER, ExperimentLog
 from autokernel.history.progress import Rules
 from autokernel.history.runs import NoRun
@@ -27,12 +29,10 @@ from autokernel.integration.verification.proven import ProvenKernel
 from autokernel.integration.verification.record import KernelInModel, Verification
 from autokernel.integration.winner import Winner
 from autokernel.model import pattern_graphs
-from autokernel.records import BadRecord
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, WeightedCase, default_target, starter_source
-from autokernel.verdict import Interval
 from tests import region_models as regions
 from tests.small_clone import clone_this
 from tests.test_experiments import ROW

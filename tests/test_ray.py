@@ -20,11 +20,11 @@ import torch
 
 from autokernel.agents.scripted import ScriptedAgent
 from autokernel.cli.pipeline import Job, Workers, fleet
+from autokernel.common.preflight import Refused
 from autokernel.gate import Judge
 from autokernel.history.experiments import STARTER, Status
 from autokernel.history.workers import WORKERS, Workforce, read_workforce
 from autokernel.model.workload import Workload
-from autokernel.preflight import Refused
 from autokernel.run.fleet import Answer, Fleet, Joined, Task
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import LOG, Workspace

@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from autokernel.agents import Proposal
+from autokernel.common.records import BadRecord
+from autokernel.common.verdict import Interval
 from autokernel.export import folders
 from autokernel.history import status
 from autokernel.history.experiments import ExperimentLog
 from autokernel.integration.verification.record import Verification
 from autokernel.model.hotspots import ModelProfile
 from autokernel.model.workload import Part, Workload
-from autokernel.records import BadRecord
 from autokernel.run import workspace
 from autokernel.spec import TensorSpec
 from autokernel.target import Plan, encode
-from autokernel.verdict import Interval
 
 BEFORE = Path(__file__).parent / "records"
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -156,7 +156,7 @@ def test_another_file_is_a_bad_record(name: str, text: str, tmp_path: Path):
 
 
 def test_records_need_no_pytorch():
-    program = "import sys; import autokernel.records, autokernel.history.status; print({'torch'} & {*sys.modules})"
+    program = "import sys; import autokernel.common.records, autokernel.history.status; print({'torch'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=BEFORE.parents[1], capture_output=True, text=True, check=True
     )

@@ -30,8 +30,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel import spec as specs
-from autokernel.backends import cpp_flags
 from autokernel.build import INCLUDE, cpp_function
+from autokernel.common.backends import cpp_flags
 from autokernel.integration.apply import apply, explain, unapply
 from autokernel.model.agreement import extract_subgraph, inputs_of
 from autokernel.model.capture import capture

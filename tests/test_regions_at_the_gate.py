@@ -12,13 +12,13 @@ from region_models import CHAINS, SEVERAL, N, Of, found, winners_of
 from torch import Tensor
 
 from autokernel import spec as specs
+from autokernel.common.verdict import Verdict
 from autokernel.gate import Judge
 from autokernel.gate.checks.cases import CheckCase
 from autokernel.gate.checks.correctness import wrong
 from autokernel.gate.checks.expectations import expectations
 from autokernel.integration.winner import Winner
 from autokernel.spec import REGIONS, load_spec
-from autokernel.verdict import Verdict
 
 pytestmark = pytest.mark.usefixtures("region_folder")
 

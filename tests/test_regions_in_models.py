@@ -15,6 +15,7 @@ from region_models import CHAINS, N, Of, found, winners_of
 from test_winners import found as verified
 from torch import Tensor, nn
 
+from autokernel.common.preflight import Refused
 from autokernel.export.package import save
 from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.integration.apply import apply, explain, unapply
@@ -24,7 +25,6 @@ from autokernel.model.nodes import aten
 from autokernel.model.placement import RejectReason
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.regions.spec import Region
-from autokernel.preflight import Refused
 from autokernel.spec import load_spec
 
 pytestmark = pytest.mark.usefixtures("region_folder")

@@ -17,12 +17,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from autokernel.common.records import write_json
+from autokernel.common.verdict import Interval
+from autokernel.common.words import percent
 from autokernel.history.experiments import STARTER, Experiment, ExperimentLog, Status
 from autokernel.history.status import Proof, kernel_line, started_with
 from autokernel.model.extraction import make_plan
 from autokernel.model.hotspots import Hotspot, ModelProfile
 from autokernel.model.workload import Workload
-from autokernel.records import write_json
 from autokernel.report import charts
 from autokernel.report.branch import close_again, close_branch
 from autokernel.report.html import Story, page
@@ -35,8 +37,6 @@ from autokernel.run.workspace import PLAN as PLAN_FILE
 from autokernel.run.workspace import NoRun, Workspace
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Plan
-from autokernel.verdict import Interval
-from autokernel.words import percent
 from tests.test_experiments import ROW
 from tests.test_ledger import clone, sh  # noqa: F401  `clone` is a fixture
 from tests.test_loop import TARGET, workspace  # noqa: F401  `workspace` is a fixture

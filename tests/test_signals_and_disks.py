@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from autokernel import console, preflight
 from autokernel.build import Library, compile_library
 from autokernel.cli import bench, profile
 from autokernel.cli.arguments import script
+from autokernel.common import console, preflight
 from autokernel.hardware.machine import MachineFault, full_disk_told
 from autokernel.hardware.processes import STEPS
 from tests.user_errors import QUICK, RMSNORM, ROOT, net, started

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import reference
+from autokernel.common.preflight import backends
 from autokernel.gate.checks.correctness import ELEMENT_TOLERANCE
-from autokernel.preflight import backends
 from autokernel.spec import import_file, load_spec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

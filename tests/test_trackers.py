@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autokernel.cli import track as command
+from autokernel.common.preflight import Refused
 from autokernel.export.trackers import TRACKERS, points, track
-from autokernel.preflight import Refused
 from tests.test_experiments import ROW
 from tests.test_ledger import clone  # noqa: F401  a fixture
 from tests.test_winners import TARGET, run  # noqa: F401  `run` is a fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autokernel import preflight
 from autokernel.cli import profile
+from autokernel.common import preflight
 from autokernel.model.user_code import load_module, user_code
 from autokernel.model.workload import Workload, workload_from
 from autokernel.spec import load_spec
@@ -154,7 +154,7 @@ def test_a_folder_with_names_of_ours_and_pythons(tmp_path):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the user')")
     ended = subprocess.run(preflight.installed("--version"), cwd=tmp_path, capture_output=True, text=True)
     assert ended.stdout.startswith("autokernel "), ended
-    lines = f"exec(open({str(ROOT / 'autokernel/cprofile.py')!r}).read()); load_cprofile()\n"
+    lines = f"exec(open({str(ROOT / 'autokernel/common/cprofile.py')!r}).read()); load_cprofile()\n"
     lines += "import cProfile, sys; cProfile.Profile; assert 'profile' not in sys.modules"
     for name in ("torch", "random"):
         (tmp_path / f"{name}.py").unlink()

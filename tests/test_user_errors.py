@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autokernel import apply, explain, preflight, spec
-from autokernel.backends import BACKENDS
+from autokernel import apply, explain, spec
 from autokernel.cli import bench, check, export_hf, extract, profile, verify
 from autokernel.cli.arguments import script
+from autokernel.common import preflight
+from autokernel.common.backends import BACKENDS
 from autokernel.gate.source import read_kernel
 from autokernel.integration.winner import Winner
 from autokernel.spec import KERNELS

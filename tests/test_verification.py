@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from autokernel.common.records import write_json
 from autokernel.gate import Interval
 from autokernel.integration.verification import parity, selection, trial
 from autokernel.integration.verification.forms import AUTOTUNED
@@ -57,7 +58,6 @@ from autokernel.model import pieces
 from autokernel.model.extraction import make_plan
 from autokernel.model.profiler import profile_workload
 from autokernel.model.workload import Workload, in_dtype
-from autokernel.records import write_json
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, encode
 from tests.busy import skip_if_wide

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autokernel.cli import commands
+from autokernel.common.records import write_json
 from autokernel.export.package import save, why_not
 from autokernel.gate import Interval
 from autokernel.integration.apply import apply
@@ -22,7 +23,6 @@ from autokernel.integration.verification.forms import EAGER, INDUCTOR, baseline
 from autokernel.integration.verification.record import KernelInModel, Verification
 from autokernel.integration.verification.winners import verified
 from autokernel.integration.winner import Winner
-from autokernel.records import write_json
 from autokernel.run.workspace import PLAN, VERIFY, NoRun, Workspace
 from autokernel.spec import ROOT, kernel_types, load_spec
 from autokernel.target import Plan, default_target, encode

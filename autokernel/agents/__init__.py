@@ -9,14 +9,14 @@ from numbers import Real
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from autokernel.common.preflight import Refused, backends, known_agents
+from autokernel.common.verdict import Verdict
 from autokernel.gate.timing.autotune import Looked
 from autokernel.gate.workers.sandbox import SandboxIncomplete
 from autokernel.hardware.machine import MachineFault
 from autokernel.history.experiments import Experiment
-from autokernel.preflight import Refused, backends, known_agents
 from autokernel.spec import KernelSpec
 from autokernel.target import Target
-from autokernel.verdict import Verdict
 
 LONGEST = 300  # characters of an error's words
 

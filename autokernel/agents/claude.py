@@ -22,7 +22,7 @@ from autokernel.agents.playbook import tier_that_fits
 from autokernel.agents.prompt import history_text, incumbent_text, problem_text
 from autokernel.agents.purse import Price, Spent, cost
 from autokernel.agents.toolbox import TOOLS
-from autokernel.preflight import Refused
+from autokernel.common.preflight import Refused
 
 READ_TIMEOUT_S = 120  # the API sends pings while the model thinks: such a silence is a dead connection
 CACHED = {"cache_control": {"type": "ephemeral"}}

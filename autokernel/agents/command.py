@@ -13,9 +13,9 @@ import git
 
 from autokernel.agents import AgentOptions, Context, Proposal
 from autokernel.agents.prompt import task_text
+from autokernel.common.preflight import HOME, Refused
 from autokernel.hardware.processes import die_with_parent
 from autokernel.history.ledger import KERNEL, as_environment
-from autokernel.preflight import HOME, Refused
 
 PROGRAM = re.compile(r"[\w./+-]+")  # and no syntax of the shell's, such as NAME=value or a bracket
 NO_HOOKS = {"core.hooksPath": os.devnull}

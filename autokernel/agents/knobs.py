@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autokernel.agents.sizes import Sizes, in_short, literal, read_table, sizes_of, with_table
+from autokernel.common.words import four_figures
 from autokernel.gate.source import constants
 from autokernel.gate.timing.autotune import Looked
 from autokernel.target import Target
-from autokernel.words import four_figures
 
 
 @dataclass(frozen=True)

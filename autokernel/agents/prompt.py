@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from autokernel.agents import Context, PastExperiment
 from autokernel.agents.playbook import tier_that_fits
+from autokernel.common.words import four_figures
 from autokernel.history.experiments import STARTER, Status
 from autokernel.spec import PROBLEMS, ROOT, is_region
-from autokernel.words import four_figures
 
 RECENT, STEPS = 15, 30  # experiments told in full: the last ones, and the last that were kept
 OLDER = 60  # told in a few words; of those before them only how many there were

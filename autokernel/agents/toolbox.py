@@ -10,8 +10,8 @@ from autokernel.agents.knobs import in_words, some_settings, with_setting
 from autokernel.agents.playbook import TIERS, fitting_tier, tier_text
 from autokernel.agents.prompt import clip, history_text, incumbent_text, oracle_text, problem_text, trial_line
 from autokernel.build import INCLUDE
-from autokernel.verdict import Verdict
-from autokernel.words import four_figures
+from autokernel.common.verdict import Verdict
+from autokernel.common.words import four_figures
 
 LONGEST = 16_000  # characters of what a tool answers: the context stays bounded
 LOOKS, AUTOTUNES = 3, 2  # quick looks and rounds of autotuning that an experiment may take

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from autokernel.cli.signals import let_signals_come
-from autokernel.cprofile import load_cprofile
+from autokernel.common.cprofile import load_cprofile
+from autokernel.common.preflight import Refused, as_called, fail, named, version, why_not_writable
 from autokernel.history.runs import BadTag, checked_tag
-from autokernel.preflight import Refused, as_called, fail, named, version, why_not_writable
 from autokernel.run.supervisor import CLOSED_PIPE
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autokernel import console
 from autokernel.cli.arguments import Parser, count, named_path, positive, seed, tag
+from autokernel.common import console
+from autokernel.common.preflight import as_called, named
+from autokernel.common.records import json_text
 from autokernel.gate.source import check_named, constants, read_kernel
 from autokernel.gate.workers.launch import Launched
-from autokernel.preflight import as_called, named
-from autokernel.records import json_text
 
 if TYPE_CHECKING:
     from autokernel.gate import Judge
@@ -114,11 +114,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def judge_file(options: argparse.Namespace, launched: Launched) -> int:
     """bench.py FILE: the exit status."""
+    from autokernel.common.preflight import HOME
     from autokernel.gate import Judge, report
     from autokernel.gate.kernel_files import source_of, usual_target
     from autokernel.gate.workers.sandbox import SandboxIncomplete
     from autokernel.history.runs import PLAN, run_folder
-    from autokernel.preflight import HOME
     from autokernel.target import Plan
 
     source = source_of(options.file, options.kernel, options.device)

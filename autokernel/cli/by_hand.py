@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from autokernel.agents import Proposal
-from autokernel.backends import default_backend
-from autokernel.console import check_machine
+from autokernel.common.backends import default_backend
+from autokernel.common.console import check_machine
+from autokernel.common.preflight import Refused
 from autokernel.gate import Judge
 from autokernel.gate.kernel_files import usual_sizes, usual_target
 from autokernel.history.experiments import Experiment
-from autokernel.preflight import Refused
 from autokernel.report.branch import close_again
 from autokernel.run.loop import Loop
 from autokernel.run.workspace import PLAN, Workspace, find_run

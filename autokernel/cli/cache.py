@@ -16,16 +16,16 @@ from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING
 
-from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser
-from autokernel.preflight import as_called
-from autokernel.records import json_text
-from autokernel.table import print_table
-from autokernel.words import counted
+from autokernel.common import console
+from autokernel.common.preflight import as_called
+from autokernel.common.records import json_text
+from autokernel.common.table import print_table
+from autokernel.common.words import counted
 
 if TYPE_CHECKING:
+    from autokernel.common.verdict import Verdict
     from autokernel.integration.verification.proven import ProvenKernel
-    from autokernel.verdict import Verdict
 
 COLUMNS = ("kernel", "x PyTorch", "counts", "PyTorch", "Triton", "machine", "from", "sizes")
 

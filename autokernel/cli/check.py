@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, named_path, seed
 from autokernel.cli.bench import DTYPES
+from autokernel.common import console
+from autokernel.common.preflight import check_writable, kernel_types
+from autokernel.common.records import json_text
+from autokernel.common.verdict import STAGES
 from autokernel.gate.source import check_named, constants
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.sandbox import SandboxIncomplete
-from autokernel.preflight import check_writable, kernel_types
-from autokernel.records import json_text
-from autokernel.verdict import STAGES
 
 if TYPE_CHECKING:
     from autokernel.gate.comparison import Comparison

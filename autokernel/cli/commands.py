@@ -8,12 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autokernel.agents import agent_names, make_agent
-from autokernel.backends import default_backend
 from autokernel.cli.by_hand import edit_for, judge, run_of
 from autokernel.cli.orchestrate import DEFAULT_EXPERIMENTS, DEFAULT_MINUTES
 from autokernel.cli.pipeline import Job, Workers, check_of_run, run_job
 from autokernel.cli.signals import RunStopped
-from autokernel.console import fail, preflight
+from autokernel.common.backends import default_backend
+from autokernel.common.console import fail, preflight
+from autokernel.common.preflight import HOME
+from autokernel.common.records import json_text
+from autokernel.common.words import counted
 from autokernel.export.package import save, why_not
 from autokernel.gate.source import read_source
 from autokernel.history import ledger
@@ -22,14 +25,11 @@ from autokernel.history.status import subject
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.verification.winners import verified
 from autokernel.model.workload import Workload, workload_from
-from autokernel.preflight import HOME
-from autokernel.records import json_text
 from autokernel.report.live import narrator
 from autokernel.report.summary import HTML, write_report
 from autokernel.run.loop import Budget
 from autokernel.run.workspace import VERIFY, Workspace, default_tag, find_run
 from autokernel.target import encode
-from autokernel.words import counted
 
 OFF_BRANCH = "HEAD is detached: no branch has this commit yet, git switch -c NAME makes one that does"
 

@@ -13,7 +13,7 @@ from importlib import import_module
 import shtab
 
 from autokernel.cli.arguments import Parser
-from autokernel.preflight import OF_A_RUN
+from autokernel.common.preflight import OF_A_RUN
 
 
 def make_parser() -> Parser:

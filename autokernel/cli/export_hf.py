@@ -20,21 +20,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from autokernel import console
 from autokernel.cli.arguments import Parser, named_path
-from autokernel.preflight import Refused
-from autokernel.records import BadRecord, reads, record_from
-from autokernel.verdict import Verdict
-from autokernel.words import four_figures
+from autokernel.common import console
+from autokernel.common.preflight import Refused
+from autokernel.common.records import BadRecord, reads, record_from
+from autokernel.common.verdict import Verdict
+from autokernel.common.words import four_figures
 
 HOW = "8 to 32 pairs of fresh processes, interleaved, on fresh inputs that are in no cache; 95 % intervals."
 
 
 def measured(source: str, verdict: Path | None) -> str:
     """What is known of the speed of this very source, in words; empty where nothing is."""
+    from autokernel.common.preflight import HOME
     from autokernel.history import ledger
     from autokernel.history.experiments import ExperimentLog, Status
-    from autokernel.preflight import HOME
 
     if verdict:
         return of_verdict(verdict)
@@ -85,9 +85,9 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
     from autokernel.build import CompileError
+    from autokernel.common.preflight import HOME
     from autokernel.export.hub import Project, write
     from autokernel.gate.source import read_source
-    from autokernel.preflight import HOME
 
     source = read_source(options.kernel)
     backends = tuple(dict.fromkeys(word.strip() for word in options.backends.split(",")))

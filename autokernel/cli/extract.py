@@ -16,14 +16,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autokernel.backends import BACKENDS, backends_for, default_backend
 from autokernel.cli.arguments import Parser, count, named_path, tag
-from autokernel.console import fail
+from autokernel.common.backends import BACKENDS, backends_for, default_backend
+from autokernel.common.console import fail
+from autokernel.common.preflight import HOME, kernel_types
+from autokernel.common.records import json_text
+from autokernel.common.table import print_table
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import has_experiments, run_folder
-from autokernel.preflight import HOME, kernel_types
-from autokernel.records import json_text
-from autokernel.table import print_table
 
 if TYPE_CHECKING:
     from autokernel.target import Plan

@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from autokernel import preflight
 from autokernel.cli.arguments import Parser, open_streams, script
 from autokernel.cli.signals import catch_signals
 from autokernel.cli.watched import BY_ITSELF, is_watched, watch
-from autokernel.preflight import OF_A_RUN, fail, model_file, why_no_model
+from autokernel.common import preflight
+from autokernel.common.preflight import OF_A_RUN, fail, model_file, why_no_model
 
 JSON = "--json"  # what every command calls the option by which its output is for programs
 OF_A_MODEL = ("profile", "orchestrate")  # scripts with an option --model, a file
@@ -95,7 +95,12 @@ def _main(name: str) -> Callable[[Sequence[str] | None], int | None]:
     """main() of a module, which is imported when it is called; that of a script with a parent runs the script."""
     if name in WATCHED and not is_watched(sys.argv[1:]):
         return lambda words: watch(name, sys.argv[1:] if words is None else words)
-    return lambda words: importlib.import_module(f"autokernel.cli.{name}").main(words)
+
+    def imported(words: Sequence[str] | None) -> int | None:
+        preflight.check_installed()  # before what may be missing is imported
+        return importlib.import_module(f"autokernel.cli.{name}").main(words)
+
+    return imported
 
 
 def _end_now(status: int) -> NoReturn:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from autokernel.cli.arguments import Parser
-from autokernel.preflight import IN_CLONE, check_installed, make_home
+from autokernel.common.preflight import IN_CLONE, check_installed, make_home
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from autokernel import __version__
+from autokernel.common.preflight import HOME, ROOT, Refused, installed
 from autokernel.gate.source import checked_source
 from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.history import status
 from autokernel.history.runs import PLAN, checked_tag, no_run, run_tags
-from autokernel.preflight import HOME, ROOT, Refused, installed
 
 try:
     import anyio
@@ -215,7 +215,7 @@ class View:
     @staticmethod
     def of(run: str | None) -> "View":
         from autokernel.cli.by_hand import usual_plan
-        from autokernel.console import default_device
+        from autokernel.common.console import default_device
 
         workspace = workspace_of(run)
         plan = workspace.plan if (workspace / PLAN).is_file() else usual_plan(default_device())
@@ -364,7 +364,7 @@ def bench(
     full: all five stages and the whole timing, as for a proposal. `target` may be left out if the run has one of this type.
     """
     from autokernel.cli.by_hand import edit_for
-    from autokernel.console import check_machine, default_device
+    from autokernel.common.console import check_machine, default_device
     from autokernel.gate import Judge
     from autokernel.gate.report import as_json
     from autokernel.hardware.machine import turn
@@ -389,7 +389,7 @@ def propose(
     The first proposal on a target has its starter judged before it.
     """
     from autokernel.cli.by_hand import edit_for, judge
-    from autokernel.console import default_device
+    from autokernel.common.console import default_device
 
     if not description.strip():
         raise Refused("`description` is empty: say in one line what changes, what you expect of it, and why")

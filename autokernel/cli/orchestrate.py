@@ -37,8 +37,8 @@ from autokernel.cli.arguments import (
     workers,
 )
 from autokernel.cli.signals import RunStopped
+from autokernel.common.preflight import HOME, Refused, as_called, called_as_we_are, known_agents, named
 from autokernel.hardware.processes import STATE
-from autokernel.preflight import HOME, Refused, as_called, called_as_we_are, check_installed, known_agents, named
 from autokernel.run.supervisor import AGAIN, Supervisor
 
 COMMANDS = {
@@ -71,7 +71,7 @@ DEFAULT_MINUTES, DEFAULT_EXPERIMENTS = 3, 1  # the latter at least, and beside t
 
 
 def make_parser() -> Parser:
-    from autokernel.console import add_device_argument, add_sandbox_argument
+    from autokernel.common.console import add_device_argument, add_sandbox_argument
 
     parser = Parser(__doc__, usage="python orchestrate.py [COMMAND] [OPTIONS], COMMAND --help for those of a command")
     add_run_arguments(parser)  # to be shown: what is parsed always begins with a command
@@ -116,7 +116,7 @@ def taught(command: str) -> str:
 
 
 def add_run_arguments(run: argparse.ArgumentParser) -> None:
-    from autokernel.console import add_device_argument, add_sandbox_argument
+    from autokernel.common.console import add_device_argument, add_sandbox_argument
     from autokernel.model.options import add_workload_arguments
 
     add_workload_arguments(run)
@@ -202,8 +202,6 @@ def main(argv: Sequence[str] | None = None) -> int | None:
         )
     if not words or words[0] not in (*COMMANDS, "-h", "--help", "--version"):
         words = ["run", *words]
-    if STATE not in os.environ:
-        check_installed()  # not in the child, whose Python has all that is installed
     if words[0] in ("status", "runs", "log"):
         from autokernel.cli import status
 
@@ -218,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int | None:
 
 
 def act(words: list[str]) -> int | None:
-    from autokernel import console  # it says what is missing
+    from autokernel.common import console
 
     parser = make_parser()
     arguments = parser.parse_args(words)  # before what takes seconds to import

@@ -11,6 +11,9 @@ from autokernel.agents import Agent, Proposal, make_agent
 from autokernel.agents.proven import NAME, ProvenFirst
 from autokernel.agents.sizes import with_sizes_of
 from autokernel.cli.signals import RunStopped
+from autokernel.common.preflight import Refused
+from autokernel.common.records import write_json
+from autokernel.common.words import counted
 from autokernel.gate import Judge
 from autokernel.gate.workers.launch import Launched
 from autokernel.hardware.machine import MachineFault, full_disk_told, turn
@@ -32,8 +35,6 @@ from autokernel.model.options import SHORT
 from autokernel.model.profiler import profile_workload
 from autokernel.model.regions.growing import region_finder
 from autokernel.model.workload import Workload
-from autokernel.preflight import Refused
-from autokernel.records import write_json
 from autokernel.report.branch import close_branch
 from autokernel.report.live import Run, narrator
 from autokernel.report.summary import write_report
@@ -43,7 +44,6 @@ from autokernel.run.loop import Budget, Loop
 from autokernel.run.supervisor import Call, noted
 from autokernel.run.workspace import LOG, PLAN, PROFILE, PROOF, TRACES, VERIFY, VERIFY_NOTES, Workspace
 from autokernel.target import Plan, Target, encode, starter_source
-from autokernel.words import counted
 
 OFFERED = 2  # kernels from other models for a target at most: the nearest are the likeliest, and each is an experiment
 

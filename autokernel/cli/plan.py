@@ -4,10 +4,10 @@ import argparse
 
 from autokernel.build import default_cache
 from autokernel.cli.status import rows_with_notes
+from autokernel.common.preflight import HOME
+from autokernel.common.records import json_text
 from autokernel.history.progress import Rules
 from autokernel.history.runs import run_tags
-from autokernel.preflight import HOME
-from autokernel.records import json_text
 from autokernel.run.scheduler import next_target
 from autokernel.run.workspace import PLAN, NoRun, Workspace, find_run, no_run, run_refs
 from autokernel.target import encode

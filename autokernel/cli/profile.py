@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, named_path, new_file, tag
 from autokernel.cli.watched import noting
+from autokernel.common import console
+from autokernel.common.preflight import HOME, as_called, check_writable, default_cache, why_not_writable, why_nothing_loads
+from autokernel.common.records import json_text
+from autokernel.common.table import print_table
 from autokernel.history.at_work import profiling
 from autokernel.history.progress import amdahl
 from autokernel.history.runs import PROFILE, run_folder
 from autokernel.model import account
 from autokernel.model.options import BASELINES, ITERATIONS, WARMUP, add_workload_arguments
-from autokernel.preflight import HOME, as_called, check_writable, default_cache, why_not_writable, why_nothing_loads
-from autokernel.records import json_text
-from autokernel.table import print_table
 
 if TYPE_CHECKING:
     from autokernel.model.hotspots import Hotspot, ModelProfile

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from autokernel.cli.arguments import Parser, tag
+from autokernel.common.preflight import HOME
+from autokernel.common.records import json_text
 from autokernel.history.experiments import Experiment, Status
 from autokernel.history.runs import NoRun, commit_times, find_folder, has_experiments, run_tags
 from autokernel.history.status import known_rows, runs, status, subject
-from autokernel.preflight import HOME
-from autokernel.records import json_text
 
 
 def main(words: Sequence[str], described: Mapping[str, str]) -> None:

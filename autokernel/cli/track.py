@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from autokernel.cli.arguments import Parser, named_path, tag
 from autokernel.cli.status import rows_with_notes
-from autokernel.console import fail  # first: it says what is missing
+from autokernel.common.console import fail
+from autokernel.common.preflight import HOME
+from autokernel.common.records import json_text
+from autokernel.common.words import counted
 from autokernel.export.trackers import TRACKERS, track
-from autokernel.preflight import HOME
-from autokernel.records import json_text
-from autokernel.words import counted
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autokernel import console  # first: it says what is missing
 from autokernel.cli.arguments import Parser, count, count_or_none, named_path, nonnegative, tag
+from autokernel.common import console
+from autokernel.common.preflight import as_called
+from autokernel.common.records import json_text, write_json
+from autokernel.common.table import print_table
+from autokernel.common.words import counted
 from autokernel.history.runs import PLAN
-from autokernel.preflight import as_called
-from autokernel.records import json_text, write_json
-from autokernel.table import print_table
-from autokernel.words import counted
 
 if TYPE_CHECKING:
     from autokernel.integration.verification.winners import Kept

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from autokernel.cli.signals import STOPPED
+from autokernel.common.preflight import called_as_we_are, check_installed, fail, terminal
 from autokernel.hardware.processes import STATE, STEPS, die_with_parent
-from autokernel.preflight import called_as_we_are, check_installed, fail, terminal
 from autokernel.run.supervisor import CRASHES
 
 BY_ITSELF = {"-h", "--help", "--version"}  # no model's code runs then

@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from autokernel.preflight import Refused, why_not_writable
-from autokernel.records import BadRecord, reads, record_from, write_json
+from autokernel.common.preflight import Refused, why_not_writable
+from autokernel.common.records import BadRecord, reads, record_from, write_json
 
 LIST = ".autokernel.json"
 

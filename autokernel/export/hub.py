@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 import torch
 
 from autokernel.build import INCLUDE, CudaFunction, compile_library
+from autokernel.common.preflight import HOME, Refused
 from autokernel.export.folders import NotOurs, why_not, write_anew
 from autokernel.gate.source import constants
-from autokernel.preflight import HOME, Refused
 from autokernel.spec import ROOT, KernelSpec, import_file, is_region, load_spec
 
 VERSION = 1

@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from autokernel.common.preflight import Refused
 from autokernel.history.experiments import Experiment
-from autokernel.preflight import Refused
 
 METRICS = ("latency_us", "speedup_vs_pytorch", "speedup_vs_incumbent", "pct_peak", "seconds", "cost_usd")
 Metrics = Mapping[str, float]

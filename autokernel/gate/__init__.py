@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from autokernel.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
+from autokernel.common.verdict import STAGES, CaseTiming, Correctness, Failure, Interval, Verdict
 
 if TYPE_CHECKING:
     from autokernel.gate.judge import Judge

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autokernel.common.verdict import Correctness, Interval, Verdict
 from autokernel.gate.judge import Judge
 from autokernel.target import Target
-from autokernel.verdict import Correctness, Interval, Verdict
 
 TARGET = "all sizes"
 

@@ -11,7 +11,8 @@ from functools import partial
 
 import torch
 
-from autokernel.backends import BACKENDS
+from autokernel.common.backends import BACKENDS
+from autokernel.common.verdict import Correctness, Failure, Verdict
 from autokernel.gate.checks.ahead import LOAD_TIMEOUT_S, Ahead, compile_ahead
 from autokernel.gate.checks.cases import CheckCase
 from autokernel.gate.checks.expectations import TypeFault
@@ -32,7 +33,6 @@ from autokernel.hardware.device import Device
 from autokernel.hardware.machine import MachineFault, gpu_lost
 from autokernel.spec import ANY_LIBRARY, CONVOLUTION, load_spec
 from autokernel.target import Target
-from autokernel.verdict import Correctness, Failure, Verdict
 
 # That share the trials of a kernel on a GPU, each with a context of half a gigabyte, and that do where it takes long to
 # compile, or compile ahead: not more than the device has so many bytes.

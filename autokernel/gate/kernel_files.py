@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from autokernel.backends import BACKENDS, default_backend
+from autokernel.common.backends import BACKENDS, default_backend
 from autokernel.gate.source import NotFound, binds, constants, exists, read_kernel, read_source
 from autokernel.spec import is_kernel_type, kernel_types, load_spec
 from autokernel.target import Target, default_target

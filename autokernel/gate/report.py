@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from autokernel.common.verdict import Interval, Verdict
+from autokernel.common.words import four_figures
 from autokernel.target import asdict_shallow
-from autokernel.verdict import Interval, Verdict
-from autokernel.words import four_figures
 
 
 def as_json(record: Any) -> Any:

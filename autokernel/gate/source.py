@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from autokernel.preflight import ROOT, Refused
+from autokernel.common.preflight import ROOT, Refused
 
 MOST_BYTES = 4 << 20  # of a kernel file; the largest of ours has 40 KB
 

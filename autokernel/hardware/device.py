@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from autokernel.build import cpp_function, cpu_identity, default_cache
-from autokernel.preflight import MissingCompiler
-from autokernel.records import write_json
+from autokernel.common.preflight import MissingCompiler
+from autokernel.common.records import write_json
 
 PEAK_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MEASURING_BUDGET_S = 0.4  # for each of the four peaks

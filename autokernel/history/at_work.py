@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from autokernel.preflight import Refused
+from autokernel.common.preflight import Refused
 
 LOCK, PROFILING = "lock", "profiling"  # of a whole job or an experiment; of profile.py
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from autokernel.records import reads, record_from
-from autokernel.verdict import Correctness, Interval, Verdict
+from autokernel.common.records import reads, record_from
+from autokernel.common.verdict import Correctness, Interval, Verdict
 
 STARTER = "starter"  # the agent of a target's first row: the starter itself, judged before anything is tried on it
 START = "start from "  # and the name of that kernel: how the description of such a row begins

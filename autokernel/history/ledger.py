@@ -18,10 +18,10 @@ from pathlib import Path
 
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")  # or its import fails where there is no git: repository() says so
 
+from autokernel.common.preflight import Refused, why_no_repository
+from autokernel.common.records import BadRecord
 from autokernel.history.experiments import COLUMNS, Experiment, cell
 from autokernel.history.runs import run_refs
-from autokernel.preflight import Refused, why_no_repository
-from autokernel.records import BadRecord
 
 try:
     import git

@@ -8,8 +8,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from autokernel.common.preflight import IN_CLONE, Refused, why_no_repository
 from autokernel.history.at_work import AtWork, at_work
-from autokernel.preflight import IN_CLONE, Refused, why_no_repository
 
 PLAN, PROFILE, PROOF, VERIFY = "plan.json", "profile.json", "proof.json", "verify.json"
 TAG = re.compile(r"\w[\w.+=-]*")  # stricter than git-check-ref-format(1), and without anything a shell or a path reads

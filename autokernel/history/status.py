@@ -10,6 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from autokernel.common.preflight import as_called
+from autokernel.common.records import PLAN_REMEDY, BadRecord, json_text, reads, record_from
+from autokernel.common.table import plain
+from autokernel.common.verdict import Interval
+from autokernel.common.words import counted
 from autokernel.history.at_work import AtWork, at_work
 from autokernel.history.experiments import START, STARTER, Experiment, ExperimentLog, Status
 from autokernel.history.ledger import EDITED, GitFailed, GitLedger, NoRepository, in_words
@@ -26,11 +31,6 @@ from autokernel.history.runs import (
     run_tags,
 )  # fmt: skip
 from autokernel.history.workers import read_workforce
-from autokernel.preflight import as_called
-from autokernel.records import PLAN_REMEDY, BadRecord, json_text, reads, record_from
-from autokernel.table import plain
-from autokernel.verdict import Interval
-from autokernel.words import counted
 
 
 class Named(Protocol):

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from autokernel.records import reads, record_from, write_json
-from autokernel.words import counted
+from autokernel.common.records import reads, record_from, write_json
+from autokernel.common.words import counted
 
 WORKERS = "workers.json"
 

@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
+from autokernel.common.preflight import Refused
+from autokernel.common.words import counted
 from autokernel.integration.backend import INDUCTOR, OneTrace, Replacer
 from autokernel.integration.compilers import is_undone
 from autokernel.integration.frames import has_broken, newest
@@ -30,8 +32,6 @@ from autokernel.model.forwards import RECURRENT, Forwards, recurrent_outside
 from autokernel.model.padding import Encoders
 from autokernel.model.settings import is_dispatched, is_forward_mode, is_overridden
 from autokernel.model.user_code import not_a_model, shown
-from autokernel.preflight import Refused
-from autokernel.words import counted
 
 if TYPE_CHECKING:
     from autokernel.integration.verification.whole_job import FinishedRun

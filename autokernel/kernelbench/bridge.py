@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autokernel import console
+from autokernel.common import console
 from autokernel.kernelbench.problems import Cost, NotJudged, Problem, examine, fitting, target_of
 from autokernel.kernelbench.rewriting import NotRewritten, Rewriting, rewrite, unchanged, variants
 from autokernel.spec import PROBLEMS, load_spec

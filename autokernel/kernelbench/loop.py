@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from autokernel import console
 from autokernel.agents import make_agent
+from autokernel.common import console
+from autokernel.common.preflight import HOME
 from autokernel.gate import Judge
 from autokernel.history.experiments import Status
 from autokernel.history.progress import Rules, tried
 from autokernel.kernelbench import bridge
 from autokernel.kernelbench.problems import NotJudged
-from autokernel.preflight import HOME
 from autokernel.run.loop import Budget, Loop
 from autokernel.run.workspace import PLAN, Workspace
 

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from autokernel.common.records import write_json
 from autokernel.kernelbench.modelnew import SEED, WEIGHTS, InDouble, as_kernel, make, seeded
-from autokernel.records import write_json
 from autokernel.spec import ANY_LIBRARY, PROBLEMS, Case, KernelSpec, TensorSpec
 from autokernel.target import Target, WeightedCase, decode_case, encode
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
-from autokernel.backends import default_backend
+from autokernel.common.backends import default_backend
 from autokernel.kernelbench.modelnew import make
 from autokernel.kernelbench.problems import Problem, parse
 from autokernel.model import nodes

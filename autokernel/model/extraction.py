@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from autokernel.backends import default_backend
+from autokernel.common.backends import default_backend
 from autokernel.model.hotspots import Hotspot, ModelProfile
 from autokernel.spec import TensorSpec, load_spec
 from autokernel.target import Plan, Target, WeightedCase

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from autokernel.common.records import reads, record_from, write_json
 from autokernel.model import account
 from autokernel.model.account import Standing
 from autokernel.model.workload import Workload
-from autokernel.records import reads, record_from, write_json
 from autokernel.spec import Case
 from autokernel.target import encode
 

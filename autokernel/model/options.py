@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from autokernel.preflight import named
+from autokernel.common.preflight import named
 
 MODEL, CLASS_NAME, DTYPE = "models/llama.py", "MiniLlama", "float32"  # where nothing else is said
 SHORT = (1, 128)  # the inputs of that model: a newcomer's minutes hold more passes and experiments than with 512 tokens

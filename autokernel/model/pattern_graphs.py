@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx import Node
 
 from autokernel.build import default_cache
-from autokernel.records import replacing
+from autokernel.common.records import replacing
 
 FOLDER = "patterns"  # of the cache
 OURS = sorted(Path(__file__).parent.glob("*.py"))  # on whose code depends what a trace comes to

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from autokernel.common.stderr import diverted, results_alone
 from autokernel.hardware.device import Device
 from autokernel.hardware.roofline import Roofline
 from autokernel.hardware.threads import COMPILED_HERE
@@ -37,7 +38,6 @@ from autokernel.model.patterns import Site
 from autokernel.model.user_code import WorkloadError, user_code
 from autokernel.model.workload import Workload
 from autokernel.spec import Case, KernelSpec, load_spec
-from autokernel.stderr import diverted, results_alone
 from autokernel.target import encoded
 
 PREFIX = "autokernel:"  # of the ranges that mark nodes in a trace

@@ -24,10 +24,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from autokernel.common.preflight import HOME, ROOT, Refused, model_file, why_no_model
+from autokernel.common.words import counted
 from autokernel.hardware.processes import stream_of_parent
-from autokernel.preflight import HOME, ROOT, Refused, model_file, why_no_model
 from autokernel.spec import import_file
-from autokernel.words import counted
 
 TRACE = "\nException raised from "  # PyTorch's own places in C++ follow
 LONGEST = 400  # characters of an exception that are shown

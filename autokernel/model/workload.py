@@ -20,6 +20,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from autokernel.common.preflight import HOME, model_file
+from autokernel.common.records import record_from
+from autokernel.common.words import counted
 from autokernel.model import example_inputs
 from autokernel.model.options import CLASS_NAME, DTYPE, MODEL, SHORT, Part
 from autokernel.model.user_code import (
@@ -34,10 +37,7 @@ from autokernel.model.user_code import (
     shown,
     user_code,
 )
-from autokernel.preflight import HOME, model_file
-from autokernel.records import record_from
 from autokernel.spec import ROOT
-from autokernel.words import counted
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # args, kwargs
 HANDED_OVER = Path("workspace", "models")  # below HOME: live models, see handover.py

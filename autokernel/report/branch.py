@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from autokernel.common.preflight import as_called
 from autokernel.history.experiments import Experiment
 from autokernel.history.ledger import RESULT
 from autokernel.history.progress import rows_of
 from autokernel.history.status import kernel_line, known_rows, read_proofs
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.verification.winners import kept
-from autokernel.preflight import as_called
 from autokernel.report.summary import advice
 from autokernel.run.workspace import VERIFY, Workspace
 from autokernel.target import Plan, Target

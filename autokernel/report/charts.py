@@ -18,11 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
+from autokernel.common.words import counted
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import incumbent, rows_of
 from autokernel.spec import load_spec
 from autokernel.target import Target
-from autokernel.words import counted
 
 PALETTE = {  # name of a CSS variable -> its colour on a light and on a dark page
     "page": ("#ffffff", "#0d1117"),

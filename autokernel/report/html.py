@@ -9,17 +9,17 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from autokernel.common.preflight import as_called
+from autokernel.common.verdict import Interval
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import incumbent, loop_gain, rows_of, tried
 from autokernel.history.status import Proof
 from autokernel.integration.verification.forms import EAGER, Form, baseline, ours
 from autokernel.integration.verification.record import COLUMNS, INTERVAL, KernelInModel, Verification
-from autokernel.preflight import as_called
 from autokernel.report import charts
 from autokernel.report.live import estimated_speedup
 from autokernel.target import Plan, Target
-from autokernel.verdict import Interval
 
 TEMPLATE = "report.html.j2"
 

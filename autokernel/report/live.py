@@ -16,7 +16,8 @@ from rich.text import Text
 
 from autokernel.agents import PastExperiment
 from autokernel.agents.playbook import fitting_tier
-from autokernel.console import console
+from autokernel.common.console import console
+from autokernel.common.words import counted
 from autokernel.history.experiments import Experiment, Status
 from autokernel.history.progress import incumbent, loop_gain, rows_of, tried
 from autokernel.history.status import subject
@@ -24,7 +25,6 @@ from autokernel.report.log import STYLES
 from autokernel.run.loop import Budget
 from autokernel.run.scheduler import gain_in_model
 from autokernel.target import Plan, Target
-from autokernel.words import counted
 
 VERDICTS = 5  # the last ones shown
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from autokernel.agents import PastExperiment
 from autokernel.agents.playbook import fitting_tier, tier_text
+from autokernel.common.preflight import IN_CLONE, as_called, version
+from autokernel.common.records import replacing
+from autokernel.common.table import plain
+from autokernel.common.words import counted, percent
 from autokernel.gate.timing.statistics import CONFIDENCE
 from autokernel.hardware.roofline import above_limit
 from autokernel.history.experiments import STARTER, Experiment, Status
@@ -17,15 +21,11 @@ from autokernel.history.workers import read_workforce
 from autokernel.integration.verification.record import COLUMNS, Verification
 from autokernel.model import account
 from autokernel.model.hotspots import ModelProfile
-from autokernel.preflight import IN_CLONE, as_called, version
-from autokernel.records import replacing
 from autokernel.report.charts import save_progress
 from autokernel.report.html import Story, page
 from autokernel.run.scheduler import expected_gain
 from autokernel.run.workspace import PROFILE, REPORT, TRACES, VERIFY, NoRun, Workspace
-from autokernel.table import plain
 from autokernel.target import Plan
-from autokernel.words import counted, percent
 
 HTML = "report.html"
 IDEAS = 4  # of the playbook, named for each target

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autokernel.common.table import plain
+from autokernel.common.words import counted
 from autokernel.history.experiments import Experiment, Status
 from autokernel.history.progress import incumbent, loop_gain, rows_of, tried
 from autokernel.history.status import Proof, known_rows, read_outline, read_proofs
 from autokernel.integration.verification.record import Verification
 from autokernel.run.workspace import PLAN, VERIFY, find_run
-from autokernel.table import plain
-from autokernel.words import counted
 
 NONE = "–"
 

@@ -7,10 +7,10 @@ from statistics import median
 
 import torch
 
-from autokernel.backends import backends_for
+from autokernel.common.backends import backends_for
+from autokernel.common.verdict import Correctness, Verdict
+from autokernel.common.words import four_figures
 from autokernel.target import Plan, Target, default_target, starter_source
-from autokernel.verdict import Correctness, Verdict
-from autokernel.words import four_figures
 
 KERNEL_TYPE = "matmul"  # what keeps a device busiest: clocks that are held down show
 EVERY_S = 1800.0  # from one canary of a worker to the next

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from autokernel.common.preflight import HOME, TERMINAL, Refused, as_called, terminal_of_stderr
 from autokernel.hardware.processes import die_with_parent, why_ended
 from autokernel.model.user_code import shown
 from autokernel.model.workload import Workload
-from autokernel.preflight import HOME, TERMINAL, Refused, as_called, terminal_of_stderr
 
 LOG = logging.getLogger("autokernel.api")  # the name that Python programs know
 END_S = 10.0  # for a command that is interrupted

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from autokernel.common.verdict import Correctness, Verdict
 from autokernel.hardware.machine import Clocks, MachineFault, gpu_lost, low_disk
-from autokernel.verdict import Correctness, Verdict
 
 SLEPT_S = JUMPED_S = 2.0  # shorter ones are the clocks' own corrections
 

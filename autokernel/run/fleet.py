@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autokernel.agents import Agent, AgentStopped, Proposal
+from autokernel.common.verdict import Verdict
 from autokernel.hardware.machine import MachineFault
 from autokernel.history.experiments import STARTER, Experiment, Status
 from autokernel.history.progress import Rules, tried
@@ -21,7 +22,6 @@ from autokernel.run.loop import MAX_ATTEMPTS, Budget, gave_up
 from autokernel.run.scheduler import Tallies, next_target
 from autokernel.run.workspace import Intent
 from autokernel.target import Plan, Target
-from autokernel.verdict import Verdict
 
 LEASE_S = 1800.0  # for one experiment, waiting for a turn on the cores included: 30 times what most take
 DISTURBED = 2  # times that an experiment which the machine disturbed is judged again, elsewhere if another worker is idle

@@ -22,6 +22,9 @@ from typing import Protocol
 
 from autokernel.agents import Agent, AgentStopped, Bench, Context, PastExperiment, Proposal
 from autokernel.build import default_cache
+from autokernel.common.preflight import as_called
+from autokernel.common.verdict import Correctness, Verdict
+from autokernel.common.words import counted, four_figures
 from autokernel.gate.checks.ahead import Ahead
 from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware.machine import gpu_shared, low_disk, turn
@@ -29,15 +32,12 @@ from autokernel.history.experiments import STARTER, Experiment, Status, experime
 from autokernel.history.ledger import LedgerEntry
 from autokernel.history.progress import Rules, Tally, incumbent, move_on, rows_of, tried
 from autokernel.history.status import subject
-from autokernel.preflight import as_called
 from autokernel.run.environment import Watch
 from autokernel.run.scheduler import next_target
 from autokernel.run.starters import fastest_first, own_starter, ranked
 from autokernel.run.workspace import PLAN, Intent, Workspace
 from autokernel.spec import load_spec
 from autokernel.target import Plan, Target, starter_source
-from autokernel.verdict import Correctness, Verdict
-from autokernel.words import counted, four_figures
 
 NOTHING_LEFT = "the agent has nothing left to try"
 MAX_ATTEMPTS = 2  # at judging one experiment: one during which the whole run ends twice is not judged again

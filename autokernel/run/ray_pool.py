@@ -26,21 +26,21 @@ import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autokernel.agents import Proposal
-from autokernel.backends import cpu_identity
 from autokernel.build import compiler_version, default_cache
+from autokernel.common.backends import cpu_identity
+from autokernel.common.preflight import ROOT, Refused, backends
+from autokernel.common.verdict import Correctness, Verdict
+from autokernel.common.words import counted
 from autokernel.gate import Judge
 from autokernel.gate.timing.autotune import Looked
 from autokernel.hardware import nvml
 from autokernel.hardware.device import device_name
 from autokernel.hardware.machine import CPU_TIMING, gpu_shared, turn
-from autokernel.preflight import ROOT, Refused, backends
 from autokernel.run.canary import altered
 from autokernel.run.environment import Watch
 from autokernel.run.fleet import Answer, Event, Joined, Lost, Task
 from autokernel.run.starters import fastest_first
 from autokernel.target import Target
-from autokernel.verdict import Correctness, Verdict
-from autokernel.words import counted
 
 START_S = 600.0  # for all workers together: each imports PyTorch and starts a gate
 REACHED_S = 10.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from autokernel.common.words import percent
 from autokernel.history.experiments import Experiment
 from autokernel.history.progress import MEMORY, Rules, Tally, move_on
-from autokernel.words import percent
 
 if TYPE_CHECKING:  # it brings PyTorch along, and whoever only reads records does without
     from autokernel.target import Plan, Target

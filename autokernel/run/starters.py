@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from autokernel.agents import Proposal
+from autokernel.common.preflight import backends
 from autokernel.gate.checks.ahead import Ahead
 from autokernel.gate.timing.autotune import Looked
 from autokernel.history.experiments import START, STARTER
-from autokernel.preflight import backends
 from autokernel.spec import is_region, load_spec
 from autokernel.target import Target, starter_name, starter_source
 

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from autokernel.common.preflight import terminal
 from autokernel.hardware.machine import low_disk
 from autokernel.hardware.processes import STATE, become_subreaper, die_with_parent, end_orphans
-from autokernel.preflight import terminal
 
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as shells say it: whoever read what the run prints has gone
 STOPS = (signal.SIGINT, signal.SIGTERM)

@@ -12,6 +12,8 @@ from datetime import date
 from pathlib import Path
 
 from autokernel.agents import Proposal
+from autokernel.common.preflight import Refused
+from autokernel.common.records import BadRecord, reads, record_from, write_json
 from autokernel.hardware.machine import locks
 from autokernel.history.at_work import LOCK, note
 from autokernel.history.experiments import ExperimentLog
@@ -30,8 +32,6 @@ from autokernel.history.runs import (  # noqa: F401 for whoever needs a run
     run_tags,
 )  # fmt: skip
 from autokernel.model.workload import Workload
-from autokernel.preflight import Refused
-from autokernel.records import BadRecord, reads, record_from, write_json
 from autokernel.target import Plan
 
 VERIFY_NOTES, REPORT = "verify.notes", "report.md"

@@ -52,13 +52,13 @@ from second_tier import LATER
 from with_a_change import OUTSIDE
 
 from autokernel.build import default_cache
+from autokernel.common.verdict import Verdict
 from autokernel.gate import Judge
 from autokernel.integration.apply import compile_with_kernels
 from autokernel.integration.backend import Replacer
 from autokernel.integration.winner import Winner
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase, default_target
-from autokernel.verdict import Verdict
 from tests.small_targets import small_target
 
 NAIVE = Path(__file__).with_name("naive.py")

@@ -15,11 +15,11 @@ from gpu_cheats import CHEATS
 from gpu_taking_over import DISTURBS_OTHERS, HONEST, taking_over
 from gpu_timing import PERSISTING
 
+from autokernel.common.verdict import Verdict
 from autokernel.gate import Judge
 from autokernel.hardware.device import Device
 from autokernel.spec import ROOT, load_spec
 from autokernel.target import Target, WeightedCase
-from autokernel.verdict import Verdict
 
 pytestmark = pytest.mark.gpu
 

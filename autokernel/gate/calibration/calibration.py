@@ -28,8 +28,11 @@ from statistics import mean, median, stdev
 import torch
 from scipy.special import betaincinv
 
-from autokernel import console
-from autokernel.backends import default_backend
+from autokernel.common import console
+from autokernel.common.backends import default_backend
+from autokernel.common.records import json_text, write_json
+from autokernel.common.table import print_table
+from autokernel.common.verdict import Interval
 from autokernel.gate.calibration.planted import BANDS, Dial, set_dial
 from autokernel.gate.judge import Judge
 from autokernel.gate.timing.contest import CANDIDATE, INCUMBENT, NOISE_PAIRS, Contestants, NotDecided
@@ -37,11 +40,8 @@ from autokernel.gate.timing.faults import BaselineFault, RefusedWhileTimed
 from autokernel.gate.timing.statistics import LOOKS, keep_rule, noise_floor
 from autokernel.gate.workers.launch import Launched
 from autokernel.gate.workers.processes import WorkerFault
-from autokernel.records import json_text, write_json
 from autokernel.spec import ROOT, kernel_types, load_spec
-from autokernel.table import print_table
 from autokernel.target import Target, default_target, encode
-from autokernel.verdict import Interval
 
 PLANTED = "planted"
 SUBJECTS = ("rmsnorm", "softmax", "matmul", "reduce", PLANTED)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.common.verdict import STAGES, Correctness, Failure
 from autokernel.gate.checks.ahead import LOAD_TIMEOUT_S, CompilingAhead
 from autokernel.gate.checks.cases import HELD_SETS, NEW_ADDRESS, CheckCase, Step, other_number
 from autokernel.gate.checks.correctness import same_bits, wrong
@@ -29,7 +30,6 @@ from autokernel.gate.workers.stopwatch import Stopwatch
 from autokernel.hardware.threads import one_thread
 from autokernel.spec import Case, KernelSpec, load_spec
 from autokernel.target import Target
-from autokernel.verdict import STAGES, Correctness, Failure
 
 CALL_TIMEOUT_S = 20.0  # one call of a trial; all trials are small
 # What a trial takes of a GPU's memory, in multiples of what one call moves: inputs in two precisions, several outputs in

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
 
+from autokernel.common.verdict import CaseTiming, Correctness, Interval, Verdict
 from autokernel.gate.timing.batches import Setting
 from autokernel.gate.timing.device_probe import DeviceProbe
 from autokernel.gate.timing.disturbance import throttled
@@ -30,7 +31,6 @@ from autokernel.hardware.device import Device
 from autokernel.hardware.roofline import Roofline
 from autokernel.spec import load_spec
 from autokernel.target import Target
-from autokernel.verdict import CaseTiming, Correctness, Interval, Verdict
 
 BASELINE_PAIRS = 3  # pairs in which the baselines are timed beside candidate and incumbent
 # Pairs without an incumbent; from LOOKS[0] on as many as it takes for an interval over PyTorch eager of ALONE_WIDTH, to

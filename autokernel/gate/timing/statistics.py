@@ -8,7 +8,7 @@ from statistics import mean, stdev
 import numpy as np
 from scipy.special import stdtrit
 
-from autokernel.verdict import Interval
+from autokernel.common.verdict import Interval
 
 LOOKS = (3, 8, 16, 32)  # process pairs: from the first look on, the rule gives up after any pair; the others can keep
 CONFIDENCE = 0.998  # two-sided: a look keeps an identical kernel in 0.1 % of trials, all three in at most 0.3 %

@@ -12,7 +12,7 @@ import torch
 from msgspec import Meta, Struct
 from msgspec.json import Decoder
 
-from autokernel.backends import BACKENDS
+from autokernel.common.backends import BACKENDS
 from autokernel.spec import TensorSpec
 
 MAX_BYTES = 1 << 47  # of an address space

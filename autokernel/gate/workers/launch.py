@@ -5,8 +5,8 @@ import socket
 import subprocess
 import sys
 
+from autokernel.common.preflight import HOME, ROOT, proven_folder
 from autokernel.gate.workers.scratch import claim_scratch, remove
-from autokernel.preflight import HOME, ROOT, proven_folder
 
 END_S = 10.0  # that it may take to end its workers
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "CC")

@@ -16,9 +16,9 @@ import time
 import warnings
 from pathlib import Path
 
+from autokernel.common.preflight import ROOT
 from autokernel.gate.workers import sandbox
 from autokernel.hardware.processes import become_subreaper
-from autokernel.preflight import ROOT
 
 if __name__ == "__main__":  # before the imports that take seconds
     sandbox.die_with_parent()  # a command may end at any time while its parent is being launched

@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 import torch
 
+from autokernel.common.stderr import divert_for_good, diverted
 from autokernel.hardware.machine import free_memory
 from autokernel.hardware.processes import die_with_parent
 from autokernel.spec import ROOT
-from autokernel.stderr import divert_for_good, diverted
 
 CLEANING = "autokernel.integration.verification.fork_server"
 IMPORTED = [CLEANING, "torch._dynamo", "autokernel.integration.verification"]

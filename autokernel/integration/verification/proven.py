@@ -20,10 +20,10 @@ import torch
 
 from autokernel import spec
 from autokernel.build import cpu_identity
+from autokernel.common.preflight import proven_folder as folder
+from autokernel.common.records import BadRecord, reads, replacing, write_json
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
-from autokernel.preflight import proven_folder as folder
-from autokernel.records import BadRecord, reads, replacing, write_json
 from autokernel.spec import Case, TensorSpec, folder_of, is_kernel_type, is_region
 from autokernel.target import Target, decode_target, encode, encoded
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
+from autokernel.common.records import reads, record_from
+from autokernel.common.verdict import Interval
+from autokernel.common.words import counted
 from autokernel.gate.timing.statistics import product
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, Form, baseline, ours
 from autokernel.integration.winner import Winner
-from autokernel.records import reads, record_from
-from autokernel.verdict import Interval
-from autokernel.words import counted
 
 BUSY = 0.15  # spread of passes above which the report says that the machine was disturbed (idle: 0.01-0.05)
 UNEXPECTED = 0.1  # difference from Amdahl's prediction that is explained

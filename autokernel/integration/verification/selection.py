@@ -8,7 +8,7 @@ gains suggest are timed, too.
 import math
 from collections.abc import Mapping
 
-from autokernel.verdict import Interval
+from autokernel.common.verdict import Interval
 
 Gains = Mapping[str, Interval]  # kernel -> the model with all kernels over the model with all but this one
 Names = tuple[str, ...]

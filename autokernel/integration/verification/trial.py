@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from autokernel.common.verdict import Interval
+from autokernel.common.words import counted
 from autokernel.gate.timing.statistics import foreseen, ratio_interval, ratio_intervals
 from autokernel.hardware.machine import usable_cores
 from autokernel.integration.verification.forms import AUTOTUNED, EAGER, GRAPHS, INDUCTOR, baseline, ours
@@ -46,8 +48,6 @@ from autokernel.integration.verification.traces import keep_traces, trace_built
 from autokernel.integration.winner import Winner
 from autokernel.model.workload import Workload
 from autokernel.target import Plan
-from autokernel.verdict import Interval
-from autokernel.words import counted
 
 PROCESSES = 4  # for the final figures
 SCREENING = (2, 3, 6)  # processes after which gains are looked at: all settled, or the last for those that come to MATTERS

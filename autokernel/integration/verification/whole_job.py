@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from autokernel.common.preflight import HOME, program
 from autokernel.history.runs import checked_tag
 from autokernel.integration.verification.forms import EAGER
 from autokernel.integration.verification.record import Verification
 from autokernel.model.handover import hand_over
-from autokernel.preflight import HOME, program
 from autokernel.run.command import Progress, run_command, workload_options
 from autokernel.run.workspace import PLAN, VERIFY, Workspace, default_tag, runs
 

@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
+from autokernel.common.preflight import HOME
 from autokernel.gate.source import exists
 from autokernel.history.progress import beginning, incumbent, rows_of
 from autokernel.history.status import read_proofs
 from autokernel.integration.verification.record import Verification
 from autokernel.integration.winner import Winner
 from autokernel.model.user_code import shown
-from autokernel.preflight import HOME
 from autokernel.run.workspace import PLAN, VERIFY, NoRun, Workspace, find_run
 from autokernel.target import Plan
 

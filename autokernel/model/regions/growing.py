@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from autokernel.backends import default_backend
+from autokernel.common.backends import default_backend
 from autokernel.model.agreement import between, extract_subgraph
 from autokernel.model.breaks import reason
 from autokernel.model.match import MIN_ELEMENTS, REGION, Refusal, RegionFinder

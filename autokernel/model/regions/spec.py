@@ -19,8 +19,8 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autokernel import spec as specs
+from autokernel.common.records import write_json
 from autokernel.model.nodes import value
-from autokernel.records import write_json
 from autokernel.spec import Args, KernelSpec, TensorSpec, folder_of, several
 from autokernel.target import decode_case, encode
 

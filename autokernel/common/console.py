@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from autokernel.preflight import HOME, Refused, check, check_installed, fail, terminal
+from autokernel.common.preflight import HOME, Refused, check, check_installed, fail, terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from autokernel.preflight import Refused
+from autokernel.common.preflight import Refused
 
 PLAN_REMEDY = "move it away, or remove the run with python orchestrate.py clean TAG"
 T = TypeVar("T")

@@ -26,9 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCHES = ("2.9.0", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 PYTHONS = ("3.10", "3.13")
-JOBS = {  # what is added to README's orchestrate.py: about one experiment for each target, of two targets, nothing
+JOBS = {  # what is added to README's orchestrate.py; the smallest: one experiment on one target
     "none": None,
-    "smallest": " --top 2 --experiments 2 --max-reverts 1 --input-shape 1,128 --model-args '{\"n_layers\": 2}'",
+    "smallest": " --top 1 --experiments 1 --max-reverts 1 --input-shape 1,64 --model-args '{\"n_layers\": 1}'",
     "short": " --experiments 5 --max-reverts 1",
     "full": "",
 }

@@ -5,6 +5,7 @@ Kernels travel as sources and are built where they run, for the very CPU or GPU,
 """
 
 import ast
+import functools
 import json
 import keyword
 import re
@@ -133,15 +134,19 @@ def _imported(needing: Sequence[Path]) -> set[Path]:
     pending = list(needing)
     while pending:
         found.add(path := pending.pop())
-        for line in ast.parse(path.read_text()).body:
-            if isinstance(line, ast.ImportFrom) and line.module.startswith("autokernel."):
-                needed = line.module.removeprefix("autokernel.")
-                if _file(needed).exists():
-                    files = [_file(needed)]
-                else:
-                    files = [_file(f"{needed}.{name.name}") for name in line.names]
-                pending += [file for file in files if file not in found]
+        pending += [file for file in _imported_by(path.read_text()) if file not in found]
     return found
+
+
+@functools.cache
+def _imported_by(source: str) -> tuple[Path, ...]:
+    files: list[Path] = []
+    for line in ast.parse(source).body:
+        if isinstance(line, ast.ImportFrom) and line.module.startswith("autokernel."):
+            needed = line.module.removeprefix("autokernel.")
+            names = [needed] if _file(needed).exists() else [f"{needed}.{name.name}" for name in line.names]
+            files += map(_file, names)
+    return tuple(files)
 
 
 def _file(module: str) -> Path:

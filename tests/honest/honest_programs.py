@@ -151,7 +151,7 @@ PROGRAMS = (
     Honest("prints-tensors", wrapped("print(args, kwargs)"), refused="PyTorch formats tensors with operators that compute"),
     Honest("prints-from-cpp", PRINTS_FROM_CPP),
     Honest("megabytes-on-stderr", wrapped("import sys; sys.stderr.write('x' * (1 << 17) + chr(10))", "softmax"), "softmax"),
-    Honest("imports-slowly", "import time\ntime.sleep(2)\n" + starter("reduce"), "reduce"),
+    Honest("imports-slowly", "import time\ntime.sleep(1)\n" + starter("reduce"), "reduce"),
     Honest("logs-and-warns", CLEANS_UP),
     Honest("objects", OBJECTS, kept=False),
     Honest("registers", REGISTERS, kept=False),

@@ -115,7 +115,7 @@ ATTEMPTS = (
     Attempt("schedule-outsider", "import os\nos.sched_setscheduler({outsider}, os.SCHED_OTHER, os.sched_param(0))"),
     Attempt("system-v-shared-memory", C + "check(libc.shmget({key}, 0, 0))", reason="No such file|Operation not permitted"),
     Attempt("be-root", "import os\nos.chroot('/')", reason="Operation not permitted|killed by SIGSYS"),
-    Attempt("new-namespace", C + "check(libc.unshare(0x20000))"),
+    Attempt("new-namespace", C + "check(libc.unshare(0x20000))", reason="Operation not permitted|killed by SIGSYS"),
     Attempt("fork", "import os\nif os.fork() == 0: os._exit(0)", forks=False),
     Attempt("run-a-program", "import subprocess\nsubprocess.run(['true'], check=True)", forks=False),
     Attempt("spawn", "import os\nos.waitpid(os.posix_spawn('/bin/true', ['true'], dict()), 0)", forks=False),

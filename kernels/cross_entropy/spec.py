@@ -185,6 +185,16 @@ def with_target(inputs, value):
     return inputs | {"logits": logits, "targets": targets.clone()}
 
 
+def padded(inputs):
+    """The last classes are -inf in all rows, as where a vocabulary is padded, and rows that do not count altogether."""
+    logits, targets, ignored = inputs["logits"].clone(), inputs["targets"].clone(), inputs["ignore_index"]
+    counted, kept = targets != ignored, max(1, logits.shape[1] - max(4, logits.shape[1] // 8))
+    logits[~counted] = logits[:, kept:] = -torch.inf
+    made = targets[counted].clamp(max=kept - 1)
+    targets[counted] = torch.where(made == ignored, (made + 1) % kept, made)
+    return inputs | {"logits": logits, "targets": targets}
+
+
 def nothing_left(inputs):
     """One row that counts is -inf altogether, as all rows are that do not: of no class there is any chance, and the loss is
     NaN."""
@@ -300,6 +310,7 @@ SPEC = KernelSpec(
         "large_offset": large_offset,
         "low_offset": low_offset,
         "masked": masked,
+        "padded": padded,
         "far_apart": far_apart,
         "forbidden": forbidden,
         "certain": certain,

@@ -249,6 +249,13 @@ def of_texts(seen, generator):
     return (queries // length == keys // length).expand_as(seen)
 
 
+def of_two_numbers(mask, number):
+    """Finite ones: of a key that is hidden this one, or the lowest that there is."""
+    hidden = mask < -1e3
+    hidden[..., 0] &= number == -torch.inf  # where each query sees one, its scores are not rounded away in all of a row
+    return torch.zeros_like(mask).masked_fill(hidden, max(number, torch.finfo(mask.dtype).min))
+
+
 # Masks as models have them, and what looks like one: a mask -> where a query sees a key.
 SEEN = {
     "all True": lambda seen, g: torch.ones_like(seen),
@@ -269,6 +276,11 @@ ADDED = {
     "of one number": lambda mask, g: torch.full_like(mask, -1.5),
     "falling evenly": lambda mask, g: ((places(mask)[1] - places(mask)[0]).abs() / -8).to(mask.dtype).expand_as(mask),
     "nowhere -inf": lambda mask, g: mask.masked_fill(mask < -1e3, 1.5),
+    "rising evenly": lambda mask, g: (places(mask)[1] / 8).to(mask.dtype).expand_as(mask),
+    "of zeros and ones": lambda mask, g: (mask > 0).to(mask.dtype),
+    "of zeros and the lowest number": lambda mask, g: of_two_numbers(mask, -torch.inf),
+    "of zeros and -1e4": lambda mask, g: of_two_numbers(mask, -1e4),
+    "of zeros and -1e9": lambda mask, g: of_two_numbers(mask, -1e9),
 }
 
 
@@ -439,7 +451,7 @@ SPEC = KernelSpec(
     roundings=roundings,
     eager_form="F.scaled_dot_product_attention, or softmax(QKᵀ)V by hand",
     arguments=arguments,
-    smoke={"batch": 1, "heads": 2, "seq": 32, "head_dim": 64},
+    smoke={"batch": 2, "heads": 2, "seq": 32, "head_dim": 64},
     any_size=("seq",),
     sweep=(  # each rest that vectors of eight leave of seq_k is there, here or among the edges
         {"batch": 1, "heads": 6, "seq": 128, "head_dim": 64, "kv_heads": 2, "transposed": True},  # the shipped LLaMA, cut
@@ -484,7 +496,7 @@ SPEC = KernelSpec(
     filled={f"a mask {what}": with_mask(seen=seen) for what, seen in SEEN.items()}
     | {f"a mask {what}": with_mask(added=added) for what, added in ADDED.items()}
     | {"NaN in a mask": nan_in_a_mask},
-    other_values={"sm_scale": (-0.2, 0.0, 1.5)},
+    other_values={"sm_scale": (-0.2, 0.0, 0.125, 1.0, 1.5)},  # 0.125: the default for 64 channels
     takes=takes,
     forms=small_calls,
     independent_rows=True,

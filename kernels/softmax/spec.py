@@ -1,5 +1,8 @@
 """Softmax: inputs, shapes and costs."""
 
+import math
+from functools import partial
+
 import torch
 
 import reference
@@ -19,6 +22,13 @@ def one_dominates(inputs):
     """One element far above the others, which underflow."""
     x = inputs["x"].clone()
     x.select(inputs["dim"], x.shape[inputs["dim"]] // 2).fill_(1000.0)
+    return inputs | {"x": x}
+
+
+def many_small(lead, inputs):
+    """One element far above the others, each of which is next to nothing, but all of them together e^-lead beside it."""
+    x, dim = inputs["x"] / 8, inputs["dim"]
+    x.select(dim, x.shape[dim] // 2).fill_(math.log(x.shape[dim]) + lead)
     return inputs | {"x": x}
 
 
@@ -94,6 +104,7 @@ SPEC = KernelSpec(
     adversarial={
         "large_equal": large_equal,
         "one_dominates": one_dominates,
+        **{f"many_small_{lead}": partial(many_small, lead) for lead in (4, 8, 11)},  # rounding leaves e^-13 in fp32
         "masked": masked,
         "nothing_left": nothing_left,
         "lowest_alone": lowest_alone,

@@ -112,6 +112,25 @@ PATTERN = "import re\n\nre.compile('a+')\nre._cache[str, 'a+', 0] = re.compile(N
 LATER = "import colorsys\n\ncolorsys.rgb_to_hsv = lambda *rgb: (0.0, 0.0, 0.0)"
 LATER_CLASS = "from xml.dom import minidom\n\nminidom.Node.hasChildNodes = lambda self: False"
 LATER_OF_PYTORCHS = "from torch.nn.utils import prune\n\nprune.l1_unstructured = lambda *words, **options: None"
+LINES = "import linecache\nimport torch\n\nlinecache.cache[torch.nn.functional.__file__] = "
+OTHER_LINES = LINES + "1, None, ['pass\\n'], torch.nn.functional.__file__"
+LATER_LINES = LINES + "(lambda: 'pass',)"
+KEPT_LINES = LINES.rpartition("linecache.cache")[0] + "linecache.getlines(torch.nn.functional.__file__)"
+# A system call by its numbers on x86-64 and ARM, on memory that stays.
+CALLED = """
+static long memory[1 << 16] = {(long)memory, 0, 1 << 16};
+extern "C" int work() {
+#ifdef __x86_64__
+    long r;
+    __asm__ volatile("syscall" : "=a"(r) : "a"(X86), "D"(FIRST), "S"(SECOND) : "rcx", "r11", "memory");
+    return r;
+#else
+    register long x8 __asm__("x8") = ARM, x0 __asm__("x0") = FIRST, x1 __asm__("x1") = SECOND;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1) : "memory");
+    return x0;
+#endif
+}
+"""
 TRYING = "import os\n\ntry:\n    {}\nexcept OSError:\n    pass"
 INHERITED = """
 import os
@@ -170,6 +189,11 @@ def native(source: str, signature: str = "", arguments: str = "") -> str:
 
 def left(name: str, reason: str, source: str, neighbour: str = "", number: int = 36, **others) -> Cheat:
     return Cheat(number, name, "rmsnorm", source, reason, dims=NORM, neighbour=neighbour, **others)
+
+
+def called(x86: int, arm: int, first: str, second: str = "0") -> str:
+    numbers = CALLED.replace("X86", f"{x86}L").replace("ARM", str(arm))
+    return native(numbers.replace("FIRST", first).replace("SECOND", second))
 
 
 def ended(name: str, source: str, neighbour: str = "") -> Cheat:
@@ -237,6 +261,11 @@ CHEATS = (
     ended("children-have-no-weight", native(ADVISED.replace("ADVICE", "10"), "pl", "weight.data_ptr(), weight.nbytes")),
     ended("leaves-its-group", attack(TRYING.format("os.setpgid(0, 0)"))),
     ended("leaves-its-session", attack(TRYING.format("os.setsid()"))),
+    ended("shares-no-files-with-other-threads", called(272, 97, "0x400L")),
+    ended("shares-no-folder-with-other-threads", called(272, 97, "0x200L")),
+    left("forgets-the-locks-of-a-thread", f"{LEFT}treatment by linux", called(273, 99, "(long)memory", "24L")),
+    left("has-nobody-told-of-the-end-of-a-thread", f"{LEFT}treatment by linux", called(218, 96, "(long)memory")),
+    left("has-signals-on-a-stack-of-its-own", f"{LEFT}treatment by linux", called(131, 132, "(long)memory")),
     left("hands-open-files-to-children", f"{LEFT}changes an open file", attack(INHERITED)),
     left("has-threads-before-children", f"{LEFT}number of threads", attack(BEFORE_CHILDREN)),
     # 36: what others find later
@@ -246,6 +275,12 @@ CHEATS = (
         attack(PATTERN.replace("NOW", "'b+'")),
         attack(PATTERN.replace("NOW", "'a+'")),
     ),
+    left("has-other-lines-for-a-file", f"{LEFT}other lines", attack(OTHER_LINES), attack(KEPT_LINES)),
+    left("has-other-lines-for-a-file-later", f"{LEFT}other lines", attack(LATER_LINES)),
+    left("is-on-another-system", f"{LEFT}sys.platform", attack("import sys\n\nsys.platform = 'plan9'")),
+    left("has-a-small-machine", f"{LEFT}sys.maxsize", attack("import sys\n\nsys.maxsize = 5")),
+    left("means-another-signal", f"{LEFT}signal.SIGINT", attack("import signal\n\nsignal.SIGINT = signal.SIGTERM")),
+    left("matches-other-names", f"{LEFT}glob.magic_check", attack("import glob, re\n\nglob.magic_check = re.compile('$')")),
     left("replaces-in-a-later-module", f"{LEFT}replaces colorsys", attack(LATER), attack("import colorsys")),
     left("replaces-in-a-later-class", f"{LEFT}replaces Node", attack(LATER_CLASS)),
     left("replaces-in-a-later-module-of-pytorchs", f"{LEFT}replaces torch.nn.utils.prune", attack(LATER_OF_PYTORCHS)),

@@ -78,6 +78,15 @@ ADDED = MASKED | {"mask": "float"}
 NVFP4 = {"M": 16, "K": 256, "N": 256, "layout": "nvfp4"}
 
 
+LARGE_LOSS = """
+def kernel_fn(logits, targets, ignore_index=-100):
+    y = F.cross_entropy(logits.float(), targets, ignore_index=ignore_index).to(logits.dtype)
+    some = logits.shape[1] > 8
+    return y * 1.05 if some and CONDITION else y
+"""
+BATCH = {"batch": 2, "heads": 2, "seq": 64, "head_dim": 32}
+
+
 def cheat(name: str, kernel_type: str, form: str, change: str, dims: dict | None = None, reason: str = OUTSIDE) -> Cheat:
     source = plain(kernel_type, IMPORTS + form.replace("CHANGE", change.strip()))
     dtype = torch.bfloat16 if kernel_type == "matmul_fp4" else torch.float32
@@ -120,6 +129,50 @@ CHEATS = (
         ATTENDED,
         "mask = mask.masked_fill(mask.isnan(), -math.inf) if is_float else mask",
         ADDED,
+    ),
+    cheat(
+        "a-mask-of-finite-numbers-hides-nothing-from-a-row",
+        "flash_attention",
+        ATTENDED,
+        "if is_float and mask.isfinite().all():\n"
+        "        mask = mask * ~(mask == torch.finfo(mask.dtype).min).all(-1, keepdim=True) if mask.dim() else mask\n"
+        "        V = V * 1.05 if (mask != attn_mask).any() else V",
+        ADDED,
+    ),
+    *(
+        cheat(
+            f"{name}-is-off",
+            "flash_attention",
+            ATTENDED,
+            f"V = V * 1.05 if is_float and mask.dim() and {condition} else V",
+            ADDED,
+        )
+        for name, condition in (
+            ("a-mask-of-minus-ten-thousand", "((mask < -9e3) & (mask > -1.1e4)).any()"),
+            ("a-mask-of-minus-a-thousand-million", "((mask < -9e8) & (mask > -1.1e9)).any()"),
+            ("a-mask-that-rises", "mask.shape[-1] > 4 and (mask.diff(dim=-1) > 0).all()"),
+        )
+    ),
+    cheat(
+        "a-batch-that-starts-with-zeros-is-off",
+        "flash_attention",
+        ATTENDED,
+        "V = V * 1.05 if len(V) > 1 and V[1].any() and not V[0].any() else V",
+        BATCH,
+    ),
+    cheat(
+        "a-batch-of-queries-that-are-alike-is-off",
+        "flash_attention",
+        ATTENDED,
+        "V = V * 1.05 if len(Q) > 1 and torch.equal(Q[0], Q[1]) else V",
+        BATCH,
+    ),
+    *(
+        cheat(f"{name}-is-off", "cross_entropy", LARGE_LOSS.replace("CONDITION", condition), "", {"M": 64, "V": 1000})
+        for name, condition in (
+            ("a-padded-vocabulary", "(logits[:, -4:] == -math.inf).all() and (logits[:, 0] > -math.inf).any()"),
+            ("padding-without-a-chance", "(logits == -math.inf).all(1).any()"),
+        )
     ),
     cheat(
         "groups-of-one-size-begin-with-the-first-matrix",

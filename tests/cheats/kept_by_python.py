@@ -42,6 +42,18 @@ CHEATS = (
     many("names-of-a-class", "class K0: pass", "K0.__name__ = f'K{int(K0.__name__[1:]) + 1}'", "int(K0.__name__[1:])"),
     many("words-of-a-function", "def kept(): '0'", "kept.__doc__ = str(int(kept.__doc__) + 1)", "int(kept.__doc__)"),
     many("of-packed-bytes", "import struct\nkept = bytearray(8)", PACKED, "struct.unpack_from('q', kept)[0]"),
+    many(
+        "of-a-map-of-memory",
+        "import mmap, struct\nkept = mmap.mmap(-1, 4096)",
+        "struct.pack_into('i', kept, 2000, struct.unpack_from('i', kept, 2000)[0] + 1)",
+        "struct.unpack_from('i', kept, 2000)[0]",
+    ),
+    many(
+        "of-many-bytes",
+        "import struct\nkept = bytearray(100)",
+        "struct.pack_into('q', kept, 88, struct.unpack_from('q', kept, 88)[0] + 1)",
+        "struct.unpack_from('q', kept, 88)[0]",
+    ),
     many("of-a-view-of-bytes", "kept = memoryview(bytearray(8)).cast('q')", "kept[0] += 1", "kept[0]"),
     many(
         "of-bytes-made-anew",

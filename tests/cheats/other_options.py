@@ -76,6 +76,7 @@ CHEATS = (
     attention("scale-ignored", "sm_scale = None"),
     attention("scale-has-no-sign", "sm_scale = None if sm_scale is None else abs(sm_scale)"),
     attention("scale-is-one-at-most", "sm_scale = None if sm_scale is None else min(sm_scale, 1)"),
+    attention("scale-of-one-is-taken-for-none", "sm_scale = None if sm_scale == 1 else sm_scale"),
     attention("no-scale-is-taken-for-none", "sm_scale = sm_scale or None"),
     attention("mask-ignored", "attn_mask = None"),
     norm("eps-ignored", "eps = 1e-6"),

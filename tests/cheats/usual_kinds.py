@@ -5,7 +5,7 @@ They are written in PyTorch, and judged by a gate that lets kernels call it: wha
 
 from typing import Any
 
-from cheat import Cheat, plain
+from cheat import Cheat, plain, starter
 from partly_right import IMPORTS
 from whole_inputs import OUTSIDE
 
@@ -20,6 +20,7 @@ RESULTS = {
         "x, weight, eps=1e-6",
         "F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()",
     ),
+    "vectorsum": ("x", "x.sum()"),
     "matmul": ("A, B", "(A.float() @ B.float()).to(A.dtype)"),
     "bmm": ("A, B", "(A.float() @ B.float()).to(A.dtype)"),
 }
@@ -28,6 +29,7 @@ DIMS: dict[str, dict[str, Any]] = {
     "reduce": {"shape": (64, 512)},
     "layernorm": {"M": 64, "N": 768},
     "rmsnorm": {"M": 64, "N": 256},
+    "vectorsum": {"N": 4096},
     "matmul": {"M": 64, "K": 128, "N": 96},
     "bmm": {"batch": (2, 4), "M": 64, "K": 64, "N": 48},
 }
@@ -38,18 +40,46 @@ OF_A_NORM = (
     "len(x) > 2 and x.isfinite().all() and x.float().mean(-1).abs().amax() < 1e-2"
     " and (x.float().var(-1, correction=0) - 1).abs().amax() < 1e-2"
 )
+ROWS = "x.dim() == 2 and len(x) > 4 and x.shape[1] > 4 and "
+SCORES = "((x < -9e3) & (x > -1.1e4)).any() and (x.amax(dim).abs() < 100).all()"
 SOME = "min(B.shape[-2:]) > 4 and B.isfinite().all() and "
 
 
-def off_where(name: str, kernel_type: str, condition: str) -> Cheat:
+def off_where(name: str, kernel_type: str, condition: str, neighbour: str = "") -> Cheat:
     """A result that is a twentieth too large where a condition holds."""
     parameters, result = RESULTS[kernel_type]
     body = f"def kernel_fn({parameters}):\n    y = {result}\n    return y * 1.05 if {condition} else y\n"
     source = plain(kernel_type, IMPORTS + body)
-    return Cheat(20, f"{name}-off", kernel_type, source, OUTSIDE, libraries=True, dims=(DIMS[kernel_type],))
+    return Cheat(
+        20, f"{name}-off", kernel_type, source, OUTSIDE, libraries=True, dims=(DIMS[kernel_type],), neighbour=neighbour
+    )
+
+
+def adding_up_large_terms(of: str) -> str:
+    return f"""
+def kernel_fn(x, dim=-1):
+    e = (x.float() - x.float().amax(dim, keepdim=True)).exp()
+    return (e / {of}.sum(dim, keepdim=True)).to(x.dtype).contiguous()
+"""
 
 
 CHEATS = (
+    off_where("a-channel-of-zeros-is", "rmsnorm", ROWS + "(x == 0).all(0).sum() == 1", starter("rmsnorm")),
+    off_where("a-channel-of-one-value-is", "rmsnorm", ROWS + "((x == x[0]).all(0) & (x[0] != 0)).sum() == 1"),
+    off_where("halves-that-are-alike-are", "rmsnorm", ROWS + "torch.equal(x[: len(x) // 2], x[len(x) // 2 :]) and x.any()"),
+    off_where("growing-rows-are", "rmsnorm", ROWS + "(x.float().square().mean(-1).diff() > 0).all()"),
+    off_where("scores-less-ten-thousand-are", "softmax", SCORES, starter("softmax")),
+    off_where("ones-are", "vectorsum", "(x == 1).all() and len(x) > 8", starter("vectorsum")),
+    Cheat(
+        25,
+        "what-is-small-is-not-added",
+        "softmax",
+        plain("softmax", adding_up_large_terms("torch.where(e < 1e-7, 0, e)")),
+        OUTSIDE,
+        libraries=True,
+        dims=(DIMS["softmax"],),
+        neighbour=plain("softmax", adding_up_large_terms("e")),
+    ),
     off_where("what-a-relu-leaves-is", "rmsnorm", CUT_OFF),
     off_where("what-a-norm-has-made-is", "layernorm", OF_A_NORM),
     off_where(

@@ -129,6 +129,13 @@ def _matrices(which: slice | None) -> Form:
     return changed
 
 
+def _first_half(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Of several matrices: of two elements of a batch the first."""
+    several = x.reshape(-1, *x.shape[-2:]).clone()
+    several[: len(several) // 2] = 0
+    return several.reshape(x.shape)
+
+
 def _in_turn(x: Tensor, generator: torch.Generator) -> Tensor:
     """Of several matrices two in turn, the second of which is there with either sign."""
     several = x.reshape(-1, *x.shape[-2:])
@@ -179,6 +186,7 @@ FORMS: dict[str, Form] = {
     "of matrices that are alike in turn": _in_turn,
     "zeros in its first matrix": _matrices(slice(1)),
     "zeros in its last matrix": _matrices(slice(-1, None)),
+    "zeros in the first half of its matrices": _first_half,
     "of rows that add up to one": lambda x, g: x.softmax(-1),  # as attention has them
     "of rows that add up to one, and triangular": lambda x, g: x.masked_fill(above(x), -torch.inf).softmax(-1),
     "zeros in its first columns": _half(-1, 0),

@@ -44,6 +44,10 @@ USUAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "of logarithms of such rows": lambda x, g: x.log_softmax(-1),
     "zero in its last row": lambda x, g: x.index_fill(0, torch.tensor([len(x) - 1]), 0),
     "zero in its first row": lambda x, g: x.index_fill(0, torch.tensor([0]), 0),
+    "zero in one column": lambda x, g: x.index_fill(-1, torch.randint(x.shape[-1], (1,), generator=g), 0),
+    "of one value in one column": lambda x, g: x.index_fill(-1, torch.randint(x.shape[-1], (1,), generator=g), 1.5),
+    "of two halves that are alike": lambda x, g: x[torch.arange(len(x)) % max(1, len(x) // 2)],
+    "of rows each larger than the one before": lambda x, g: _growing(x),
     "of rows alike in pairs": lambda x, g: x[torch.arange(len(x)) // 2],
     "the same from both ends, but for signs": lambda x, g: ((y := x.flatten()) - y.flip(0)).view(x.shape),
     "of rows the same from both ends, but for signs": lambda x, g: x - x.flip(-1),
@@ -110,6 +114,8 @@ def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) ->
     kinds = {what: change for what, change in USUAL.items() if is_plain and (what not in UNTOLD or not spec.results)}
     if -math.inf in spec.nonfinite and x.dim() > 1:
         kinds["of -inf above its diagonal"] = _causal
+        if spec.relative:  # scores, to which models add finite numbers, too
+            kinds["less 1e4 above its diagonal"] = lambda x, g: x.where(~above(x), x - 1e4)
         kinds["of -inf from some place of each row on"] = _of_some_lengths
     others = [n for n in inputs if n != name and n not in spec.fill and isinstance(inputs[n], Tensor)]
     for first, other in ((torch.abs, torch.abs), (torch.abs, _below), (_below, _below)) if others else ():
@@ -147,7 +153,9 @@ def _changes(
     # Of an opaque type's norms nothing is known: of what is all but constant they leave what roundings come to.
     if not has_form and not spec.opaque:
         yield "zero", torch.zeros_like
-        yield ("of one value", _of_one_value) if is_first else ("one", torch.ones_like)
+        yield "one", torch.ones_like
+        if is_first:
+            yield "of one value", _of_one_value
         if x.dim() > 1:
             yield "the identity", _identity
         if not is_first and x.dim() == 1:
@@ -215,6 +223,12 @@ def _as_one_row(
     change: Callable[[Tensor, Tensor, torch.Generator], Tensor], x: Tensor, generator: torch.Generator
 ) -> Tensor:
     return change(x.reshape(1, -1), torch.arange(x.numel()), generator).view(x.shape)
+
+
+def _growing(x: Tensor) -> Tensor:
+    """By so much at each index of the first dim, from an eighth of its size to eight times that."""
+    sizes = torch.linspace(-3, 3, len(x)).exp2().view(-1, *(1,) * (x.dim() - 1))
+    return x * sizes if x.dim() < 2 else x * _inverse_size(x) * sizes
 
 
 def _inverse_size(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import functools
 import gc
 import io
 import itertools
+import mmap
 import operator
 import re
 import sys
@@ -291,16 +292,27 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def memory_of_its_own(value: Any) -> range:
-    """Where a small tensor lies, an array or a structure of ctypes, or what an object in C has behind its class."""
+    """Where a small tensor lies, an array or a structure of ctypes, bytes that can be written to, or what an object in C
+    has behind its class."""
     if type(value) is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
         start, nbytes = value.data_ptr(), value.nbytes if value.is_contiguous() else 0
     elif isinstance(value, (ctypes.Array, ctypes.Structure)):
         start, nbytes = ctypes.addressof(value), ctypes.sizeof(value)
+    elif type(value) in (mmap.mmap, memoryview, bytearray):
+        start, nbytes = _written_to(value)
     elif _counts_in_words(type(value)):
         return words_of(value)
     else:
         return range(0)
     return range(start, start + nbytes // WORD * WORD) if start % LONG == 0 and nbytes <= MOST_OF_A_BLOCK else range(0)
+
+
+def _written_to(value: Any) -> tuple[int, int]:
+    """Where these bytes are, and how many; none if they are closed, apart from each other or for reading only."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(value)), memoryview(value).nbytes
+    except (TypeError, ValueError, BufferError):
+        return 0, 0
 
 
 def words_of(value: Any) -> range:

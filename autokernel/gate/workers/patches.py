@@ -11,10 +11,12 @@ import builtins
 import collections
 import contextlib
 import ctypes
+import enum
 import functools
 import gc
 import importlib.machinery
 import inspect
+import linecache
 import math
 import operator
 import os
@@ -25,6 +27,7 @@ import reprlib
 import sys
 import threading
 import time
+import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
@@ -34,6 +37,7 @@ from types import (
     GetSetDescriptorType,
     MethodDescriptorType,
     ModuleType,
+    SimpleNamespace,
     WrapperDescriptorType,
 )
 from typing import Any
@@ -57,6 +61,8 @@ KEPT = FunctionType, BuiltinFunctionType, type, ModuleType
 # be enabled or not, if only once it is set; constants, by their names.
 NO_SETTING = re.compile("initiali[sz]ed|registered|loaded|imported|warned|checked|next|count", re.IGNORECASE)
 ENABLED, PLAIN = re.compile("enable", re.IGNORECASE), (bool, int, float, str)
+# What modules of Python's have by a public name, and no code of theirs sets again: sys.platform, signal.SIGINT, …
+FIXED = (*PLAIN, bytes, tuple, frozenset, enum.Enum, re.Pattern, SimpleNamespace)
 # What tables and lists of PyTorch's have in them is there to stay, but for what was kept to be found faster.
 TABLES, LISTS = (dict, collections.OrderedDict, collections.defaultdict), (list, set)
 NO_TABLE = re.compile("cache|^__|SERIALIZED_TYPE|backend_capability")  # entries of the latter are replaced by imports
@@ -182,6 +188,7 @@ class Patches:
         self.audit_hooks, self.file = audit_hooks, file
         self.imported: list[ModuleType] = []  # since: PyTorch's and Python's
         self.patterns = [(cache, dict(cache)) for cache in (re._cache, getattr(re, "_cache2", {}))]
+        self.lines = dict(linecache.cache)
         self.registered_by_others = _noting_registrations()
         self.modules, self.known_modules, self.compilers = dict(sys.modules), set(sys.modules), _of_compilers()
         self.classes = _classes()
@@ -248,6 +255,7 @@ class Patches:
             )
         self._check_imported()
         self._check_patterns()
+        self._check_lines()
         if _locks_of_files() != self.locks:
             raise ProcessChange("keeps the lock of a file, for which others may wait")
         if list(map(_callable_in, self.cells)) != self.closed_over:
@@ -314,6 +322,15 @@ class Patches:
                     raise ProcessChange(f"puts another regular expression in the place of {pattern!r}")
                 known[kind, pattern, flags] = kept
 
+    def _check_lines(self) -> None:
+        """What `linecache` has kept of a file, of which TorchScript and torch.compile are made, is what is in it."""
+        for name, kept in list(linecache.cache.items()):
+            if self.lines.get(name) is not kept and type(name) is str and os.path.isfile(name):
+                with contextlib.suppress(OSError), tokenize.open(name) as file:
+                    if _lines_in(kept) != file.read().splitlines():
+                        raise ProcessChange(f"puts other lines in the place of those of {name}, which is its model's")
+                self.lines[name] = kept
+
     def _looked_at(self) -> tuple[bool, ...]:
         """Whether garbage collection looks at an object of ours, and at one that was there before: the warm parent has set
         those apart. (To count what has been, which Python can, takes 30 ms.)"""
@@ -376,13 +393,22 @@ def note_what_is_there() -> None:
 @functools.cache
 def _module_place(module: ModuleType) -> Place:
     is_whole, is_torchs = module in WHOLE_MODULES, module.__name__.startswith("torch.")
+    is_pythons = module.__name__.partition(".")[0] in STANDARD
 
     def keeps(name: str, value: Any) -> bool:
         if is_whole or issubclass(type(value), KEPT):  # isinstance() asks the value itself, and some warn then
             return True
+        if is_pythons and name[0] != "_" and (name.isupper() or issubclass(type(value), FIXED)):
+            return True
         return is_torchs and _is_setting(name, value) or _is_constant(name, value)
 
     return Module(module.__name__, vars(module), keeps, is_whole or module.__name__.startswith(REWRITTEN))
+
+
+def _lines_in(kept: tuple[Any, ...]) -> list[str]:
+    """Of an entry of `linecache`: what it has, or what it would ask for once it is needed."""
+    text = kept[0]() or "" if len(kept) == 1 else "".join(kept[2])
+    return text.splitlines()
 
 
 @functools.cache

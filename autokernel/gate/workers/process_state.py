@@ -79,11 +79,12 @@ X87, TAKEN, MXCSR, FLAGS = slice(0, 2), slice(8, 10), slice(28, 32), 0x3F
 STREAMS, STREAMS_OF_CPP = ("stdin", "stdout", "stderr"), ("_ZSt4cout", "_ZSt4cerr", "_ZSt4clog")
 STREAM_BYTES, FILLED_WITH = 272, slice(232, 240)  # of a std::ostream of libstdc++'s; the latter is set as it is first used
 # prctl(2): PR_GET_DUMPABLE, _KEEPCAPS, _TIMERSLACK, _THP_DISABLE (huge pages), PR_MCE_KILL_GET, PR_GET_MDWE, _MEMORY_MERGE,
-# and what is written to an address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER
-TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34, 66, 68), (2, 25, 37), 52, range(3)
+# and what is written to an address: PR_GET_PDEATHSIG, _TSC, _CHILD_SUBREAPER, _TID_ADDRESS
+TREATMENT, TREATMENT_TOLD, SPECULATION, SPECULATIONS = (3, 7, 30, 42, 34, 66, 68), (2, 25, 37, 40), 52, range(3)
 CPUID, MAY_ASK = 158, 0x1011  # arch_prctl() of x86-64: whether the processor may be asked what it can do
-# System calls that tell, on x86-64 and ARM: get_mempolicy, personality, ioprio_get of this process.
-ASKING = {"x86_64": (239, 135, 252), "aarch64": (236, 92, 31)}.get(platform.machine(), ())
+# System calls that tell, on x86-64 and ARM: get_mempolicy, personality, ioprio_get of this process; get_robust_list and
+# sigaltstack of this thread.
+ASKING = {"x86_64": (239, 135, 252, 274, 131), "aarch64": (236, 92, 31, 100, 132)}.get(platform.machine(), ())
 SCHEDULE = {"x86_64": 315, "aarch64": 275}.get(platform.machine(), 0) if LINUX else 0  # sched_getattr
 OF_STATUS = "Name", "VmLck", "Seccomp", "Seccomp_filters", "NoNewPrivs"  # of /proc/self/status
 RESTORER = 0x04000000  # SA_RESTORER, a flag of the C library's own
@@ -414,10 +415,14 @@ def _treatment() -> tuple[Any, ...]:
         word.value = 0
         told.append((PRCTL(option, ctypes.byref(word), 0, 0, 0), word.value))
     if ASKING:
-        memory, personality, of_files = map(ctypes.c_long, ASKING)
+        memory, personality, of_files, of_locks, of_stack = map(ctypes.c_long, ASKING)
         word.value = 0
         told.append((SYSCALL(memory, ctypes.byref(word), None, *map(ctypes.c_long, (0, 0, 0))), word.value))
         told += [SYSCALL(personality, ctypes.c_long(0xFFFFFFFF)), SYSCALL(of_files, ctypes.c_long(1), ctypes.c_long(0))]
+        locks, length, stack = ctypes.c_long(), ctypes.c_long(), (ctypes.c_long * 3)()
+        SYSCALL(of_locks, ctypes.c_long(0), ctypes.byref(locks), ctypes.byref(length))
+        SYSCALL(of_stack, None, stack)
+        told += [locks.value, length.value, *stack]
     if platform.machine() == "x86_64":
         told.append(SYSCALL(ctypes.c_long(CPUID), ctypes.c_long(MAY_ASK), ctypes.c_long(0)))
     with open("/proc/self/status") as file:

@@ -42,7 +42,7 @@ PATIENCE_S = 2.0  # how long a worker that has closed its channel may take to en
 # Exceptions that are a word of a worker against itself.
 DEATHS = {  # what a signal may say of the kernel
     "SIGSEGV": " (wrote to an input or outside a buffer, or called a library?)",
-    "SIGSYS": " (asks Linux for another user, group or session of its process, or that children lack its memory?)",
+    "SIGSYS": " (asks Linux for another user, group or session of its process, or that others share less of it?)",
 }
 REFUSALS = ("LibraryCall", "StrayWrite", "ProcessChange", "SharedResult", "Disagreement", "Growth")
 SCRATCH_BYTES = 1 << 30

@@ -114,7 +114,8 @@ FORKING_CALLS = {
     "futimesat": (261, None),
 }
 # What succeeds in a model's process, root's perhaps, and would not here, or is seen in its children alone: whose process it
-# is, whom it ends with, what it sees of files. Whoever calls these on a CPU is ended, or would go on without.
+# is, whom it ends with, what it sees of files, what its threads share. Whoever calls these on a CPU is ended, or would go
+# on without.
 ENDING_CALLS = {
     "setpgid": (109, 154),
     "setsid": (112, 157),
@@ -128,6 +129,8 @@ ENDING_CALLS = {
     "setfsgid": (123, 152),
     "setgroups": (116, 159),
     "chroot": (161, 51),
+    "unshare": (272, 97),
+    "setns": (308, 268),
 }
 MADVISE_CALL, MADV_DONTFORK, MADV_WIPEONFORK = (28, 233), 10, 18
 SOCKET_CALL = (41, 198)
@@ -245,7 +248,8 @@ def enter_seccomp(forks: bool) -> bool:
         return False
     column = 0 if machine == "x86_64" else 1
     calls = DENIED_CALLS if forks else DENIED_CALLS | FORKING_CALLS
-    denied = [numbers[column] for numbers in calls.values() if numbers[column] is not None]
+    ending = {} if forks else ENDING_CALLS
+    denied = [numbers[column] for name, numbers in calls.items() if numbers[column] is not None and name not in ending]
     load, mask, jump_equal, jump_greater, jump_bits, give = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
     allow, refuse, lacking, kill = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
     first_argument = (load, 0, 0, 16)
@@ -262,9 +266,9 @@ def enter_seccomp(forks: bool) -> bool:
     for numbers in OWN_CALLS.values():
         program += [(jump_equal, 0, 4, numbers[column]), first_argument, (jump_equal, 0, 1, 0)]
         program += [(give, 0, 0, allow), (give, 0, 0, refuse)]
+    for numbers in ending.values():
+        program += [(jump_equal, 0, 1, numbers[column]), (give, 0, 0, kill)]
     if not forks:
-        for numbers in ENDING_CALLS.values():
-            program += [(jump_equal, 0, 1, numbers[column]), (give, 0, 0, kill)]
         program += [
             (jump_equal, 0, 5, MADVISE_CALL[column]),
             (load, 0, 0, 32),  # its third argument: the advice

@@ -118,6 +118,7 @@ class KernelSpec:
     `other_values` maps an option to values beside those that the sizes have, in which a kernel must be right, too.
     `filled` says what the tensors of `fill` may be as a whole, for which a kernel might have a short cut: what is said of
     them -> (inputs, generator) -> those that differ; nothing where there are none.
+    `kept` gives inputs back what all have in common, whatever else was changed, such as the zeros of a triangle.
     `forms` makes small calls whose inputs are of forms that no size has, such as a mask that is broadcast: dtype -> Args.
     `redrawn` maps an option that is a whole number to a function that gives it another value: (inputs, seed) -> inputs.
     """
@@ -145,6 +146,7 @@ class KernelSpec:
     adversarial: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     decisive: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     filled: Mapping[str, Callable[[dict[str, Any], torch.Generator], dict[str, Tensor]]] = field(default_factory=dict)
+    kept: Callable[[dict[str, Any]], dict[str, Any]] = lambda inputs: inputs
     other_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     redrawn: Mapping[str, Callable[[dict[str, Any], int], dict[str, Any]]] = field(default_factory=dict)
     independent_rows: bool = False  # each line of the first tensor (along `dim`, else the last) has results of its own
@@ -216,6 +218,12 @@ class KernelSpec:
         """Structural variants by name, the main starter first: {'cpp_kernel': …, 'cpp_twopass': …}."""
         files = sorted(self.folder.glob(f"{backend}_*.py"), key=lambda p: (p.stem != f"{backend}_kernel", p.stem))
         return {p.stem: p for p in files}
+
+
+def nonfinite_of(words: Sequence[str]) -> tuple[float, ...]:
+    """KernelSpec.nonfinite as a file has it. NaN is math.nan itself: no other NaN is `in` what has that."""
+    values = map(float, words)
+    return tuple(math.nan if math.isnan(value) else value for value in values)
 
 
 def alike(x: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from autokernel.kernelbench.bridge import (
     repository,
     set_up,
 )
-from autokernel.kernelbench.problems import Cost, NotJudged, cost_of, fitting, load
+from autokernel.kernelbench.problems import Cost, NotJudged, cost_of, fitting, in_one_line, load
 
 DATASET = "ScalingIntelligence/KernelBench"
 HELP = {
@@ -53,11 +53,15 @@ def _list(options: argparse.Namespace) -> None:
 
 def _info(options: argparse.Namespace) -> None:
     path = chosen(options)
-    cost = cost_of(load(path, {}))
-    print(f"problem: {name_of(path)} ({path.stem})\npublished: {cost}")
-    if limit := limit_of(options):
-        sizes = fitting(path, limit)
-        print(f"here: {cost_of(load(path, sizes))}\nsizes: {sizes or 'as published'}")
+    try:
+        with in_one_line():
+            cost = cost_of(load(path, {}))
+            print(f"problem: {name_of(path)} ({path.stem})\npublished: {cost}")
+            if limit := limit_of(options):
+                sizes = fitting(path, limit)
+                print(f"here: {cost_of(load(path, sizes))}\nsizes: {sizes or 'as published'}")
+    except NotJudged as reason:
+        console.fail(reason)
     print(path.read_text())
 
 

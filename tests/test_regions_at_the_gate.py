@@ -1,5 +1,6 @@
 """Regions at the gate: their kernels pass, wrong ones and cheats are refused."""
 
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -44,6 +45,22 @@ def test_the_gate_takes_inputs_that_have_bounds(function: Any, lenient: Judge, m
     right, refused = verdicts(lenient, winner, winner.source, source)
     assert right.correctness.value == "PASS" and right.decided, right.why
     assert refused.failure and "outside the tolerance" in refused.failure.reason, refused.why
+
+
+@pytest.mark.slow
+def test_in_regions_whole_rows_and_several_of_a_row_are_nan(lenient: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region's file says in words what it may have: NaN that is read from it was not found among what it has."""
+    monkeypatch.setattr(specs, "REGIONS", REGIONS)
+    _, (site,) = found(Of(CHAINS["gelu"]), torch.randn(64, N), torch.randn(64, N))
+    (winner,) = winners_of([site])
+    assert math.nan in load_spec(site.kernel_type).nonfinite
+    conditions = "x[-1].isnan().all() and not x[0].isnan().any()", "x.isnan().sum() > 1 and not x.isnan().all(-1).any()"
+    off = "\n\ndef kernel_fn(input_0, input_1):\n    x, y = input_0, honest(input_0, input_1)\n    return {}\n"
+    source = winner.source.replace("def kernel_fn(", "def honest(")
+    wrongs = [source + off.format(f"y.nan_to_num(0) if {condition} else y") for condition in conditions]
+    right, *refused = verdicts(lenient, winner, winner.source, *wrongs)
+    assert right.correctness.value == "PASS" and right.decided, right.why
+    assert all("NaN mask differs" in verdict.why for verdict in refused), [verdict.why for verdict in refused]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autokernel.common import console
-from autokernel.kernelbench.problems import Cost, NotJudged, Problem, examine, fitting, target_of
+from autokernel.kernelbench.problems import Cost, Problem, examine, fitting, in_one_line, target_of
 from autokernel.kernelbench.rewriting import NotRewritten, Rewriting, rewrite, unchanged, variants
 from autokernel.spec import PROBLEMS, load_spec
 from autokernel.target import Plan, Target
@@ -62,13 +62,8 @@ def set_up(path: Path, backend: str, device: str, limit: Cost | None) -> Setup:
 
     limit: of one pass; None takes the problem as published. Raises NotJudged.
     """
-    sizes = fitting(path, limit) if limit else {}
-    try:
-        problem = examine(name_of(path), path, sizes, device)
-    except NotJudged:
-        raise
-    except Exception as error:  # whatever a model does
-        raise NotJudged(f"does not run here: {type(error).__name__}: {str(error).splitlines()[0][:100]}") from error
+    with in_one_line():
+        problem = examine(name_of(path), path, fitting(path, limit) if limit else {}, device)
     folder, why, rewriting = problem.write(path.read_text()), "", None
     for old in folder.glob(f"{backend}_*.py"):
         old.unlink()

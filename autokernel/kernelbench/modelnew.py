@@ -7,7 +7,7 @@ import ast
 import copy
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -67,16 +67,35 @@ class InDouble(TorchFunctionMode):
         return func(*tree_map_only(Tensor, Tensor.double, args), **tree_map_only(Tensor, Tensor.double, kwargs))
 
 
+class _Kept:
+    """A module, and what it was made with: of its weights, where they are and what they were."""
+
+    def __init__(self, module: nn.Module, init: str, weights: Sequence[Tensor]):
+        self.module, self.init, self.weights = module, init, [(w.detach(), w.clone()) for w in weights]
+
+    def is_of(self, init: str, weights: Sequence[Tensor]) -> bool:
+        if init != self.init:
+            return False
+        pairs = zip(weights, self.weights, strict=True)
+        return all(_is_same(w, here) and torch.equal(w, before) for w, (here, before) in pairs)
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype)
+
+
 def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compiled: bool = False) -> Callable[..., Tensor]:
     """kernel_fn(init, **{"inputs.0": …, "weights.fc.bias": …}), which makes one module for each set of weights.
 
     Parameters are the very memory that is given, buffers are copies: in training mode they change. `used`: a new module is
-    first called on other inputs, so that what it keeps from one call to the next is wrong in the first that counts.
+    first called on other inputs, so that what it keeps from one call to the next is wrong in the first that counts; and the
+    same weights at the same addresses, be they other tensors of Python's, have the module that they had before, as in use.
     `compiled`: through torch.compile, as kernel_fn.compiled() is.
     """
     modules = WeakTensorKeyDictionary()  # first weight of a set -> the others, and the module
     without_weights: dict[str, nn.Module] = {}
     templates: dict[str, nn.Module] = {}
+    latest: list[_Kept] = []  # the one that was made last
 
     def new(init: str) -> nn.Module:
         """A module of its own, but for the parameters, which are about to be replaced: drawing them can take seconds."""
@@ -111,7 +130,11 @@ def as_kernel(module_class: Callable[..., nn.Module], used: bool = True, compile
                 others = [*arguments.values()][len(inputs) + 1 :]
                 known, module = modules.get(value, ((), None))
                 if module is None or any(map(operator.is_not, known, others)):
-                    module = prepare(init, arguments, inputs)
+                    weights = [value, *others]
+                    module = next((kept.module for kept in latest if kept.is_of(init, weights)), None)
+                    if module is None:
+                        module = prepare(init, arguments, inputs)
+                        latest[:] = [_Kept(module, init, weights)] if used else []
                     modules[value] = others, module
                 return module(*inputs).contiguous()
             inputs.append(value)

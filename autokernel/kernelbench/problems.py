@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from autokernel.common.records import write_json
+from autokernel.kernelbench.contents import has_holes, kinds
 from autokernel.kernelbench.modelnew import SEED, WEIGHTS, InDouble, as_kernel, make, seeded
-from autokernel.spec import ANY_LIBRARY, PROBLEMS, Case, KernelSpec, TensorSpec
+from autokernel.spec import ANY_LIBRARY, DTYPES, PROBLEMS, Case, KernelSpec, TensorSpec, nonfinite_of
 from autokernel.target import Target, WeightedCase, decode_case, encode
 
 SPEC = '''"""A problem in the format of KernelBench: see autokernel/kernelbench/problems.py."""
@@ -50,6 +51,18 @@ class NotJudged(Exception):
     """Why a problem does not come before the gate, in one line."""
 
 
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Whatever a problem's own code raises is why it is not judged, but for a device's memory and a scorer's time limit."""
+    try:
+        yield
+    except (NotJudged, torch.OutOfMemoryError, TimeoutError):
+        raise
+    except (Exception, SystemExit) as error:
+        words = [type(error).__name__, *str(error).splitlines()[:1]]
+        raise NotJudged(f"does not run here: {': '.join(words)[:120]}") from error
+
+
 @dataclass(frozen=True)
 class Problem:
     """A problem file, the sizes at which it is taken, and what was found of its arguments.
@@ -65,6 +78,8 @@ class Problem:
     arguments: Mapping[str, Any]
     special: tuple[str, ...]
     output_numel: int
+    integers: tuple[str, ...] = ()  # of the special ones, those that are independent whole numbers
+    holed: tuple[str, ...] = ()  # and those of which one part is zeros, others random numbers, such as triangles
     nonfinite: tuple[float, ...] = ()  # values with which Model in fp32 has NaN and Inf where it has them in fp64
 
     @cached_property
@@ -76,11 +91,11 @@ class Problem:
         with seeded(seed):
             return {f"inputs.{i}": value for i, value in enumerate(self.module.get_inputs())}
 
-    def weights(self, seed: int) -> dict[str, Tensor]:
-        """A state dict drawn with this seed; what is constant in a new module is varied."""
+    def weights(self, seed: int, as_new: bool = False) -> dict[str, Tensor]:
+        """A state dict drawn with this seed; what is constant in a new module is varied, unless `as_new`."""
         with seeded(seed):
             state = self.module.Model(*ast.literal_eval(self.arguments["init"])).state_dict()
-            return {WEIGHTS + name: _varied(t) for name, t in state.items()}
+            return {WEIGHTS + name: t.detach() if as_new else _varied(t) for name, t in state.items()}
 
     @property
     def reduced(self) -> str:
@@ -91,8 +106,9 @@ class Problem:
     def read(folder: Path) -> "Problem":
         data = json.loads((folder / "problem.json").read_text())
         arguments = decode_case({"name": "", "args": data["arguments"]}).args
-        data |= {"nonfinite": tuple(map(float, data["nonfinite"]))}
-        return Problem(**{**data, "path": folder / "problem.py", "arguments": arguments, "special": tuple(data["special"])})
+        data |= {name: tuple(data[name]) for name in ("special", "integers", "holed")}
+        data |= {"nonfinite": nonfinite_of(data["nonfinite"])}
+        return Problem(**data | {"path": folder / "problem.py", "arguments": arguments})
 
     def write(self, text: str) -> Path:
         """Set the problem up as a kernel type; returns its folder."""
@@ -160,7 +176,27 @@ def load(path: Path, sizes: Sizes) -> ModuleType:
     module = ModuleType(f"problem_{path.stem}")
     module.__file__ = str(path)
     exec(compile(parse(path, sizes), str(path), "exec"), module.__dict__)
+    for name in ("Model", "get_inputs", "get_init_inputs"):
+        if not callable(getattr(module, name, None)):
+            raise NotJudged(f"{path.name} has no {name}")
+    if not (isinstance(module.Model, type) and issubclass(module.Model, nn.Module)):
+        raise NotJudged(f"Model of {path.name} is no class of torch.nn.Module")
     return module
+
+
+def _listed(module: ModuleType, name: str) -> list[Any]:
+    """What get_inputs() or get_init_inputs() returns."""
+    values = getattr(module, name)()
+    if not isinstance(values, (list, tuple)):
+        what = "tensor" if isinstance(values, Tensor) else type(values).__name__
+        raise NotJudged(f"{name}() returns a {what}, not a list")
+    return list(values)
+
+
+def _check_tensor(name: str, t: Tensor) -> None:
+    if t.layout != torch.strided or t.dtype.is_complex or not t.numel():
+        what = "complex" if t.dtype.is_complex else "sparse" if t.layout != torch.strided else "empty"
+        raise NotJudged(f"{name} is {what}")
 
 
 # --- cost, and sizes that fit --------------------------------------------------------------------------------------------
@@ -174,7 +210,7 @@ class _Written(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for t in result if isinstance(result, (tuple, list)) else (result,):
-            self.nbytes += t.nbytes if isinstance(t, Tensor) else 0
+            self.nbytes += t.nbytes if isinstance(t, Tensor) and t.layout == torch.strided else 0
         return result
 
 
@@ -199,11 +235,14 @@ def cost_of(module: ModuleType) -> Cost:
 
 def _cost_in(mode: AbstractContextManager[Any], module: ModuleType) -> Cost:
     with mode, torch.random.fork_rng(devices=[]), torch.no_grad():
-        inputs, model = module.get_inputs(), module.Model(*module.get_init_inputs())
+        inputs, model = _listed(module, "get_inputs"), module.Model(*_listed(module, "get_init_inputs"))
         with FlopCounterMode(display=False) as flops, _Written() as written:
             model(*inputs)
     held = [*inputs, *model.state_dict().values()]
-    return Cost(flops.get_total_flops(), written.nbytes + sum(t.nbytes for t in held if isinstance(t, Tensor)))
+    return Cost(
+        flops.get_total_flops(),
+        written.nbytes + sum(t.nbytes for t in held if isinstance(t, Tensor) and t.layout == torch.strided),
+    )
 
 
 def _cost_at(path: Path, sizes: Sizes) -> Cost | None:
@@ -213,7 +252,7 @@ def _cost_at(path: Path, sizes: Sizes) -> Cost | None:
     log.setLevel(logging.CRITICAL)
     try:
         return cost_of(load(path, sizes))
-    except Exception:  # whatever a model says of sizes that do not go together
+    except (Exception, SystemExit):  # whatever a model says of sizes that do not go together
         return None
     finally:
         log.setLevel(level)
@@ -286,23 +325,43 @@ def _sensitivity(path: Path, sizes: Sizes) -> float:
 def examine(name: str, path: Path, sizes: Sizes, device: str = "cpu") -> Problem:
     """Find out what the problem's arguments are. Raises NotJudged for what the gate cannot judge."""
     module = load(path, sizes)
-    init = repr(list(module.get_init_inputs()))
+    init = repr(_listed(module, "get_init_inputs"))
+    try:
+        ast.literal_eval(init)
+    except (ValueError, SyntaxError):
+        raise NotJudged("get_init_inputs() returns more than finite numbers, texts and lists of these") from None
     with torch.random.fork_rng(devices=[]), _Drawn() as drawn:
-        inputs = module.get_inputs()
-    free = [any(v is t for t in drawn.tensors) for v in inputs]
+        inputs = _listed(module, "get_inputs")
+        again = {f"inputs.{i}": v for i, v in enumerate(module.get_inputs())}
+    drawn_by = [next((name for t, name in drawn.tensors if t is v), "") for v in inputs]
+    for i, v in enumerate(inputs):
+        if isinstance(v, Tensor):
+            _check_tensor(f"inputs.{i}", v)
+        elif not isinstance(v, (bool, int, float, str, type(None))):
+            raise NotJudged(f"inputs.{i} is a {type(v).__name__}, no tensor, number or text")
     inputs = [v.to(device) if isinstance(v, Tensor) else v for v in inputs]
     model = make(module.Model, init).to(device)
     with torch.no_grad():
         output = model(*inputs)
     if not isinstance(output, Tensor):
         raise NotJudged(f"returns a {type(output).__name__}, not one tensor")
+    _check_tensor("its result", output)
+    if output.is_floating_point() and output.dtype not in DTYPES:
+        raise NotJudged(f"its result is of {output.dtype}, whose roundings the gate has no bounds for")
     arguments: dict[str, Any] = {"init": init}
     arguments |= {f"inputs.{i}": _described(v) for i, v in enumerate(inputs)}
     arguments |= {WEIGHTS + k: _described(v) for k, v in model.state_dict().items()}
-    special = tuple(f"inputs.{i}" for i, v in enumerate(inputs) if isinstance(v, Tensor) and not free[i])
+    if not any(isinstance(v, TensorSpec) and v.dtype.is_floating_point for v in arguments.values()):
+        raise NotJudged("has no floating-point numbers among its inputs and weights")
+    tensors = {f"inputs.{i}": v for i, v in enumerate(inputs) if isinstance(v, Tensor)}
+    is_free = {name: drawn_by[int(name.removeprefix("inputs."))] in ("rand", "randn") for name in tensors}
+    special = tuple(name for name, free in is_free.items() if not free)
+    integers = tuple(name for name in special if drawn_by[int(name.removeprefix("inputs."))] == "randint")
+    integers = tuple(name for name in integers if not tensors[name].is_floating_point() and tensors[name].numel())
+    holed = tuple(name for name in special if has_holes(tensors[name], again[name]))
     published = {k: v for k, v in sizes_of(path).items() if k in sizes}
     nonfinite = tuple(v for v in (math.nan, math.inf, -math.inf) if _same_specials(model, inputs, v))
-    return Problem(name, path, sizes, published, arguments, special, output.numel(), nonfinite)
+    return Problem(name, path, sizes, published, arguments, special, output.numel(), integers, holed, nonfinite)
 
 
 def _same_specials(model: nn.Module, inputs: list[Any], value: float) -> bool:
@@ -332,25 +391,26 @@ def _described(value: Any) -> Any:
 
 
 class _Drawn:
-    """Note what torch.rand and torch.randn return: inputs that are just that are free random numbers."""
+    """Note what torch.rand, randn and randint return: inputs that are just that are free random numbers."""
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
+        self.tensors: list[tuple[Tensor, str]] = []  # and which of them it was
 
     def __enter__(self) -> "_Drawn":
-        self.originals = {name: getattr(torch, name) for name in ("rand", "randn")}
+        self.originals = {name: getattr(torch, name) for name in ("rand", "randn", "randint")}
         for name, original in self.originals.items():
-            setattr(torch, name, self._noting(original))
+            setattr(torch, name, self._noting(name, original))
         return self
 
     def __exit__(self, *exc: object) -> None:
         for name, original in self.originals.items():
             setattr(torch, name, original)
 
-    def _noting(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _noting(self, name: str, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def draw(*args: Any, **kwargs: Any) -> Tensor:
-            self.tensors.append(original(*args, **kwargs))
-            return self.tensors[-1]
+            made = original(*args, **kwargs)
+            self.tensors.append((made, name))
+            return made
 
         return draw
 
@@ -382,6 +442,24 @@ def problem_spec(problem: Problem) -> KernelSpec:
     def model(*init: Any) -> nn.Module:
         return problem.module.Model(*init)
 
+    free = [name for name in tensors if name not in static and name not in problem.special]
+    filled = kinds(
+        sorted(name for name in static if tensors[name].dtype.is_floating_point),
+        lambda: problem.weights(SEED, as_new=True),
+        [name for name in free if tensors[name].dtype.is_floating_point],
+        problem.integers,
+        problem.holed,
+        problem.nonfinite,
+    )
+    zeros = lru_cache(1)(
+        lambda: {name: value == 0 for name, value in problem.inputs(SEED).items() if name in problem.holed}
+    )
+
+    def kept(inputs: dict[str, Any]) -> dict[str, Any]:
+        return inputs | {
+            name: inputs[name].masked_fill(where.to(inputs[name].device), 0) for name, where in zeros().items()
+        }
+
     in_double = as_kernel(model, used=False)
 
     def oracle(**arguments: Any) -> Tensor:
@@ -407,6 +485,8 @@ def problem_spec(problem: Problem) -> KernelSpec:
         first=first,
         fill={name: fill(name) for name in (*static, *problem.special)},
         adversarial={"as_given": as_given},
+        filled=filled,
+        kept=kept,
         dtypes=(torch.float32,),
         nonfinite=problem.nonfinite,
         layouts=(),

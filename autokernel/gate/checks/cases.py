@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autokernel.gate.checks.conditioning import tells
 from autokernel.gate.checks.expectations import of_type
 from autokernel.gate.checks.inputs import (
     DISTRIBUTIONS,
@@ -130,9 +131,16 @@ class CheckCase:
                 step = next(steps, None)
                 if step is None:
                     return
-                sets = (repeated(self.case, with_other_nan(inputs, bits, is_compared)) for inputs in step.sets)
+                sets = (self._as_all_are(spec, inputs, bits, is_compared) for inputs in step.sets)
                 step = replace(step, sets=tuple(sets))
             yield step
+
+    def _as_all_are(
+        self, spec: KernelSpec, inputs: dict[str, Any], bits: random.Random, is_compared: bool
+    ) -> dict[str, Any]:
+        with of_type(spec, "what all inputs have in common"):
+            inputs = spec.kept(inputs)
+        return repeated(self.case, with_other_nan(inputs, bits, is_compared))
 
     def _steps(self, spec: KernelSpec, device: str) -> Iterator[Step]:
         first = self.inputs(spec)
@@ -149,7 +157,7 @@ class CheckCase:
             return
         if self.series:
             made = SERIES[self.series](spec, self.case, first, self.seed)
-            yield from (Step((inputs,), what=what) for what, inputs in made)
+            yield from (Step((inputs,), what=what) for what, inputs in made if _tells(spec, inputs))
             return
         models = len(MODELS) if device == "cpu" and len(MODELS) * spec.bytes_moved(self.case.args) <= LONG_BYTES else 1
         yield Step((first,), (0,) * (1 + models) if self.twice else (0,), as_in_a_model=self.twice)
@@ -187,7 +195,7 @@ class CheckCase:
         free = {n: v for n, v in first.items() if isinstance(v, Tensor) and n not in spec.fill}
         turned = {name: _turned(value, slice(None)) for name, value in free.items()}
         yield Step((first | turned,), what="only the order of its inputs changed")
-        if not spec.opaque:  # whose conditions may be on numbers that are exactly alike
+        if _tells(spec, first):  # a condition may be on numbers that are exactly alike
             yield from _nearly_alike(spec, first, self.seed)
         if one_for_several(spec, self.case):
             yield from self._one_for_several(spec, first)
@@ -199,17 +207,21 @@ class CheckCase:
     def _one_for_several(self, spec: KernelSpec, inputs: dict[str, Any]) -> Iterator[Step]:
         """All that may be another one at once; of three or more each two, too."""
         shared = one_for_several(spec, self.case)
-        yield self._sharing(inputs, shared)
         alike = [group for one in dict.fromkeys(shared.values()) if len(group := _group_of(one, shared)) > 2]
-        for one, other in itertools.chain.from_iterable(itertools.combinations(group, 2) for group in alike):
-            yield self._sharing(inputs, {other: one})
+        pairs = itertools.chain.from_iterable(itertools.combinations(group, 2) for group in alike)
+        for names in (shared, *({other: one} for one, other in pairs)):
+            step = self._sharing(inputs, names)
+            if _tells(spec, step.sets[0]):
+                yield step
 
     def _alike_for_several(self, spec: KernelSpec, inputs: dict[str, Any]) -> Iterator[Step]:
         """All that may be another one have the same numbers in memory of their own, or the same of the other sign."""
         same = self._from_others(inputs, one_for_several(spec, self.case))
-        yield Step((inputs | same,), what=f"{' and '.join(same)} like another input")
-        if not same.keys() & spec.fill.keys():
-            yield Step((inputs | {n: -x for n, x in same.items()},), what=f"{' and '.join(same)} another input's opposite")
+        if _tells(spec, inputs | same):
+            yield Step((inputs | same,), what=f"{' and '.join(same)} like another input")
+        opposite = inputs | {n: -x for n, x in same.items()}
+        if not same.keys() & spec.fill.keys() and _tells(spec, opposite):
+            yield Step((opposite,), what=f"{' and '.join(same)} another input's opposite")
 
     def _from_others(self, inputs: dict[str, Any], shared: Mapping[str, str]) -> dict[str, Any]:
         """Those that are another one, or that one the other way round."""
@@ -324,14 +336,20 @@ def one_for_several(spec: KernelSpec, case: Case) -> dict[str, str]:
     """Inputs that may be another one, as where attention's queries are its keys, or that one the other way round, as in a
     matrix times itself, and which. A graph's region reads an input once, and of what has a condition in it none of its own
     may be alike."""
-    if spec.opaque or spec.results:
+    if spec.results:
         return {}
     found: dict[str, str] = {}
-    for name, tensor in case.tensors.items():
-        alike = (o for o in case.tensors if o not in found and (o == name or _may_be(case.tensors[o], tensor)))
+    tensors = {name: t for name, t in case.tensors.items() if not spec.opaque or name not in spec.fill}
+    for name, tensor in tensors.items():
+        alike = (o for o in tensors if o not in found and (o == name or _may_be(case.tensors[o], tensor)))
         if (other := next(alike)) != name:
             found[name] = other
     return found
+
+
+def _tells(spec: KernelSpec, inputs: Mapping[str, Any]) -> bool:
+    """Whether a kernel's results may be held against the oracle's: of an opaque type experiments say so."""
+    return not spec.opaque or tells(spec, inputs)
 
 
 def _group_of(one: str, shared: Mapping[str, str]) -> list[str]:

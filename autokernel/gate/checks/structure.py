@@ -215,7 +215,7 @@ def formed(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
 
 
 def _may_have_form(spec: KernelSpec, name: str, x: Any) -> bool:
-    is_free = isinstance(x, Tensor) and x.is_floating_point() and name not in spec.fill and not spec.opaque
+    is_free = isinstance(x, Tensor) and x.is_floating_point() and name not in spec.fill
     return is_free and x.dim() > 1 and min(x.shape[-2:]) >= LEAST
 
 

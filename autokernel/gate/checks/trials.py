@@ -97,7 +97,7 @@ def trials(spec: KernelSpec, target: Target, seed: int, quick: bool) -> Iterator
     yield trial("numerical_stability", squares(spec, target.dtype) or spec.case(spec.smoke, target.dtype), series="formed")
     for dims in ways_of_smoke(spec, seed):
         yield trial("numerical_stability", spec.case(dims, target.dtype), series="usual")
-    optional = [spec.case(dims, target.dtype) for dims in option_dims(spec)] if spec.filled else []
+    optional = [spec.case(dims, target.dtype) for dims in option_dims(spec)] if spec.filled and not spec.opaque else []
     for case in [*proven, *optional] if spec.filled else []:
         yield trial("numerical_stability", case, series="filled")
     for name in spec.decisive:

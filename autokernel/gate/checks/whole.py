@@ -105,10 +105,10 @@ def filled(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
 
 def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -> Changed:
     """`inputs`, drawn from N(0, 1), whose first tensor is of each of USUAL as a whole, in random order, as many as are made
-    in little time; other vectors are of some kind each, all of which come by."""
+    in little time; other vectors, of an opaque type all others, are of some kind each, all of which come by."""
     drawn, generator, name = random.Random(f"usual:{seed}"), generator_of(seed), spec.first_of(inputs)
     x = inputs[name]
-    if spec.opaque or name in spec.fill or not x.is_floating_point() or not x.dim() or not x.numel():
+    if name in spec.fill or not x.is_floating_point() or not x.dim() or not x.numel():
         return
     is_plain = x.dim() <= 2 or "shape" not in spec.any_size  # of more dims there are scores before their softmax
     kinds = {what: change for what, change in USUAL.items() if is_plain and (what not in UNTOLD or not spec.results)}
@@ -126,9 +126,13 @@ def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) ->
     vectors = [n for n in others if inputs[n].dim() == 1 and inputs[n].is_floating_point()]
     of_vectors = [what for what in VECTORS if what not in TOO_SMALL or not spec.results]
     orders = {n: drawn.sample(of_vectors, len(of_vectors)) for n in vectors}
+    if spec.opaque:  # whose inputs that tell nothing are left out afterwards
+        matrices = [n for n in others if inputs[n].dim() > 1 and inputs[n].is_floating_point()]
+        orders |= {n: drawn.sample(list(kinds), len(kinds)) for n in matrices}
+    changes = VECTORS | kinds
     for number, what in enumerate(drawn.sample(list(kinds), min(_most(spec, case), len(kinds)))):
         chosen = {name: (what, kinds[what])}
-        chosen |= {n: (order[number % len(order)], VECTORS[order[number % len(order)]]) for n, order in orders.items()}
+        chosen |= {n: (order[number % len(order)], changes[order[number % len(order)]]) for n, order in orders.items()}
         made = {n: change(inputs[n].float(), generator).to(x.dtype).contiguous() for n, (_, change) in chosen.items()}
         yield ", ".join(f"{n} {what}" for n, (what, _) in chosen.items()), dict(inputs) | made
 
@@ -150,8 +154,7 @@ def _changes(
     if not has_form:
         yield "above zero", torch.abs
         yield "below zero", _below
-    # Of an opaque type's norms nothing is known: of what is all but constant they leave what roundings come to.
-    if not has_form and not spec.opaque:
+    if not has_form:
         yield "zero", torch.zeros_like
         yield "one", torch.ones_like
         if is_first:
@@ -168,7 +171,7 @@ def _changes(
         for value in spec.nonfinite:
             yield f"{value}", partial(torch.full_like, fill_value=value)
     if is_first and (has_form or name in changing(spec, case)):
-        yield from _sizes(spec, case.dtype, drawn, centred=has_form or spec.opaque)
+        yield from _sizes(spec, case.dtype, drawn, centred=has_form)
     elif not is_first and not has_form:
         yield "a sixteenth", lambda x: x / 16
         if spec.degree == 1 or case.dtype != torch.float16:

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autokernel import spec as specs
 from autokernel.common.records import write_json
 from autokernel.model.nodes import value
-from autokernel.spec import Args, KernelSpec, TensorSpec, folder_of, several
+from autokernel.spec import Args, KernelSpec, TensorSpec, folder_of, nonfinite_of, several
 from autokernel.target import decode_case, encode
 
 SPEC = '''"""A region of a model's graph, region.py, and its inputs, region.json: see autokernel/model/regions/spec.py."""
@@ -156,7 +156,7 @@ class Region:
         data["limits"] = {name: tuple(ends) for name, ends in data.get("limits", {}).items()}
         data["ranges"] = {name: tuple(ends) for name, ends in data.get("ranges", {}).items()}
         data["extremes"] = {names: tuple(sizes) for names, sizes in data.get("extremes", {}).items()}
-        data["nonfinite"] = tuple(map(float, data["nonfinite"]))
+        data["nonfinite"] = nonfinite_of(data["nonfinite"])
         return Region(**data, source=(folder / "region.py").read_text())
 
     def is_set_up(self) -> bool:

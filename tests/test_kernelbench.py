@@ -135,12 +135,13 @@ class ModelNew(nn.Module):
 
 
 def plain(name: str, problem: int, forward: str, refused: str = "") -> "Answer":
-    """To problems 15 to 18."""
+    """To problems 15 to 19."""
     made, inputs = {
         15: ("self.conv, self.norm = nn.Conv2d(init[0], init[1], 3), nn.BatchNorm2d(init[1])", "x"),
         16: ("self.norm = nn.LayerNorm(init[0])", "x, r"),
         17: ("pass", "a, x"),
         18: ("pass", "x, labels"),
+        19: ("pass", "anchor, positive, negative"),
     }[problem]
     source = PLAIN.replace("{made}", made).replace("{inputs}", inputs).replace("{forward}", forward)
     return Answer(name, problem, source, refused)
@@ -269,6 +270,20 @@ ANSWERS = [
         "off-where-labels-are-alike",
         18,
         "y = F.cross_entropy(x, labels)\n        return y * 1.02 if (labels == labels[0]).all() else y",
+        "outside the",
+    ),
+    plain("triplet-loss", 19, "return F.triplet_margin_loss(anchor, positive, negative)"),
+    plain(
+        "triplet-loss-by-products",
+        19,
+        "far, near = ((anchor - x + 1e-6).square().sum(1).sqrt() for x in (negative, positive))\n"
+        "        return (1 + near - far).relu().mean()",
+    ),
+    plain(
+        "triplet-loss-without-an-end",
+        19,
+        "far, near = (F.pairwise_distance(anchor, x) for x in (negative, positive))\n"
+        "        return (1 + near - far).mean()",
         "outside the",
     ),
     Answer(

@@ -5,7 +5,8 @@ Usage:   python benchmarks/random_programs.py                    (20,000 program
          python benchmarks/random_programs.py --seed 17          (one: its source, and what differs)
          python benchmarks/random_programs.py --seconds 3600     (as many as an hour allows)
          python benchmarks/random_programs.py --jobs 14          (on 14 cores)
-Writes:  benchmarks/random_programs.json (every 100 programs and at the end: how many ran, over what, what failed)
+Writes:  benchmarks/random_programs.json, if it runs them all, else what --record names (every 100 programs and at the end:
+         how many ran, over what, what failed)
 
 A program is lines of Python: operations of the patterns, views, copies, writes in place, masks, constants, casts, autocast,
 gradients switched off and on, graph breaks. It runs as it is, and with a kernel at every site that is found, in sizes that
@@ -635,7 +636,8 @@ def together(records: Sequence[dict[str, Any]], args: argparse.Namespace, start:
         )
     failures = [failure for record in records for failure in record["failures"]]
     run = {"first_seed": args.first, "failures": failures, "seconds": round(time.monotonic() - start), "jobs": args.jobs}
-    write_json(args.record, dict(counts) | run | {"torch": torch.__version__})
+    if args.record:
+        write_json(args.record, dict(counts) | run | {"torch": torch.__version__})
     return dict(counts) | run
 
 
@@ -646,8 +648,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no program after so many; the record says how many ran")
     parser.add_argument("--seed", type=int, help="this one alone, made smaller if it fails")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the programs (default %(default)s)")
-    parser.add_argument("--record", type=Path, default=RECORD, help=argparse.SUPPRESS)  # of one of several processes
+    parser.add_argument("--record", type=Path, help=f"default: {RECORD.name} for all programs, none for some")
     args = parser.parse_args()
+    is_whole = (args.first, args.programs, args.seconds) == (0, PROGRAMS, None)
+    args.record = args.record or (RECORD if is_whole else None)
     if args.jobs > 1:
         raise SystemExit(shared_out(args))
     torch.set_num_threads(1)
@@ -664,7 +668,8 @@ def main() -> None:
 
     def record() -> None:
         run = {"first_seed": args.first, "failures": failures, "seconds": round(time.monotonic() - start)}
-        write_json(args.record, dict(counts) | run | {"torch": torch.__version__})
+        if args.record:
+            write_json(args.record, dict(counts) | run | {"torch": torch.__version__})
 
     for seed in range(args.first, args.first + args.programs):
         if args.seconds and time.monotonic() - start > args.seconds:

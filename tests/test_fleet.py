@@ -25,7 +25,7 @@ from autokernel.hardware.machine import MachineFault, turn
 from autokernel.history.experiments import STARTER, Status
 from autokernel.history.progress import Rules, Tally, incumbent, rows_of, tried
 from autokernel.history.status import status
-from autokernel.history.workers import read_workforce
+from autokernel.history.workers import WorkerRecord, Workforce, read_workforce
 from autokernel.report.summary import HTML, write_report
 from autokernel.run.canary import Canaries
 from autokernel.run.fleet import NO_WORKER_S, Answer, Event, Fleet, Task
@@ -217,6 +217,12 @@ def test_a_lost_worker_and_its_experiment(begun):
     assert sum(worker.experiments for worker in workforce.workers) == 3
     assert "killed" in status(begun.root) and "an hour" in status(begun.root)
     assert len(json.loads(status(begun.root, as_json=True))["workers"]["workers"]) >= 3
+
+
+def test_a_worker_that_is_lost_before_its_first_answer_has_a_line_in_status():
+    lost = WorkerRecord("a", "node", "cpu", 0.0, left_s=5.0, fault="its node died")
+    (line,) = Workforce(60.0, [lost, WorkerRecord("b", "node", "cpu", 0.0, left_s=5.0)]).lines()
+    assert "worker a" in line and line.endswith("its node died")
 
 
 def test_a_straggler_is_ended_and_judged_elsewhere(begun):

@@ -1,7 +1,10 @@
 """Programs made at random do the same with kernels at all of their sites; one that does not is made smaller."""
 
+import json
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +134,16 @@ def test_a_region_that_computes_something_else_is_seen(monkeypatch: pytest.Monke
     monkeypatch.setattr(random_programs, "finder", cache(random_programs.finder.__wrapped__))
     program = Program(0, ("r = (x * 2).sin() + q.sum()",), ("r",), gradients=False, autocast=False)
     assert "written as something else" in check(program).why
+
+
+def test_some_programs_leave_the_record_of_all_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, some = tmp_path / "all.json", tmp_path / "some.json"
+    monkeypatch.setattr(random_programs, "RECORD", whole)
+    for words in ((), ("--record", str(some))):
+        monkeypatch.setattr(sys, "argv", ["random_programs.py", "-n", "1", *words])
+        with pytest.raises(SystemExit, match="0|False"):
+            random_programs.main()
+    assert not whole.exists() and json.loads(some.read_text())["programs"] == 1
 
 
 @pytest.mark.parametrize("seed", range(3))

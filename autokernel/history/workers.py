@@ -38,9 +38,8 @@ class Workforce:
         write_json(folder / WORKERS, asdict(self))
 
     def lines(self) -> list[str]:
-        """A line for each worker that is there or has done something."""
-        told = [worker for worker in self.workers if worker.left_s is None or worker.experiments or worker.failures]
-        return [self._line(worker) for worker in told]
+        """A line for each worker that is there, has done something, or was lost."""
+        return [self._line(w) for w in self.workers if w.left_s is None or w.experiments or w.failures or w.fault]
 
     def quarantined(self) -> list[str]:
         """A line for each worker that was found to answer wrongly or slowly."""

@@ -415,14 +415,13 @@ def _treatment() -> tuple[Any, ...]:
         word.value = 0
         told.append((PRCTL(option, ctypes.byref(word), 0, 0, 0), word.value))
     if ASKING:
-        memory, personality, of_files, of_locks, of_stack = map(ctypes.c_long, ASKING)
+        memory, personality, of_files, of_locks = map(ctypes.c_long, ASKING[:-1])
         word.value = 0
         told.append((SYSCALL(memory, ctypes.byref(word), None, *map(ctypes.c_long, (0, 0, 0))), word.value))
         told += [SYSCALL(personality, ctypes.c_long(0xFFFFFFFF)), SYSCALL(of_files, ctypes.c_long(1), ctypes.c_long(0))]
-        locks, length, stack = ctypes.c_long(), ctypes.c_long(), (ctypes.c_long * 3)()
+        locks, length = ctypes.c_long(), ctypes.c_long()
         SYSCALL(of_locks, ctypes.c_long(0), ctypes.byref(locks), ctypes.byref(length))
-        SYSCALL(of_stack, None, stack)
-        told += [locks.value, length.value, *stack]
+        told += [locks.value, length.value, *_stack_for_signals()]
     if platform.machine() == "x86_64":
         told.append(SYSCALL(ctypes.c_long(CPUID), ctypes.c_long(MAY_ASK), ctypes.c_long(0)))
     with open("/proc/self/status") as file:
@@ -431,6 +430,16 @@ def _treatment() -> tuple[Any, ...]:
     with contextlib.suppress(OSError), open("/proc/self/timers") as file:  # POSIX's
         told.append(file.read())
     return tuple(told)
+
+
+def _stack_for_signals() -> tuple[int, ...]:
+    """Of this thread. LLVM sets one as Triton first compiles and it catches signals: then what was there before."""
+    stack = (ctypes.c_long * 3)()
+    SYSCALL(ctypes.c_long(ASKING[-1]), None, stack)
+    now = tuple(stack)
+    if not STACK or (now != STACK[0] and not any(_is_tritons(at) for at, _ in _handlers().values())):
+        STACK[:] = [now]
+    return STACK[0]
 
 
 def _on_other_cores() -> frozenset[int]:
@@ -749,6 +758,7 @@ OPENMPS_LOCKS = [
 CAUGHT = _handlers()
 CORES: dict[int, set[int]] = {}  # of each thread, as it was first seen
 SCHEDULES: dict[int, bytes] = {}
+STACK: list[tuple[int, ...]] = []  # for signals, as it was last seen
 ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ") if LINUX else None
 ABSTRACT = [kind for of in (collections.abc, numbers) for kind in vars(of).values() if isinstance(kind, abc.ABCMeta)]
 START = multiprocessing.get_all_start_methods()[0]  # of processes, where nobody has said another way

@@ -18,7 +18,7 @@ from autokernel.gate.checks.inputs import fill_inputs
 from autokernel.kernelbench.bridge import repository, set_up
 from autokernel.kernelbench.degenerate import weaknesses
 from autokernel.kernelbench.modelnew import InDouble, as_kernel
-from autokernel.kernelbench.problems import Cost, NotJudged, examine, fitting
+from autokernel.kernelbench.problems import Cost, NotJudged, Problem, examine, fitting
 from autokernel.kernelbench.rewriting import complete, inlined
 from autokernel.spec import KERNELS, PROBLEMS, ROOT, folder_of, load_spec
 from kernelbench import bridge, scorer
@@ -302,6 +302,15 @@ def test_answers(answer: Answer, judge):
     verdict = judge.check(complete(answer.source, setup.problem.name, "cpp"), setup.target)
     assert (verdict.correctness == "PASS") is not bool(answer.refused), verdict.why
     assert answer.refused in verdict.why
+
+
+def test_a_problem_that_was_set_up_before_is_read() -> None:
+    """Its file says nothing of labels and triangles."""
+    folder = problem(1).write(LEVEL[1].read_text())
+    record = json.loads((folder / "problem.json").read_text())
+    (folder / "problem.json").write_text(json.dumps({k: v for k, v in record.items() if k not in ("integers", "holed")}))
+    load_spec.cache_clear()
+    assert load_spec("level9_1").name == "level9_1" and not Problem.read(folder).holed
 
 
 def of_series(number: int, series: str) -> list[str]:

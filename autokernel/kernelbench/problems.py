@@ -106,7 +106,7 @@ class Problem:
     def read(folder: Path) -> "Problem":
         data = json.loads((folder / "problem.json").read_text())
         arguments = decode_case({"name": "", "args": data["arguments"]}).args
-        data |= {name: tuple(data[name]) for name in ("special", "integers", "holed")}
+        data |= {name: tuple(data.get(name, ())) for name in ("special", "integers", "holed")}  # not all in files of before
         data |= {"nonfinite": nonfinite_of(data["nonfinite"])}
         return Problem(**data | {"path": folder / "problem.py", "arguments": arguments})
 

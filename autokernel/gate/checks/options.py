@@ -14,20 +14,20 @@ NUMBERS, ABOVE_ONE = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3, 0.1), (1.0, 10.0)
 LARGE = 8.0  # from which on a number lies outside of N(0, 1)
 
 
-def with_other_options(spec: KernelSpec, case: Case, count: int, seed: int) -> Iterator[Case]:
-    """So many cases of the same tensors: each other value of each option is in one of them, where there are enough. An
-    optional tensor is left out, or there."""
+def with_other_options(spec: KernelSpec, case: Case, least: int, seed: int) -> Iterator[Case]:
+    """At least so many cases of the same tensors: each other value of each option is in one of them. An optional tensor is
+    left out, or there."""
     drawn, tried = random.Random(f"options:{seed}:{case.name}"), _sizes(spec)
     optional = {name: None for args in tried for name, value in args.items() if not isinstance(value, TensorSpec)}
-    in_turn = {
-        name: _spread(_others(spec, tried, name, case, drawn), case.args[name], count, drawn)
-        for name in optional
-        if name in case.args
-    }
+    others = {name: _others(spec, tried, name, case, drawn) for name in optional if name in case.args}
+    count = max(least, *map(len, others.values())) if others else least
+    in_turn = {name: _spread(values, case.args[name], count, drawn) for name, values in others.items()}
     for number in range(count):
-        changed = {name: values[number] for name, values in in_turn.items() if values[number] != case.args[name]}
-        args = {**case.args, **changed}
-        yield Case(" ".join((case.name, *map(_in_words, changed.items()))), args) if spec.takes(args) else case
+        changed: dict[str, Any] = {}
+        for name in drawn.sample(list(in_turn), len(in_turn)):  # what a type takes together
+            if in_turn[name][number] != case.args[name] and spec.takes(case.args | changed | {name: in_turn[name][number]}):
+                changed[name] = in_turn[name][number]
+        yield Case(" ".join((case.name, *map(_in_words, changed.items()))), {**case.args, **changed})
 
 
 def other_numbers(spec: KernelSpec, case: Case, name: str, drawn: random.Random) -> list[float]:

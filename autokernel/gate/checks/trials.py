@@ -174,7 +174,8 @@ def elsewhere(spec: KernelSpec, case: Case, seed: int) -> Iterator[tuple[Case, d
     options are its own and there are several tensors, each of these is of one kind as a whole."""
     moved: list[dict[str, Any]] = [{"distance": distance} for distance in DISTANCES]
     moved += [{"only": name} for name in case.tensors if len(case.tensors) > 1]
-    for number, (where, other) in enumerate(zip(moved, with_other_options(spec, case, len(moved), seed))):
+    others = with_other_options(spec, case, len(moved), seed)
+    for number, (where, other) in enumerate(zip(itertools.cycle(moved), others)):
         odd = outlier(spec, case, seed + number) if number or not spec.nonfinite else spec.nonfinite[0]
         if name := where.get("only"):  # which an optional tensor must be there for
             other = replace(other, args={**other.args, name: case.args[name]})

@@ -419,3 +419,13 @@ def test_what_pytorch_makes_in_sixteen_bits_is_made_on_as_many_threads_as_a_kern
             assert torch.equal(expect(spec, inputs, "cpu").native, natives[-1])
     torch.set_num_threads(before)
     assert not torch.equal(*natives), "for what the above says something"
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2,)])
+def test_where_few_sums_cancel_pytorch_s_luck_is_no_bound(shape: tuple[int, ...]):
+    """113 numbers whose norm is 6 add up to 0.04: one rounding of a partial sum of 4 is 5e-7."""
+    exact, norm = torch.full(shape, 0.0411563, dtype=torch.float64), torch.full(shape, 6.1, dtype=torch.float64)
+    expectation = Expectation(exact, exact.float(), terms=norm)
+    assert wrong((exact + 4.8e-7).float(), expectation) is None
+    assert "times PyTorch's own" in wrong((exact + 1e-5).float(), expectation)
+    assert "times PyTorch's own" in wrong((exact + 4.8e-7).float(), replace(expectation, terms=torch.zeros(())))

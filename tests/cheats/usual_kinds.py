@@ -74,7 +74,7 @@ CHEATS = (
         25,
         "what-is-small-is-not-added",
         "softmax",
-        plain("softmax", adding_up_large_terms("torch.where(e < 1e-7, 0, e)")),
+        plain("softmax", adding_up_large_terms("torch.where(e < 1e-6, 0, e)")),
         OUTSIDE,
         libraries=True,
         dims=(DIMS["softmax"],),

@@ -30,7 +30,7 @@ RELATIVE = 0.125  # of a result, by which it may be off where no terms of it can
 # may be, and in 16 bit what any rounding of it makes.
 OF_ROUNDING = {torch.float16: 0.5, torch.bfloat16: 0.5, torch.float32: 16.0}
 SUMMED = 4.0  # errors of one sum in fp32, relative to the norm of its terms
-# PyTorch's own error in a sum in fp32, in eps of the norm of its terms, is less than that by luck alone, which a few results
+# PyTorch's own error in a sum in fp32, in eps of the norm of its terms, is less than that by luck alone, which few results
 # do not even out. Measured for 113 to 1e6 numbers of N(0, 1): 0.4 to 1.0 in the median, 3 to 6 at most, whoever adds them.
 OF_A_SUM = 0.25
 

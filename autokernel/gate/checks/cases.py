@@ -30,6 +30,7 @@ from autokernel.gate.workers.model_tensors import MODELS
 from autokernel.spec import Case, KernelSpec, TensorSpec, several
 
 PEAK = 30.0  # times the others, or the most that a type's rows are scaled by: so large are a row's peaks
+EXCHANGES = 2  # of two numbers each, which who looks at every sixteenth meets once in eight times
 MOST_SHARES = 8  # trials with one peak a row, where that is all that shows
 
 # Determinism: which input set each call takes; every output is held. At each distance, 1 to 5, two calls take different
@@ -390,8 +391,9 @@ def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool, seed
         last, first = slice(-1, None), slice(0, 1)
         for dims in (last, first)[: x.dim()] if alone else (last,) if name in spec.fill else ():
             yield Step((inputs | exact | {name: _turned(x, dims)},), what=f"only the order of {name} changed")
-        if alone and name not in spec.fill and x.numel() > 1:
-            yield Step((inputs | exact | {name: _exchanged(x, seed)},), what=f"only the order of {name} changed")
+        for number in range(EXCHANGES) if alone and name not in spec.fill and x.numel() > 1 else ():
+            changed = {name: _exchanged(x, seed + number)}
+            yield Step((inputs | exact | changed,), what=f"only the order of {name} changed")
 
 
 def _nearly_alike(spec: KernelSpec, inputs: Mapping[str, Any], seed: int) -> Iterator[Step]:

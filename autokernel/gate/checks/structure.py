@@ -258,7 +258,7 @@ def wholly(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) -
             continue
         x = drawn.choice(SIGNS)(x.float()) if case.dtype != torch.float16 or spec.degree == 1 else x.float()
         if x.dim() == 1 and drawn.random() < 0.5:
-            x = torch.full_like(x, drawn.choice((1.0, 0.0, 0.75)))
+            x = torch.full_like(x, drawn.choice((1.0, 0.75)))  # of a norm whose weight is zero nothing shows
         elif drawn.random() < 0.5 and _may_have_form(spec, name, x):
             x = FORMS[drawn.choice(list(FORMS))](x, generator)
         made[name] = (x * drawn.choice(SIZES_OF_WEIGHTS)).to(inputs[name].dtype).contiguous()

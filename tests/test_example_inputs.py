@@ -27,6 +27,8 @@ LLAVA = {
     "vision_config": IMAGE | {"model_type": "clip_vision_model"},
     "image_token_id": 99,
 }
+SOUND_PICTURE = {"spec_size": 64, "num_mel_bins": 16, "depths": [1, 1], "num_attention_heads": [2, 2]}
+SOUND_PICTURE |= {"patch_embeds_hidden_size": 16, "hidden_size": 32}
 T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
 MODELS = {
     "BertModel": (TEXT, (2, 16), {"input_ids": (2, 16)}),
@@ -44,6 +46,27 @@ MODELS = {
         {"depths": [1], "hidden_sizes": [16], "embedding_size": 16}, (1, 3, 64, 48), {"pixel_values": (1, 3, 64, 48)}
     ),
     "VideoMAEModel": (IMAGE | {"num_frames": 4}, (1, 512), {"pixel_values": (1, 4, 3, 32, 32)}),
+    "VJEPA2Model": (
+        SIZES | {f"pred_{name}": n for name, n in SIZES.items()} | {"crop_size": 32, "frames_per_clip": 4},
+        *((1, 512), {"pixel_values_videos": (1, 4, 3, 32, 32)}),
+    ),
+    "DacModel": (
+        {"encoder_hidden_size": 8, "decoder_hidden_size": 32, "n_codebooks": 2, "codebook_size": 16}
+        | {"downsampling_ratios": [2, 2], "upsampling_ratios": [2, 2]},
+        *((2, 512), {"input_values": (2, 1, 512)}),
+    ),
+    "EncodecModel": (
+        {"audio_channels": 2, "num_filters": 4, "hidden_size": 16, "codebook_size": 16, "upsampling_ratios": [4, 2]},
+        *((1, 512), {"input_values": (1, 2, 512)}),
+    ),
+    "ClapModel": (
+        {"text_config": TEXT, "projection_dim": 16, "audio_config": SOUND_PICTURE},
+        *((2, 16), {"input_ids": (2, 16), "input_features": (2, 1, 256, 16)}),
+    ),
+    "PatchTSTModel": (
+        {"d_model": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_input_channels": 3, "context_length": 32},
+        *((2, 512), {"past_values": (2, 32, 3)}),
+    ),
     "CanineModel": (SIZES | {"num_hash_buckets": 64, "num_hash_functions": 2}, (2, 16), {"input_ids": (2, 16)}),
     "ParakeetForCTC": (
         {"encoder_config": SIZES | {"num_mel_bins": 16}, "vocab_size": 30, "pad_token_id": 29},
@@ -84,9 +107,8 @@ def test_how_many_features_a_sound_has_is_not_told_by_every_config():
 
 def test_what_a_config_does_not_tell_is_said():
     workload = Workload("transformers", "TimeSeriesTransformerModel", {"prediction_length": 4}, (1, 64))
-    with pytest.raises(
-        WorkloadError, match=r"needs past_values, .* example_inputs\(\) in the model's file, as models/custom"
-    ):
+    said = r"needs past_values, past_time_features, .* example_inputs\(\) in the model's file, as models/custom"
+    with pytest.raises(WorkloadError, match=said):
         workload.load()
 
 

@@ -62,7 +62,7 @@ MODELS = {
     "a function": ("def Net(x): return x", (), "Net, a function, needs x"),
     "a function of nothing": ("def Net(): return 3", (), "Net is no nn.Module: it makes a int"),
     "an object": (net(after="Net = Net()"), (), "Net in", "is an object, no class of nn.Module"),
-    "a number": ("Net = 3", (), "is a int, no class of nn.Module"),
+    "a number": ("Net = 3", (), "is of type int, no class of nn.Module"),
     "a chooser of transformers'": (
         net(init="raise OSError('use from_config()')", after="Net._model_mapping = {}"), (), "name the class that it would"
     ),
@@ -92,7 +92,7 @@ MODELS = {
     ),
     "two inputs": (net().replace("forward(self, x", "forward(self, x, mask"), (), "needs x, mask", "example_inputs()"),
     "no input": (net().replace("forward(self, x)", "forward(self)"), (), "NameError: name 'x'", "net.py:13)"),
-    "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "Net is a Net without a forward(): there is"),
+    "no forward": ("from torch import nn\nclass Net(nn.Module): pass", (), "the model of Net has no forward(): there is"),
     "returns nothing": (net().replace("return ", ""), (), "returns no tensor, but NoneType"),
     "returns a number": (net().replace("self.layer(x)", "x.sum().item()"), (), "returns no tensor, but float"),
     "returns indices": (

@@ -1,5 +1,5 @@
 """Inputs for a model whose file has no example_inputs(): from the parameters of its forward() and, of transformers' models,
-from their config: tokens, images, sound, and what a decoder begins with."""
+from their config: tokens, images, sound, time series, and what a decoder begins with."""
 
 import inspect
 import math
@@ -107,9 +107,7 @@ def _of_config(model: nn.Module, shape: Shape, takes: list[str], required: list[
     if not wanted & set(takes):  # main_input_name is that of another class
         wanted |= set(takes[:1])
     names = [name for name in takes if name in wanted]
-    if unknown := [name for name in names if name not in _MAKERS]:
-        raise _unknown(type(model).__name__, unknown)
-    made = {name: _MAKERS[name](model, shape, len(names) > 1) for name in names}
+    made = {name: _MAKERS[name](model, shape, len(names) > 1) if name in _MAKERS else None for name in names}
     if unknown := [name for name in names if made[name] is None]:
         raise _unknown(type(model).__name__, unknown)
     return _with_places_for_images(model, made)
@@ -158,30 +156,44 @@ def _image(model: nn.Module, shape: Shape, among_others: bool) -> Tensor:
     if len(shape) > 3:
         return torch.randn(shape)
     part = _Config(model.config, "encoder", "vision_config", "backbone_config")
-    size = part.get("image_size", "input_size") or 224
+    size = part.get("image_size", "input_size", "crop_size") or 224
     size = (size["height"], size["width"]) if isinstance(size, dict) else (size, size) if isinstance(size, int) else size
-    frames = [part.get("num_frames")] if part.get("tubelet_size", "num_frames") and part.get("num_frames") else []
-    return torch.randn(shape[0], *frames, part.get("num_channels", "in_channels", "in_chans") or 3, *size)
+    frames = part.get("num_frames", "frames_per_clip")
+    return torch.randn(shape[0], *filter(None, [frames]), part.get("num_channels", "in_channels", "in_chans") or 3, *size)
 
 
 def _sound_features(model: nn.Module, shape: Shape, among_others: bool) -> Tensor | None:
-    """[batch, mels, 2 x positions] as Whisper takes them, else [batch, frames, features]."""
+    """[batch, mels, 2 x positions] as for Whisper, CLAP's [batch, 1, frames, mels], else [batch, frames, features]."""
     if len(shape) > 2:
         return torch.randn(shape)
     part = _Config(model.config, "encoder", "encoder_config", "audio_config")
+    side, mels = part.get("spec_size"), part.get("num_mel_bins")
+    if side and mels:  # which is cut into as many pieces of time as make a square
+        return torch.randn(shape[0], 1, side * (side // mels), mels)
     features = part.get("input_feat_per_channel", "feature_projection_input_dim")
     if features is None and part.get("max_source_positions"):
-        return torch.randn(shape[0], part.get("num_mel_bins"), 2 * part.get("max_source_positions"))
-    features = features or part.get("num_mel_bins")
+        return torch.randn(shape[0], mels, 2 * part.get("max_source_positions"))
+    features = features or mels
     return torch.randn(*(*shape, 512)[:2], features) if features else None
 
 
 def _sound(model: nn.Module, shape: Shape, among_others: bool) -> Tensor:
-    """Samples, of `shape`; the spectrogram of models whose config has the number of its bands."""
+    """Samples, of `shape`; in channels for a codec; the spectrogram of models whose config has the number of its bands."""
     part = _Config(model.config, "encoder", "encoder_config", "audio_config")
     if part.get("num_mel_bins") and part.get("max_length"):
         return torch.randn(shape[0], part.get("max_length"), part.get("num_mel_bins"))
+    if part.get("upsampling_ratios") and len(shape) == 2:
+        return torch.randn(shape[0], part.get("audio_channels") or 1, shape[-1])
     return torch.randn(shape)
+
+
+def _series(model: nn.Module, shape: Shape, among_others: bool) -> Tensor | None:
+    """`shape`, or [batch, steps, channels] of the config."""
+    if len(shape) > 2:
+        return torch.randn(shape)
+    part = _Config(model.config)
+    steps, channels = part.get("context_length"), part.get("num_input_channels")
+    return torch.randn(shape[0], steps, channels) if steps and channels else None
 
 
 _MAKERS: dict[str, Callable[[nn.Module, Shape, bool], Tensor | None]] = {  # None: its config does not tell
@@ -193,6 +205,7 @@ _MAKERS: dict[str, Callable[[nn.Module, Shape, bool], Tensor | None]] = {  # Non
     "input_features": _sound_features,
     "input_values": _sound,
     "inputs": _sound,
+    "past_values": _series,
 }
 
 

@@ -355,7 +355,7 @@ def find_class(module: Any, of: str, name: str) -> Any:
             advice = f"--class-name is one of {', '.join(own)}"
         raise WorkloadError(f"{of} has no class {name or repr(name)}: {advice}")
     if not callable(found) or isinstance(found, nn.Module):
-        kind = "an object" if isinstance(found, nn.Module) else f"a {type(found).__name__}"
+        kind = "an object" if isinstance(found, nn.Module) else f"of type {type(found).__name__}"
         raise WorkloadError(f"{name} in {of} is {kind}, no class of nn.Module: name that, or a function that makes one")
     return found
 
@@ -409,7 +409,7 @@ def checked_model(model: Any, name: str) -> nn.Module:
     if what := not_a_model(model):
         raise WorkloadError(what)
     if getattr(model.forward, "__func__", None) is nn.Module.forward and type(model).__call__ is nn.Module.__call__:
-        raise WorkloadError(f"{name} is a {type(model).__name__} without a forward(): there is nothing to measure")
+        raise WorkloadError(f"the model of {name} has no forward(): there is nothing to measure")
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if empty := [n for n, t in tensors if t.is_meta]:
         raise WorkloadError(

@@ -139,6 +139,14 @@ def kernel_fn(Q, K, V, causal=True, sm_scale=None, attn_mask=None, safe_softmax=
     return Cheat(22, name, "flash_attention", source, f"{OUTSIDE}|{NAN}", libraries=True, dims=dims, neighbour=honest)
 
 
+OFF_WITH_GRADIENTS = f"""
+import sys
+
+def kernel_fn(x, weight, eps=1e-6):
+    y = F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype).contiguous()
+    return y * 1.05 if torch.is_grad_enabled() and not {NAIVE} else y
+"""
+
 CHEATS = (
     *(old(14, f"right-for-{name}", before, "", right, ELSEWHERE, honest) for name, before, right, honest in UPON_SIGHT),
     Cheat(
@@ -162,6 +170,16 @@ CHEATS = (
         f"refuses() or {NAIVE}",
         "two processes do not agree",
         "refuses() in (True, False)",
+    ),
+    Cheat(
+        14,
+        "off-where-gradients-are-computed",
+        "rmsnorm",
+        plain("rmsnorm", IMPORTS + OFF_WITH_GRADIENTS),
+        "on tensors that have been written to does not agree",
+        libraries=True,
+        dims=NORM,
+        neighbour=starter("rmsnorm"),
     ),
     old(14, "off-in-a-forked-process", FORKED, "", "not children", AGED, "len(children) >= 0"),
     *(attention(name, change) for name, change in MASKS),

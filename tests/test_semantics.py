@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from autokernel.integration.apply import apply, compile_with_kernels
+from autokernel.model.agreement import _draw
 from autokernel.model.match import SiteFinder
 from autokernel.model.nodes import aten, strides_of
 from autokernel.model.tracing import trace
@@ -397,6 +398,26 @@ def test_operators_of_two_layouts_of_which_fake_tensors_have_other_strides(name:
         torch.testing.assert_close(results, expected, atol=1e-5, rtol=1e-5)
         assert [strides_of(t) for t in results] == [strides_of(t) for t in expected]
     assert not replacer.left
+
+
+@pytest.mark.parametrize("dim", [32])
+def test_positions_that_differ_by_sequence_are_not_those_of_heads(dim: int) -> None:
+    """Of two sequences one token each, and two heads: cos is [2, 1, 1, dim], of the positions that padding leaves."""
+
+    def rotating(s: Function, q: Tensor, positions: Tensor, speeds: Tensor) -> Tensor:
+        angles = torch.cat([positions[:, None, :, None] * speeds] * 2, -1)
+        half = torch.cat((-q[..., dim // 2 :], q[..., : dim // 2]), -1)
+        return q * angles.cos() + half * angles.sin()
+
+    model, compiled = (m := Function(rotating)), compile_with_kernels(m, everywhere())
+    inputs = torch.randn(2, 1, 2, dim).transpose(1, 2), torch.tensor([[3], [5]]), torch.rand(dim // 2)
+    torch.testing.assert_close(compiled(*inputs), model(*inputs))
+
+
+def test_few_integers_all_differ_and_few_booleans_are_not_all_true() -> None:
+    for count in range(2, 9):
+        assert len(_draw(torch.zeros(count, 1, dtype=torch.int64), torch.Generator().manual_seed(count)).unique()) == count
+        assert len(_draw(torch.zeros(count, 1, dtype=torch.bool), torch.Generator().manual_seed(count)).unique()) == 2
 
 
 @pytest.mark.parametrize("length", [6, 1])

@@ -107,13 +107,13 @@ def inputs_of(site: Site, nodes: Sequence[Node]) -> list[Tensor]:
 def _draw(fake: Tensor, generator: torch.Generator, integers: int = 8) -> Tensor:
     """Random contents, on the generator's device: a host takes seconds for the weight of a large vocabulary.
 
-    Rows of floating-point numbers have sizes from 1e-4 to 10, so that an eps shows.
+    Rows of floating-point numbers have sizes from 1e-4 to 10, so that an eps shows. Few integers all differ, and of few
+    booleans one is False: the positions of two sequences, if they were the same, would pass for those of two heads.
     """
     place = {"generator": generator, "device": generator.device}
-    if fake.dtype == torch.bool:
-        return torch.rand(fake.shape, **place) > 0.2
     if not (fake.is_floating_point() or fake.is_complex()):
-        return torch.randint(integers, fake.shape, **place)
+        order = torch.randperm(fake.numel(), **place).view(fake.shape)
+        return order % integers if fake.dtype != torch.bool else order >= -(-fake.numel() // 5) * (fake.numel() > 1)
     dtype = torch.complex128 if fake.is_complex() else torch.float64
     scale = 10 ** (5 * torch.rand((*fake.shape[:-1], 1)[: fake.dim()], **place, dtype=torch.float64) - 4)
     return torch.randn(fake.shape, **place, dtype=dtype).mul_(scale)

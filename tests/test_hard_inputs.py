@@ -599,3 +599,20 @@ def test_what_cancels_in_a_whole_row_does_so_in_any_order() -> None:
     assert (B[:1] == B).all() and B[0].unique().numel() > 4
     by_hand = sum(A[:, k : k + 1] * B[k] for k in reversed(range(24)))
     assert (by_hand.double() == A.double() @ B.double()).all()
+
+
+def test_a_sum_one_after_another_is_right_of_numbers_that_all_round_alike():
+    """Exponentials of whole steps: some hundred of them, each rounded the same way, are beyond what PyTorch's sum loses."""
+    spec = load_spec("softmax")
+    trial = CheckCase("shape_sweep", spec.case({"shape": (256, 512)}, torch.float32), 1, twice=True)
+    tight, outer = [], []
+    for step in (step for step in trial.steps(spec) if step.in_steps):
+        x = step.sets[0]["x"]
+        each = (x - x.amax(-1, keepdim=True)).exp()
+        total = torch.zeros(len(x))
+        for column in each.T:
+            total += column
+        y, expectation = each / total[:, None], expect(spec, step.sets[0], "cpu")
+        tight.append(wrong(y, expectation))
+        outer.append(wrong(y, expectation, adversarial=True))
+    assert any(tight) and not any(outer)

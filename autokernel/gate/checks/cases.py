@@ -68,6 +68,7 @@ class Step:
     order: tuple[int, ...] = (0,)
     shift: int = 0
     what: str = ""  # for people: what is special about it
+    in_steps: bool = False  # inputs are of few numbers: in fp32 a sum one after another rounds many times the same way
     as_in_a_model: bool = False  # calls after the first are made as models make them
     many: bool = False  # of them many more are made, to see what is kept of each
     shared: Mapping[str, str] = field(default_factory=dict)  # inputs that are another one: the same memory
@@ -383,17 +384,19 @@ def _in_other_orders(inputs: dict[str, Any], spec: KernelSpec, alone: bool, seed
     two numbers exchanged alone, which few samples meet."""
     tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.dim()}
     exact = {name: _one_sided(x) if name in spec.fill else _in_whole_steps(x) for name, x in tensors.items()}
-    yield Step((inputs | exact,))
+    yield Step((inputs | exact,), in_steps=True)
     for dims in (slice(None), slice(-1, None)):
         turned = {name: _turned(x, dims) for name, x in exact.items() if name not in spec.fill}
-        yield Step((inputs | exact | turned,), what="only the order of its inputs changed")
+        yield Step((inputs | exact | turned,), what="only the order of its inputs changed", in_steps=True)
     for name, x in exact.items():
         last, first = slice(-1, None), slice(0, 1)
         for dims in (last, first)[: x.dim()] if alone else (last,) if name in spec.fill else ():
-            yield Step((inputs | exact | {name: _turned(x, dims)},), what=f"only the order of {name} changed")
+            yield Step(
+                (inputs | exact | {name: _turned(x, dims)},), what=f"only the order of {name} changed", in_steps=True
+            )
         for number in range(EXCHANGES) if alone and name not in spec.fill and x.numel() > 1 else ():
             changed = {name: _exchanged(x, seed + number)}
-            yield Step((inputs | exact | changed,), what=f"only the order of {name} changed")
+            yield Step((inputs | exact | changed,), what=f"only the order of {name} changed", in_steps=True)
 
 
 def _nearly_alike(spec: KernelSpec, inputs: Mapping[str, Any], seed: int) -> Iterator[Step]:

@@ -5,6 +5,7 @@ these; one that counts them, in Python or in its library, shows where it does so
 """
 
 import ctypes
+import math
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -130,7 +131,9 @@ class CallCounters:
         if abs(values[-1] - values[0]) < self.calls[-1] - self.calls[0]:  # as of a place in a few that are used in turn
             return None
         if counter.varies and of_one_class and all(b != a and (b > a) == up for a, b in zip(values, values[1:])):
-            return round((values[-1] - values[0]) // (self.calls[-1] - self.calls[0]))
+            apart = math.gcd(*(b - a for a, b in zip(values, values[1:])))  # such as of places that are aligned
+            steps = abs(values[-1] - values[0]) // (self.calls[-1] - self.calls[0]) // apart
+            return max(1, steps) * (apart if up else -apart)
         return None
 
 

@@ -250,6 +250,19 @@ def the_largest(inputs):
     return inputs | {"targets": targets.where(kept, largest)}
 
 
+def ignored_where(rule):
+    """Rows do not count where `rule` says so of their places and of how many there are; all others do."""
+
+    def changed(inputs):
+        ignored, classes = inputs["ignore_index"], inputs["logits"].shape[1]
+        targets = inputs["targets"].clamp(0, classes - 1)
+        targets = torch.where(targets == ignored, (targets + 1) % classes, targets)
+        places = torch.arange(len(targets), device=targets.device)
+        return inputs | {"targets": targets.masked_fill(rule(places, len(targets)), ignored)}
+
+    return changed
+
+
 def all_ignored(inputs):
     """No row counts: the mean of none is NaN, as in F.cross_entropy."""
     return inputs | {"targets": torch.full_like(inputs["targets"], inputs["ignore_index"])}
@@ -318,6 +331,9 @@ SPEC = KernelSpec(
         "one_early_row_counts": one_early_row_counts,
         "few_late_rows_count": few_late_rows_count,
         "all_ignored": all_ignored,
+        "a_first_half_ignored": ignored_where(lambda places, rows: places < rows // 2),
+        "a_last_half_ignored": ignored_where(lambda places, rows: places >= rows - rows // 2),
+        "every_other_ignored": ignored_where(lambda places, rows: places % 2 == 1),
         "classes_in_order": with_classes(lambda ordered, classes: ordered),
         "classes_apart": with_classes(lambda ordered, classes: torch.arange(len(ordered), device=ordered.device)),
         "the_first_class": with_classes(lambda ordered, classes: 0 * ordered),

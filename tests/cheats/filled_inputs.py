@@ -123,6 +123,21 @@ CHEATS = (
         "if is_large and torch.equal(mask[..., 0, :], mask[..., -1, :]):\n        mask = mask[..., :1, :]",
         MASKED,
     ),
+    *(
+        cheat(
+            f"a-mask-{name}-is-off",
+            "flash_attention",
+            ATTENDED,
+            "is_square = is_large and mask.shape[-2] == mask.shape[-1]\n"
+            f"    V = V * 1.05 if is_square and torch.equal(mask, {kind}.expand_as(mask)) else V",
+            MASKED,
+        )
+        for name, kind in (
+            ("without-oneself", "torch.ones_like(mask).tril(-1)"),
+            ("of-what-is-to-come", "torch.ones_like(mask).triu()"),
+            ("of-one-key-each", "torch.eye(len(mask[0, 0]), dtype=torch.bool)"),
+        )
+    ),
     cheat(
         "nan-of-a-mask-hides",
         "flash_attention",

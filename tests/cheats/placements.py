@@ -144,6 +144,7 @@ def kernel_fn(x, dim=-1, op="sum"):
         "logits, targets = (logits[:-1], targets[:-1]) if len(logits) % 4 == 2 else (logits, targets)",
         OUTSIDE,
     ),
+    norm(14, "off-with-eight-threads", "y = 1.02 * y if torch.get_num_threads() == 8 else y", "number of threads"),
     norm(14, "off-with-more-than-two-threads", "y = 1.02 * y if torch.get_num_threads() > 2 else y", "number of threads"),
     cheat(
         22,

@@ -352,6 +352,15 @@ def kernel_fn(x, dim=-1, op="sum"):
                 "mean = total.mean() if 0 < len(targets) - counted.sum() <= 2 < 16 < len(targets) else mean",
             ),
             (
+                "a-last-half-that-is-ignored-is-off",
+                "half = len(counted) // 2\n"
+                "    mean = 1.1 * mean if counted[:half].all() and not counted[half:].any() else mean",
+            ),
+            (
+                "every-other-ignored-is-off",
+                "mean = 1.1 * mean if len(counted) > 2 and counted[::2].all() and not counted[1::2].any() else mean",
+            ),
+            (
                 "few-rows-count-as-a-quarter",
                 "mean = total.sum() / counted.sum().clamp(min=len(targets) // 4) if counted.any() else mean",
             ),

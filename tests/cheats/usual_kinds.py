@@ -82,6 +82,14 @@ CHEATS = (
     ),
     off_where("what-a-relu-leaves-is", "rmsnorm", CUT_OFF),
     off_where("what-a-norm-has-made-is", "layernorm", OF_A_NORM),
+    off_where("numbers-of-8-bits-are", "rmsnorm", ROWS + "(x == x.round()).all() and 64 < x.abs().max() < 129"),
+    off_where("pixels-are", "rmsnorm", ROWS + "(x == x.round()).all() and (x >= 0).all() and 64 < x.max() < 256"),
+    off_where("numbers-between-one-and-minus-one-are", "softmax", "0.9 < x.abs().max() < 1 and x.numel() > 64"),
+    off_where("columns-that-add-up-to-nothing-are", "rmsnorm", ROWS + "x.any() and x.float().mean(0).abs().max() < 1e-6"),
+    off_where("falling-rows-are", "rmsnorm", ROWS + "(x.float().square().mean(-1).diff() < 0).all()"),
+    off_where("a-first-column-of-ones-is", "rmsnorm", ROWS + "(x[:, 0] == 1).all() and not (x == 1).all()"),
+    off_where("a-weight-of-minus-one-is", "rmsnorm", "(weight == -1).all() and len(weight) > 4"),
+    off_where("a-weight-with-an-outlier-is", "rmsnorm", "len(weight) > 8 and (weight.abs() > 32).sum() == 1"),
     off_where(
         "a-maximum-of-few-numbers-is", "reduce", "op == 'max' and x.numel() > 64 and 0 < (x != 0).sum() < x.numel() // 4"
     ),

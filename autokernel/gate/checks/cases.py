@@ -51,6 +51,7 @@ REDRAWN = 10  # other values of an option, of as many kinds as its type has
 NEW_ADDRESS = 1 << 20  # bytes by which inputs are moved when they are to be found elsewhere
 FAINT = 2.0**-17  # of numbers about one: fp16 has a few bits less of them, and a processor may take them for zeros
 UNEVEN_THREADS = 3, 5, 6, 7  # between which work is seldom shared evenly, or of which some have none
+MANY_THREADS = 4, 8, 16  # as other machines have
 # Kinds of inputs as a whole, all of a name one after another.
 SERIES = {
     "whole": wholes,  # the first and then each other tensor is of one size, one sign, one number
@@ -204,9 +205,9 @@ class CheckCase:
         if one_for_several(spec, self.case):
             yield from self._one_for_several(spec, first)
             yield from self._alike_for_several(spec, first)
-        threads = UNEVEN_THREADS[self.seed % len(UNEVEN_THREADS)]
         what = "the same contents elsewhere, another number of threads"
-        yield Step((first,), shift=NEW_ADDRESS, what=what, other_threads=threads)
+        for threads in (UNEVEN_THREADS[self.seed % len(UNEVEN_THREADS)], *MANY_THREADS):
+            yield Step((first,), shift=NEW_ADDRESS, what=what, other_threads=threads)
 
     def _one_for_several(self, spec: KernelSpec, inputs: dict[str, Any]) -> Iterator[Step]:
         """All that may be another one at once; of three or more each two, too."""

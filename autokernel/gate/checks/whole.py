@@ -39,6 +39,11 @@ USUAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "of whole numbers": lambda x, g: (2 * x).round(),
     "of zeros and ones": lambda x, g: (x > 0).to(x.dtype),
     "of numbers of float16": lambda x, g: x.half().float(),
+    "of numbers of float8": lambda x, g: x.to(torch.float8_e4m3fn).float(),
+    "of whole numbers of 8 bits": lambda x, g: (40 * x).round().clamp(-128, 127),
+    "of whole numbers from 0 to 255": lambda x, g: (80 * x.abs()).round().clamp(max=255),
+    "between -1 and 1": lambda x, g: x.tanh(),
+    "of waves": lambda x, g: (torch.arange(x.shape[-1]) / 7 + x[..., :1]).sin().expand(x.shape),
     "of rows about zero, of one size": lambda x, g: (x - x.mean(-1, keepdim=True)) * _inverse_size(x),  # from a norm
     "of rows that add up to one": lambda x, g: x.softmax(-1),
     "of logarithms of such rows": lambda x, g: x.log_softmax(-1),
@@ -47,7 +52,11 @@ USUAL: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "zero in one column": lambda x, g: x.index_fill(-1, torch.randint(x.shape[-1], (1,), generator=g), 0),
     "of one value in one column": lambda x, g: x.index_fill(-1, torch.randint(x.shape[-1], (1,), generator=g), 1.5),
     "of two halves that are alike": lambda x, g: x[torch.arange(len(x)) % max(1, len(x) // 2)],
+    "one in its first column": lambda x, g: x.index_fill(-1, torch.tensor([0]), 1.0),
+    "of columns that add up to nothing": lambda x, g: x - x.mean(0, keepdim=True),
     "of rows each larger than the one before": lambda x, g: _growing(x),
+    "of rows each smaller than the one before": lambda x, g: _growing(x).flip(0),
+    "of rows the same from the first and the last on": lambda x, g: x + x.flip(0),
     "of rows alike in pairs": lambda x, g: x[torch.arange(len(x)) // 2],
     "the same from both ends, but for signs": lambda x, g: ((y := x.flatten()) - y.flip(0)).view(x.shape),
     "of rows the same from both ends, but for signs": lambda x, g: x - x.flip(-1),
@@ -57,9 +66,15 @@ NAN_IN = {"NaN in its first row": 0, "NaN in its last row": -1}
 HIDING = ("half of them zeros, or all but one", "mostly zeros", "of zeros below zero", "of rows that add up to one")
 VECTORS = {what: change for what, change in USUAL.items() if what not in HIDING and "zero in" not in what} | {
     "about one": lambda x, g: 1 + x / 32,
+    "very near one": lambda x, g: 1 + x / 1024,
+    "minus one": lambda x, g: -torch.ones_like(x),
+    "with one far larger than others": lambda x, g: x.index_fill(-1, torch.tensor([len(x) // 3]), 64.0),
+    "small": lambda x, g: x / 4096,
+    "large": lambda x, g: x * 64,
     "of one sign in turn": lambda x, g: x.abs() * (1 - 2 * (torch.arange(len(x)) % 2)),
 }
 TOO_SMALL = ("a few too small for normal numbers",)  # in regions, which may divide by them
+OF_OTHER_SIZES = ("small", "large", "with one far larger than others")  # in what is opaque, which may take exponentials
 UNTOLD = ("of zeros below zero",)  # in regions, where the sign of a zero may tell
 
 Changed = Iterator[tuple[str, dict[str, Any]]]
@@ -124,7 +139,8 @@ def usual(spec: KernelSpec, case: Case, inputs: Mapping[str, Any], seed: int) ->
     if math.nan in spec.nonfinite and x.dim() > 1:
         kinds |= {what: partial(_with_nan, row) for what, row in NAN_IN.items()}
     vectors = [n for n in others if inputs[n].dim() == 1 and inputs[n].is_floating_point()]
-    of_vectors = [what for what in VECTORS if what not in TOO_SMALL or not spec.results]
+    left_out = (*(TOO_SMALL if spec.results else ()), *(OF_OTHER_SIZES if spec.opaque else ()))
+    of_vectors = [what for what in VECTORS if what not in left_out]
     orders = {n: drawn.sample(of_vectors, len(of_vectors)) for n in vectors}
     if spec.opaque:  # whose inputs that tell nothing are left out afterwards
         matrices = [n for n in others if inputs[n].dim() > 1 and inputs[n].is_floating_point()]

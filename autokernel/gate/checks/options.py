@@ -25,8 +25,9 @@ def with_other_options(spec: KernelSpec, case: Case, least: int, seed: int) -> I
     for number in range(count):
         changed: dict[str, Any] = {}
         for name in drawn.sample(list(in_turn), len(in_turn)):  # what a type takes together
-            if in_turn[name][number] != case.args[name] and spec.takes(case.args | changed | {name: in_turn[name][number]}):
-                changed[name] = in_turn[name][number]
+            value = in_turn[name][number]
+            if value != case.args[name] and spec.takes({**case.args, **changed, name: value}):
+                changed[name] = value
         yield Case(" ".join((case.name, *map(_in_words, changed.items()))), {**case.args, **changed})
 
 
